@@ -1,0 +1,62 @@
+"""The root of the one tree of errors. Each class has an exit code, says whether trying again can help, and its
+docstring is its manual entry; the message names the thing and what happened, the hint says what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Error(Exception):
+    """Something failed; the message says what, the hint what to do."""
+
+    exit_code = 1
+    transient = False
+
+    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, object] | None = None) -> None:
+        """`details`: what a program wants beside the message; part of the JSON."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = dict(details or {})
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remake, (type(self), self.message, self.hint, self.details)
+
+    def as_json(self) -> dict[str, object]:
+        failed = {"status": "failed", "error": type(self).__name__, "message": self.message, "hint": self.hint}
+        return failed | self.details
+
+
+def _remake(kind: type[Error], message: str, hint: str, details: Mapping[str, object]) -> Error:
+    """An error that crossed a process boundary."""
+    return kind(message, hint=hint, details=details)
+
+
+class FormatError(Error):
+    """A file is not what its name says: damaged, truncated, or of a format version this release does not know."""
+
+
+class NotWritable(Error):
+    """A place cannot be written: rights, a read-only mount, or a missing parent."""
+
+
+class NoSpace(Error):
+    """A store is full. What was written so far is complete; free space and run the same command again."""
+
+
+class LeaseHeld(Error):
+    """Another run holds the lease on this `$cmroot` or target."""
+
+    exit_code = 7
+
+
+class KeepError(Error):
+    """Bytes could not be kept in `$cmroot`; the source was left as it was."""
+
+
+class ChecksumMismatch(Error):
+    """Bytes are not the ones that were recorded."""
+
+
+class UnknownPlace(Error):
+    """A path or URL cannot be understood, or needs a driver that is not installed."""

@@ -1,0 +1,310 @@
+"""One writer at a time: a lease on a root, with an epoch that grows at each acquisition.
+
+Local: an flock on `<root>/lease`; the kernel frees it when its holder dies. Elsewhere: objects `<root>/lease/<epoch>`,
+each created by a conditional write, with an expiry that the holder renews; see docs/cmroot-format.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from cmroot.errors import FormatError, LeaseHeld, NotWritable
+from cmroot.place import LocalStore, Store, aside_name, is_local, join, local_path, naming, store_for, sync_directory
+
+TTL = timedelta(seconds=60)
+"""How long an object-store lease holds without renewal; it is renewed at a third of this."""
+
+SKEW = timedelta(seconds=30)
+"""How far two hosts' clocks may differ: a lease is taken over this much after its expiry."""
+
+
+class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who holds or held a lease: what the lease file says. `expires` is seconds since the epoch, 0 for an flock."""
+
+    version: int
+    epoch: int
+    host: str
+    pid: int
+    since: str
+    purpose: str
+    token: str = ""
+    expires: float = 0
+    released: bool = False
+
+
+class Lease(Protocol):
+    """The right to write, from `acquire` to the end of the `with` block or the death of the process."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def holder(self) -> Holder: ...
+
+    def check(self) -> None:
+        """Raises LeaseHeld when the lease was lost; ask before the write that others will rely on."""
+
+    def release(self) -> None:
+        """Safe to run twice."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def acquire(
+    root: str, purpose: str, *, ttl: timedelta = TTL, now: Callable[[], float] = time.time, renew: bool = True
+) -> Lease:
+    """Become the one writer of a root, or raise LeaseHeld saying who is. Does not wait.
+
+    `ttl`, `now` and `renew` (a background thread) concern object stores only.
+    """
+    if is_local(root):
+        return _acquire_local(local_path(root), purpose, now)
+    return _acquire_object(root, purpose, ttl, now, renew)
+
+
+def _holder(epoch: int, purpose: str, now: float, token: str = "", expires: float = 0) -> Holder:
+    since = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+    return Holder(1, epoch, socket.gethostname(), os.getpid(), since, purpose, token, expires)
+
+
+def _held(root: str, holder: Holder | None) -> LeaseHeld:
+    if holder is None:
+        return LeaseHeld(f"{root}: another run is taking the lease", hint="wait for it to end, then run again")
+    return LeaseHeld(
+        f"{root}: held by process {holder.pid} on {holder.host} since {holder.since} to {holder.purpose}",
+        hint=f"wait for it to end; if it hangs, end process {holder.pid} on {holder.host}: the lease frees itself",
+    )
+
+
+def _decode(data: bytes, path: str) -> Holder | None:
+    if not data:
+        return None
+    try:
+        holder = msgspec.json.decode(data, type=Holder)
+    except msgspec.DecodeError as error:
+        raise FormatError(f"{path}: {error}", hint="no run may hold the lease; then remove this file") from error
+    if holder.version != 1:
+        raise FormatError(f"{path}: version {holder.version}, this release knows 1", hint="use the newer release")
+    return holder
+
+
+class _Base:
+    """What both leases share: the block."""
+
+    def release(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+# Local
+
+
+class LocalLease(_Base):
+    """An flock on an open file. A process forked from the holder shares it, and it may still be writing: the lease is
+    free when the last of them is gone. (A program started with exec does not share it.)"""
+
+    def __init__(self, path: str, descriptor: int, holder: Holder) -> None:
+        self.holder = holder
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    @property
+    def epoch(self) -> int:
+        return self.holder.epoch
+
+    def check(self) -> None:
+        if self._descriptor is None or not _still_named(self._descriptor, self._path):
+            raise LeaseHeld(f"{self._path}: the lease of epoch {self.epoch} was lost", hint="run the command again")
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _acquire_local(root: str, purpose: str, now: Callable[[], float]) -> LocalLease:
+    """The file is replaced, never written in place: who locks it next reads a whole epoch or the one before."""
+    path = join(root, "lease")
+    with naming(path):
+        old = _lock(path)
+        try:
+            before = _decode(os.pread(old, 1 << 16, 0), path)
+            holder = _holder(before.epoch + 1 if before else 1, purpose, now())
+            new = _write_locked(path, msgspec.json.encode(holder) + b"\n")
+        finally:
+            os.close(old)
+    return LocalLease(path, new, holder)
+
+
+def _lock(path: str) -> int:
+    """Lock the file that has the name now; the one just opened may have been replaced before it was locked."""
+    LocalStore().mkdirs(os.path.dirname(path))
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _decode(os.pread(descriptor, 1 << 16, 0), path)
+            os.close(descriptor)
+            raise _held(os.path.dirname(path), holder) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _still_named(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+
+
+def _still_named(descriptor: int, path: str) -> bool:
+    try:
+        named, ours = os.stat(path), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _write_locked(path: str, data: bytes) -> int:
+    aside = aside_name(path)
+    descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has the name others look for
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+        os.replace(aside, path)
+        sync_directory(os.path.dirname(path))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+# Object stores
+
+
+class ObjectLease(_Base):
+    """An object that only this holder rewrites. Lost when a higher epoch exists or it could not be renewed in time."""
+
+    def __init__(
+        self, root: str, store: Store, holder: Holder, ttl: timedelta, now: Callable[[], float], renew: bool
+    ) -> None:
+        self.holder = holder
+        self._root, self._store, self._ttl, self._now = root, store, ttl, now
+        self._stop = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._renew_until_stopped, name="lease", daemon=True) if renew else None
+        if self._thread:
+            self._thread.start()
+
+    @property
+    def epoch(self) -> int:
+        return self.holder.epoch
+
+    def check(self) -> None:
+        if (
+            self._stop.is_set()
+            or self._now() >= self.holder.expires
+            or _epochs(self._store, self._root)[-1:] != [self.epoch]
+        ):
+            raise LeaseHeld(
+                f"{self._root}: the lease of epoch {self.epoch} was lost: not renewed in time, or taken over",
+                hint="run the command again; what this run published is complete",
+            )
+
+    def renew(self) -> None:
+        """Move the expiry; raises LeaseHeld when it is too late for that."""
+        with self._writing:
+            self.check()
+            renewed = msgspec.structs.replace(self.holder, expires=self._now() + self._ttl.total_seconds())
+            self._store.write_bytes(_epoch_path(self._root, self.epoch), msgspec.json.encode(renewed))
+            self.holder = renewed
+
+    def release(self) -> None:
+        if self._stop.is_set():
+            return
+        with self._writing:
+            with contextlib.suppress(LeaseHeld):
+                self.check()
+                ended = msgspec.structs.replace(self.holder, released=True)
+                self._store.write_bytes(_epoch_path(self._root, self.epoch), msgspec.json.encode(ended))
+            self._stop.set()
+        if self._thread:
+            self._thread.join()
+
+    def _renew_until_stopped(self) -> None:
+        while not self._stop.wait(self._ttl.total_seconds() / 3):
+            try:
+                self.renew()
+            except LeaseHeld:
+                return  # check() tells the writer, which is the one that must stop
+            except Exception:
+                continue  # the store may answer the next time; the expiry decides
+
+
+def _epoch_path(root: str, epoch: int) -> str:
+    return join(root, "lease", f"{epoch:020d}")
+
+
+def _epochs(store: Store, root: str) -> list[int]:
+    return sorted(int(name) for name in store.list(join(root, "lease")) if name.isdecimal())
+
+
+def _acquire_object(root: str, purpose: str, ttl: timedelta, now: Callable[[], float], renew: bool) -> ObjectLease:
+    store = store_for(root)
+    _probe(store, root)
+    known = _epochs(store, root)
+    last = known[-1] if known else 0
+    if last:
+        try:
+            path = _epoch_path(root, last)
+            holder = _decode(store.read_bytes(path), path)
+        except FileNotFoundError:  # superseded this moment
+            raise _held(root, None) from None
+        if holder and not holder.released and now() < holder.expires + SKEW.total_seconds():
+            raise _held(root, holder)
+    ours = _holder(last + 1, purpose, now(), uuid.uuid4().hex, now() + ttl.total_seconds())
+    if not store.create_exclusive(_epoch_path(root, ours.epoch), msgspec.json.encode(ours)):
+        raise _held(root, None)
+    if _epochs(store, root)[-1] != ours.epoch:  # we looked so long ago that our epoch was used and removed meanwhile
+        store.remove(_epoch_path(root, ours.epoch))
+        raise _held(root, None)
+    for epoch in known:
+        store.remove(_epoch_path(root, epoch))
+    return ObjectLease(root, store, ours, ttl, now, renew)
+
+
+def _probe(store: Store, root: str) -> None:
+    """Some S3 look-alikes ignore the condition of a conditional write; there a lease would exclude nobody."""
+    probe = join(root, "lease", f"probe-{uuid.uuid4().hex}")
+    try:
+        if not store.create_exclusive(probe, b"1") or store.create_exclusive(probe, b"2"):
+            raise NotWritable(
+                f"{root}: the store accepts a conditional write twice, so a lease would exclude nobody",
+                hint="use a store with conditional writes, or put $cmroot elsewhere",
+            )
+    finally:
+        store.remove(probe)

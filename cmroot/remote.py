@@ -1,0 +1,217 @@
+"""Stores behind fsspec: object stores, HDFS, SFTP. What a store must offer, and what its names mean, says `place`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, BinaryIO, cast
+
+from cmroot.errors import NotWritable, UnknownPlace
+from cmroot.place import (
+    ASIDE,
+    Names,
+    aside_name,
+    naming,
+    normal,
+    parent,
+    scheme,
+    split_authority,
+)
+
+_RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb"})
+"""fsspec protocols with directories and a rename: a file there is visible while it is written, so it is written
+aside. All others are object stores, where an object appears whole when its upload ends."""
+
+_CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
+"""fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
+
+_MEMORY_CREATE = threading.Lock()  # fsspec's memory store looks, then writes; it lives in one process
+
+
+@lru_cache(maxsize=32)
+def _filesystem(process: int, store: str) -> Any:
+    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either.
+
+    One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
+    cached: both answer from the past.
+    """
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(store, use_listings_cache=False, skip_instance_cache=True)[0]
+    except (ImportError, ValueError) as error:
+        hint = "install the extra for this store, or mend the URL"
+        raise UnknownPlace(f"{store}: {error}", hint=hint) from error
+
+
+@dataclass(frozen=True)
+class FsspecStore:
+    """A store behind fsspec, named by any place in it. Holds no connection, so it may be pickled and forked."""
+
+    place: str
+
+    @property
+    def filesystem(self) -> Any:
+        return _filesystem(os.getpid(), split_authority(normal(self.place))[0])
+
+    def key(self, path: str) -> str:
+        """The name that the filesystem itself uses for a place."""
+        return cast(str, self.filesystem._strip_protocol(normal(path)))
+
+    @property
+    def _renames(self) -> bool:
+        return scheme(self.place) in _RENAMING
+
+    def read_bytes(self, path: str) -> bytes:
+        with naming(path):
+            return cast(bytes, self.filesystem.cat_file(self.key(path)))
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        with naming(path):
+            if not self._renames:
+                self.filesystem.pipe_file(self.key(path), data)
+                return
+            aside = self._aside(path)
+            self.filesystem.pipe_file(aside, data)
+            self._replace(aside, self.key(path))
+
+    def create_exclusive(self, path: str, data: bytes) -> bool:
+        with naming(path):
+            if self._renames:
+                return self._create_by_rename(path, data)
+            if scheme(self.place) == "memory":
+                with _MEMORY_CREATE:
+                    return self._create(path, data)
+            if scheme(self.place) not in _CONDITIONAL:
+                raise NotWritable(
+                    f"{path}: no conditional write on {scheme(self.place)}:, so nothing here can be exclusive",
+                    hint="put leases and $cmroot on a local, HDFS, S3, GCS or Azure store",
+                )
+            return self._create(path, data)
+
+    def _create(self, path: str, data: bytes) -> bool:
+        try:
+            self.filesystem.pipe_file(self.key(path), data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if any(
+                word in str(error) for word in ("PreconditionFailed", "ConditionNotMet", "ConditionalRequestConflict")
+            ):
+                return False
+            raise
+        return True
+
+    def _create_by_rename(self, path: str, data: bytes) -> bool:
+        """HDFS refuses to rename onto a file, and fsspec drops the refusal: whether the aside is left tells."""
+        if self.exists(path):
+            return False
+        aside = self._aside(path)
+        self.filesystem.pipe_file(aside, data)
+        with contextlib.suppress(OSError):
+            self.filesystem.mv(aside, self.key(path))
+        if not self.filesystem.exists(aside):
+            return True
+        self.filesystem.rm_file(aside)
+        return False
+
+    def open_read(self, path: str) -> BinaryIO:
+        with naming(path):
+            if scheme(path) == "memory":  # its open files share one position
+                import io
+
+                return io.BytesIO(self.filesystem.cat_file(self.key(path)))
+            return cast(BinaryIO, self.filesystem.open(self.key(path), "rb"))
+
+    @contextlib.contextmanager
+    def open_write(self, path: str) -> Iterator[BinaryIO]:
+        # Spooled to a local file first: fsspec's own files upload what they have when they are closed by an error.
+        with naming(path), tempfile.NamedTemporaryFile() as spool:
+            yield cast(BinaryIO, spool)
+            spool.flush()
+            if self._renames:
+                aside = self._aside(path)
+                self.filesystem.put_file(spool.name, aside)
+                self._replace(aside, self.key(path))
+            else:
+                self.filesystem.put_file(spool.name, self.key(path))
+
+    def exists(self, path: str) -> bool:
+        return bool(self.filesystem.exists(self.key(path)))
+
+    def size(self, path: str) -> int:
+        with naming(path):
+            return int(self.filesystem.info(self.key(path))["size"])
+
+    def list(self, path: str) -> Names:
+        key = self.key(path)
+        try:
+            keys = [str(name).rstrip("/") for name in self.filesystem.ls(key, detail=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        names = (name.rpartition("/")[2] for name in keys if name != key.rstrip("/"))
+        return sorted(name for name in names if not name.startswith(ASIDE))
+
+    def find(self, path: str) -> Names:
+        prefix = self.key(path).rstrip("/") + "/"
+        keys = self.filesystem.find(prefix.rstrip("/"))
+        names = [key[len(prefix) :] for key in keys if key.startswith(prefix) and key != prefix]
+        return sorted(name for name in names if not name.rpartition("/")[2].startswith(ASIDE))
+
+    def move(self, path: str, target: str) -> None:
+        with naming(target):
+            old, new = self.key(path), self.key(target)
+            if self._renames:
+                self.mkdirs(parent(target))
+                self._replace(old, new)
+            else:  # never fs.mv: it reads * ? [ ] in names as patterns
+                self.filesystem.cp_file(old, new)
+                self.filesystem.rm_file(old)
+
+    def remove(self, path: str) -> None:
+        with naming(path), contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm_file(self.key(path))
+
+    def remove_tree(self, path: str) -> None:
+        # never fs.rm of a tree: it reads * ? [ ] in names as patterns
+        prefix = self.key(path).rstrip("/")
+        with naming(path):
+            found = self.filesystem.find(prefix, withdirs=True, detail=True)
+            directories = [prefix]
+            for key, info in found.items():
+                if not key.startswith(prefix + "/"):
+                    continue
+                if info["type"] == "directory":
+                    directories.append(key)
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    self.filesystem.rm_file(key)
+            if self._renames or scheme(self.place) == "memory":  # elsewhere a directory goes with its last object
+                for key in sorted(directories, reverse=True):
+                    with contextlib.suppress(FileNotFoundError):
+                        self.filesystem.rmdir(key)
+
+    def mkdirs(self, path: str) -> None:
+        if self._renames:
+            with naming(path):
+                self.filesystem.makedirs(self.key(path), exist_ok=True)
+
+    def sync(self, path: str) -> None:
+        pass  # an upload that has ended is durable
+
+    def _aside(self, path: str) -> str:
+        self.mkdirs(parent(path))
+        return self.key(aside_name(path))
+
+    def _replace(self, aside: str, key: str) -> None:
+        """Rename onto a name; HDFS will not overwrite, and a refused rename looks like success, so look."""
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm_file(key)
+        self.filesystem.mv(aside, key)
+        if self.filesystem.exists(aside):
+            raise NotWritable(f"{key}: the store refused to rename {aside} to it", hint="look at the store's log")

@@ -1,0 +1,140 @@
+"""The commands as Python functions: each connects, does one thing, and returns a report that prints as the same JSON.
+
+    import replicator
+    replicator.dump(source="thrift://a:9083", cmroot="/w/cmroot", out="/w/dumps/1", db="sales")
+    replicator.load("/w/dumps/1", target="thrift://b:9083")
+
+Places are local paths or fsspec URLs, metastores thrift URIs. Errors are those of `replicator.errors`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+from cmroot.root import create_or_open, open_existing
+from replicator.dump.dump import Dumped, write_dump
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.events.capture import Captured
+from replicator.events.capture import capture as _capture
+from replicator.events.scope import Patterns
+from replicator.load.load import Loaded, LoadOptions
+from replicator.load.load import load as _load
+from replicator.load.placement import parse_pairs
+from replicator.metastore.java import find_java, spark_environment
+from replicator.metastore.thrift import connect
+from replicator.progress import Progress, Silent
+from replicator.sync.status import Status
+from replicator.sync.status import status as _status
+from replicator.sync.verify import Level, Verified
+from replicator.sync.verify import verify as _verify
+
+
+@contextmanager
+def engines(
+    choice: str = "auto", master: str | None = None, spark: Mapping[str, str] | None = None
+) -> Iterator[AutoEngine]:
+    """Engines for the length of a block: `choice` is auto, local or spark; Spark starts when it is first needed."""
+
+    def environment() -> Mapping[str, str]:
+        return spark_environment(find_java(os.environ))
+
+    engine = AutoEngine(LocalEngine(), SparkEngine(master, spark, environment), choice)
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def capture(
+    *, source: str, cmroot: str, db: str | Sequence[str] = (), scan: bool = True, deep: bool = False,
+    repair: bool = False, keeper: str = "auto", engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> Captured:  # fmt: skip
+    """Brings the captured log of `cmroot` up to now; see replicator.events.capture.capture."""
+    with _given(engine) as work, connect(source) as metastore:
+        return _capture(
+            metastore, create_or_open(cmroot), databases=names(db), scan=scan, deep=deep, repair=repair,
+            keeper=keeper, engine=work, progress=progress or Silent(),
+        )  # fmt: skip
+
+
+def dump(
+    *, source: str, cmroot: str, out: str, db: str | Sequence[str], include: Sequence[str] = (),
+    exclude: Sequence[str] = (), since: str | int | None = None, until: str | int | None = None,
+    capture_first: bool = True, scan: bool = True, deep: bool = False, keeper: str = "auto",
+    engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> Dumped:  # fmt: skip
+    """Captures, then writes a dump into `out`; see replicator.dump.dump.write_dump."""
+    patterns = Patterns.parse(include, exclude)
+    observed = None
+    if capture_first:
+        observed = capture(
+            source=source, cmroot=cmroot, db=db, scan=scan, deep=deep, repair=since is None, keeper=keeper,
+            engine=engine, progress=progress,
+        )  # fmt: skip
+    report = write_dump(
+        create_or_open(cmroot), out, source=source, databases=names(db), patterns=patterns,
+        since=None if since is None else str(since), until=None if until is None else str(until),
+        progress=progress or Silent(),
+    )  # fmt: skip
+    if observed is not None:
+        report.captured, report.warnings = observed.records, observed.warnings
+        if since is None:  # a bootstrap's records are a state; what the scan found is in it
+            report.observed = observed.observed
+    return report
+
+
+def load(
+    dump: str, *, target: str, warehouse: str | None = None, cmroot: str | None = None,
+    rename_db: Sequence[str] = (), map_location: Sequence[str] = (), external_base: str | None = None,
+    source_cmroot: str | None = None, overwrite: bool = False, jobs: int = 2, engine: AutoEngine | None = None,
+    progress: Progress | None = None,
+) -> Loaded:  # fmt: skip
+    """Replays a dump on a target; `rename_db` and `map_location` are "A=B" texts. See replicator.load.load.load."""
+    options = LoadOptions(
+        warehouse=warehouse, cmroot=cmroot, rename=parse_pairs(rename_db, "--rename-db"),
+        map_locations=parse_pairs(map_location, "--map-location"), external=external_base, overwrite=overwrite,
+        jobs=jobs, source_root=source_cmroot,
+    )  # fmt: skip
+    with _given(engine) as work, connect(target) as metastore:
+        return _load(dump, metastore, options, engine=work, progress=progress or Silent())
+
+
+def verify(
+    *, source: str, target: str, db: str | Sequence[str], rename_db: Sequence[str] = (),
+    map_location: Sequence[str] = (), include: Sequence[str] = (), exclude: Sequence[str] = (),
+    level: Level = "checksum", engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> Verified:  # fmt: skip
+    """Compares every object and file of both sides; see replicator.sync.verify.verify."""
+    with _given(engine) as work, connect(source) as here, connect(target) as there:
+        return _verify(
+            here, there, names(db), rename=parse_pairs(rename_db, "--rename-db"),
+            map_locations=parse_pairs(map_location, "--map-location"), patterns=Patterns.parse(include, exclude),
+            level=level, engine=work, progress=progress or Silent(),
+        )  # fmt: skip
+
+
+def status(
+    *, target: str, db: str, source: str | None = None, cmroot: str | None = None, source_db: str | None = None
+) -> Status:
+    """How far a target's database is; see replicator.sync.status.status."""
+    with ExitStack() as stack:
+        there = stack.enter_context(connect(target))
+        here = stack.enter_context(connect(source)) if source else None
+        root = open_existing(cmroot) if cmroot else None
+        return _status(there, db.lower(), source=here, root=root, source_db=source_db)
+
+
+@contextmanager
+def _given(engine: AutoEngine | None) -> Iterator[AutoEngine]:
+    if engine is not None:
+        yield engine
+    else:
+        with engines() as own:
+            yield own
+
+
+def names(db: str | Sequence[str]) -> list[str]:
+    """Database names as the metastore writes them, each once."""
+    return list(dict.fromkeys(name.lower() for name in ([db] if isinstance(db, str) else db)))

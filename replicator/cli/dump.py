@@ -1,0 +1,186 @@
+"""`replicator dump`: capture, then write a dump directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replicator.cli.options import (
+    EngineChoice,
+    Session,
+    cmroot_option,
+    deep_option,
+    dry_run_option,
+    engine_options,
+    exclude_option,
+    include_option,
+    json_option,
+    keeper_option,
+    no_scan_option,
+    pass_session,
+    source_option,
+)
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+
+if TYPE_CHECKING:
+    from cmroot.root import ChangeRoot
+    from replicator.dump.dump import Dumped
+    from replicator.events.manifest import Manifest
+    from replicator.events.scope import Patterns
+    from replicator.metastore.client import MetastoreReader
+
+
+@click.command()
+@source_option
+@cmroot_option
+@click.option("--out", required=True, metavar="PLACE", help="The dump's directory, new or empty.")
+@click.option("--db", multiple=True, required=True, metavar="NAME", help="A database to dump; repeatable.")
+@include_option
+@exclude_option
+@click.option("--since", metavar="X", help="Incremental: an event id, a time (UTC), or an earlier dump's directory.")
+@click.option("--until", metavar="X", help="End at this event id or time instead of now.")
+@click.option("--no-capture", is_flag=True, help="Dump what is captured already; the source is not asked.")
+@no_scan_option
+@deep_option
+@keeper_option
+@dry_run_option
+@engine_options
+@json_option
+@pass_session
+def dump(
+    session: Session, source: str, cmroot: str, out: str, db: tuple[str, ...], include: tuple[str, ...],
+    exclude: tuple[str, ...], since: str | None, until: str | None, no_capture: bool, no_scan: bool, deep: bool,
+    keeper: str, dry_run: bool, engine: EngineChoice, as_json: bool,
+) -> int:  # fmt: skip
+    """Capture, then write a dump: the whole of some databases (a bootstrap), or with --since what changed in them.
+
+    A dump names files and their checksums and carries none; load reads them from the source or from $cmroot.
+
+    \b
+    Example:
+      replicator dump --source thrift://a:9083 --cmroot /cm --db sales --out /dumps/1
+      replicator dump --source prod --cmroot /cm --db sales --since /dumps/1 --out /dumps/2 --exclude 'tmp_.*'
+    """
+    from cmroot.root import open_existing
+    from replicator import api
+    from replicator.api import names
+    from replicator.events.scope import Patterns
+
+    uri = session.config.metastore_uri(source)
+    if dry_run:
+        patterns = Patterns.parse(include, exclude)
+        with session.metastore(source) as metastore:
+            plan = _preview(metastore, open_existing(cmroot), names(db), patterns, since, until)
+        emit({"status": "planned", "dump": out, **plan}, as_json, _preview_lines(plan))
+        return 0
+    with session.engines(engine) as engines:
+        dumped = api.dump(
+            source=uri, cmroot=cmroot, out=out, db=db, include=include, exclude=exclude, since=since, until=until,
+            capture_first=not no_capture, scan=not no_scan, deep=deep, keeper=keeper, engine=engines,
+            progress=session.progress,
+        )  # fmt: skip
+    emit(dumped, as_json, _dumped_lines(dumped))
+    return 3 if dumped.missing_directories else 0
+
+
+def _dumped_lines(dumped: Dumped) -> Iterable[str]:
+    begin = "the beginning"
+    if dumped.from_event is not None:
+        begin = f"event {dumped.from_event} (position {dumped.from_position})"
+    return aligned(
+        [
+            (dumped.status, f"{dumped.dump} ({dumped.kind})"),
+            ("range", f"{begin} to event {dumped.to_event} (position {dumped.to_position})"),
+            ("records", f"{dumped.records:,} ({dumped.observed:,} found by scan)"),
+            ("files", f"{dumped.files:,} named, {size_text(dumped.bytes)}"),
+            ("missing", shortened(dumped.missing_directories)),
+            ("unknown", shortened(dumped.unknown)),
+            ("warning", shortened(dumped.warnings)),
+            ("took", f"{dumped.seconds:.1f} s"),
+        ]
+    )
+
+
+# ---- --dry-run ----------------------------------------------------------------------------------------------------
+
+
+def _preview(
+    source: MetastoreReader, root: ChangeRoot, databases: Sequence[str], patterns: Patterns, since: str | None,
+    until: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What a dump of what is captured by now would hold. Approximate: the source is not captured first."""
+    from cmroot.lease import acquire
+    from cmroot.log import segments
+    from replicator.dump.points import resolve_since, resolve_until
+    from replicator.events.fold import open_manifest
+
+    with acquire(root.place, "dump"), open_manifest(root) as manifest:
+        log = segments(root.place)
+        end = resolve_until(log, until)
+        begin = resolve_since(log, since, root.id) if since is not None else None
+        found = (
+            _count_state(manifest, databases, patterns)
+            if begin is None
+            else _count_range(root, begin.position, end.position, databases, patterns)
+        )
+        waiting = max(0, source.current_event_id() - (manifest.event or 0)) if until is None else 0
+    return {
+        "kind": "bootstrap" if begin is None else "incremental",
+        "from_event": begin.event if begin else None, "to_event": end.event, **found, "events_not_captured": waiting,
+        "approximate": True,
+    }  # fmt: skip
+
+
+def _count_state(manifest: Manifest, databases: Sequence[str], patterns: Patterns) -> dict[str, Any]:
+    tables, partitions, files, size = [], 0, 0, 0
+    for db in databases:
+        for name in filter(patterns.match, manifest.table_names(db)):
+            tables.append(f"{db}.{name}")
+            partitions += manifest.partition_count(db, name)
+            for row in manifest.table_files(db, name):
+                files += 1
+                size += row[3]
+    return {"tables": tables, "partitions": partitions, "files": files, "bytes": size}
+
+
+def _count_range(
+    root: ChangeRoot, after: int, until: int, databases: Sequence[str], patterns: Patterns
+) -> dict[str, Any]:
+    from cmroot.log import ADD, segments
+    from replicator.events.fold import read_records
+    from replicator.events.record import touched_table
+
+    tables: set[str] = set()
+    records = files = size = 0
+    for segment in segments(root.place):
+        if segment.last <= after or segment.first > until:
+            continue
+        for record in read_records(segment, after, until):
+            table = touched_table(record.change)
+            if table and table[0] in databases and patterns.match(table[1]):
+                tables.add(".".join(table))
+                records += 1
+        for batch in segment.file_batches(["position", "op", "db", "table", "size"]):
+            for row in batch.to_pylist():
+                in_range = after < row["position"] <= until and row["op"] == ADD
+                if in_range and row["db"] in databases and patterns.match(row["table"]):
+                    files += 1
+                    size += row["size"] or 0
+    return {"tables": sorted(tables), "records": records, "files": files, "bytes": size}
+
+
+def _preview_lines(plan: dict[str, Any]) -> Iterable[str]:
+    begin = "the beginning" if plan["from_event"] is None else f"event {plan['from_event']}"
+    return aligned(
+        [
+            ("would dump", f"{plan['kind']}, {begin} to event {plan['to_event']}"),
+            ("tables", shortened(plan["tables"])),
+            ("partitions", plan.get("partitions")),
+            ("records", plan.get("records")),
+            ("files", f"{plan['files']:,}, {size_text(plan['bytes'])}"),
+            ("not counted", f"{count_text(plan['events_not_captured'], 'event')} not captured yet"),
+            ("note", "counts are of what is captured by now; a dump captures first"),
+        ]
+    )

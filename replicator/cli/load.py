@@ -1,0 +1,115 @@
+"""`replicator load`: replay a dump on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replicator.cli.options import (
+    EngineChoice,
+    Session,
+    dry_run_option,
+    engine_options,
+    json_option,
+    map_option,
+    pass_session,
+    rename_option,
+    target_option,
+)
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+
+if TYPE_CHECKING:
+    from replicator.load.load import Loaded
+
+
+@click.command()
+@click.argument("dump", metavar="DUMP")
+@target_option
+@click.option("--warehouse", metavar="PLACE", help="Where the target's databases lie; default: its default database's.")
+@click.option("--cmroot", metavar="PLACE", help="The target's own root, for what the load replaces; default: "
+              ".cmroot in the warehouse.")  # fmt: skip
+@rename_option
+@map_option
+@click.option("--external-base", metavar="PLACE", help="Where data from outside its database's directory goes; "
+              "default: external in the warehouse.")  # fmt: skip
+@click.option("--source-cmroot", metavar="PLACE", help="The source's root, where it has another name here than the "
+              "dump says.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace objects that replication did not make, or that are newer.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side.")
+@dry_run_option
+@engine_options
+@json_option
+@pass_session
+def load(
+    session: Session, dump: str, target: str, warehouse: str | None, cmroot: str | None, rename_db: tuple[str, ...],
+    map_location: tuple[str, ...], external_base: str | None, source_cmroot: str | None, overwrite: bool, jobs: int,
+    dry_run: bool, engine: EngineChoice, as_json: bool,
+) -> int:  # fmt: skip
+    """Replay a finished dump on a target. Safe to run twice, and again after any crash.
+
+    \b
+    Example:
+      replicator load /dumps/1 --target thrift://b:9083 --rename-db sales=sales_copy
+      replicator load /dumps/1 --target dr --map-location s3://a/raw=s3://b/raw --dry-run
+    """
+    from replicator.dump.reader import DumpReader
+    from replicator.load.load import LoadOptions, describe, plan_load
+    from replicator.load.load import load as replay
+    from replicator.load.placement import parse_pairs
+
+    options = LoadOptions(
+        warehouse=warehouse, cmroot=cmroot, rename=parse_pairs(rename_db, "--rename-db"),
+        map_locations=parse_pairs(map_location, "--map-location"), external=external_base, overwrite=overwrite,
+        jobs=jobs, source_root=source_cmroot,
+    )  # fmt: skip
+    with session.metastore(target) as metastore, session.engines(engine) as engines:
+        if dry_run:
+            reader = DumpReader(dump)
+            plan = describe(plan_load(reader, metastore, options), reader)
+            emit({"status": "planned", "dump": reader.place, **plan}, as_json, _plan_lines(plan))
+            return 0
+        loaded = replay(dump, metastore, options, engine=engines, progress=session.progress)
+    emit(loaded, as_json, _loaded_lines(loaded))
+    return 0
+
+
+def _loaded_lines(loaded: Loaded) -> Iterable[str]:
+    began = "" if loaded.from_event is None else f"from event {loaded.from_event} "
+    origins = {
+        "the source": loaded.files_from_source, "$cmroot": loaded.files_from_cmroot,
+        "the target itself": loaded.files_from_target,
+    }  # fmt: skip
+    said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
+    yield from aligned(
+        [
+            (loaded.status, f"{loaded.dump} ({loaded.kind})"),
+            ("target", f"now at event {loaded.to_event} {began}".strip()),
+            ("records", f"{loaded.records:,}, {loaded.squashed:,} of them squashed"),
+            ("copied", f"{count_text(loaded.files_copied, 'file')}, {size_text(loaded.bytes_copied)}"
+                       + (f" ({said})" if said else "")),
+            ("in place", f"{count_text(loaded.files_skipped, 'file')}" if loaded.files_skipped else None),
+            ("removed", f"{count_text(loaded.files_removed, 'file')}" if loaded.files_removed else None),
+            ("changed", count_text(loaded.objects_changed, "object")),
+            ("missing", shortened(f"{each['file']}: {each['reason']}" for each in loaded.missing)),
+            ("warning", shortened(loaded.warnings)),
+            ("took", f"{loaded.seconds:.1f} s (copy {loaded.copy_seconds:.1f}, commit {loaded.commit_seconds:.1f})"),
+        ]
+    )  # fmt: skip
+
+
+def _plan_lines(plan: dict[str, Any]) -> Iterable[str]:
+    if plan["skipped"]:
+        return [f"nothing to do: {plan['skipped']}"]
+    names = ("create_databases", "drop_databases", "drop_tables", "rename_tables", "create_tables", "alter_tables",
+             "functions", "drop_functions", "warnings")  # fmt: skip
+    return aligned(
+        [
+            *((name.replace("_", " "), shortened(plan[name])) for name in names),
+            ("partitions", f"{plan['partitions_touched']:,} touched"),
+            ("copy", f"at most {count_text(plan['files'], 'file')}, {size_text(plan['bytes'])}"),
+            ("remove", f"at most {count_text(plan['files_to_remove'], 'file')}"),
+            ("locations", shortened(f"{name} at {place}" for name, place in plan["locations"].items())),
+        ]
+    )

@@ -1,0 +1,152 @@
+"""The `replicator` command: global options, the table of commands, and how every failure is told."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from replicator.cli.capture import capture
+from replicator.cli.demo import demo
+from replicator.cli.dump import dump
+from replicator.cli.load import load
+from replicator.cli.metastore import metastore
+from replicator.cli.options import Session
+from replicator.cli.output import failure, show_error
+from replicator.cli.show import show
+from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
+from replicator.cli.status import status
+from replicator.cli.verify import verify
+from replicator.config import Config, read_config
+from replicator.errors import Error
+
+LOG_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+AGAIN = "run the same command again to finish"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "REPLICATOR"})
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Configuration; default: replicator.toml of the working directory, where there is one.")  # fmt: skip
+@click.option("--verbose", "-v", is_flag=True, help="Log to standard error, and show tracebacks.")
+@click.version_option(package_name="replicator", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
+    """Keep a second copy of a Hive-metastore warehouse exact, and lose nothing on the way.
+
+    Every option can also be given as REPLICATOR_<COMMAND>_<OPTION> in the environment, or in replicator.toml.
+
+    \b
+    Example: replicate a database once, then keep up
+      replicator dump --source thrift://a:9083 --cmroot /cm --db sales --out /dumps/1
+      replicator load /dumps/1 --target thrift://b:9083
+      replicator dump --source thrift://a:9083 --cmroot /cm --db sales --since /dumps/1 --out /dumps/2
+      replicator load /dumps/2 --target thrift://b:9083
+    """
+    if verbose:
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_LINE)
+    settings = read_config(config)
+    context.obj = Session(settings, verbose)
+    context.default_map = _default_map(settings)
+
+
+for _command in (capture, demo, dump, load, metastore, show, status, verify):
+    cli.add_command(_command)
+
+
+def _default_map(config: Config) -> dict[str, Any]:
+    """The file's `[defaults]` by command, for the options that each has. `load` has a `$cmroot` of its own."""
+    defaults = config.default_values()
+    of_target = defaults.pop("target_cmroot", None)
+    found = {}
+    for name, command in cli.commands.items():
+        options = {parameter.name for parameter in command.params}
+        found[name] = {key: value for key, value in defaults.items() if key in options}
+    found["load"].pop("cmroot", None)
+    if of_target is not None:
+        found["load"]["cmroot"] = of_target
+    return found
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command line and returns the exit code; every failure is told, as JSON when `--json` is among them."""
+    as_json = "--json" in arguments
+    verbose = bool({"-v", "--verbose"} & set(arguments))
+    try:
+        answer = cli.main(args=list(arguments), prog_name="replicator", standalone_mode=False)
+        return answer if isinstance(answer, int) else 0
+    except click.ClickException as error:
+        return _tell_usage(error, as_json)
+    except (click.Abort, KeyboardInterrupt):
+        return _tell("Interrupted", "interrupted", AGAIN, INTERRUPTED, as_json)
+    except Terminated:
+        return _tell("Terminated", "terminated by a signal", AGAIN, TERMINATED, as_json)
+    except Error as error:
+        if verbose:
+            traceback.print_exc()
+        show_error(failure(error), as_json)
+        return error.exit_code
+    except Exception as error:
+        return _tell_unexpected(error, as_json, verbose)
+
+
+def _tell(name: str, message: str, hint: str, code: int, as_json: bool) -> int:
+    fields = {"status": "failed", "error": name, "message": message, "hint": hint, "exit_code": code}
+    show_error(fields, as_json)
+    return code
+
+
+def _tell_usage(error: click.ClickException, as_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "replicator"
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
+        error.show()
+        return error.exit_code
+    usage = isinstance(error, click.UsageError)
+    message = error.format_message() if not isinstance(error, click.exceptions.NoArgsIsHelpError) else "no command"
+    return _tell("UsageError" if usage else "Error", message, f"see `{path} --help`", error.exit_code, as_json)
+
+
+def _tell_unexpected(error: Exception, as_json: bool, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exc()
+    name = type(error).__name__
+    if isinstance(error, OSError):  # the system's own words name the file
+        return _tell(name, str(error), "" if verbose else "--verbose shows where it happened", 1, as_json)
+    hint = "please report this bug with the traceback" if verbose else "run again with --verbose for the traceback"
+    return _tell(name, f"internal error: {name}: {error}", hint, 1, as_json)
+
+
+def main() -> None:
+    """The console script."""
+    collect_rarely()
+    raise_on_sigterm()
+    _keep_stdout_for_answers()
+    sys.exit(run(sys.argv[1:]))
+
+
+def collect_rarely() -> None:
+    """Decoding a dump or a metastore's answers makes millions of objects that live to the end: a collector that looks
+    at them again and again costs up to a third of the time and finds nothing."""
+    gc.set_threshold(50_000)
+    gc.freeze()
+
+
+def _keep_stdout_for_answers() -> None:
+    """Standard output is ours alone: what Spark's Java prints there would spoil the one JSON object."""
+    try:
+        ours = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # closed
+        return
+    sys.stdout = open(ours, "w", encoding=sys.stdout.encoding, errors="backslashreplace")  # noqa: SIM115
+
+
+if __name__ == "__main__":
+    main()

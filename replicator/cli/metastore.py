@@ -1,0 +1,82 @@
+"""`replicator metastore`: a real Hive metastore in a directory, started, asked after and stopped."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import click
+
+from replicator.cli.options import json_option, parse_settings
+from replicator.cli.output import emit
+
+directory_option = click.option(
+    "--dir",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the warehouse, the database and the log are.",
+)
+
+
+@click.group()
+def metastore() -> None:
+    """Run a real Hive metastore out of PySpark's own jars.
+
+    \b
+    Example: replicator metastore start --dir /tmp/source
+    """
+
+
+@metastore.command()
+@directory_option
+@click.option("--port", type=click.IntRange(1, 65535), help="Default: the one it had before, else a free one.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Hive setting for this start.")
+@click.option("--timeout", type=float, default=90, show_default=True, help="Seconds to wait for the first answer.")
+@json_option
+def start(directory: Path, port: int | None, settings: tuple[str, ...], timeout: float, as_json: bool) -> None:
+    """Start the metastore of a directory, with the data it has, and return when it answers.
+
+    \b
+    Example: replicator metastore start --dir /tmp/source --port 9083
+    """
+    from replicator.metastore import embedded
+
+    running = embedded.start(
+        directory, port=port, settings=parse_settings(settings), env=os.environ, timeout=timedelta(seconds=timeout)
+    )
+    emit({"status": "running", **running.as_json()}, as_json)
+
+
+@metastore.command()
+@directory_option
+@json_option
+def stop(directory: Path, as_json: bool) -> None:
+    """Stop the metastore of a directory; its data stay.
+
+    \b
+    Example: replicator metastore stop --dir /tmp/source
+    """
+    from replicator.metastore import embedded
+
+    stopped = embedded.stop(directory)
+    emit({"status": "stopped" if stopped else "not running", "directory": str(directory.absolute())}, as_json)
+
+
+@metastore.command()
+@directory_option
+@json_option
+def status(directory: Path, as_json: bool) -> None:
+    """Say whether the metastore of a directory runs.
+
+    \b
+    Example: replicator metastore status --dir /tmp/source
+    """
+    from replicator.metastore import embedded
+
+    running = embedded.status(directory)
+    if running:
+        emit({"status": "running", **running.as_json()}, as_json)
+    else:
+        emit({"status": "not running", "directory": str(directory.absolute())}, as_json)

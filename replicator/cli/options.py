@@ -1,0 +1,147 @@
+"""Options that several commands share, and the session they lead to: configuration, metastores, engines, progress."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from replicator.config import Config
+from replicator.errors import UsageError
+from replicator.progress import Bars, Progress, Silent
+
+if TYPE_CHECKING:
+    from replicator.engine import AutoEngine
+    from replicator.metastore.thrift import ThriftMetastore
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """What the command line says about where work runs."""
+
+    engine: str
+    master: str | None
+    spark_conf: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of the program: its configuration, and what is opened by it."""
+
+    config: Config
+    verbose: bool = False
+
+    @contextmanager
+    def metastore(self, text: str) -> Iterator[ThriftMetastore]:
+        """A metastore by URI or configured name; closed at the end of the block."""
+        from replicator.metastore.thrift import connect
+
+        with connect(self.config.metastore_uri(text)) as metastore:
+            yield metastore
+
+    @contextmanager
+    def engines(self, choice: EngineChoice) -> Iterator[AutoEngine]:
+        """Threads and Spark; Java is looked for, and Spark started, only when work is large enough."""
+        from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+
+        settings = self.config.spark | parse_settings(choice.spark_conf, "--spark-conf")
+        engines = AutoEngine(LocalEngine(), SparkEngine(choice.master, settings, _java_environment), choice.engine)
+        try:
+            yield engines
+        finally:
+            engines.stop()
+
+    @property
+    def progress(self) -> Progress:
+        return Bars() if sys.stderr.isatty() else Silent()
+
+
+def _java_environment() -> Mapping[str, str]:
+    from replicator.metastore.java import find_java, spark_environment
+
+    return spark_environment(find_java(os.environ))
+
+
+def parse_settings(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:
+    """`key=value` arguments as a mapping; a value may hold further equals signs."""
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise UsageError(f"{option} {pair!r} is not KEY=VALUE", hint="e.g. spark.executor.memory=4g")
+        settings[key] = value
+    return settings
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
+    """`10s`, `500ms`, `5m`, `1h`; a bare number is seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: str | timedelta, parameter: click.Parameter | None, context: click.Context | None
+    ) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", value.strip())
+        if not match:
+            self.fail(f"{value!r} is not a duration such as 10s, 5m or 1h", parameter, context)
+        unit = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2] or "s"]
+        return timedelta(seconds=float(match[1]) * unit)
+
+
+pass_session = click.make_pass_decorator(Session)
+# Not from the environment: what prints errors must know it before anything is parsed.
+json_option = click.option(
+    "--json", "as_json", is_flag=True, allow_from_autoenv=False, help="Print exactly one JSON object."
+)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
+
+METASTORE = "thrift://host:port, several separated by commas for failover, or a name of the configuration file."
+source_option = click.option("--source", required=True, metavar="METASTORE", help=f"The source: {METASTORE}")
+target_option = click.option("--target", required=True, metavar="METASTORE", help=f"The target: {METASTORE}")
+cmroot_option = click.option("--cmroot", required=True, metavar="PLACE", help="The source's change-management root.")
+include_option = click.option(
+    "--include", multiple=True, metavar="REGEX", help="Only tables whose whole name matches; repeatable."
+)
+exclude_option = click.option("--exclude", multiple=True, metavar="REGEX", help="No tables whose whole name matches.")
+rename_option = click.option(
+    "--rename-db", multiple=True, metavar="A=B", help="Source database A is B on the target; repeatable."
+)
+map_option = click.option(
+    "--map-location", multiple=True, metavar="A=B", help="What lies below A at the source lies below B on the target."
+)
+keeper_option = click.option(
+    "--keeper", type=click.Choice(["auto", "link", "copy", "none"]), default="auto", show_default=True,
+    help="How bytes are kept in $cmroot.",
+)  # fmt: skip
+no_scan_option = click.option(
+    "--no-scan", is_flag=True, help="Do not look for changes that left no event (most of Spark's writes)."
+)
+deep_option = click.option("--deep", is_flag=True, help="Scan partitions one by one, too.")
+
+
+def engine_options(command: F) -> F:
+    """`--engine`, `--master` and `--spark-conf`, handed to the command as `engine: EngineChoice`."""
+
+    @click.option(
+        "--engine", type=click.Choice(["auto", "local", "spark"]), default="auto", show_default=True,
+        help="Where files are listed, hashed and copied: threads, Spark, or by the amount of work.",
+    )  # fmt: skip
+    @click.option("--master", metavar="URL", help="Spark's master; default: as Spark is configured, or local[*].")
+    @click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting for Spark; repeatable.")
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, engine: str, master: str | None, spark_conf: tuple[str, ...], **options: Any) -> Any:
+        return command(*arguments, engine=EngineChoice(engine, master, spark_conf), **options)
+
+    return wrapped  # type: ignore[return-value]

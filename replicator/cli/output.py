@@ -1,0 +1,99 @@
+"""What a command prints: one JSON object for programs, aligned text for people, errors as either.
+
+All of standard output passes through here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from replicator.errors import Error
+
+SHOWN = 20  # things a person is told one by one; JSON has all of them
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def emit(value: Mapping[str, Any] | Any, as_json: bool, lines: Iterable[str] | None = None) -> None:
+    """A command's answer: `value` (a mapping or a dataclass) as one JSON object, or `lines` for a person (without any:
+    the value's fields, aligned)."""
+    fields = value if isinstance(value, Mapping) else dataclasses.asdict(value)
+    if as_json:
+        write([json.dumps(fields)])
+    else:
+        write(aligned(fields.items()) if lines is None else lines)
+
+
+def write(lines: Iterable[str]) -> None:
+    """Lines to standard output. A reader that went away (`| head`) ends the command quietly."""
+    try:
+        for line in lines:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the interpreter flushes it once more at its end
+        raise SystemExit(BROKEN_PIPE) from None
+
+
+def note(text: str) -> None:
+    """A remark beside the answer, to standard error."""
+    click.echo(text, err=True)
+
+
+def show_error(fields: Mapping[str, Any], as_json: bool) -> None:
+    """A failure: `message`, `hint` and the rest as `failure` made them."""
+    if as_json:
+        write([json.dumps(fields)])
+        return
+    note(f"error: {fields['message']}")
+    if fields["hint"]:
+        note(f"hint: {fields['hint']}")
+
+
+def failure(error: Error) -> dict[str, Any]:
+    return {**error.as_json(), "exit_code": error.exit_code}
+
+
+def aligned(pairs: Iterable[tuple[str, Any]]) -> list[str]:
+    """`name  value` lines, names padded to one width; None is left out, a list takes a line for each entry."""
+    rows = [(name, value) for name, value in pairs if value is not None and value != []]
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = []
+    for name, value in rows:
+        values = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+        lines += [f"{name if index == 0 else '':<{width}}  {text}" for index, text in enumerate(values)]
+    return lines
+
+
+def shortened(things: Iterable[str]) -> list[str]:
+    """The first things, and how many more there are."""
+    all_ = list(things)
+    return all_ if len(all_) <= SHOWN else [*all_[:SHOWN], f"... and {len(all_) - SHOWN} more (--json lists all)"]
+
+
+def size_text(size: int) -> str:
+    """Bytes for a person: binary units."""
+    if size < 1024:
+        return f"{size} B"
+    step = min((size.bit_length() - 1) // 10, len(UNITS))
+    return f"{size / 1024**step:.1f} {UNITS[step - 1]}"
+
+
+def time_text(seconds: float | None) -> str | None:
+    """Seconds since the epoch as UTC, ISO 8601."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def count_text(number: int, what: str) -> str:
+    """`1 file`, `12,345 files`."""
+    plural = what if number == 1 else f"{what}s"
+    return f"{number:,} {plural}"

@@ -1,0 +1,126 @@
+"""Configuration: `replicator.toml` as a value. What a key means to a command is the command's; see docs/cli.md.
+
+[metastores.prod]
+uri = "thrift://meta-1:9083,thrift://meta-2:9083"
+
+[defaults]
+cmroot = "/warehouse/.cmroot"
+engine = "auto"
+
+[spark]
+executor.memory = "4g"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replicator.errors import ConfigError, UsageError
+
+NAME = "replicator.toml"
+
+
+class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One metastore: its thrift URI, or several separated by commas for failover."""
+
+    uri: str
+
+
+class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values of options that neither the command line nor the environment gives. `cmroot` is the source's,
+    `target_cmroot` what `load` takes for its own `--cmroot`."""
+
+    source: str | None = None
+    target: str | None = None
+    cmroot: str | None = None
+    target_cmroot: str | None = None
+    source_cmroot: str | None = None
+    warehouse: str | None = None
+    external_base: str | None = None
+    keeper: str | None = None
+    engine: str | None = None
+    master: str | None = None
+    jobs: int | None = None
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file. `spark`: settings for Spark, full names as keys."""
+
+    metastores: dict[str, MetastoreConfig] = {}
+    defaults: Defaults = Defaults()
+    spark: dict[str, str] = {}
+
+    def metastore_uri(self, text: str) -> str:
+        """The URI of a metastore given by its name in this file or as a URI. Raises UsageError for neither."""
+        if text in self.metastores:
+            return self.metastores[text].uri
+        if ":" in text:
+            return text
+        raise UsageError(
+            f"{text!r} is neither a metastore's URI nor one's name in {NAME}",
+            hint=f"write thrift://host:port, or one of: {', '.join(self.metastores) or '(none is configured)'}",
+        )
+
+    def default_values(self) -> dict[str, Any]:
+        """The defaults that are set, by name."""
+        values = msgspec.to_builtins(self.defaults)
+        return {key: value for key, value in values.items() if value is not None}
+
+
+def read_config(path: Path | None) -> Config:
+    """The file at `path`; None: `replicator.toml` of the working directory, or nothing configured when there is none.
+
+    Raises ConfigError naming the key that is unknown or wrong."""
+    given = path is not None
+    path = path or Path(NAME)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not given:
+            return Config()
+        raise ConfigError(f"{path}: there is no such file", hint="check --config and REPLICATOR_CONFIG") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", hint="check its rights, and that it is UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}", hint="see https://toml.io; strings need quotes") from error
+    return parse_config(values, str(path))
+
+
+def parse_config(values: Mapping[str, Any], name: str) -> Config:
+    """Raises ConfigError naming the key; `name` says where the values are from."""
+    values = dict(values)
+    if isinstance(values.get("spark"), dict):
+        values["spark"] = {_spark_key(key): value for key, value in _flat(values["spark"])}
+    try:
+        return msgspec.convert(values, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{name}: {_as_key(str(error))}",
+            hint=f"tables: metastores.NAME (uri), defaults ({', '.join(Defaults.__struct_fields__)}), spark",
+        ) from error
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """TOML reads a dotted key as tables in tables: back to dotted keys."""
+    found = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{key}.")
+        else:
+            found.append((prefix + key, str(value).lower() if isinstance(value, bool) else str(value)))
+    return found
+
+
+def _spark_key(key: str) -> str:
+    return key if key.startswith("spark.") else f"spark.{key}"
+
+
+def _as_key(text: str) -> str:
+    """msgspec's "Object contains unknown field `x` - at `$.defaults`" with the whole key."""
+    text = text.replace("Object contains unknown field", "unknown key")
+    return text.replace(" - at `$.", " in `").replace("`$.", "`")

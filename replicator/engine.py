@@ -1,0 +1,200 @@
+"""Engines: where work that grows with the data runs. The only room that imports pyspark.
+
+Work is a picklable function and a stream of tasks; the same function runs in threads for small work and on Spark for
+large. Tasks are few and fat: a Spark task costs 25 to 50 ms of Python start-up whatever it does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from replicator.errors import Error
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Environment = Mapping[str, str] | Callable[[], Mapping[str, str]]
+
+
+WAVE = 4  # Spark tasks for each core that are sent together; the driver holds as many results
+
+
+class Engine(Protocol):
+    """Runs a function over tasks, several at once; results come in any order. A task's error is raised."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run at once."""
+        ...
+
+    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]: ...
+
+
+class LocalEngine:
+    """Threads of this process. The loops inside spend their time in system calls and hashing, outside the lock."""
+
+    name = "local"
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.parallelism = threads or min(8, os.cpu_count() or 2)
+
+    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """Reads at most 2 x `parallelism` tasks ahead, so a long stream of tasks stays a stream."""
+        source = iter(tasks)
+        with ThreadPoolExecutor(self.parallelism) as pool:
+            running: deque[Future[Result]] = deque(
+                pool.submit(function, task) for task in itertools.islice(source, 2 * self.parallelism)
+            )
+            try:
+                while running:
+                    result = running.popleft().result()
+                    running.extend(pool.submit(function, task) for task in itertools.islice(source, 1))
+                    yield result
+            finally:
+                for future in running:
+                    future.cancel()
+
+
+class SparkEngine:
+    """Executors of a Spark application, started at the first use and kept warm."""
+
+    name = "spark"
+
+    def __init__(
+        self, master: str | None = None, settings: Mapping[str, str] | None = None, environment: Environment = dict
+    ) -> None:
+        """`master`: as Spark's (None: as configured, else local[*]). `environment`: JAVA_HOME for the gateway, or what
+        finds it, called when Spark starts."""
+        self._master = master
+        self._settings = dict(settings or {})
+        self._environment = environment
+        self._context: Any = None
+        self._lock = threading.Lock()
+        self.start_seconds = 0.0
+
+    @property
+    def context(self) -> Any:
+        """The SparkContext; starts it when there is none. Raises Error when Spark does not start."""
+        with self._lock:
+            if self._context is None:
+                began = time.monotonic()
+                self._context = self._start()
+                self.start_seconds = time.monotonic() - began
+            return self._context
+
+    @property
+    def parallelism(self) -> int:
+        return int(self.context.defaultParallelism)
+
+    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """One Spark task per task, in waves, so that a long stream of tasks does not sit in the driver. Errors of ours
+        come back as they were; anything else Spark tries again, and it fails the job."""
+        context = self.context
+        source = iter(tasks)
+        careful = _Careful(function)
+        while wave := list(itertools.islice(source, WAVE * self.parallelism)):
+            try:
+                results = context.parallelize(wave, len(wave)).map(careful).collect()
+            except Exception as error:
+                raise Error(f"a Spark job failed: {_cause(error)}", hint="see the executors' logs") from error
+            for result in results:
+                if isinstance(result, Error):
+                    raise result
+                yield result
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._context is not None:
+                self._context.stop()
+                self._context = None
+
+    def _start(self) -> Any:
+        os.environ.update(self._environment() if callable(self._environment) else self._environment)
+        from pyspark import SparkConf, SparkContext
+
+        conf = SparkConf()
+        defaults = {
+            "spark.app.name": "replicator",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.python.unix.domain.socket.enabled": "true",
+            "spark.log.level": "ERROR",
+            "spark.task.maxFailures": "4",
+        }
+        master = self._master or conf.get("spark.master") or "local[*]"
+        if master.startswith("local"):
+            defaults |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            if "SPARK_CONF_DIR" not in os.environ:
+                quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+                os.environ.setdefault("SPARK_SUBMIT_OPTS", quiet)
+        for key, value in (defaults | self._settings).items():
+            if key in self._settings or not conf.contains(key):
+                conf.set(key, value)
+        conf.setMaster(master)
+        try:
+            return SparkContext.getOrCreate(conf)
+        except Exception as error:
+            raise Error(
+                f"Spark did not start with master {master}: {str(error)[:500]}",
+                hint="check JAVA_HOME (Java 17 or newer) and the master's address, or use --engine local",
+            ) from error
+
+
+class _Careful:
+    """A function whose errors of ours are returned: trying again on another executor would not help."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, task: Any) -> Any:
+        try:
+            return self._function(task)
+        except Error as error:
+            return error
+
+
+def _cause(error: Exception) -> str:
+    """The last line of a Python traceback inside a Java one, else the beginning."""
+    text = str(getattr(error, "java_exception", error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    python = [line for line in lines if line and not line.startswith(("at ", "File ", "Caused by"))]
+    return next((line for line in python if "Error" in line and not line.startswith("org.")), text[:300])[:500]
+
+
+class AutoEngine:
+    """Threads for small work, Spark for large: `for_work` chooses by the number of things and of bytes."""
+
+    SMALL_ITEMS = 20_000  # below, Spark's start (4 to 9 s) costs more than the work itself
+    SMALL_BYTES = 4 << 30
+
+    def __init__(self, local: LocalEngine, spark: SparkEngine, choice: str = "auto") -> None:
+        """`choice`: auto, local or spark."""
+        self._local, self._spark, self._choice = local, spark, choice
+
+    def for_work(self, items: int, size: int = 0) -> Engine:
+        """The engine for work on `items` things of `size` bytes together."""
+        if self._choice == "local":
+            return self._local
+        small = items <= self.SMALL_ITEMS and size <= self.SMALL_BYTES
+        return self._local if small and self._choice == "auto" else self._spark
+
+    @property
+    def start_seconds(self) -> float:
+        """How long Spark took to start; 0 when it was not used."""
+        return self._spark.start_seconds
+
+    def stop(self) -> None:
+        self._spark.stop()

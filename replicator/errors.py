@@ -1,0 +1,86 @@
+"""Errors of the tool, below the one root in `cmroot.errors`. Exit codes: docs/cli.md."""
+
+from __future__ import annotations
+
+from cmroot.errors import (
+    ChecksumMismatch,
+    Error,
+    FormatError,
+    KeepError,
+    LeaseHeld,
+    NoSpace,
+    NotWritable,
+)
+
+__all__ = [
+    "BootstrapNeeded", "ChecksumMismatch", "CommitOutcomeUnknown", "ConfigError", "Error", "FilesMissing",
+    "FormatError", "JavaError", "KeepError", "LeaseHeld", "MetastoreError", "MetastoreStartError",
+    "MetastoreUnreachable", "NoSpace", "NotWritable", "NotificationLogOff", "ObjectExists", "ObjectNotFound",
+    "Refused", "UsageError",
+]  # fmt: skip
+
+
+class UsageError(Error):
+    """The command line or a value on it is wrong; nothing was done."""
+
+    exit_code = 2
+
+
+class ConfigError(Error):
+    """The configuration file is wrong; the message names the key."""
+
+    exit_code = 2
+
+
+class MetastoreError(Error):
+    """The metastore answered with an error."""
+
+
+class MetastoreUnreachable(MetastoreError):
+    """The metastore does not answer, or went away in the middle of a call that changes nothing."""
+
+    exit_code = 75
+    transient = True
+
+
+class CommitOutcomeUnknown(MetastoreError):
+    """The metastore went away during a change: it may have happened. Running the same command again settles it."""
+
+    exit_code = 75
+    transient = True
+
+
+class ObjectNotFound(MetastoreError):
+    """A database, table, partition or function does not exist."""
+
+
+class ObjectExists(MetastoreError):
+    """A database, table, partition or function exists already."""
+
+
+class NotificationLogOff(MetastoreError):
+    """The metastore writes no notification log: DbNotificationListener is not configured."""
+
+
+class JavaError(Error):
+    """No usable Java runtime."""
+
+
+class MetastoreStartError(Error):
+    """The embedded metastore did not start; the message carries its log's last lines."""
+
+
+class BootstrapNeeded(Error):
+    """Events that are needed are gone: an incremental dump or load cannot be exact, a bootstrap is needed."""
+
+    exit_code = 5
+
+
+class Refused(Error):
+    """A safety rule refused the operation."""
+
+    exit_code = 6
+
+
+class FilesMissing(Error):
+    """Files that a dump names are neither at the source nor in `$cmroot` with the recorded bytes."""

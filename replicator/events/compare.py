@@ -1,0 +1,96 @@
+"""Comparing what the captured log says with what the metastore says now: the difference, as changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from replicator.events.record import (
+    AddPartitions,
+    AlterDatabase,
+    AlterTable,
+    Change,
+    CreateDatabase,
+    CreateFunction,
+    CreateTable,
+    DropFunction,
+    DropPartitions,
+    DropTable,
+    SetStatistics,
+    partition_names,
+)
+from replicator.model import Database, Function, Partition, Statistics, Table
+
+
+def database_change(known: Database | None, now: Database) -> Iterator[Change]:
+    if known is None:
+        yield CreateDatabase(database=now)
+    elif known != now:
+        yield AlterDatabase(database=now)
+
+
+def function_changes(known: Sequence[Function], now: Sequence[Function]) -> Iterator[Change]:
+    before = {function.name: function for function in known}
+    for function in now:
+        if before.pop(function.name, None) != function:
+            yield CreateFunction(function=function)
+    for function in before.values():
+        yield DropFunction(db=function.db, name=function.name)
+
+
+def table_change(known: Table | None, now: Table) -> Iterator[Change]:
+    """A table that became another one (its creation time changed, as after a drop that was not seen) begins anew."""
+    if known is None or known.create_time != now.create_time or known.partition_keys != now.partition_keys:
+        yield CreateTable(table=now)
+    elif comparable(known) != comparable(now):
+        yield AlterTable(db=known.db, name=known.name, table=now, location_before=known.location)
+
+
+def dropped_tables(db: str, known: Sequence[str], now: Sequence[str]) -> Iterator[Change]:
+    for name in sorted(set(known) - set(now)):
+        yield DropTable(db=db, name=name)
+
+
+def partition_changes(table: Table, known: Mapping[str, Partition], now: Sequence[Partition]) -> Iterator[Change]:
+    """Added and altered partitions of one batch; `known` by name. A new creation time means it was added again."""
+    keys = tuple(key.name for key in table.partition_keys)
+    added, altered = [], []
+    for name, partition in zip(partition_names(keys, now), now, strict=True):
+        before = known.get(name)
+        if before is None or before.create_time != partition.create_time:
+            added.append(partition)
+        elif comparable(before) != comparable(partition):
+            altered.append(partition)
+    if added:
+        yield AddPartitions(db=table.db, table=table.name, keys=keys, partitions=tuple(added))
+    if altered:
+        yield AddPartitions(db=table.db, table=table.name, keys=keys, partitions=tuple(altered), replace=False)
+
+
+def dropped_partitions(table: Table, gone: Sequence[str]) -> Iterator[Change]:
+    if gone:
+        yield DropPartitions(db=table.db, table=table.name, names=tuple(gone))
+
+
+def statistics_change(db: str, table: str, known: Sequence[Statistics], now: Sequence[Statistics]) -> Iterator[Change]:
+    """Statistics that are new or different; removed ones go unsaid (a metastore drops them with the column)."""
+    before = {each.partition: each for each in known}
+    changed = tuple(each for each in now if before.get(each.partition) != each)
+    if changed:
+        yield SetStatistics(db=db, table=table, statistics=changed)
+
+
+def has_column_statistics(parameters: Mapping[str, str]) -> bool:
+    """Whether the metastore marked column statistics as present (StatsSetupConst.COLUMN_STATS_ACCURATE)."""
+    return '"COLUMN_STATS"' in parameters.get("COLUMN_STATS_ACCURATE", "")
+
+
+def comparable(thing: Table | Partition) -> Table | Partition:
+    """Without what reading alone changes, and what an event's copy of an object does not carry."""
+    if isinstance(thing, Table):
+        return msgspec.structs.replace(
+            thing, last_access_time=0, privileges=None, extra={}, temporary=False,
+            rewrite_enabled=bool(thing.rewrite_enabled),
+        )  # fmt: skip
+    return msgspec.structs.replace(thing, last_access_time=0, extra={})

@@ -1,0 +1,177 @@
+"""Listing objects: which files a table or partition has now, and what changed since they were last recorded.
+
+`list_objects` is what an engine runs, on executors too: it lists directories, hashes and keeps the files that are new
+or changed, and returns file rows. It talks to no metastore and writes nothing but kept bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from cmroot.keep import Keeper
+from cmroot.listing import FileState, Listing, list_tree
+from cmroot.log import FILES
+from cmroot.place import join
+from replicator.events.manifest import DataObject, KnownFile
+
+ROWS = 10_000  # of one outcome, from which on a task leaves the rest of its objects: bounds what a driver gathers
+STABLE_TRIES = 3  # listings of a directory that changes while its files are read
+
+
+@dataclass(frozen=True)
+class ListTask:
+    """Objects to list, what is known of the files of each, and how bytes are kept."""
+
+    objects: Sequence[DataObject]
+    known: Sequence[Mapping[str, KnownFile]]
+    keeper: Keeper
+
+
+@dataclass
+class Listed:
+    """The outcome: rows for the captured log (positions are the caller's to fill), the object each row is about, each
+    object's directories, the objects that have none, and how much was read. `postponed`: objects that are not in it,
+    because it grew too large; they are to be listed by another task."""
+
+    objects: Sequence[DataObject]
+    rows: pa.Table
+    owners: list[int]
+    directories: list[tuple[int, str, int, int, str]] = field(default_factory=list)  # object, then DirectoryState
+    missing: list[DataObject] = field(default_factory=list)
+    postponed: Sequence[DataObject] = ()
+    files_hashed: int = 0
+    bytes_hashed: int = 0
+
+
+def list_objects(task: ListTask) -> Listed:
+    """Lists each object and keeps what is new. May run twice: kept bytes are content-addressed."""
+    rows = _Rows()
+    missing, directories = [], []
+    done = 0
+    for index, (thing, known) in enumerate(zip(task.objects, task.known, strict=True)):
+        if len(rows.owner) >= ROWS:
+            break
+        done += 1
+        for last_try in (False,) * (STABLE_TRIES - 1) + (True,):
+            listing = list_tree(thing.location)
+            if listing is None:
+                missing.append(thing)
+                break
+            if _record(rows, index, thing, listing, known, task.keeper, tolerant=last_try):
+                directories += [
+                    (index, each.relative, each.mtime_ns, each.listed_ns, each.identity) for each in listing.directories
+                ]
+                break
+    return Listed(
+        objects=task.objects[:done], rows=rows.table(task.objects), owners=rows.owner, directories=directories,
+        missing=missing, postponed=task.objects[done:], files_hashed=rows.files_hashed, bytes_hashed=rows.bytes_hashed,
+    )  # fmt: skip
+
+
+def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:
+    """The listing of objects whose directory is gone for good: every file that was known is removed."""
+    rows = _Rows()
+    for index, files in enumerate(known):
+        for path in files:
+            rows.add(index, "remove", path, None, None, None, None, None)
+    return Listed(objects=objects, rows=rows.table(objects), owners=rows.owner)
+
+
+def unseen_files(db: str, table: str, partition: str, named: Mapping[str, int]) -> pa.Table:
+    """Rows for files that an event named (URI -> position) and that were gone before they could be read: the checksum
+    is unknown, nothing is kept, and a load that needs them says so."""
+    rows = _Rows()
+    objects: list[DataObject] = []
+    for uri in named:
+        location, _, path = uri.rpartition("/")
+        rows.add(len(objects), "add", path, None, None, None, None, False)
+        objects.append(DataObject(0, 0, db, table, partition, location, 0))
+    unplaced = rows.table(objects)
+    positions = pa.array(list(named.values()), pa.int64())
+    return unplaced.set_column(0, unplaced.schema.field(0), positions)
+
+
+def _record(
+    rows: _Rows, index: int, thing: DataObject, listing: Listing, known: Mapping[str, KnownFile], keeper: Keeper,
+    *, tolerant: bool,
+) -> bool:  # fmt: skip
+    """Adds one object's rows. False, with nothing added, when a file vanished meanwhile; `tolerant` leaves it out."""
+    start = len(rows.owner)
+    remaining = dict(known)
+    for file in listing.files:
+        before = remaining.pop(file.path_relative, None)
+        if before is not None and _same(before, file, keeper):
+            continue
+        try:
+            kept = keeper.keep(join(thing.location, file.path_relative))
+        except FileNotFoundError:
+            if tolerant:
+                if before is not None:
+                    remaining[file.path_relative] = before
+                continue
+            rows.cut(start)
+            return False
+        rows.add(
+            index,
+            "add",
+            file.path_relative,
+            kept.size,
+            kept.mtime_ns,
+            kept.identity,
+            kept.checksum,
+            keeper.name != "none",
+        )
+    for path in remaining:
+        rows.add(index, "remove", path, None, None, None, None, None)
+    return True
+
+
+def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
+    """Whether a file needs no reading: same size, time and identity as recorded, and kept where it is to be kept."""
+    return (
+        before.checksum is not None
+        and (before.size, before.mtime_ns, before.identity) == (now.size, now.mtime_ns, now.identity)
+        and (before.kept or keeper.name == "none")
+    )
+
+
+class _Rows:
+    """Columns of file rows under construction."""
+
+    def __init__(self) -> None:
+        self.owner: list[int] = []
+        self.columns: dict[str, list[object]] = {name: [] for name in _WRITTEN}
+        self.files_hashed = 0
+        self.bytes_hashed = 0
+
+    def add(self, owner: int, *values: object) -> None:
+        self.owner.append(owner)
+        for name, value in zip(_WRITTEN, values, strict=True):
+            self.columns[name].append(value)
+        if values[0] == "add" and values[5] is not None:
+            self.files_hashed += 1
+            self.bytes_hashed += int(values[2])  # type: ignore[call-overload]
+
+    def cut(self, length: int) -> None:
+        del self.owner[length:]
+        for column in self.columns.values():
+            del column[length:]
+
+    def table(self, objects: Sequence[DataObject]) -> pa.Table:
+        names = {
+            "db": [thing.db for thing in objects],
+            "table": [thing.table for thing in objects],
+            "partition": [thing.partition for thing in objects],
+            "location": [thing.location for thing in objects],
+        }
+        columns: dict[str, list[object]] = {"position": [0] * len(self.owner)}
+        for name, values in names.items():
+            columns[name] = [values[owner] for owner in self.owner]
+        columns |= self.columns
+        return pa.table({name: pa.array(values, FILES.field(name).type) for name, values in columns.items()})
+
+
+_WRITTEN = ("op", "path", "size", "mtime_ns", "identity", "checksum", "kept")

@@ -1,0 +1,78 @@
+"""Reading the notification log: in large pages, with overlap, and never past a hole.
+
+The thrift call checks nothing, so this does (docs/design.md, invariant 2): ids must continue from the cursor, and an
+empty answer counts only when the newest id is the cursor. A 2.3 server with several writers may give one id to two
+rows, the second appearing behind a reader that has passed it: each read looks back and returns such rows as `late`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from replicator.errors import Refused
+from replicator.metastore.client import EVENT_BATCH, MetastoreReader
+from replicator.model import NotificationEvent
+
+LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's transaction is open
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read: `events` after the cursor in order, `late` rows behind it not seen before, and the ids around the
+    first hole, if there is one: (last id before it, first id after it)."""
+
+    events: list[NotificationEvent] = field(default_factory=list)
+    late: list[NotificationEvent] = field(default_factory=list)
+    hole: tuple[int, int] | None = None
+    seen: dict[str, int] = field(default_factory=dict)  # digest of each row near the new cursor -> its id
+
+
+def read_events(source: MetastoreReader, cursor: int, seen: dict[str, int]) -> Reading:
+    """Everything after `cursor`, up to the id that is newest now.
+
+    `seen`: what the last reading returned under that name. Raises Refused when the log is shorter than the cursor."""
+    newest = source.current_event_id()
+    if newest < cursor:
+        raise Refused(
+            f"the metastore's newest event is {newest}, but {cursor} was read from it before: "
+            "another metastore, or one restored from a backup",
+            hint="use another $cmroot for another metastore; after a restore begin with a new $cmroot and a bootstrap",
+        )
+    rows = _fetch(source, max(0, cursor - LOOK_BACK), newest)
+    events = [row for row in rows if row.id > cursor]
+    late = [row for row in rows if row.id <= cursor and digest(row) not in seen] if seen else []
+    last = events[-1].id if events else cursor
+    remembered = {digest(row): row.id for row in rows if row.id > last - LOOK_BACK}
+    return Reading(events=events, late=late, hole=find_hole(cursor, events, newest), seen=remembered)
+
+
+def _fetch(source: MetastoreReader, after: int, newest: int) -> list[NotificationEvent]:
+    """Rows after an id up to `newest`, in order of their ids."""
+    rows: list[NotificationEvent] = []
+    while after < newest:
+        page = source.next_events(after, EVENT_BATCH)
+        if not page:
+            break
+        if len(page) == EVENT_BATCH and page[0].id != page[-1].id:
+            page = [row for row in page if row.id < page[-1].id]  # rows that share the last id may be cut apart
+        rows += page
+        after = page[-1].id
+    return sorted((row for row in rows if row.id <= newest), key=lambda row: row.id)
+
+
+def find_hole(cursor: int, events: Sequence[NotificationEvent], newest: int) -> tuple[int, int] | None:
+    """The first gap in the ids between the cursor and the newest event; None when every id is there."""
+    last = cursor
+    for event in events:
+        if event.id > last + 1:
+            return last, event.id
+        last = event.id
+    return (last, newest + 1) if last < newest else None
+
+
+def digest(event: NotificationEvent) -> str:
+    """Identity of a row: ids alone repeat."""
+    text = "\0".join(str(part) for part in (event.id, event.type, event.db, event.table, event.message))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

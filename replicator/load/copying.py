@@ -1,0 +1,217 @@
+"""Copying one file to the target: from the target's own `$cmroot`, else the source, else the source's `$cmroot`.
+
+The bytes decide: a file is read once, hashed on the way, read back, and gets its final name only if it is what was
+recorded (docs/design.md, invariant 4). Runs on executors; knows no metastore and no plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import msgspec
+
+from cmroot.checksum import checksum_file, copy_file, copy_stream
+from cmroot.content import is_kept, locate
+from cmroot.keep import choose_keeper
+from cmroot.place import is_local, join, local_path, raise_named, store_for
+from cmroot.recycle import recycle
+
+ASIDE = ".replicating-"  # a name that no reader of tables looks at; a crash leaves it, the next load sweeps it
+
+
+class Wanted(msgspec.Struct, frozen=True, gc=False):
+    """One file of the target: where its bytes may be, what they must be, where it goes. checksum None: its bytes were
+    never seen (they were gone before capture could read them)."""
+
+    source: str
+    target: str
+    size: int | None
+    mtime_ns: int | None
+    checksum: str | None
+    position: int
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The source's `$cmroot` (kept bytes) and the target's (what is replaced goes there; what is there is used)."""
+
+    source: str
+    target: str
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """How a wanted file came to be: `origin` is present (was there already), target (from the target's own `$cmroot`),
+    source, cmroot, or missing, with the reason."""
+
+    origin: str
+    size: int = 0
+    reason: str = ""
+
+
+def kept_prefixes(root: str) -> frozenset[str]:
+    """First two digits of the checksums that a `$cmroot` keeps now; most targets keep none, and need not be asked for
+    every file."""
+    return frozenset(store_for(root).list(join(root, "files"))) if is_local(root) else EVERY_PREFIX
+
+
+EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
+
+
+def place_file(wanted: Wanted, roots: Roots, kept: frozenset[str] = EVERY_PREFIX) -> Placed:
+    """Makes the target file what it has to be. May run twice: a file that is right already is left alone.
+    `kept`: where the target's `$cmroot` is asked before the source; elsewhere it is asked last."""
+    if wanted.checksum is None or wanted.size is None:
+        return Placed("missing", reason="it was dropped before capture could read it")
+    if is_local(wanted.target):
+        target = local_path(wanted.target)
+        try:
+            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, kept)
+        except OSError as error:
+            raise_named(error, target)
+    return _place_object(wanted, wanted.checksum, wanted.size, roots)
+
+
+def probe_file(wanted: Wanted, roots: Roots) -> Placed:
+    """Whether a file's bytes seem to be had, by name and size; reads none of them. Before anything is taken away."""
+    if wanted.checksum is None or wanted.size is None:
+        return Placed("missing", reason="it was dropped before capture could read it")
+    for place in (wanted.source, locate(roots.source, wanted.checksum, wanted.size), wanted.target):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if store_for(place).size(place) == wanted.size:
+                return Placed("present", wanted.size)
+    if is_kept(roots.target, wanted.checksum, wanted.size):
+        return Placed("present", wanted.size)
+    return Placed("missing", reason="it is neither at the source nor in $cmroot")
+
+
+def _place_local(
+    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str]
+) -> Placed:  # fmt: skip
+    there = _status(target)
+    if there is not None and there.st_size == size:
+        if there.st_mtime_ns == wanted.mtime_ns:
+            return Placed("present", size)
+        if checksum_file(target) == (checksum, size):
+            _set_time(target, wanted.mtime_ns)
+            return Placed("present", size)
+    directory, _, name = target.rpartition("/")
+    aside = f"{directory}/{ASIDE}{name}"
+    reasons = []
+    for origin, place in _origins(wanted, checksum, size, roots, kept):
+        try:
+            found = _copy(place, aside, wanted.mtime_ns)
+        except FileNotFoundError:
+            reasons.append(f"{place} does not exist")
+            continue
+        if found != (checksum, size):
+            os.unlink(aside)
+            reasons.append(f"{place} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
+            continue
+        if there is not None:
+            choose_keeper(roots.target, directory).keep(target)
+            _drop_sidecar(target)
+        os.rename(aside, target)
+        return Placed(origin, size)
+    return Placed("missing", reason="; ".join(reasons))
+
+
+def _origins(
+    wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str] = EVERY_PREFIX
+) -> Iterator[tuple[str, str]]:
+    first = checksum[:2] in kept
+    if first and is_kept(roots.target, checksum, size):
+        yield "target", locate(roots.target, checksum, size)
+    yield "source", wanted.source
+    yield "cmroot", locate(roots.source, checksum, size)
+    if not first and is_kept(roots.target, checksum, size):  # kept since the load began
+        yield "target", locate(roots.target, checksum, size)
+
+
+def _copy(place: str, aside: str, mtime_ns: int | None) -> tuple[str, int]:
+    """Copies to a fresh name and reads back. Raises FileNotFoundError when the origin is not there."""
+    for attempt in (1, 2):
+        try:
+            if is_local(place):
+                return copy_file(local_path(place), aside, reread=True, mtime_ns=mtime_ns)
+            with store_for(place).open_read(place) as source, open(aside, "xb") as target:
+                copy_stream(source, target)
+            _set_time(aside, mtime_ns)
+            return checksum_file(aside)
+        except FileExistsError:  # left by a crash
+            os.unlink(aside)
+        except FileNotFoundError:
+            directory = os.path.dirname(aside)
+            if attempt == 2 or os.path.isdir(directory):
+                raise
+            os.makedirs(directory, exist_ok=True)
+    raise FileExistsError(f"{aside} keeps coming back: another load is writing there")
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _set_time(path: str, mtime_ns: int | None) -> None:
+    if mtime_ns is not None:
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def _drop_sidecar(target: str) -> None:
+    """Hadoop's local checksum of the replaced file would condemn the new one."""
+    path = PurePosixPath(target)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path.with_name(f".{path.name}.crc"))
+
+
+def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots) -> Placed:
+    """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
+    store = store_for(wanted.target)
+    try:
+        if store.size(wanted.target) == size and _object_checksum(wanted.target) == (checksum, size):
+            return Placed("present", size)
+        recycle(roots.target, wanted.target)
+    except FileNotFoundError:
+        pass
+    reasons = []
+    for origin, place in _origins(wanted, checksum, size, roots):
+        aside = f"{wanted.target.rpartition('/')[0]}/{ASIDE}{uuid.uuid4().hex}"
+        try:
+            with store_for(place).open_read(place) as source, store.open_write(aside) as target:
+                found = copy_stream(source, target)
+        except FileNotFoundError:
+            reasons.append(f"{place} does not exist")
+            continue
+        if found == (checksum, size) and _object_checksum(aside) == found:
+            store.move(aside, wanted.target)
+            return Placed(origin, size)
+        store.remove(aside)
+        reasons.append(f"{place} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
+    return Placed("missing", reason="; ".join(reasons))
+
+
+def _object_checksum(place: str) -> tuple[str, int]:
+    from cmroot.checksum import checksum_stream
+
+    with store_for(place).open_read(place) as stream:
+        return checksum_stream(stream)
+
+
+def remove_file(target: str, roots: Roots) -> bool:
+    """Recycles a target file that the source no longer has; False when it is not there. May run twice."""
+    if is_local(target) and _status(local_path(target)) is None:
+        return False
+    try:
+        recycle(roots.target, target)
+    except FileNotFoundError:
+        return False
+    if is_local(target):
+        _drop_sidecar(local_path(target))
+    return True

@@ -1,0 +1,270 @@
+"""File entries of a dump become files of the target: the work of one Spark task.
+
+A task reads one bucket of `_files`, folds its entries (the last one about a path counts, those from before a drop do
+not), and copies its share. Everything about one path is in one bucket, so tasks need no talk with each other, and no
+list of files exists anywhere but in a task.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from bisect import bisect_right as bisect
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmroot.place import is_local, local_path, store_for
+from replicator.errors import Error
+from replicator.load.copying import Placed, Roots, Wanted, kept_prefixes, place_file, probe_file, remove_file
+from replicator.load.placement import Placement
+from replicator.load.squash import Move, follow
+
+THREADS = 2  # a task's own: one waits for the disk while the other hashes
+LARGE = 4 << 20  # mean size above which that is worth it: with small files threads only wait for the interpreter's lock
+FILE_COST = 256 * 1024  # a file's fixed cost, in bytes that could be copied in the time
+COPY, REMOVE, PROBE = "copy", "remove", "probe"
+MISSING_SHOWN = 1000  # missing files a task names; more are counted
+
+
+@dataclass(frozen=True)
+class PartitionRule:
+    """What a task must know of a partition that had a name from position `begin` on: entries before `since` are void;
+    `moves`: of its own directory; `gone`: it was dropped."""
+
+    begin: int
+    since: int
+    moves: tuple[Move, ...] = ()
+    gone: bool = False
+
+
+@dataclass(frozen=True)
+class TableRule:
+    """A table by one of its names, from position `begin` to `end` (None: the end of the range): its final database and
+    source location, the moves of its directory, and from which position entries count. `gone`: nothing of it is wanted.
+    `partitions`: by each of their names."""
+
+    begin: int
+    end: int | None
+    db: str
+    since: int
+    location: str | None
+    moves: tuple[Move, ...]
+    gone: bool
+    partitions: dict[str, list[PartitionRule]] = field(default_factory=dict)
+
+    def partition(self, name: str, position: int) -> PartitionRule | None:
+        """The partition that had a name at a position; None for one that needs no rule."""
+        candidates = [rule for rule in self.partitions.get(name, ()) if rule.begin <= position]
+        return max(candidates, key=lambda rule: rule.begin, default=None)
+
+
+@dataclass(frozen=True)
+class FileRules:
+    """All that turns a file entry into a place on the target."""
+
+    placement: Placement
+    tables: dict[tuple[str, str], list[TableRule]]
+    after: int  # entries up to this position were loaded before
+
+    def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
+        """Where the object of an entry lies now, at the source and on the target; None when the entry is void."""
+        rule = None
+        for candidate in self.tables.get((db, table), ()):
+            if candidate.begin <= position and (candidate.end is None or position <= candidate.end):
+                rule = candidate
+        if rule is None or rule.gone or position < rule.since or position <= self.after:
+            return None
+        moves = rule.moves
+        about = rule.partition(partition, position) if partition else None
+        if about is not None:
+            if about.gone or position < about.since:
+                return None
+            moves = tuple(sorted(moves + about.moves))
+        now = follow(location, position, moves)
+        return now, self.placement.inside(rule.db, rule.location, now)
+
+
+@dataclass(frozen=True)
+class CopyTask:
+    """One bucket (its parts), and which share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles what
+    the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had."""
+
+    parts: Sequence[str]
+    rules: FileRules
+    roots: Roots
+    share: int
+    shares: int
+    purpose: str = COPY
+
+
+@dataclass
+class CopyReport:
+    """What a task did, in files and bytes. `missing`: (target path, position, reason), at most MISSING_SHOWN."""
+
+    copied: int = 0
+    bytes_copied: int = 0
+    from_source: int = 0
+    from_cmroot: int = 0
+    from_target: int = 0
+    skipped: int = 0
+    removed: int = 0
+    missing_count: int = 0
+    missing: list[tuple[str, int, str]] = field(default_factory=list)
+
+    def add(self, other: CopyReport) -> None:
+        for name in ("copied", "bytes_copied", "from_source", "from_cmroot", "from_target", "skipped", "removed",
+                     "missing_count"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.missing = (self.missing + other.missing)[:MISSING_SHOWN]
+
+
+def run_copy_task(task: CopyTask) -> CopyReport:
+    """Copies or recycles a task's share. May run twice."""
+    wanted, removed = fold_entries(_rows(task.parts), task.rules)
+    report = CopyReport()
+    if task.purpose == REMOVE:
+        for target in removed[task.share :: task.shares]:
+            report.removed += remove_file(target, task.roots)
+        return report
+    mine = share_of(wanted, task.share, task.shares)
+    kept = kept_prefixes(task.roots.target)
+
+    def work(files: Iterable[Wanted]) -> CopyReport:
+        done = CopyReport()
+        for file in files:
+            placed = probe_file(file, task.roots) if task.purpose == PROBE else place_file(file, task.roots, kept)
+            _count(done, file, placed)
+        return done
+
+    threads = THREADS if sum(file.size or 0 for file in mine) > LARGE * len(mine) else 1
+    if threads == 1:
+        report.add(work(mine))
+    else:
+        queue, guard = iter(mine), threading.Lock()
+        with ThreadPoolExecutor(threads) as pool:
+            for future in [pool.submit(work, _handed_out(queue, guard)) for _ in range(threads)]:
+                report.add(future.result())
+    seen = report.copied + report.skipped + report.missing_count
+    if seen != len(mine):
+        raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")
+    return report
+
+
+def _handed_out(queue: Iterator[Wanted], guard: threading.Lock) -> Iterator[Wanted]:
+    while True:
+        with guard:
+            file = next(queue, None)
+        if file is None:
+            return
+        yield file
+
+
+def fold_entries(rows: Iterable[pa.Table], rules: FileRules) -> tuple[list[Wanted], list[str]]:
+    """Files that the target must have, and those it must not, after all entries: the last about a path counts."""
+    last: dict[str, tuple[int, Wanted | None]] = {}
+    places: dict[tuple[int, str, str, str, str], tuple[str, str] | None] = {}
+    for table in rows:
+        for op, key, files in _runs(table):
+            if key not in places:
+                directories = rules.places(*key)
+                places[key] = directories and (_slashed(directories[0]), _slashed(directories[1]))
+            found = places[key]
+            if found is None:
+                continue
+            (source, target), position, adds = found, key[0], op == "add"
+            for path, size, mtime_ns, checksum in files:
+                place = target + path
+                before = last.get(place)
+                if before is None or before[0] <= position:
+                    wanted = Wanted(source + path, place, size, mtime_ns, checksum, position) if adds else None
+                    last[place] = (position, wanted)
+    return (
+        [wanted for _, wanted in last.values() if wanted is not None],
+        [target for target, (_, wanted) in last.items() if wanted is None],
+    )
+
+
+def _runs(table: pa.Table) -> Iterator[tuple[str, tuple[int, str, str, str, str], Iterable[tuple[Any, ...]]]]:
+    """Rows in turn, by runs of one object at one position: (op, position to location, its files)."""
+    if not table.num_rows:
+        return
+    about = [table[name].combine_chunks() for name in _ABOUT]
+    changes = [pc.not_equal(column[1:], column[:-1]).fill_null(True) for column in about]
+    starts = [0, *(before + 1 for before in pc.indices_nonzero(reduce(pc.or_, changes)).to_pylist())]
+    keys = zip(*(column.take(pa.array(starts)).to_pylist() for column in about), strict=True)
+    files = [table[name].to_pylist() for name in _OF_FILES]
+    for (op, *key), start, end in zip(keys, starts, [*starts[1:], table.num_rows], strict=True):
+        yield op, tuple(key), zip(*(column[start:end] for column in files), strict=True)
+
+
+_ABOUT = ("op", "position", "db", "table", "partition", "location")
+_OF_FILES = ("path", "size", "mtime_ns", "checksum")
+
+
+def _slashed(directory: str) -> str:
+    """Of a place, what comes before the names in it; a local one as a plain path."""
+    return (local_path(directory) if is_local(directory) else directory).rstrip("/") + "/"
+
+
+def share_of(files: Sequence[Wanted], share: int, shares: int) -> list[Wanted]:
+    """One of `shares` parts of the files, of about equal cost; every task computes the same division.
+
+    Large files are dealt out, the largest first. Small ones are cut into stretches that level the parts: entries come
+    by directory, and two tasks that make files in one directory wait for each other."""
+    if shares == 1:
+        return list(files)
+    large = sorted((file for file in files if _cost(file) > LARGE), key=lambda each: (-_cost(each), each.target))
+    small = [file for file in files if _cost(file) <= LARGE]
+    loads = [(0, number) for number in range(shares)]
+    mine = []
+    for file in large:
+        load, number = heapq.heappop(loads)
+        heapq.heappush(loads, (load + _cost(file), number))
+        if number == share:
+            mine.append(file)
+    if not small:
+        return mine
+    ends = list(accumulate(map(_cost, small)))
+    level = (ends[-1] + sum(load for load, _ in loads)) / shares
+    room = [max(0.0, level - load) for load, _ in sorted(loads, key=lambda each: each[1])]
+    first, last = (round(ends[-1] * sum(room[:number]) / sum(room)) for number in (share, share + 1))
+    return mine + small[bisect(ends, first) : bisect(ends, last)]
+
+
+def _cost(file: Wanted) -> int:
+    return (file.size or 0) + FILE_COST
+
+
+def _count(report: CopyReport, file: Wanted, placed: Placed) -> None:
+    match placed.origin:
+        case "missing":
+            report.missing_count += 1
+            if len(report.missing) < MISSING_SHOWN:
+                report.missing.append((file.target, file.position, f"{file.source}: {placed.reason}"))
+            return
+        case "present":
+            report.skipped += 1
+            return
+        case "source":
+            report.from_source += 1
+        case "cmroot":
+            report.from_cmroot += 1
+        case "target":
+            report.from_target += 1
+    report.copied += 1
+    report.bytes_copied += placed.size
+
+
+def _rows(parts: Sequence[str]) -> Iterator[pa.Table]:
+    for part in parts:
+        with store_for(part).open_read(part) as file:
+            for batch in pq.ParquetFile(file).iter_batches(columns=[*_ABOUT, *_OF_FILES]):
+                yield pa.Table.from_batches([batch])

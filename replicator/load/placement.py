@@ -1,0 +1,98 @@
+"""Placement: where an object of the source lies on the target. Pure.
+
+Rules, in this order: an explicit location mapping (longest prefix first); below the source table's location: the same
+path below the target table's; below the source database's location: the same below the target database's; anywhere
+else: the whole source path below the target's external directory, so that no two sources meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cmroot.errors import UnknownPlace
+from cmroot.place import is_local, join, normal
+from replicator.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """databases: source name -> target name, for every database of the dump. source_locations, target_locations:
+    database name (the source's) -> location. mappings: (source prefix, target prefix) pairs. external: target
+    directory for what lies outside its database."""
+
+    databases: Mapping[str, str]
+    source_locations: Mapping[str, str]
+    target_locations: Mapping[str, str]
+    external: str
+    mappings: Sequence[tuple[str, str]] = field(default=())
+
+    def database(self, name: str) -> str:
+        """A database's name on the target; names outside the dump stay."""
+        return self.databases.get(name, name)
+
+    def table(self, db: str, location: str) -> str:
+        """Where a table with this source location lies on the target."""
+        mapped = self._mapped(location)
+        if mapped is not None:
+            return mapped
+        home = self.source_locations.get(db)
+        if home and (below := relative(location, home)) is not None:
+            return join(self.target_locations[db], below)
+        return self._elsewhere(location)
+
+    def inside(self, db: str, table_location: str | None, location: str) -> str:
+        """Where a partition (or any path a table names) lies on the target, given its table's source location."""
+        if table_location and (below := relative(location, table_location)) is not None:
+            mapped = self._mapped(location)
+            return mapped if mapped is not None else join(self.table(db, table_location), below)
+        return self.table(db, location)
+
+    def path_in_text(self, db: str, table_location: str | None, value: str) -> str:
+        """A property's value, with the source path it holds (if it is one that is replicated) replaced."""
+        if "/" not in value:
+            return value
+        with contextlib.suppress(UnknownPlace):  # text that only looks like a place
+            for home in (table_location, self.source_locations.get(db), *(source for source, _ in self.mappings)):
+                if home and relative(value, home) is not None:
+                    return uri(self.inside(db, table_location, value))
+        return value
+
+    def _mapped(self, location: str) -> str | None:
+        for source, target in sorted(self.mappings, key=lambda pair: -len(pair[0])):
+            below = relative(location, source)
+            if below is not None:
+                return join(target, below)
+        return None
+
+    def _elsewhere(self, location: str) -> str:
+        path = normal(location)
+        return join(self.external, path.partition("://")[2] if "://" in path else path)
+
+
+def relative(location: str, home: str) -> str | None:
+    """`location` relative to `home` ("" for home itself); None when it does not lie below it."""
+    path, top = normal(location), normal(home).rstrip("/")
+    if path == top:
+        return ""
+    return path[len(top) + 1 :] if path.startswith(top + "/") else None
+
+
+def uri(place: str) -> str:
+    """A place as the metastore writes it: local ones with the scheme file:."""
+    return f"file:{normal(place)}" if is_local(place) else place
+
+
+def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """`A=B` pairs of an option. Raises UsageError for anything else, and for two different B of one A."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        before, equals, after = text.partition("=")
+        if not (before and equals and after):
+            raise UsageError(
+                f"{option} {text!r} is not of the form A=B", hint="A is the source's, B what it becomes on the target"
+            )
+        if pairs.setdefault(before, after) != after:
+            raise UsageError(f"{option} names {before} twice: {pairs[before]} and {after}", hint="give it once")
+    return list(pairs.items())

@@ -1,0 +1,403 @@
+"""Plan: what a load will do, decided before it does anything. Pure: from a squashed range and the target's state.
+
+A plan has, for every table, what prepares it (drop, rename, clear), and what commits it; and the rules by which tasks
+turn file entries into target files. Its size grows with tables, not with files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from replicator.dump.layout import BOOTSTRAP, DumpMetadata
+from replicator.errors import BootstrapNeeded, Refused
+from replicator.events.scope import Patterns
+from replicator.load.files import FileRules, PartitionRule, TableRule
+from replicator.load.placement import Placement, relative
+from replicator.load.replica import Mark, replica_database, replica_function, replica_table
+from replicator.load.squash import Lineage, Squashed
+from replicator.load.target import TargetDatabase, applied_position, table_position
+from replicator.model import Database, Function, Table
+
+Name = tuple[str, str]
+Key = TypeVar("Key")
+
+PASSING = "__replicator_swap"  # ends the name of what is on its way, where renames go round in a circle
+
+
+@dataclass
+class TablePlan:
+    """One table of the target. Names are the target's. `lineage`: what happened at the source; `table`: the final
+    object (None: dropped). `rename_from`: its name on the target until now. `clear`: its old data goes to `$cmroot`
+    before the new is copied, because all that it has is in the dump. `exists`: the target has it already, under
+    `rename_from` or its name."""
+
+    name: Name
+    lineage: Lineage
+    table: Table | None = None
+    rename_from: Name | None = None
+    clear: bool = False
+    exists: bool = False
+
+
+@dataclass
+class Plan:
+    """What a load does, in this order: databases, drops, renames, clears, copies, removals, tables, functions,
+    dropped databases, checkpoint. `skipped`: why there is nothing to do."""
+
+    metadata: DumpMetadata
+    placement: Placement
+    mark: Mark
+    after: int
+    squashed: Squashed
+    create_databases: list[Database] = field(default_factory=list)
+    alter_databases: list[Database] = field(default_factory=list)
+    drop_databases: list[str] = field(default_factory=list)
+    drops: list[Table] = field(default_factory=list)
+    tables: list[TablePlan] = field(default_factory=list)
+    put_functions: list[Function] = field(default_factory=list)
+    drop_functions: list[Name] = field(default_factory=list)
+    checkpoint: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    skipped: str = ""
+
+    @property
+    def changes_shown(self) -> bool:
+        """Whether it changes what a reader of the target sees already. A file that is copied into a table's directory
+        is seen at once, so a load that cannot end must not begin."""
+        return bool(self.drops) or any(step.exists for step in self.tables)
+
+    def file_rules(self) -> FileRules:
+        """The rules for tasks: every table by each of its names."""
+        rules: dict[Name, list[TableRule]] = {}
+        for lineage in self.squashed.lineages:
+            final = lineage.table.location if lineage.table else None
+            partitions: dict[str, list[PartitionRule]] = {}
+            for fate in lineage.fates:
+                for begin, name in fate.names:
+                    rule = PartitionRule(begin, fate.since, tuple(fate.moves), gone=fate.now is None)
+                    partitions.setdefault(name, []).append(rule)
+            for index, called in enumerate(lineage.names):
+                end = lineage.names[index + 1].begin - 1 if index + 1 < len(lineage.names) else lineage.ended
+                rules.setdefault(called.name, []).append(
+                    TableRule(
+                        begin=called.begin,
+                        end=end,
+                        db=lineage.names[-1].db,
+                        since=lineage.since,
+                        location=final,
+                        moves=tuple(lineage.moves),
+                        gone=lineage.now is None,
+                        partitions=partitions,
+                    )
+                )
+        return FileRules(placement=self.placement, tables=rules, after=self.after)
+
+
+def check_target(
+    metadata: DumpMetadata, placement: Placement, target: Mapping[str, TargetDatabase], *, overwrite: bool
+) -> int | None:
+    """The position after which the dump's records are to be applied; None when the target has them all.
+
+    Raises Refused for a target that replication did not make, that replicates another source, that is the source, or
+    that is newer than the dump (`overwrite` allows all but the source itself); BootstrapNeeded for an incremental dump
+    that begins after the target's checkpoint."""
+    positions = []
+    for source_name, name in placement.databases.items():
+        there = target[name]
+        _refuse_source(metadata, source_name, there)
+        if not overwrite:
+            _refuse_foreign(metadata, name, there)
+        positions.append(there.position if there.source in (None, metadata.root_id) else None)
+        if there.position is not None and there.position > metadata.end.position and not overwrite:
+            raise Refused(
+                f"database {name} of the target is at position {there.position}, newer than the dump's end "
+                f"({metadata.end.position}, event {metadata.end.event})",
+                hint="load a newer dump, or --overwrite to take the target back to this one",
+            )
+    unfinished = any(target[name].loading not in (None, "") for name in placement.databases.values())
+    if metadata.kind == BOOTSTRAP:
+        done = all(position == metadata.end.position for position in positions) and not unfinished
+        return None if done else 0
+    assert metadata.begin is not None
+    if any(position is None or position < metadata.begin.position for position in positions):
+        behind = min((position or 0) for position in positions)
+        raise BootstrapNeeded(
+            f"the dump begins at position {metadata.begin.position} (event {metadata.begin.event}), the target is at "
+            f"{behind or 'no position'}",
+            hint="load the dumps between first, in order, or a bootstrap dump",
+        )
+    if all(position == metadata.end.position for position in positions) and not unfinished:
+        return None
+    return min(position for position in positions if position is not None)
+
+
+def _refuse_source(metadata: DumpMetadata, source_name: str, there: TargetDatabase) -> None:
+    location = metadata.locations.get(source_name)
+    if location and there.database and there.database.location and relative(there.database.location, location) == "":
+        raise Refused(
+            f"the target's database {there.database.name} lies at the source's location {location}: it is the source",
+            hint="name another metastore with --target, or another database with --rename-db",
+        )
+
+
+def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) -> None:
+    if there.database is None:
+        return
+    if there.source is None and not there.empty:
+        raise Refused(
+            f"database {name} of the target was not made by replication and holds {len(there.tables)} tables",
+            hint="load into another name with --rename-db, or --overwrite to replace what the dump also has",
+        )
+    if there.source not in (None, metadata.root_id):
+        raise Refused(
+            f"database {name} of the target replicates another source ($cmroot {there.source})",
+            hint="load into another name with --rename-db, or --overwrite",
+        )
+
+
+def make_plan(
+    metadata: DumpMetadata, squashed: Squashed, placement: Placement, target: Mapping[str, TargetDatabase],
+    *, after: int, overwrite: bool = False,
+) -> Plan:  # fmt: skip
+    """The plan. Raises Refused for tables that replication did not make or that are newer than the dump, and for
+    locations of the target that are the source's; BootstrapNeeded when the target lacks what the range builds on."""
+    mark = Mark(event=metadata.end.event, position=metadata.end.position, source=metadata.root_id)
+    plan = Plan(metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed)
+    _plan_databases(plan, target)
+    for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
+        _plan_lineage(plan, lineage, target, overwrite)
+    _plan_dropped_databases(plan, target)
+    if metadata.kind == BOOTSTRAP:
+        _plan_leftovers(plan, target)
+    _plan_functions(plan, target)
+    plan.tables.sort(key=lambda each: (bool(each.table and each.table.is_view), each.name))
+    if squashed.unknown:
+        plan.warnings.append(
+            f"{len(squashed.unknown)} events of unknown kinds are not replayed: {squashed.unknown[:5]}"
+        )
+    return plan
+
+
+def _plan_databases(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    for source_name, name in plan.placement.databases.items():
+        there = target[name]
+        final = plan.squashed.databases.get(source_name)
+        dropped = source_name in plan.squashed.databases and final is None
+        if dropped:
+            if there.database is not None:
+                plan.drop_databases.append(name)
+            continue
+        if final is not None:
+            replica = replica_database(final, plan.placement)
+            (plan.alter_databases if there.database else plan.create_databases).append(replica)
+        if final is not None or there.database is not None:
+            plan.checkpoint.append(name)
+
+
+def _target_name(plan: Plan, name: Name) -> Name:
+    return plan.placement.database(name[0]), name[1]
+
+
+def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase], overwrite: bool) -> None:
+    before = _found_as(plan, lineage, target)
+    if lineage.now is None:
+        if before is not None:
+            plan.drops.append(before)
+        return
+    if lineage.table is None:  # renamed out of what the dump covers, or dropped after its end
+        return
+    name = _target_name(plan, lineage.now)
+    final = replica_table(lineage.table, plan.placement, plan.mark)
+    _refuse_source_location(plan, lineage.table, final)
+    there = _existing(plan, lineage.now, target)
+    if lineage.before is None and name in _leaving(plan):
+        there = None  # an earlier table of this name makes room by itself
+    step = TablePlan(name=name, lineage=lineage, table=final)
+    if there is not None and not overwrite:
+        _refuse_table(plan, there)
+    if lineage.before is None:
+        if before is not None:  # made by a load that ended in the middle, and renamed at the source since
+            plan.drops.append(before)
+        _plan_created(plan, step, there, target)
+    else:
+        _plan_continued(plan, step, before, there)
+    plan.tables.append(step)
+
+
+def _leaving(plan: Plan) -> set[Name]:
+    """Names of the target that become free: of tables that are dropped or renamed."""
+    return {(table.db, table.name) for table in plan.drops} | {
+        step.rename_from for step in plan.tables if step.rename_from
+    }
+
+
+def _plan_created(
+    plan: Plan, step: TablePlan, there: Table | None, target: Mapping[str, TargetDatabase]
+) -> None:  # fmt: skip
+    """A table whose whole content is in the dump. One of its name makes room, if it is not what an earlier attempt to
+    load this very dump has committed: of another dump's table nobody knows what of it the source has no more."""
+    assert step.table is not None
+    if there is None:
+        step.clear = True
+        return
+    resumed = target[there.db].loading == plan.metadata.id and table_position(there) == plan.mark.position
+    if resumed and _same_shape(there, step.table):
+        step.exists = True
+        return
+    plan.drops.append(there)  # what of its data is the same is found again in $cmroot, by checksum
+    step.clear = True
+
+
+def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Table | None) -> None:
+    """A table that the target has already, perhaps under an older name."""
+    lineage = step.lineage
+    old = _target_name(plan, lineage.before or ("", ""))
+    if before is not None and (before.db, before.name) != step.name:
+        step.rename_from, step.exists = (before.db, before.name), True
+    elif there is not None:
+        step.exists = True
+    elif not lineage.complete:
+        raise BootstrapNeeded(
+            f"the target lacks table {'.'.join(old)}, which the dump's changes build on",
+            hint="it was dropped on the target, or never loaded: load a bootstrap dump",
+        )
+    step.clear = lineage.complete
+
+
+def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    """A dropped database takes its tables along, those too that the range never names."""
+    kept = {step.name for step in plan.tables} | {step.rename_from for step in plan.tables}
+    dropped = {(table.db, table.name) for table in plan.drops}
+    for db, at in plan.squashed.dropped_at.items():
+        for table in target[plan.placement.database(db)].tables.values():
+            position = table_position(table)
+            if position is None:
+                raise Refused(
+                    f"database {db} was dropped at the source, and {table.db}.{table.name} was not made by replication",
+                    hint="move that table elsewhere, then load again",
+                )
+            if (table.db, table.name) not in kept | dropped and position < at:
+                plan.drops.append(table)
+
+
+def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    """A bootstrap says all there is: replicated tables in its scope that it does not have are dropped."""
+    scope = plan.metadata.scope
+    patterns = Patterns.parse(scope.include, scope.exclude)
+    wanted = {step.name for step in plan.tables}
+    dropped = {(table.db, table.name) for table in plan.drops}
+    for name in plan.placement.databases.values():
+        for table in target[name].tables.values():
+            key = (table.db, table.name)
+            ours = table_position(table) is not None and patterns.match(table.name)
+            if ours and key not in wanted and key not in dropped:
+                plan.drops.append(table)
+
+
+def _plan_functions(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    for (db, name), function in plan.squashed.functions.items():
+        there = target.get(plan.placement.database(db), TargetDatabase(None)).functions.get(name)
+        if function is not None:
+            plan.put_functions.append(replica_function(function, plan.placement))
+        elif there is not None:
+            plan.drop_functions.append((there.db, name))
+    if plan.metadata.kind == BOOTSTRAP:
+        wanted = {(each.db, each.name) for each in plan.put_functions}
+        for name in plan.placement.databases.values():
+            for function in target[name].functions.values():
+                if (function.db, function.name) not in wanted:
+                    plan.drop_functions.append((function.db, function.name))
+
+
+def _existing(plan: Plan, name: Name | None, target: Mapping[str, TargetDatabase]) -> Table | None:
+    if name is None:
+        return None
+    db, table = _target_name(plan, name)
+    return target[db].tables.get(table) if db in target else None
+
+
+def _found_as(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> Table | None:
+    """The target's table that this one was, under a name it has no more: the one of the start, or one on its way (a
+    passing name too) that a load which ended in the middle gave it, of this dump or of one that ended earlier. None
+    when it has its last name already, or is not there, whoever has those names now."""
+    for index, called in enumerate(lineage.names):
+        later = (other.begin for other in lineage.names[index + 1 :] if other.name != called.name)
+        leaves = next(later, lineage.ended)
+        if leaves is None and called.begin:  # its last name
+            break
+        for name in (called.name,) if leaves is None else (passing_name(called.name), called.name):
+            there = _existing(plan, name, target)
+            if there is None or applied_position(there) < called.begin:
+                continue
+            if leaves is None or applied_position(there) < leaves:
+                return there
+    return None
+
+
+def _refuse_table(plan: Plan, there: Table) -> None:
+    position = table_position(there)
+    if position is None:
+        raise Refused(
+            f"table {there.db}.{there.name} of the target was not made by replication",
+            hint="rename or drop it, or --overwrite to let the load replace it (its data goes to the target's $cmroot)",
+        )
+    if position > plan.metadata.end.position:
+        raise Refused(
+            f"table {there.db}.{there.name} of the target is at position {position}, newer than the dump's end "
+            f"{plan.metadata.end.position}",
+            hint="load a newer dump, or --overwrite to take it back to this one",
+        )
+
+
+def _refuse_source_location(plan: Plan, source: Table, final: Table) -> None:
+    if source.location and final.location and relative(final.location, source.location) == "":
+        raise Refused(
+            f"table {final.db}.{final.name} would lie at the source's own location {source.location}",
+            hint="name another warehouse with --warehouse, or map the location with --map-location",
+        )
+
+
+def _same_shape(there: Table, wanted: Table) -> bool:
+    """Whether altering suffices to make one the other: same kind of thing, same partition keys, same place."""
+    same_place = (there.location or "") == (wanted.location or "")
+    return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys and same_place
+
+
+def passing_name(name: Name) -> Name:
+    """A table's name on its way."""
+    return name[0], name[1] + PASSING
+
+
+def rename_order(
+    renames: Mapping[Key, Key], occupied: Iterable[Key], passing: Callable[[Key], Key]
+) -> list[tuple[Key, Key]]:
+    """Renames (from, to) in an order in which every target name is free; a circle is opened by a passing name.
+
+    Raises Refused when a name is taken by something that does not leave it."""
+    waiting = dict(renames)
+    taken = set(occupied) | set(waiting)
+    ways = set(waiting.values())
+    order = []
+    while waiting:
+        free = [old for old, new in waiting.items() if new not in taken]
+        if free:
+            for old in free:
+                order.append((old, waiting.pop(old)))
+                taken.discard(old)
+                taken.add(order[-1][1])
+            continue
+        circle = next((old for old in waiting if old in ways and passing(old) not in taken), None)
+        if circle is None:
+            blocked = ", ".join(f"{old} -> {new}" for old, new in list(waiting.items())[:5])
+            raise Refused(
+                f"renames of the source meet names that the target uses otherwise: {blocked}",
+                hint="drop or rename what has these names on the target, then load again",
+            )
+        aside = passing(circle)
+        order.append((circle, aside))
+        waiting[aside] = waiting.pop(circle)
+        taken.discard(circle)
+        taken.add(aside)
+    return order

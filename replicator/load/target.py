@@ -1,0 +1,84 @@
+"""What a target holds before a load, as far as planning needs it: read once, before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cmroot.place import join
+from replicator.errors import ObjectNotFound
+from replicator.load.replica import LOADING, POSITION, RENAMED, SOURCE
+from replicator.metastore.client import MetastoreReader
+from replicator.model import Database, Function, Partition, Table
+
+
+@dataclass(frozen=True)
+class TargetDatabase:
+    """One database of the target: itself (None when it does not exist), its tables and functions by name."""
+
+    database: Database | None
+    tables: dict[str, Table] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
+
+    @property
+    def position(self) -> int | None:
+        """The checkpoint: position of the last dump loaded completely; None when none was."""
+        text = self.database.parameters.get(POSITION) if self.database else None
+        return int(text) if text and text.isdigit() else None
+
+    @property
+    def source(self) -> str | None:
+        """Id of the source's $cmroot that this database replicates; None when replication did not make it."""
+        return self.database.parameters.get(SOURCE) if self.database else None
+
+    @property
+    def loading(self) -> str | None:
+        """Id of a dump whose load has begun and not ended."""
+        return self.database.parameters.get(LOADING) if self.database else None
+
+    @property
+    def empty(self) -> bool:
+        return not self.tables and not self.functions
+
+
+def read_target(target: MetastoreReader, databases: Sequence[str]) -> dict[str, TargetDatabase]:
+    """The target's side of some databases (by their target names)."""
+    found = {}
+    for name in databases:
+        try:
+            database = target.database(name)
+        except ObjectNotFound:
+            found[name] = TargetDatabase(None)
+            continue
+        tables = {table.name: table for table in target.tables(name, target.table_names(name))}
+        functions = {function.name: function for function in target.functions(name)}
+        found[name] = TargetDatabase(database, tables, functions)
+    return found
+
+
+def table_position(table: Table) -> int | None:
+    """How far a table on the target is; None when replication did not make it."""
+    text = table.parameters.get(POSITION)
+    return int(text) if text and text.isdigit() else None
+
+
+def applied_position(thing: Table | Partition) -> int:
+    """How far an object on the target is, a rename by a load that ended in the middle included."""
+    texts = (thing.parameters.get(key, "") for key in (POSITION, RENAMED))
+    return max(int(text) if text.isdigit() else 0 for text in texts)
+
+
+def default_warehouse(target: MetastoreReader) -> str:
+    """The target's warehouse directory: where its default database lies."""
+    try:
+        location = target.database("default").location
+    except ObjectNotFound:
+        location = None
+    if not location:
+        raise ObjectNotFound("the target has no default database to tell its warehouse", hint="give --warehouse")
+    return location
+
+
+def database_location(warehouse: str, name: str) -> str:
+    """Hive's rule (Warehouse.getDefaultDatabasePath)."""
+    return warehouse if name == "default" else join(warehouse, f"{name.lower()}.db")

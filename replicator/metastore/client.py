@@ -1,0 +1,131 @@
+"""What the tool asks of a metastore: a reading side, and a writing side that adds to it. Drivers: `thrift.py`.
+
+Every method may be called from any thread: a driver holds one connection per thread.
+Reads are retried while the server is away and then raise MetastoreUnreachable; changes are never repeated blindly:
+a connection that dies inside a change raises CommitOutcomeUnknown. Other server errors raise MetastoreError,
+ObjectNotFound or ObjectExists with the server's (shortened) message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from replicator.model import Database, Function, NotificationEvent, Partition, Statistics, Table
+
+PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
+EVENT_BATCH = 10_000  # 2.3 reads its whole log on every call and cuts afterwards: small pages are quadratic
+
+
+class MetastoreReader(Protocol):
+    """The reading side; code that only reads asks for this type."""
+
+    @property
+    def uri(self) -> str:
+        """thrift://host:port[,thrift://host:port...] as configured."""
+        ...
+
+    def current_event_id(self) -> int:
+        """The id of the newest event; 0 for an empty log. Raises NotificationLogOff when the server keeps no log."""
+        ...
+
+    def next_events(self, after: int, limit: int = EVENT_BATCH) -> list[NotificationEvent]:
+        """Events with id > after, in the server's order, at most `limit`. Checks nothing: the caller looks for gaps."""
+        ...
+
+    def database_names(self) -> list[str]: ...
+
+    def database(self, name: str) -> Database:
+        """Raises ObjectNotFound."""
+        ...
+
+    def table_names(self, db: str) -> list[str]:
+        """Tables and views of a database. Raises ObjectNotFound when the database does not exist."""
+        ...
+
+    def table(self, db: str, name: str) -> Table:
+        """Raises ObjectNotFound."""
+        ...
+
+    def tables(self, db: str, names: Sequence[str]) -> list[Table]:
+        """Tables by name, fetched in batches; names that are gone are left out."""
+        ...
+
+    def partition_names(self, db: str, table: str) -> list[str]:
+        """Escaped partition names (`k=v/...`). Raises ObjectNotFound when the table does not exist."""
+        ...
+
+    def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]:
+        """Partitions by name in batches of PARTITION_BATCH, read ahead on two connections, in the order of `names` per
+        batch as the server answers; names that are gone are left out."""
+        ...
+
+    def function_names(self, db: str) -> list[str]: ...
+
+    def functions(self, db: str) -> list[Function]:
+        """All permanent functions of a database."""
+        ...
+
+    def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
+        """Column statistics of a table; None when the metastore has none."""
+        ...
+
+    def partition_statistics(
+        self, db: str, table: str, columns: Sequence[str], names: Sequence[str]
+    ) -> list[Statistics]:
+        """Column statistics of partitions, batched; partitions without any are left out."""
+        ...
+
+    def unknown_fields(self) -> dict[str, list[int]]:
+        """Fields the server sent that the bindings do not know, by struct name; empty when nothing would be lost."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Metastore(MetastoreReader, Protocol):
+    """The writing side. Nothing here deletes data: every drop is metadata only, files are the caller's to recycle."""
+
+    def create_database(self, database: Database) -> None: ...
+
+    def alter_database(self, name: str, database: Database) -> None: ...
+
+    def drop_database(self, name: str) -> None:
+        """Metadata only; the database must be empty. A missing one raises ObjectNotFound."""
+        ...
+
+    def create_table(self, table: Table) -> None:
+        """With DO_NOT_UPDATE_STATS; EXTERNAL_TABLE is always sent with EXTERNAL=TRUE (else HMS makes it managed)."""
+        ...
+
+    def alter_table(self, db: str, name: str, table: Table) -> None:
+        """With DO_NOT_UPDATE_STATS, no cascade. A rename of a managed table whose location does not change in
+        `table` lets the server move the directory and its partitions' locations."""
+        ...
+
+    def drop_table(self, db: str, name: str) -> None: ...
+
+    def add_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
+        """One call of at most PARTITION_BATCH; those that exist are left as they are (ifNotExists).
+        Directories must exist already: the server is three times slower when it has to create them."""
+        ...
+
+    def alter_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
+        """One call, with DO_NOT_UPDATE_STATS. Raises MetastoreError and changes nothing when one is missing."""
+        ...
+
+    def rename_partition(self, db: str, table: str, values: Sequence[str], partition: Partition) -> None: ...
+
+    def drop_partitions(self, db: str, table: str, names: Sequence[str]) -> None:
+        """In batches; metadata only (`deleteData` spelled out), missing ones are skipped."""
+        ...
+
+    def create_function(self, function: Function) -> None: ...
+
+    def alter_function(self, function: Function) -> None: ...
+
+    def drop_function(self, db: str, name: str) -> None: ...
+
+    def set_table_statistics(self, statistics: Statistics) -> None: ...
+
+    def set_partition_statistics(self, statistics: Sequence[Statistics]) -> None: ...

@@ -1,0 +1,232 @@
+"""Connections to a metastore: addresses, a pool that lends each connection to one call at a time, retries, errors.
+
+Two threads on one thrift connection get each other's answers without an error, so a connection is used by the call
+that borrowed it and by nobody else. A connection that failed in any way other than a declared server error is thrown
+away: it may be out of step. What the calls are is no business of this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tenacity
+from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol, TBinaryProtocolAccelerated
+from thrift.protocol.TProtocol import TProtocolException
+from thrift.Thrift import TApplicationException, TException
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TBufferedTransport, TTransportException
+
+import replicator.metastore.fields  # noqa: F401  before the first struct is read
+from replicator.errors import (
+    CommitOutcomeUnknown,
+    MetastoreError,
+    MetastoreUnreachable,
+    ObjectExists,
+    ObjectNotFound,
+    UsageError,
+)
+
+DEFAULT_PORT = 9083
+CONNECT_TIMEOUT = 20.0  # seconds; calls may take longer, see `timeout`
+TEXT_LIMIT = 500  # a failed query comes back with its whole SQL text, 40 kB of it
+NO_LIMIT = 2**31 - 1  # thrift refuses strings over 16 MB by default; one INSERT event can be larger
+BUFFER = 1 << 16
+
+T = TypeVar("T")
+Address = tuple[str, int]
+
+# thrift logs each refused connection with a traceback; the errors raised here say it once, with a hint.
+logging.getLogger("thrift.transport.TSocket").addHandler(logging.NullHandler())
+logging.getLogger("thrift.transport.TSocket").propagate = False
+
+_NOT_FOUND = (
+    ttypes.NoSuchObjectException, ttypes.UnknownDBException, ttypes.UnknownTableException,
+    ttypes.UnknownPartitionException,
+)  # fmt: skip
+
+
+class _WentAway(Exception):
+    """The connection died inside a call, or the server answered with nothing, as 2.3 does for a moment now and then."""
+
+    def __init__(self, reason: str, *, again: bool = True) -> None:
+        super().__init__(reason)
+        self.again = again
+
+
+class _RolledBack(MetastoreError):
+    """2.3 checks each event with a parser that its threads share, finds nonsense when two alter at the same moment, and
+    undoes the change."""
+
+
+_SHARED_PARSER = "Event not set up correctly"
+
+
+def _worth_repeating(error: BaseException) -> bool:
+    return isinstance(error, MetastoreUnreachable) or (isinstance(error, _WentAway) and error.again)
+
+
+def addresses(uri: str) -> list[Address]:
+    """`thrift://host:port[,thrift://host:port...]` -> addresses. The scheme and the port may be left out."""
+    return [_address(part.strip(), uri) for part in uri.split(",")]
+
+
+def _address(part: str, uri: str) -> Address:
+    scheme, _, rest = part.rpartition("://")
+    host, _, port = rest.rstrip("/").rpartition(":") if ":" in rest.rpartition("]")[2] else (rest.rstrip("/"), "", "")
+    host = host.removeprefix("[").removesuffix("]")
+    number = int(port) if port.isdecimal() else DEFAULT_PORT if not port else 0
+    if scheme not in ("thrift", "") or not host or "/" in host or not 0 < number < 65536:
+        raise UsageError(
+            f"not a metastore URI: {uri!r}", hint="write thrift://host:port, several separated by commas for failover"
+        )
+    return host, number
+
+
+class Connections:
+    """The pool. `read` repeats a call that changes nothing; `change` sends a call once."""
+
+    def __init__(self, uri: str, *, timeout: float, retries: int) -> None:
+        self.uri = uri
+        self._addresses = addresses(uri)
+        self._timeout = timeout
+        self._retries = retries
+        self._idle: deque[_Connection] = deque()
+        self._open: set[_Connection] = set()
+        self._lock = threading.Lock()
+
+    def read(self, what: str, call: Callable[[Any], T]) -> T:
+        """`call(client)`, repeated while the server is away, at most `retries` times more."""
+        try:
+            return self._attempts(_worth_repeating)(lambda: self._once(what, call))
+        except _WentAway as error:
+            raise MetastoreUnreachable(
+                f"{what}: the metastore at {self.uri} went away: {error}", hint=_away_hint(self.uri)
+            ) from error
+
+    def change(self, what: str, call: Callable[[Any], T]) -> T:
+        """`call(client)` once; a connection that dies inside it leaves the outcome unknown. Only connecting, which
+        sends nothing, is tried again, and what the server has undone for a reason of its own."""
+        try:
+            attempts = self._attempts(lambda error: isinstance(error, MetastoreUnreachable | _RolledBack))
+            return attempts(lambda: self._once(what, call))
+        except _WentAway as error:
+            raise CommitOutcomeUnknown(
+                f"{what}: the connection to {self.uri} died during the change: {error}",
+                hint="it may have happened; running the same command again settles it",
+            ) from error
+
+    def plain(self, make: Callable[[Any], TBinaryProtocol], what: str, call: Callable[[Any], T]) -> T:
+        """One read over a connection of its own that decodes with the protocol `make(transport)` gives."""
+        connection = self._connect(make)
+        try:
+            return call(connection.client)
+        except (TTransportException, TException) as error:
+            raise _translated(what, error) from error
+        finally:
+            self._drop(connection)
+
+    def close(self) -> None:
+        """Close every connection. A call that comes later opens a new one."""
+        with self._lock:
+            open_, self._open = self._open, set()
+            self._idle.clear()
+        for connection in open_:
+            connection.transport.close()
+
+    def _attempts(self, when: Callable[[BaseException], bool]) -> tenacity.Retrying:
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(when),
+            stop=tenacity.stop_after_attempt(self._retries + 1),
+            wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
+            reraise=True,
+        )
+
+    def _once(self, what: str, call: Callable[[Any], T]) -> T:
+        connection = self._borrow()
+        keep = False
+        try:
+            answer = call(connection.client)
+            keep = True
+            return answer
+        except TApplicationException as error:
+            keep = error.type != TApplicationException.BAD_SEQUENCE_ID
+            if error.type == TApplicationException.MISSING_RESULT:
+                raise _WentAway(_shortened(error)) from error
+            raise _translated(what, error) from error
+        except (TTransportException, TProtocolException, OSError, EOFError, UnicodeDecodeError) as error:
+            if isinstance(error, TTransportException) and error.type == TTransportException.TIMED_OUT:
+                raise _WentAway(f"no answer within {self._timeout:g} s", again=False) from error
+            raise _WentAway(_shortened(error)) from error
+        except TException as error:
+            keep = True  # declared by the call: the connection is in step
+            raise _translated(what, error) from error
+        finally:
+            if keep:
+                self._idle.append(connection)
+            else:
+                self._drop(connection)
+
+    def _borrow(self) -> _Connection:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._connect(_accelerated)
+            if connection.socket.isOpen():  # a server that restarted meanwhile closed it
+                return connection
+            self._drop(connection)
+
+    def _connect(self, make: Callable[[Any], TBinaryProtocol]) -> _Connection:
+        reasons = []
+        for host, port in self._addresses:
+            try:
+                connection = _Connection(host, port, self._timeout, make)
+            except (TTransportException, OSError) as error:
+                reasons.append(f"{host}:{port}: {_shortened(getattr(error, 'inner', None) or error)}")
+                continue
+            with self._lock:
+                self._open.add(connection)
+            return connection
+        raise MetastoreUnreachable(f"cannot connect to {'; '.join(reasons)}", hint=_away_hint(self.uri))
+
+    def _drop(self, connection: _Connection) -> None:
+        with self._lock:
+            self._open.discard(connection)
+        connection.transport.close()
+
+
+class _Connection:
+    def __init__(self, host: str, port: int, timeout: float, make: Callable[[Any], TBinaryProtocol]) -> None:
+        self.socket = TSocket(host, port, socket_keepalive=True)
+        self.socket.setTimeout(min(timeout, CONNECT_TIMEOUT) * 1000)
+        self.transport = TBufferedTransport(self.socket, BUFFER)
+        self.transport.open()
+        self.socket.setTimeout(timeout * 1000)
+        self.client = ThriftHiveMetastore.Client(make(self.transport))
+
+
+def _accelerated(transport: Any) -> TBinaryProtocol:
+    return TBinaryProtocolAccelerated(transport, string_length_limit=NO_LIMIT)
+
+
+def _away_hint(uri: str) -> str:
+    return f"check that a Hive metastore answers at {uri}, then run the same command again"
+
+
+def _shortened(error: BaseException) -> str:
+    text = str(getattr(error, "message", None) or error).strip() or type(error).__name__
+    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}... ({len(text)} characters)"
+
+
+def _translated(what: str, error: BaseException) -> MetastoreError:
+    if isinstance(error, _NOT_FOUND):
+        return ObjectNotFound(f"{what}: {_shortened(error)}")
+    if isinstance(error, ttypes.AlreadyExistsException):
+        return ObjectExists(f"{what}: {_shortened(error)}")
+    kind = _RolledBack if _SHARED_PARSER in _shortened(error) else MetastoreError
+    return kind(f"{what}: {type(error).__name__}: {_shortened(error)}")

@@ -1,0 +1,205 @@
+"""The field table: what servers newer than hmsclient's 2.3 IDL send, as rows of data.
+
+thrift's decoders, the C one and the plain one, are driven by a class's `thrift_spec`. Importing this module appends the
+rows below to hmsclient's classes, so fields of Hive 3.x and 4.x are read and written back; a field that is not set is
+not sent, and an old server skips what it does not know. Applying the table twice changes nothing.
+
+Source of ids, types and names: the metastore's public interface description up to Hive 4.x; the tests compare every
+row with two independent sets of bindings. Nothing here talks to a server.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
+from thrift.protocol.TBase import TBase
+from thrift.Thrift import TType
+
+# Structs that hmsclient lacks and that the rows below carry: name -> {field id: "type name"}.
+NEW_STRUCTS: dict[str, dict[int, str]] = {
+    "CreationMetadata": {
+        1: "string catName",
+        2: "string dbName",
+        3: "string tblName",
+        4: "set<string> tablesUsed",
+        5: "string validTxnList",
+        6: "i64 materializationTime",
+        7: "list<SourceTable> sourceTables",
+    },
+    "SourceTable": {1: "Table table", 2: "i64 insertedCount", 3: "i64 updatedCount", 4: "i64 deletedCount"},
+    "FileMetadata": {1: "byte type", 2: "byte version", 3: "list<binary> data"},
+    "ObjectDictionary": {1: "map<string,list<binary>> values"},
+    "Timestamp": {1: "i64 secondsSinceEpoch"},
+    "TimestampColumnStatsData": {
+        1: "Timestamp lowValue",
+        2: "Timestamp highValue",
+        3: "i64 numNulls",
+        4: "i64 numDVs",
+        5: "binary bitVectors",
+        6: "binary histogram",
+    },
+}
+
+# Fields that structs of hmsclient gained since 2.3.
+NEW_FIELDS: dict[str, dict[int, str]] = {
+    "Database": {
+        8: "string catalogName",
+        9: "i32 createTime",
+        10: "string managedLocationUri",
+        11: "i32 type",
+        12: "string connector_name",
+        13: "string remote_dbname",
+    },
+    "Table": {
+        16: "CreationMetadata creationMetadata",
+        17: "string catName",
+        18: "i32 ownerType",
+        19: "i64 writeId",
+        20: "bool isStatsCompliant",
+        21: "ColumnStatistics colStats",
+        22: "byte accessType",
+        23: "list<string> requiredReadCapabilities",
+        24: "list<string> requiredWriteCapabilities",
+        25: "i64 id",
+        26: "FileMetadata fileMetadata",
+        27: "ObjectDictionary dictionary",
+        28: "i64 txnId",
+    },
+    "Partition": {
+        9: "string catName",
+        10: "i64 writeId",
+        11: "bool isStatsCompliant",
+        12: "ColumnStatistics colStats",
+        13: "FileMetadata fileMetadata",
+    },
+    "SerDeInfo": {
+        4: "string description",
+        5: "string serializerClass",
+        6: "string deserializerClass",
+        7: "i32 serdeType",
+    },
+    "Function": {9: "string catName"},
+    "NotificationEvent": {8: "string catName"},
+    "NotificationEventRequest": {
+        3: "list<string> eventTypeSkipList",
+        4: "string catName",
+        5: "string dbName",
+        6: "list<string> tableNames",
+        7: "list<string> eventTypeList",
+    },
+    "GetTableResult": {2: "bool isStatsCompliant"},
+    "ColumnStatisticsDesc": {6: "string catName"},
+    "ColumnStatistics": {3: "bool isStatsCompliant", 4: "string engine"},
+    "ColumnStatisticsData": {8: "TimestampColumnStatsData timestampStats"},
+    "DoubleColumnStatsData": {6: "binary histogram"},
+    "LongColumnStatsData": {6: "binary histogram"},
+    "DecimalColumnStatsData": {6: "binary histogram"},
+    "DateColumnStatsData": {6: "binary histogram"},
+    "TableStatsRequest": {6: "string engine"},
+    "TableStatsResult": {2: "bool isStatsCompliant"},
+    "PartitionsStatsRequest": {7: "string engine"},
+    "PartitionsStatsResult": {2: "bool isStatsCompliant"},
+    "SetPartitionsStatsRequest": {5: "string engine"},
+}
+
+# Rows of 2.3 read another way, the bytes on the wire being the same. Bit vectors are text in 2.3 and bytes since 3.0.
+# The keys of SkewedInfo's map are lists: they must become tuples, or neither decoder can build the dictionary.
+RETYPED: dict[str, dict[int, str]] = {
+    "SkewedInfo": {3: "map<tuple<string>,string> skewedColValueLocationMaps"},
+    "BooleanColumnStatsData": {4: "binary bitVectors"},
+    "DoubleColumnStatsData": {5: "binary bitVectors"},
+    "LongColumnStatsData": {5: "binary bitVectors"},
+    "StringColumnStatsData": {5: "binary bitVectors"},
+    "BinaryColumnStatsData": {4: "binary bitVectors"},
+    "DecimalColumnStatsData": {5: "binary bitVectors"},
+    "DateColumnStatsData": {5: "binary bitVectors"},
+}
+
+Row = tuple[int, int, str, Any, Any]  # thrift's own shape: id, type, name, type arguments, default
+
+_SCALARS = {
+    "bool": (TType.BOOL, None), "byte": (TType.BYTE, None), "i16": (TType.I16, None), "i32": (TType.I32, None),
+    "i64": (TType.I64, None), "double": (TType.DOUBLE, None), "string": (TType.STRING, "UTF8"),
+    "binary": (TType.STRING, "BINARY"),
+}  # fmt: skip
+_CONTAINER = re.compile(r"(list|set|tuple|map)<(.+)>$")
+
+
+def _type(text: str) -> tuple[int, Any]:
+    """A type as written in the table -> thrift's (type, type arguments). `tuple` is a list that can be a map's key."""
+    if text in _SCALARS:
+        return _SCALARS[text]
+    if container := _CONTAINER.match(text):
+        kind, inner = container.groups()
+        if kind == "map":
+            key, _, value = inner.partition(",") if "<" not in inner.split(",")[0] else inner.partition(">,")
+            key = key + ">" if "<" in key else key
+            return TType.MAP, (*_type(key), *_type(value), False)
+        return (TType.SET if kind == "set" else TType.LIST), (*_type(inner), kind == "tuple")
+    cls = getattr(ttypes, text)
+    return TType.STRUCT, [cls, cls.thrift_spec]
+
+
+def _row(field: int, text: str) -> Row:
+    type_text, name = text.rsplit(" ", 1)
+    kind, args = _type(type_text)
+    return field, kind, name, args, None
+
+
+class _Struct:
+    """Body of the structs that hmsclient lacks; the table gives them their fields."""
+
+    thrift_spec: tuple[Any, ...] = ()
+
+    def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _extend(cls: Any, rows: dict[int, str], replace: bool) -> None:
+    spec: list[Any] = list(cls.thrift_spec) or [None]
+    for field, text in rows.items():
+        spec.extend([None] * (field + 1 - len(spec)))
+        if spec[field] is None or replace:
+            spec[field] = _row(field, text)
+            if not hasattr(cls, spec[field][2]):
+                setattr(cls, spec[field][2], None)  # unset: not sent
+    cls.thrift_spec = tuple(spec)
+
+
+def _refresh(args: Any) -> None:
+    """Nested specs hold [class, its spec at import]: point them at the spec of now."""
+    if isinstance(args, list):
+        args[1] = args[0].thrift_spec
+    elif isinstance(args, tuple):
+        for arg in args:
+            _refresh(arg)
+
+
+def _generated() -> list[Any]:
+    modules = (ttypes, ThriftHiveMetastore)
+    found = [value for module in modules for value in vars(module).values() if hasattr(value, "thrift_spec")]
+    return list(dict.fromkeys(found))
+
+
+def _apply() -> None:
+    for name in NEW_STRUCTS:
+        if not hasattr(ttypes, name):
+            setattr(ttypes, name, type(name, (_Struct,), {"__module__": ttypes.__name__}))
+    for table, replace in ((NEW_STRUCTS, False), (NEW_FIELDS, False), (RETYPED, True)):
+        for name, rows in table.items():
+            _extend(getattr(ttypes, name), rows, replace)
+    for cls in _generated():
+        cls.read, cls.write = TBase.read, TBase.write  # the generated bodies know only the 2.3 fields
+        for row in cls.thrift_spec:
+            _refresh(row[3] if row else None)
+
+
+_apply()

@@ -1,0 +1,118 @@
+"""The thrift calls whose arguments are more than names: each function gives what to do with a client.
+
+Drops spell out that data stay; writes ask the server to leave statistics as they are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+from hmsclient.genthrift.hive_metastore import ttypes
+from thrift.Thrift import TApplicationException
+
+from replicator.metastore import values
+from replicator.model import EXTERNAL, Partition, Statistics, Table
+
+Send = Callable[[Any], Any]  # what to do with a client
+
+
+def table_by_name(db: str, name: str) -> Send:
+    return partial(_get_table, db, name)
+
+
+def tables_by_name(db: str, names: Sequence[str]) -> Send:
+    return partial(_get_tables, db, list(names))
+
+
+def _get_table(db: str, name: str, client: Any) -> Any:
+    """Hive 4.0.1 dropped `get_table`, and servers before 2.3 lack `get_table_req`."""
+    try:
+        return client.get_table_req(ttypes.GetTableRequest(dbName=db, tblName=name)).table
+    except TApplicationException as error:
+        if error.type != TApplicationException.UNKNOWN_METHOD:
+            raise
+        return client.get_table(db, name)
+
+
+def _get_tables(db: str, names: list[str], client: Any) -> Any:
+    try:
+        return client.get_table_objects_by_name_req(ttypes.GetTablesRequest(dbName=db, tblNames=names)).tables or []
+    except TApplicationException as error:
+        if error.type != TApplicationException.UNKNOWN_METHOD:
+            raise
+        return client.get_table_objects_by_name(db, names) or []
+
+
+def create_table(table: Table) -> Send:
+    return methodcaller("create_table_with_environment_context", _table(table), _keep_statistics())
+
+
+def alter_table(db: str, name: str, table: Table) -> Send:
+    return methodcaller("alter_table_with_environment_context", db, name, _table(table), _keep_statistics())
+
+
+def add_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send:
+    request = ttypes.AddPartitionsRequest(
+        dbName=db,
+        tblName=table,
+        parts=[values.partition_to_thrift(db, table, partition) for partition in partitions],
+        ifNotExists=True,
+        needResult=False,
+    )
+    return methodcaller("add_partitions_req", request)
+
+
+def alter_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Send:
+    parts = [values.partition_to_thrift(db, table, partition) for partition in partitions]
+    return methodcaller("alter_partitions_with_environment_context", db, table, parts, _keep_statistics())
+
+
+def drop_partitions(db: str, table: str, names: Sequence[str]) -> Send:
+    request = ttypes.DropPartitionsRequest(
+        dbName=db,
+        tblName=table,
+        parts=ttypes.RequestPartsSpec(names=list(names)),
+        deleteData=False,
+        ifExists=True,
+        needResult=False,
+    )
+    return methodcaller("drop_partitions_req", request)
+
+
+def table_statistics(db: str, table: str, columns: Sequence[str]) -> Send:
+    request = ttypes.TableStatsRequest(dbName=db, tblName=table, colNames=list(columns))
+    request.engine = values.ENGINE
+    return methodcaller("get_table_statistics_req", request)
+
+
+def partition_statistics(db: str, table: str, columns: Sequence[str], names: Sequence[str]) -> Send:
+    request = ttypes.PartitionsStatsRequest(dbName=db, tblName=table, colNames=list(columns), partNames=list(names))
+    request.engine = values.ENGINE
+    return methodcaller("get_partitions_statistics_req", request)
+
+
+def set_partition_statistics(statistics: Sequence[Statistics]) -> Send:
+    """Of partitions of one table: the server takes the table from the first."""
+    items = [values.statistics_to_thrift(item) for item in statistics]
+    request = ttypes.SetPartitionsStatsRequest(colStats=items, needMerge=False)
+    request.engine = values.ENGINE
+    return methodcaller("set_aggr_stats_for", request)
+
+
+def next_events(after: int, limit: int) -> Send:
+    request = ttypes.NotificationEventRequest(lastEvent=after, maxEvents=limit)
+    return methodcaller("get_next_notification", request)
+
+
+def _table(table: Table) -> Any:
+    thrift = values.table_to_thrift(table)
+    if table.kind == EXTERNAL:
+        thrift.parameters["EXTERNAL"] = "TRUE"  # without it the server makes the table managed, and a drop its end
+    return thrift
+
+
+def _keep_statistics() -> Any:
+    return ttypes.EnvironmentContext(properties={"DO_NOT_UPDATE_STATS": "true"})

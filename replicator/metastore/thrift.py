@@ -1,0 +1,279 @@
+"""A Hive metastore over thrift: the `Metastore` protocol as calls of the 2.3 interface, which newer servers speak too.
+
+What is retried and how errors are named is in `connection`, how structs become values in `values`, how requests are
+made in `requests`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from operator import methodcaller as call
+from typing import Any, TypeVar
+
+from replicator.errors import MetastoreError, NotificationLogOff, ObjectNotFound
+from replicator.metastore import requests
+from replicator.metastore import values as convert
+from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH
+from replicator.metastore.connection import Connections
+from replicator.metastore.drift import DriftGuard
+from replicator.metastore.requests import Send
+from replicator.model import Database, Function, NotificationEvent, Partition, Statistics, Table
+
+TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
+RETRIES = 4  # repeats of a read: 1.5 s of waiting in all
+READ_AHEAD = 2  # connections; two give 1.6 times the rate of one, four give no more
+LISTENERS = ("hive.metastore.transactional.event.listeners", "hive.metastore.event.listeners")
+
+T = TypeVar("T")
+
+
+def connect(uri: str) -> ThriftMetastore:
+    """A metastore by its URI. Nothing is sent before the first call."""
+    return ThriftMetastore(uri)
+
+
+class ThriftMetastore:
+    """Implements `client.Metastore`; `timeout` in seconds bounds one answer, `retries` the repeats of a read."""
+
+    def __init__(self, uri: str, *, timeout: float = TIMEOUT, retries: int = RETRIES) -> None:
+        self._connections = Connections(uri, timeout=timeout, retries=retries)
+        self._drift = DriftGuard(self._connections)
+        self._logs_events = False
+
+    @property
+    def uri(self) -> str:
+        return self._connections.uri
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def __enter__(self) -> ThriftMetastore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the notification log
+
+    def current_event_id(self) -> int:
+        newest: int = self._read("current event id", call("get_current_notificationEventId")).eventId
+        if not self._logs_events:
+            self._check_log(newest)
+            self._logs_events = True
+        return newest
+
+    def _check_log(self, newest: int) -> None:
+        """A server without a listener answers 0, or the last id of the days when it had one: ask its settings too."""
+        classes = [self._setting(key) for key in LISTENERS]
+        named = ",".join(classes)
+        if "Notification" in named or (newest > 0 and named):
+            return
+        raise NotificationLogOff(
+            f"the metastore at {self.uri} keeps no notification log: no DbNotificationListener is configured",
+            hint="in hive-site.xml set hive.metastore.transactional.event.listeners to "
+            "org.apache.hive.hcatalog.listener.DbNotificationListener (or hive.metastore.event.listeners, where events "
+            "are written after the change), and hive.metastore.event.db.listener.timetolive to the days you need; "
+            "then restart the metastore",
+        )
+
+    def _setting(self, key: str) -> str:
+        return self._read(f"setting {key}", call("get_config_value", key, "")) or ""
+
+    def next_events(self, after: int, limit: int = EVENT_BATCH) -> list[NotificationEvent]:
+        answer = self._read(f"events after {after}", requests.next_events(after, limit))
+        return [convert.event_from_thrift(event) for event in answer.events or ()]
+
+    # --- databases
+
+    def database_names(self) -> list[str]:
+        return list(self._read("database names", call("get_all_databases")))
+
+    def database(self, name: str) -> Database:
+        return convert.database_from_thrift(self._seen("database", name, call("get_database", name)))
+
+    def create_database(self, database: Database) -> None:
+        thrift = convert.database_to_thrift(database)
+        self._change(f"create database {database.name}", call("create_database", thrift))
+
+    def alter_database(self, name: str, database: Database) -> None:
+        thrift = convert.database_to_thrift(database)
+        self.database(name)  # 2.3 alters a missing database without a word
+        self._change(f"alter database {name}", call("alter_database", name, thrift))
+
+    def drop_database(self, name: str) -> None:
+        try:
+            self._change(f"drop database {name}", call("drop_database", name, False, False))
+        except MetastoreError as error:
+            if not error.transient:
+                self.database(name)  # 2.3 answers with a NullPointerException when there is none
+            raise
+
+    # --- tables
+
+    def table_names(self, db: str) -> list[str]:
+        found = list(self._read(f"table names of {db}", call("get_all_tables", db)))
+        if not found:
+            self.database(db)  # a missing database has no tables either, says 2.3
+        return found
+
+    def table(self, db: str, name: str) -> Table:
+        return convert.table_from_thrift(self._seen("table", f"{db}.{name}", requests.table_by_name(db, name)))
+
+    def tables(self, db: str, names: Sequence[str]) -> list[Table]:
+        found: list[Table] = []
+        for batch in _batches(names):
+            answer = self._read(f"tables of {db}", requests.tables_by_name(db, batch))
+            found.extend(map(convert.table_from_thrift, answer))
+        if found:
+            self._drift.saw("table", requests.table_by_name(db, found[0].name))
+        return found
+
+    def create_table(self, table: Table) -> None:
+        self._change(f"create table {table.db}.{table.name}", requests.create_table(table))
+
+    def alter_table(self, db: str, name: str, table: Table) -> None:
+        self._change(f"alter table {db}.{name}", requests.alter_table(db, name, table))
+
+    def drop_table(self, db: str, name: str) -> None:
+        self._change(f"drop table {db}.{name}", call("drop_table", db, name, False))
+
+    # --- partitions
+
+    def partition_names(self, db: str, table: str) -> list[str]:
+        try:
+            found = list(self._read(f"partitions of {db}.{table}", call("get_partition_names", db, table, -1)))
+        except MetastoreError as error:
+            if not error.transient:
+                self.table(db, table)  # 2.3 answers "Internal error" when there is none
+            raise
+        if not found:
+            self.table(db, table)
+        return found
+
+    def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]:
+        batches = _batches(names)
+        if len(names) <= PARTITION_BATCH:
+            yield from (self._partition_batch(db, table, batch) for batch in batches)
+            return
+        ahead: deque[Future[list[Partition]]] = deque()
+        pool = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="partitions")
+        try:
+            for batch in batches:
+                ahead.append(pool.submit(self._partition_batch, db, table, batch))
+                if len(ahead) > READ_AHEAD:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _partition_batch(self, db: str, table: str, names: list[str]) -> list[Partition]:
+        found = self._read(f"partitions of {db}.{table}", call("get_partitions_by_names", db, table, names))
+        if found:
+            self._drift.saw("partition", call("get_partitions_by_names", db, table, names[:1]))
+        return [convert.partition_from_thrift(partition) for partition in found]
+
+    def add_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
+        if partitions:
+            what = f"add {len(partitions)} partitions to {db}.{table}"
+            self._change(what, requests.add_partitions(db, table, partitions))
+
+    def alter_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
+        if partitions:
+            what = f"alter {len(partitions)} partitions of {db}.{table}"
+            self._change(what, requests.alter_partitions(db, table, partitions))
+
+    def rename_partition(self, db: str, table: str, values: Sequence[str], partition: Partition) -> None:
+        thrift = convert.partition_to_thrift(db, table, partition)
+        self._change(
+            f"rename partition {list(values)} of {db}.{table}",
+            call("rename_partition", db, table, list(values), thrift),
+        )
+
+    def drop_partitions(self, db: str, table: str, names: Sequence[str]) -> None:
+        for batch in _batches(names):
+            what = f"drop {len(batch)} partitions of {db}.{table}"
+            self._change(what, requests.drop_partitions(db, table, batch))
+
+    # --- functions
+
+    def function_names(self, db: str) -> list[str]:
+        return list(self._read(f"function names of {db}", call("get_functions", db, "*")))
+
+    def functions(self, db: str) -> list[Function]:
+        found = []
+        for name in self.function_names(db):
+            with suppress(ObjectNotFound):  # dropped since it was named
+                answer = self._read(f"function {db}.{name}", call("get_function", db, name))
+                found.append(convert.function_from_thrift(answer))
+        return found
+
+    def create_function(self, function: Function) -> None:
+        thrift = convert.function_to_thrift(function)
+        self._change(f"create function {function.db}.{function.name}", call("create_function", thrift))
+
+    def alter_function(self, function: Function) -> None:
+        db, name, thrift = function.db, function.name, convert.function_to_thrift(function)
+        self._change(f"alter function {db}.{name}", call("alter_function", db, name, thrift))
+
+    def drop_function(self, db: str, name: str) -> None:
+        self._change(f"drop function {db}.{name}", call("drop_function", db, name))
+
+    # --- statistics: the calls that answer for several columns do not say when these were analyzed
+
+    def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
+        if not columns:
+            return None
+        answer = self._read(f"statistics of {db}.{table}", requests.table_statistics(db, table, columns))
+        found = convert.column_statistics_from_thrift(answer.tableStats or ())
+        return Statistics(db=db, table=table, columns=found) if found else None
+
+    def partition_statistics(
+        self, db: str, table: str, columns: Sequence[str], names: Sequence[str]
+    ) -> list[Statistics]:
+        found = []
+        for batch in _batches(names) if columns else ():
+            request = requests.partition_statistics(db, table, columns, batch)
+            answer = self._read(f"partition statistics of {db}.{table}", request)
+            for name, items in (answer.partStats or {}).items():
+                if items:
+                    stats = convert.column_statistics_from_thrift(items)
+                    found.append(Statistics(db=db, table=table, partition=name, columns=stats))
+        return found
+
+    def set_table_statistics(self, statistics: Statistics) -> None:
+        thrift = convert.statistics_to_thrift(statistics)
+        what = f"set statistics of {statistics.db}.{statistics.table}"
+        self._change(what, call("update_table_column_statistics", thrift))
+
+    def set_partition_statistics(self, statistics: Sequence[Statistics]) -> None:
+        by_table = defaultdict(list)
+        for item in statistics:
+            by_table[item.db, item.table].append(item)
+        for (db, table), items in by_table.items():
+            for batch in _batches(items):
+                what = f"set statistics of {len(batch)} partitions of {db}.{table}"
+                self._change(what, requests.set_partition_statistics(batch))
+
+    # --- below
+
+    def unknown_fields(self) -> dict[str, list[int]]:
+        return self._drift.unknown_fields()
+
+    def _read(self, what: str, send: Send) -> Any:
+        return self._connections.read(what, send)
+
+    def _change(self, what: str, send: Send) -> None:
+        self._connections.change(what, send)
+
+    def _seen(self, kind: str, name: str, send: Send) -> Any:
+        answer = self._read(f"{kind} {name}", send)
+        self._drift.saw(kind, send)
+        return answer
+
+
+def _batches(items: Sequence[T]) -> list[list[T]]:
+    return [list(items[start : start + PARTITION_BATCH]) for start in range(0, len(items), PARTITION_BATCH)]

@@ -1,0 +1,214 @@
+"""Metadata objects as values: what a metastore holds, independent of thrift and of the server's version.
+
+Every class is immutable and complete when built. `extra` keeps, by thrift field id, each field that has no typed
+home here (in thrift's TJSON form), so an object read from a newer server and written back loses nothing.
+Times are seconds since the epoch, as the metastore sends them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from cmroot.errors import FormatError
+
+
+class Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Root of the values below: immutable, compared by content, JSON without defaults."""
+
+
+class Column(Value, frozen=True, omit_defaults=True):
+    """A column or a partition key: name, Hive type string, comment (None when absent)."""
+
+    name: str
+    type: str
+    comment: str | None = None
+
+
+class Serde(Value, frozen=True, omit_defaults=True):
+    """How rows are read and written: serde class and its parameters."""
+
+    name: str | None = None
+    library: str | None = None
+    parameters: dict[str, str] = {}
+    extra: dict[str, Any] = {}
+
+
+class Skew(Value, frozen=True, omit_defaults=True):
+    """Skewed columns, their values, and where each value combination is stored (thrift SkewedInfo)."""
+
+    columns: tuple[str, ...] = ()
+    values: tuple[tuple[str, ...], ...] = ()
+    locations: tuple[tuple[tuple[str, ...], str], ...] = ()
+
+
+class Storage(Value, frozen=True, omit_defaults=True):
+    """Where and how the data of a table or a partition lies (thrift StorageDescriptor)."""
+
+    columns: tuple[Column, ...] = ()
+    location: str | None = None
+    input_format: str | None = None
+    output_format: str | None = None
+    compressed: bool = False
+    buckets: int = -1
+    bucket_columns: tuple[str, ...] = ()
+    sort_columns: tuple[tuple[str, int], ...] = ()  # (column, 1 ascending | 0 descending)
+    serde: Serde = Serde()
+    parameters: dict[str, str] = {}
+    skew: Skew | None = None
+    subdirectories: bool = False  # storedAsSubDirectories
+    extra: dict[str, Any] = {}
+
+
+class Database(Value, frozen=True, omit_defaults=True):
+    """A database. `owner_type` is USER, ROLE or GROUP."""
+
+    name: str
+    description: str | None = None
+    location: str | None = None
+    parameters: dict[str, str] = {}
+    owner: str | None = None
+    owner_type: str | None = None
+    extra: dict[str, Any] = {}
+
+
+MANAGED = "MANAGED_TABLE"
+EXTERNAL = "EXTERNAL_TABLE"
+VIEW = "VIRTUAL_VIEW"
+
+
+class Table(Value, frozen=True, omit_defaults=True):
+    """A table or a view. `kind` is the metastore's tableType. Views have no data."""
+
+    db: str
+    name: str
+    kind: str = MANAGED
+    owner: str | None = None
+    owner_type: str | None = None
+    create_time: int = 0
+    last_access_time: int = 0
+    retention: int = 0
+    storage: Storage | None = Storage()
+    partition_keys: tuple[Column, ...] = ()
+    parameters: dict[str, str] = {}
+    view_original: str | None = None
+    view_expanded: str | None = None
+    rewrite_enabled: bool | None = None
+    temporary: bool = False
+    privileges: dict[str, Any] | None = None  # thrift PrincipalPrivilegeSet in TJSON form
+    extra: dict[str, Any] = {}
+
+    @property
+    def is_view(self) -> bool:
+        return self.kind in (VIEW, "MATERIALIZED_VIEW")
+
+    @property
+    def is_partitioned(self) -> bool:
+        return bool(self.partition_keys)
+
+    @property
+    def is_external(self) -> bool:
+        return self.kind == EXTERNAL or self.parameters.get("EXTERNAL", "").upper() == "TRUE"
+
+    @property
+    def owns_data(self) -> bool:
+        """Whether dropping the table drops its data: managed, or external with external.table.purge=true."""
+        return not self.is_view and (
+            not self.is_external or self.parameters.get("external.table.purge", "").lower() == "true"
+        )
+
+    @property
+    def location(self) -> str | None:
+        """Where the data lies. For its own kinds of tables Spark says so in the serde parameter `path`, and the
+        metastore's location may be a default that holds nothing (an external JSON or CSV table)."""
+        if self.storage is None:
+            return None
+        if self.parameters.get("spark.sql.sources.provider", "hive").lower() != "hive":
+            for key, value in self.storage.serde.parameters.items():
+                if key.lower() == "path" and value:
+                    return value
+        return self.storage.location
+
+
+class Partition(Value, frozen=True, omit_defaults=True):
+    """One partition of a table; `values` in the order of the table's partition keys, unescaped."""
+
+    values: tuple[str, ...]
+    create_time: int = 0
+    last_access_time: int = 0
+    storage: Storage | None = None
+    parameters: dict[str, str] = {}
+    extra: dict[str, Any] = {}
+
+    @property
+    def location(self) -> str | None:
+        return self.storage.location if self.storage else None
+
+
+class Function(Value, frozen=True, omit_defaults=True):
+    """A permanent function; `resources` are (JAR | FILE | ARCHIVE, uri) pairs."""
+
+    db: str
+    name: str
+    class_name: str
+    owner: str | None = None
+    owner_type: str | None = None
+    create_time: int = 0
+    kind: str = "JAVA"
+    resources: tuple[tuple[str, str], ...] = ()
+    extra: dict[str, Any] = {}
+
+
+class ColumnStatistic(Value, frozen=True, omit_defaults=True):
+    """Statistics of one column; `data` is thrift's ColumnStatisticsData in TJSON form."""
+
+    column: str
+    type: str
+    data: dict[str, Any]
+
+
+class Statistics(Value, frozen=True, omit_defaults=True):
+    """Column statistics of a table, or of one partition when `partition` names one (Hive's escaped name)."""
+
+    db: str
+    table: str
+    partition: str | None = None
+    columns: tuple[ColumnStatistic, ...] = ()
+    last_analyzed: int = 0
+
+
+class NotificationEvent(Value, frozen=True, omit_defaults=True):
+    """One row of the metastore's notification log, as sent. `time` is in seconds."""
+
+    id: int
+    time: int
+    type: str
+    db: str | None = None
+    table: str | None = None
+    message: str | None = None
+    format: str | None = None
+    catalog: str | None = None
+
+
+_ESCAPED = {chr(c) for c in range(1, 0x20)} | set("\"#%'*/:=?\\\x7f{[]^")
+_ESCAPE = str.maketrans({c: f"%{ord(c):02X}" for c in _ESCAPED})
+_is_special = re.compile(f"[{re.escape(''.join(sorted(_ESCAPED)))}]").search  # most names hold none: looking is cheaper
+DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+def partition_name(keys: tuple[Column, ...], values: tuple[str, ...]) -> str:
+    """`k1=v1/k2=v2` with Hive's escaping (FileUtils.escapePathName); an empty value is Hive's default partition."""
+    if len(keys) != len(values):
+        raise FormatError(f"{len(values)} partition values for {len(keys)} keys: {list(values)}")
+    return "/".join(
+        [
+            f"{_escaped(key.name.lower())}={_escaped(value) if value else DEFAULT_PARTITION}"
+            for key, value in zip(keys, values, strict=True)
+        ]
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPE) if _is_special(text) else text

@@ -1,0 +1,255 @@
+"""Comparing metadata: every object of a source's database with what the target holds, field by field.
+
+What the target should have is what a load would make of the source's object (`load.replica`), with the target's own
+table as the truth for where the table lies. Reads both sides a batch at a time; files are not looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from cmroot.place import normal
+from replicator.errors import ObjectNotFound
+from replicator.events.compare import comparable, has_column_statistics
+from replicator.events.scope import Patterns
+from replicator.load.placement import Placement, relative
+from replicator.load.replica import (
+    Mark,
+    own_parameters,
+    replica_database,
+    replica_function,
+    replica_partition,
+    replica_table,
+)
+from replicator.metastore.client import MetastoreReader
+from replicator.model import Database, Partition, Statistics, Table, Value, partition_name
+from replicator.sync.compare_files import FilePair
+from replicator.sync.differences import Differences, Homes, compare, difference
+
+TABLE_BATCH = 200
+NOWHERE = "/dev/null/external"  # where placement would put what lies outside its database; never compared
+
+V = TypeVar("V", bound=Value)
+_NO_MARK = Mark(event=0, position=0, source="")
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """One database on both sides."""
+
+    source: Database
+    target: Database
+
+
+class MetadataComparison:
+    """Metadata of both sides, compared as it is read. `objects`: compared so far; `differences`: found so far."""
+
+    def __init__(
+        self, source: MetastoreReader, target: MetastoreReader, rename: Mapping[str, str],
+        mappings: Sequence[tuple[str, str]], patterns: Patterns, advance: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._source, self._target = source, target
+        self._rename = {before.lower(): after.lower() for before, after in rename.items()}
+        self._mappings, self._patterns, self._advance = mappings, patterns, advance
+        self.objects = 0
+        self.differences = Differences()
+
+    def database(self, name: str) -> Iterator[FilePair]:
+        """Compares a database and all in it."""
+        source = self._source.database(name)
+        self._count()
+        try:
+            target = self._target.database(self._rename.get(name, name))
+        except ObjectNotFound:
+            self._differs(name, "database missing", source.location or name, None)
+            return
+        sides = _Sides(source, target)
+        self._compare_database(sides)
+        self._compare_functions(sides)
+        wanted, found = self._names(self._source, source.name), self._names(self._target, target.name)
+        for table in sorted(found - wanted):
+            self._count()
+            self._differs(f"{name}.{table}", "table extra", None, f"{target.name}.{table}")
+        for batch in _batches(sorted(wanted), TABLE_BATCH):
+            there = {table.name: table for table in self._target.tables(target.name, batch)}
+            for here in self._source.tables(source.name, batch):
+                self._count()
+                if here.name in there:
+                    yield from self._table(sides, here, there[here.name])
+                else:
+                    self._differs(f"{name}.{here.name}", "table missing", f"{name}.{here.name}", None)
+
+    def _names(self, side: MetastoreReader, db: str) -> set[str]:
+        return set(filter(self._patterns.match, side.table_names(db)))
+
+    def _compare_database(self, sides: _Sides) -> None:
+        placement = self._placement(sides, None, None)
+        wanted = replica_database(sides.source, placement) if sides.source.location else sides.source
+        wanted = msgspec.structs.replace(wanted, name=sides.target.name, location=sides.target.location)
+        homes = Homes(None, sides.source.location, sides.target.location)
+        self._compare(sides.source.name, _plain(wanted), _plain(sides.target), homes)
+
+    def _compare_functions(self, sides: _Sides) -> None:
+        placement = self._placement(sides, None, None)
+        wanted = {each.name: replica_function(each, placement) for each in self._source.functions(sides.source.name)}
+        found = {each.name: each for each in self._target.functions(sides.target.name)}
+        for name in sorted(wanted.keys() | found.keys()):
+            self._count()
+            thing = f"{sides.source.name}.{name}"
+            if name not in found:
+                self._differs(thing, "function missing", wanted[name].class_name, None)
+            elif name not in wanted:
+                self._differs(thing, "function extra", None, found[name].class_name)
+            else:
+                homes = Homes(None, sides.source.location, sides.target.location)
+                self._compare(thing, _plain(wanted[name]), _plain(found[name]), homes)
+
+    def _table(self, sides: _Sides, source: Table, target: Table) -> Iterator[FilePair]:
+        """Compares one table; yields its files' places, or its partitions'."""
+        name = f"{source.db}.{source.name}"
+        placement = self._placement(sides, source.location, target.location)
+        homes = Homes(source.location, sides.source.location, sides.target.location)
+        wanted = _plain(replica_table(source, placement, _NO_MARK))
+        self._compare(name, _at(wanted, target.location), _plain(target), homes)
+        columns = [column.name for column in source.storage.columns] if source.storage else []
+        if _has_statistics(source) or _has_statistics(target):
+            self._compare_statistics(
+                name,
+                self._source.table_statistics(source.db, source.name, columns),
+                self._target.table_statistics(target.db, target.name, columns),
+            )
+        if source.is_view:
+            return
+        if source.is_partitioned and target.is_partitioned:
+            yield from self._partitions(source, target, placement, homes)
+        elif source.location and target.location:
+            yield FilePair(name, source.location, target.location, _size(source.parameters))
+
+    # ---- partitions ------------------------------------------------------------------------------------------------
+
+    def _partitions(self, source: Table, target: Table, placement: Placement, homes: Homes) -> Iterator[FilePair]:
+        table = f"{source.db}.{source.name}"
+        wanted = set(self._source.partition_names(source.db, source.name))
+        found = set(self._target.partition_names(target.db, target.name))
+        for name in sorted(wanted - found):
+            self._differs(f"{table}/{name}", "partition missing", name, None)
+        for name in sorted(found - wanted):
+            self._differs(f"{table}/{name}", "partition extra", None, name)
+        self._count(len(wanted ^ found))
+        common = sorted(wanted & found)
+        del wanted, found
+        here = self._source.partitions(source.db, source.name, common)
+        there = self._target.partitions(target.db, target.name, common)
+        for some, others in zip(here, there, strict=True):
+            yield from self._partition_batch(source, target, some, others, placement, homes)
+
+    def _partition_batch(
+        self, source: Table, target: Table, here: Sequence[Partition], there: Sequence[Partition], placement: Placement,
+        homes: Homes,
+    ) -> Iterator[FilePair]:  # fmt: skip
+        others = {partition.values: partition for partition in there}
+        marked = []
+        for partition in here:
+            other = others.get(partition.values)
+            key = partition_name(source.partition_keys, partition.values)
+            name = f"{source.db}.{source.name}/{key}"
+            self._count()
+            if other is None:  # dropped while we read
+                self._differs(name, "partition missing", key, None)
+                continue
+            self._compare_partition(name, source, partition, other, placement, homes)
+            if _has_statistics(partition) or _has_statistics(other):
+                marked.append(key)
+            if partition.location and other.location:
+                yield FilePair(name, partition.location, other.location, _size(partition.parameters))
+        if marked:
+            self._compare_partition_statistics(source, target, marked)
+
+    def _compare_partition(
+        self, name: str, table: Table, source: Partition, target: Partition, placement: Placement, homes: Homes
+    ) -> None:
+        wanted, found = _plain(replica_partition(source, table, placement)), _plain(target)
+        below = source.location and table.location and relative(source.location, table.location) is not None
+        wanted = _at(wanted, target.location, anywhere=not below)
+        if wanted != found or not below:  # else nothing names the source: what lies in the table was rewritten
+            self._compare(name, wanted, found, homes)
+
+    def _compare_partition_statistics(self, source: Table, target: Table, names: Sequence[str]) -> None:
+        columns = [column.name for column in source.storage.columns] if source.storage else []
+        here = self._source.partition_statistics(source.db, source.name, columns, names)
+        there = self._target.partition_statistics(target.db, target.name, columns, names)
+        wanted, found = ({each.partition: each for each in side} for side in (here, there))
+        for name in names:
+            self._compare_statistics(f"{source.db}.{source.name}/{name}", wanted.get(name), found.get(name))
+
+    # ---- each ------------------------------------------------------------------------------------------------------
+
+    def _placement(self, sides: _Sides, source: str | None, target: str | None) -> Placement:
+        """Where things have to be on the target, with the target's own table as the truth for where the table is."""
+        own = ((source, target),) if source and target else ()
+        names = self._rename | {sides.source.name: sides.target.name}
+        return Placement(
+            databases=names, source_locations={sides.source.name: sides.source.location or NOWHERE},
+            target_locations={sides.source.name: sides.target.location or NOWHERE}, external=NOWHERE,
+            mappings=(*own, *self._mappings),
+        )  # fmt: skip
+
+    def _compare_statistics(self, name: str, source: Statistics | None, target: Statistics | None) -> None:
+        wanted, found = (
+            {each.column: each for each in side.columns} if side is not None else {} for side in (source, target)
+        )
+        for column in sorted(wanted.keys() | found.keys()):
+            a, b = wanted.get(column), found.get(column)
+            if a != b:
+                wanted_data, found_data = (each and {each.type: each.data} for each in (a, b))
+                self.differences.add(difference(name, "statistics", wanted_data, found_data, column))
+
+    def _compare(self, name: str, wanted: Value, found: Value, homes: Homes) -> None:
+        for each in compare(name, wanted, found, homes):
+            self.differences.add(each)
+
+    def _count(self, objects: int = 1) -> None:
+        self.objects += objects
+        self._advance(objects)
+
+    def _differs(self, name: str, kind: str, source: str | None, target: str | None) -> None:
+        self.differences.add(difference(name, kind, source, target))
+
+
+def _plain(thing: V) -> V:
+    """Without what cannot be the same on both sides: the servers' own times, and marks of replication."""
+    if isinstance(thing, Table | Partition):
+        thing = comparable(thing)  # type: ignore[assignment]
+        return msgspec.structs.replace(thing, create_time=0, parameters=own_parameters(thing.parameters))
+    if isinstance(thing, Database):
+        return msgspec.structs.replace(thing, parameters=own_parameters(thing.parameters), extra={})
+    return msgspec.structs.replace(thing, create_time=0, extra={})
+
+
+def _at(thing: V, location: str | None, *, anywhere: bool = False) -> V:
+    """A table or partition with its location as the target spells it, where it is that place (or `anywhere`)."""
+    assert isinstance(thing, Table | Partition)
+    storage = thing.storage
+    if storage is None or not storage.location or not location or storage.location == location:
+        return thing
+    if not anywhere and normal(storage.location) != normal(location):
+        return thing
+    return msgspec.structs.replace(thing, storage=msgspec.structs.replace(storage, location=location))
+
+
+def _has_statistics(thing: Table | Partition) -> bool:
+    return has_column_statistics(thing.parameters)
+
+
+def _size(parameters: Mapping[str, str]) -> int:
+    text = parameters.get("totalSize", "")
+    return int(text) if text.isdigit() else 0
+
+
+def _batches(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]

@@ -1,0 +1,51 @@
+"""`scripts/bench [NAME...]`: runs benchmarks one after the other and prints their tables as Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import bootstrapping, copying, decoding, loading, memory, scanning
+from benchmarks.measure import machine, record
+from replicator.cli.main import collect_rarely
+
+BENCHMARKS = {
+    "copy": copying.run, "bootstrap": bootstrapping.run, "load": loading.run, "decode": decoding.run,
+    "memory": memory.run, "scan": scanning.run,
+}  # fmt: skip
+DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
+
+
+def main() -> None:
+    collect_rarely()  # as the command line does; for the yardsticks too
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures replicator against plain yardsticks.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; none: all of them")
+    size = "full takes about half an hour, 15 GB and 1.3 million inodes"
+    parser.add_argument("--size", choices=("small", "full"), default="small", help=size)
+    parser.add_argument("--runs", type=int, default=3, help="interleaved runs of which the medians count")
+    parser.add_argument("--directory", type=Path, help="where to work; a fresh directory is made in it and removed")
+    parser.add_argument("--record", action="store_true", help="put the tables into docs/performance.md")
+    asked = parser.parse_args()
+    unknown = set(asked.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # metastores are stopped and directories removed then too
+    print(f"On {machine()}.", flush=True)
+    for name in asked.names or BENCHMARKS:
+        command = f"scripts/bench {name} --size {asked.size} --runs {asked.runs}"
+        print(f"\n## {name}\n\n`{command}`\n", flush=True)
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="replicator-bench-", dir=asked.directory) as directory:
+            outcome = BENCHMARKS[name](asked.size, asked.runs, Path(directory))
+        print(outcome.markdown(), flush=True)
+        print(f"{name}: {time.monotonic() - began:.0f} s in all", file=sys.stderr, flush=True)
+        if asked.record:
+            record(DOCUMENT, name, asked.size, command, outcome)
+
+
+if __name__ == "__main__":
+    main()

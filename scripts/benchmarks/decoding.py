@@ -1,0 +1,137 @@
+"""decode: a recorded notification log becomes changes, and these a plan, on one core."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+from hmsclient.genthrift.hive_metastore import ttypes
+
+from benchmarks import ground
+from benchmarks.bootstrapping import raw_client
+from benchmarks.measure import Outcome, interleaved, median, timed
+from replicator.dump.layout import INCREMENTAL, DumpMetadata, Point, Scope
+from replicator.events.decode import decode
+from replicator.events.record import ChangeRecord, UnknownEvent, decode_line, encode
+from replicator.load.placement import Placement
+from replicator.load.plan import make_plan
+from replicator.load.squash import squash, surviving_partitions
+from replicator.load.target import TargetDatabase
+from replicator.metastore.thrift import ThriftMetastore
+from replicator.model import Database, NotificationEvent
+
+ROUNDS = {"full": 100, "small": 20}  # of about 100 events each
+REPEAT = {"full": 3, "small": 2}
+WANTED = 10_000
+
+
+def run(size: str, runs: int, directory: Path) -> Outcome:
+    with ground.metastore(directory) as client:
+        ground.create_database(client, "wide")
+        after = client.current_event_id()
+        _write_log(client, ROUNDS[size])
+        events = client.next_events(after, 1_000_000)
+        database = client.database("wide")
+        tables = client.tables("wide", client.table_names("wide"))
+    kinds = Counter(event.type for event in events)
+    average = sum(len(event.message or "") for event in events) / len(events)
+    there = {"wide": TargetDatabase(database, {table.name: table for table in tables})}
+    records = _records(events)
+    lines = [encode(record) for record in records]
+    assert not any(isinstance(record.change, UnknownEvent) for record in records)
+    contestants = {
+        "decode": lambda _: timed(lambda: _records(events)),
+        "decode, squash and plan": lambda _: timed(lambda: _plan(_records(events), database, there)),
+        "records to JSON": lambda _: timed(lambda: [encode(record) for record in records]),
+        "JSON to records, squash and plan": lambda _: timed(
+            lambda: _plan([decode_line(line) for line in lines], database, there)
+        ),
+    }
+    for work in contestants.values():
+        work(0)
+    took = interleaved(max(runs, 3), contestants)
+    outcome = Outcome(["step", "events/s and core", "wanted"])
+    for name, seconds in took.items():
+        wanted = f">= {WANTED:,}" if name == "decode, squash and plan" else ""
+        outcome.rows.append([name, f"{len(events) / median(seconds):,.0f}", wanted])
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    outcome.remarks.append(f"The log: {len(events):,} events ({listed}), {average:,.0f} bytes of message on average.")
+    return outcome
+
+
+def _write_log(client: ThriftMetastore, rounds: int) -> None:
+    """Mixed changes of wide tables, made on a real metastore."""
+    place = ground.create_table(client, "wide", "parts")
+    ground.create_table(client, "wide", "flat", partitioned=False)
+    transport, raw = raw_client(client.uri)
+    for number in range(rounds):
+        values = [f"{number:05d}-{index:02d}" for index in range(40)]
+        for value in values:
+            (place / f"day={value}").mkdir()
+        for start in range(0, 40, 2):  # 20 events of 2 partitions each
+            client.add_partitions("wide", "parts", [ground.partition(place, v, 0) for v in values[start : start + 2]])
+        changed = [ground.partition(place, value, 1) for value in values]
+        client.alter_partitions("wide", "parts", changed)  # 40 events
+        table = client.table("wide", "flat")
+        for index in range(15):
+            comment = {"comment": f"{number}-{index}"}
+            client.alter_table("wide", "flat", msgspec.structs.replace(table, parameters=table.parameters | comment))
+        for value in values[:15]:
+            data = ttypes.InsertEventRequestData(
+                filesAdded=[f"file:{place}/day={value}/part-0"], filesAddedChecksum=[""]
+            )
+            raw.fire_listener_event(
+                ttypes.FireEventRequest(
+                    successful=True,
+                    data=ttypes.FireEventRequestData(insertData=data),
+                    dbName="wide",
+                    tableName="parts",
+                    partitionVals=[value],
+                )
+            )
+        client.drop_partitions("wide", "parts", [f"day={value}" for value in values[30:]])  # 10 events
+        if number % 10 == 0:
+            ground.create_table(client, "wide", f"passing_{number}", partitioned=False)
+            client.drop_table("wide", f"passing_{number}")
+    transport.close()
+
+
+def _records(events: list[NotificationEvent]) -> list[ChangeRecord]:
+    return [
+        ChangeRecord(position=number, event=event.id, time=event.time, change=decode(event).change)
+        for number, event in enumerate(events, 1)
+    ]
+
+
+def _plan(records: list[ChangeRecord], database: Database, there: dict[str, TargetDatabase]) -> None:
+    last = records[-1]
+    end = Point(last.position, last.event, last.time)
+    metadata = DumpMetadata(
+        id="bench",
+        kind=INCREMENTAL,
+        created="",
+        scope=Scope(databases=("wide",)),
+        source="",
+        root="/r",
+        root_id="r",
+        begin=Point(0, 0, 0),
+        end=end,
+        locations={"wide": "/source/wide.db"},
+        records=len(records),
+        files=0,
+        removed=0,
+        bytes=0,
+        observed=0,
+        buckets=1,
+    )
+    placement = Placement(
+        databases={"wide": "wide"},
+        source_locations={"wide": database.location or ""},
+        target_locations={"wide": "/target/wide.db"},
+        external="/target/external",
+    )
+    squashed = squash(records, (), bootstrap=False)
+    make_plan(metadata, squashed, placement, there, after=0, overwrite=True)
+    for _ in surviving_partitions(squashed, records):
+        pass

@@ -1,0 +1,61 @@
+"""The stores of the conformance suite: a real directory, fsspec's memory store, and S3 where moto is installed."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cmroot.place import join, store_for
+from cmroot.remote import FsspecStore
+from cmroot.root import create_or_open
+
+STORES = ["local", "memory"]
+if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, where its packages are installed
+    STORES.append("s3")
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[None]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+    }
+    FsspecStore("s3://cmroot-test").filesystem.mkdir("cmroot-test")
+    yield
+    server.stop()
+
+
+@pytest.fixture(params=STORES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty place of each kind."""
+    if request.param == "local":
+        yield str(tmp_path)
+        return
+    if request.param == "s3":
+        request.getfixturevalue("s3_endpoint")
+    place = f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"s3a://cmroot-test/{uuid.uuid4().hex}"
+    yield place
+    store_for(place).remove_tree(place)
+
+
+@pytest.fixture
+def root(place: str) -> str:
+    """A change-management root in each kind of place."""
+    return create_or_open(join(place, "cmroot")).place
+
+
+@pytest.fixture
+def local_root(tmp_path: Path) -> str:
+    return create_or_open(str(tmp_path / "cmroot")).place

@@ -1,0 +1,345 @@
+"""Keepers and recycling."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cmroot import content
+from cmroot.checksum import checksum_file, checksum_stream
+from cmroot.errors import KeepError
+from cmroot.keep import (
+    CopyKeeper,
+    Keeper,
+    LinkKeeper,
+    NoKeeper,
+    choose_keeper,
+    is_kept,
+    locate,
+    recycle,
+    recycle_tree,
+    sweep_incoming,
+)
+from cmroot.listing import file_state
+from cmroot.place import join, store_for
+from cmroot.root import create_or_open
+
+
+def kept_files(root: str) -> list[str]:
+    return store_for(root).find(join(root, "files"))
+
+
+@pytest.fixture(params=[LinkKeeper, CopyKeeper])
+def keeper(request: pytest.FixtureRequest, local_root: str) -> Keeper:
+    chosen: Keeper = request.param(local_root)
+    return chosen
+
+
+def test_kept_bytes_are_found_by_checksum_and_size(root: str, place: str) -> None:
+    path = join(place, "w/f")
+    store_for(place).write_bytes(path, b"data")
+    kept = choose_keeper(root, join(place, "w")).keep(path)
+    with store_for(root).open_read(locate(root, kept.checksum, kept.size)) as file:
+        assert checksum_stream(file) == (kept.checksum, 4) == (kept.checksum, kept.size)
+    assert is_kept(root, kept.checksum, kept.size)
+    assert not is_kept(root, kept.checksum, kept.size + 1)
+    state = file_state(path)
+    assert (kept.mtime_ns, kept.identity, kept.algorithm) == (state.mtime_ns, state.identity, "xxh3_128")
+    assert kept_files(root) == [f"{kept.checksum[:2]}/xxh3_128-{kept.checksum}-4"]
+
+
+def test_keeping_twice_and_equal_contents_keeps_once(root: str, place: str) -> None:
+    for name in ("f", "g"):
+        store_for(place).write_bytes(join(place, "w", name), b"same")
+    keeper = choose_keeper(root, join(place, "w"))
+    sums = {keeper.keep(join(place, "w", name)).checksum for name in ("f", "g", "f")}
+    assert len(sums) == 1 == len(kept_files(root))
+    assert store_for(root).find(join(root, "incoming")) == []
+
+
+def test_kept_bytes_survive_whoever_removes_or_replaces_the_source(
+    keeper: Keeper, local_root: str, tmp_path: Path
+) -> None:
+    for name in ("dropped", "replaced"):
+        (tmp_path / name).write_bytes(name.encode())
+    kept = [keeper.keep(str(tmp_path / name)) for name in ("dropped", "replaced")]
+    (tmp_path / "dropped").unlink()
+    (tmp_path / "new").write_bytes(b"other")
+    (tmp_path / "new").rename(tmp_path / "replaced")
+    assert [Path(locate(local_root, one.checksum, one.size)).read_bytes() for one in kept] == [b"dropped", b"replaced"]
+
+
+def test_a_link_takes_no_space_and_keeps_the_times(local_root: str, tmp_path: Path) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"1")
+    os.utime(source, ns=(1, 2_000_000_001))
+    kept = LinkKeeper(local_root).keep("file:" + str(source))
+    linked = Path(locate(local_root, kept.checksum, kept.size)).stat()
+    assert (
+        (linked.st_ino, linked.st_mtime_ns)
+        == (source.stat().st_ino, kept.mtime_ns)
+        == (int(kept.identity), 2_000_000_001)
+    )
+
+
+def test_a_missing_file_is_file_not_found_for_every_keeper(local_root: str, tmp_path: Path) -> None:
+    for keeper in (LinkKeeper(local_root), CopyKeeper(local_root), NoKeeper()):
+        with pytest.raises(FileNotFoundError):
+            keeper.keep(str(tmp_path / "missing"))
+
+
+def test_a_file_unlinked_while_it_is_hashed_is_kept_all_the_same(
+    keeper: Keeper, local_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"last bytes")
+    _during_hashing(monkeypatch, source.unlink)
+    kept = keeper.keep(str(source))
+    assert Path(locate(local_root, kept.checksum, kept.size)).read_bytes() == b"last bytes"
+
+
+def test_a_file_replaced_while_it_is_hashed_is_kept_as_it_was(
+    keeper: Keeper, local_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"old")
+    (tmp_path / "new").write_bytes(b"new")
+    _during_hashing(monkeypatch, lambda: (tmp_path / "new").rename(source))
+    kept = keeper.keep(str(source))
+    assert Path(locate(local_root, kept.checksum, kept.size)).read_bytes() == b"old"
+
+
+def _during_hashing(monkeypatch: pytest.MonkeyPatch, meanwhile: object, always: bool = False) -> None:
+    """Something happens right after the bytes were read, before they are linked or published."""
+    done: list[bool] = []
+    for name in ("checksum_descriptor", "copy_descriptor"):
+        real = getattr(content, name)
+
+        def disturbed(*arguments: object, real: object = real, **named: object) -> object:
+            result = real(*arguments, **named)  # type: ignore[operator]
+            if always or not done:
+                done.append(True)
+                meanwhile()  # type: ignore[operator]
+            return result
+
+        monkeypatch.setattr(content, name, disturbed)
+
+
+def test_a_file_appended_to_while_it_is_hashed_is_read_again(
+    keeper: Keeper, local_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"1")
+    _during_hashing(monkeypatch, lambda: source.write_bytes(b"1 and more"))
+    kept = keeper.keep(str(source))
+    assert Path(locate(local_root, kept.checksum, kept.size)).read_bytes() == b"1 and more"
+    assert len(kept_files(local_root)) == 1
+
+
+def test_a_file_that_never_rests_is_an_error_and_nothing_false_is_kept(
+    keeper: Keeper, local_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"1")
+
+    def append() -> None:
+        with open(source, "ab") as file:
+            file.write(b"more")
+
+    _during_hashing(monkeypatch, append, always=True)
+    with pytest.raises(KeepError, match="changed while it was read"):
+        keeper.keep(str(source))
+    assert kept_files(local_root) == []
+    assert os.listdir(join(local_root, "incoming")) == []
+
+
+def test_a_symbolic_link_keeps_the_bytes_it_leads_to(keeper: Keeper, local_root: str, tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"real")
+    (tmp_path / "link").symlink_to("real")
+    kept = keeper.keep(str(tmp_path / "link"))
+    final = Path(locate(local_root, kept.checksum, kept.size))
+    assert final.read_bytes() == b"real" and not final.is_symlink()
+
+
+@pytest.mark.parametrize("refusal", [errno.EMLINK, errno.EPERM, errno.EXDEV])
+def test_a_refused_link_becomes_a_copy_under_the_same_name(
+    local_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int
+) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"1")
+
+    def refused(*_: object) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(content, "_link_descriptor", refused)
+    kept = LinkKeeper(local_root).keep(str(source))
+    final = Path(locate(local_root, kept.checksum, kept.size))
+    assert final.read_bytes() == b"1" and final.stat().st_ino != source.stat().st_ino
+
+
+def test_writing_in_place_changes_a_linked_keep_and_the_checksum_notices(local_root: str, tmp_path: Path) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"right")
+    kept = LinkKeeper(local_root).keep(str(source))
+    with open(source, "r+b") as file:
+        file.write(b"wrong")
+    final = locate(local_root, kept.checksum, kept.size)
+    assert is_kept(local_root, kept.checksum, kept.size) and checksum_file(final)[0] != kept.checksum
+    (tmp_path / "again").write_bytes(b"right")
+    LinkKeeper(local_root).keep(str(tmp_path / "again"))
+    assert checksum_file(final)[0] == kept.checksum
+    assert {Path(local_root, "files", name).read_bytes() for name in kept_files(local_root)} == {b"right", b"wrong"}
+
+
+def test_writing_in_place_does_not_change_a_copied_keep(local_root: str, tmp_path: Path) -> None:
+    source = tmp_path / "f"
+    source.write_bytes(b"right")
+    kept = CopyKeeper(local_root).keep(str(source))
+    with open(source, "r+b") as file:
+        file.write(b"wrong")
+    assert checksum_file(locate(local_root, kept.checksum, kept.size))[0] == kept.checksum
+
+
+def test_many_threads_may_keep_the_same_files(keeper: Keeper, local_root: str, tmp_path: Path) -> None:
+    paths = []
+    for number in range(60):
+        paths.append(tmp_path / f"f{number}")
+        paths[-1].write_bytes(b"%d" % (number % 7))
+    with ThreadPoolExecutor(8) as pool:
+        kept = list(pool.map(keeper.keep, [str(path) for path in paths * 3]))
+    assert len({one.checksum for one in kept}) == 7 == len(kept_files(local_root))
+    for one in kept:
+        assert checksum_file(locate(local_root, one.checksum, one.size))[0] == one.checksum
+    assert store_for(local_root).list(join(local_root, "incoming")) == []
+
+
+def test_a_keeper_may_be_sent_to_another_process(keeper: Keeper) -> None:
+    assert pickle.loads(pickle.dumps(keeper)) == keeper
+
+
+def test_the_keeper_is_a_link_on_one_device_and_a_copy_elsewhere(local_root: str, tmp_path: Path) -> None:
+    assert choose_keeper(local_root, str(tmp_path / "not/yet")).name == "link"
+    (tmp_path / "f").write_bytes(b"1")
+    assert choose_keeper(local_root, str(tmp_path)).name == "link"
+    assert choose_keeper(local_root, "memory://x").name == "copy"
+    assert choose_keeper(local_root, "/proc/self").name == "copy"
+    assert choose_keeper(local_root, str(tmp_path), "copy").name == "copy"
+    assert choose_keeper(local_root, str(tmp_path), "none").name == "none"
+    assert os.listdir(join(local_root, "incoming")) == []
+    with pytest.raises(KeepError, match="different devices"):
+        choose_keeper(local_root, "/proc/self", "link")
+    with pytest.raises(KeepError, match="no keeper"):
+        choose_keeper(local_root, str(tmp_path), "tape")
+
+
+def test_bytes_are_kept_across_stores(tmp_path: Path, root: str) -> None:
+    (tmp_path / "f").write_bytes(b"1" * 600_000)
+    kept = CopyKeeper(root).keep(str(tmp_path / "f"))
+    store_for("memory://other").write_bytes("memory://other/f", b"2")
+    other = CopyKeeper(root).keep("memory://other/f")
+    assert is_kept(root, kept.checksum, 600_000) and is_kept(root, other.checksum, 1)
+    assert NoKeeper().keep("memory://other/f") == other
+    assert store_for(root).find(join(root, "incoming")) == []
+
+
+def test_a_recycled_file_is_gone_and_kept_and_a_second_run_says_so(root: str, place: str) -> None:
+    path = join(place, "w/p=a%20b/f")
+    store_for(place).write_bytes(path, b"data")
+    told = []
+    kept = recycle(root, path, record=told.extend)
+    assert not store_for(place).exists(path) and is_kept(root, kept.checksum, 4)
+    assert [(one.path, one.kept) for one in told] == [(path, kept)]
+    with pytest.raises(FileNotFoundError):
+        recycle(root, path)
+    assert store_for(root).find(join(root, "incoming")) == []
+
+
+def test_a_recycled_directory_is_gone_and_all_its_data_kept(root: str, place: str) -> None:
+    contents = {"f": b"1", "p=1/f": b"2", "p=1/q=[*]/f": b"2", "_temporary/0/f": b"3"}
+    for name, data in contents.items():
+        store_for(place).write_bytes(join(place, "w/t", name), data)
+    for name in (".f.crc", "p=1/.f.crc", ".hive-staging/x"):
+        store_for(place).write_bytes(join(place, "w/t", name), b"noise")
+    store_for(place).write_bytes(join(place, "w/t2/f"), b"stays")
+    recycled = recycle_tree(root, join(place, "w/t"))
+    assert {one.path: one.kept.size for one in recycled} == {join(place, "w/t", name): 1 for name in contents}
+    assert store_for(place).find(join(place, "w")) == ["t2/f"]
+    assert len(kept_files(root)) == 3
+    assert recycle_tree(root, join(place, "w/t")) == []
+
+
+def test_recycling_leaves_what_links_lead_to(local_root: str, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/f").write_bytes(b"1")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/directory").symlink_to(tmp_path / "outside")
+    (tmp_path / "t/file").symlink_to(tmp_path / "outside/f")
+    os.mkfifo(tmp_path / "t/pipe")
+    with pytest.raises(KeepError, match="symbolic link"):
+        recycle(local_root, str(tmp_path / "t/file"))
+    assert recycle_tree(local_root, str(tmp_path / "t")) == []
+    assert not (tmp_path / "t").exists() and (tmp_path / "outside/f").read_bytes() == b"1"
+
+
+def test_a_file_that_was_linked_at_capture_is_recycled_without_reading_it(
+    local_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("same", "written"):
+        (tmp_path / name).write_bytes(name.encode())
+    known = {name: LinkKeeper(local_root).keep(str(tmp_path / name)) for name in ("same", "written")}
+    (tmp_path / "written").write_bytes(b"other")
+    monkeypatch.setattr(content, "checksum_descriptor", None)
+    assert recycle(local_root, str(tmp_path / "same"), known["same"]) == known["same"]
+    monkeypatch.undo()
+    assert recycle(local_root, str(tmp_path / "written"), known["written"]).checksum != known["written"].checksum
+    assert not (tmp_path / "same").exists() and not (tmp_path / "written").exists()
+
+
+def test_a_file_written_into_a_directory_while_it_is_recycled_is_kept(local_root: str, tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/f").write_bytes(b"1")
+    opened = os.open(tmp_path / "t", os.O_RDONLY)
+
+    def late(_: object) -> None:
+        if not written:
+            written.append(True)
+            os.close(os.open("late", os.O_CREAT | os.O_WRONLY, dir_fd=opened))
+
+    written: list[bool] = []
+    recycled = recycle_tree(local_root, str(tmp_path / "t"), record=late)
+    os.close(opened)
+    assert [one.path for one in recycled] == [str(tmp_path / "t/f"), str(tmp_path / "t/late")]
+    assert os.listdir(join(local_root, "incoming")) == []
+
+
+def test_recycling_between_real_devices_copies_checks_and_removes(local_root: str) -> None:
+    memory = Path("/dev/shm")
+    if not (memory.is_dir() and os.access(memory, os.W_OK) and memory.stat().st_dev != os.stat(local_root).st_dev):
+        pytest.skip("no second device")
+    table = memory / f"cmroot-test-{os.getpid()}"
+    (table / "p=1").mkdir(parents=True)
+    (table / "p=1/f").write_bytes(b"1" * 300_000)
+    (table / ".f.crc").write_bytes(b"")
+    assert choose_keeper(local_root, str(table)).name == "copy"
+    recycled = recycle_tree(local_root, str(table))
+    assert [one.path for one in recycled] == [str(table / "p=1/f")] and not table.exists()
+    assert is_kept(local_root, recycled[0].kept.checksum, 300_000)
+
+
+def test_a_sweep_of_an_empty_or_missing_incoming_does_nothing(place: str) -> None:
+    assert sweep_incoming(join(place, "nowhere")).finished == []
+    assert sweep_incoming(create_or_open(join(place, "root")).place).removed == []
+
+
+def test_a_source_changed_after_it_was_kept_is_not_removed(local_root: str) -> None:
+    store, path = store_for("memory://changing"), "memory://changing/f"
+    store.write_bytes(path, b"1")
+    with pytest.raises(KeepError):
+        recycle(local_root, path, record=lambda _: store.write_bytes(path, b"new"))
+    assert store.read_bytes(path) == b"new"
+    assert is_kept(local_root, recycle(local_root, path).checksum, 3)

@@ -1,0 +1,151 @@
+"""Listings, and the proof that a directory is unchanged."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cmroot.listing import (
+    DirectoryState,
+    changed_directories,
+    file_state,
+    filesystem_clock,
+    list_tree,
+    unchanged,
+)
+from cmroot.place import is_local, join, store_for
+
+TREE = ["part-0", "_SUCCESS", "p=1/part-1", "p=1/q=a%20b/part-2", "_delta_log/0.json"]
+NOISE = [".part-0.crc", "p=1/.hidden", "_temporary/0/x", "_scratch/y", ".hive-staging_1/z", "p=1/_temporary/w"]
+
+
+def later() -> int:
+    """A clock far enough ahead that what was just written counts as old."""
+    return time.time_ns() + 10_000_000_000
+
+
+def listed(location: Path, now: Callable[[], int] = later) -> dict[str, DirectoryState]:
+    listing = list_tree(str(location), now_ns=now)
+    assert listing is not None
+    return {directory.relative: directory for directory in listing.directories}
+
+
+def test_a_listing_has_the_data_and_none_of_the_noise(place: str) -> None:
+    for name in TREE + NOISE:
+        store_for(place).write_bytes(join(place, "t", name), name.encode())
+    listing = list_tree(join(place, "t"))
+    assert listing is not None
+    assert [file.path_relative for file in listing.files] == sorted(TREE)
+    assert [file.size for file in listing.files] == [len(name) for name in sorted(TREE)]
+    assert all(file.identity and abs(file.mtime_ns - time.time_ns()) < 60e9 for file in listing.files)
+    expected = ["", "_delta_log", "p=1", "p=1/q=a%20b"] if is_local(place) else []
+    assert [directory.relative for directory in listing.directories] == expected
+    again = list_tree(join(place, "t"))
+    assert again is not None and again.files == listing.files
+    for file in listing.files:
+        state = file_state(join(place, "t", file.path_relative))
+        assert (state.size, state.mtime_ns, state.identity) == (file.size, file.mtime_ns, file.identity)
+
+
+def test_a_missing_directory_has_no_listing_and_an_empty_one_has(place: str, tmp_path: Path) -> None:
+    assert list_tree(join(place, "missing")) is None
+    (tmp_path / "empty").mkdir()
+    listing = list_tree("file:" + str(tmp_path / "empty"))
+    assert listing is not None and (listing.files, len(listing.directories)) == ([], 1)
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("1")
+    assert list_tree(str(tmp_path / "one.csv")) is None
+
+
+def test_a_file_replaced_by_another_of_the_same_size_has_another_identity(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"1")
+    (tmp_path / ".g").write_bytes(b"2")
+    before = list_tree(str(tmp_path))
+    (tmp_path / ".g").rename(tmp_path / "f")
+    after = list_tree(str(tmp_path))
+    assert before and after and before.files[0].identity != after.files[0].identity
+
+
+def test_links_and_pipes_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/f").write_bytes(b"1")
+    (tmp_path / "d/round").symlink_to(tmp_path)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    os.mkfifo(tmp_path / "pipe")
+    listing = list_tree(str(tmp_path))
+    assert listing is not None and [file.path_relative for file in listing.files] == ["d/f"]
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "replace", "directory", "staged rename"])
+def test_a_change_of_names_is_noticed(tmp_path: Path, change: str) -> None:
+    location = tmp_path / "t"
+    location.mkdir()
+    (location / "f").write_bytes(b"1")
+    (tmp_path / "new").write_bytes(b"2")
+    before = listed(location)[""]
+    assert unchanged(before, str(location))
+    match change:
+        case "add":
+            (location / "g").write_bytes(b"")
+        case "remove":
+            (location / "f").unlink()
+        case "replace":
+            (tmp_path / "new").rename(location / "f")
+        case "directory":
+            (location / "p=1").mkdir()
+        case "staged rename":
+            staged = tmp_path / "staged"
+            staged.mkdir()
+            (staged / "f").write_bytes(b"2")
+            os.utime(staged, ns=(before.mtime_ns, before.mtime_ns))
+            location.rename(tmp_path / "old")
+            staged.rename(location)
+    os.utime(location, ns=(before.mtime_ns, before.mtime_ns))  # even when somebody sets the time back
+    assert not unchanged(before, str(location))
+
+
+def test_a_directory_changed_just_before_it_was_listed_proves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"1")
+    assert not unchanged(listed(tmp_path, time.time_ns)[""], str(tmp_path))
+    os.utime(tmp_path, ns=(1, time.time_ns() - 3_000_000_000))
+    state = listed(tmp_path, time.time_ns)[""]
+    assert not unchanged(state, str(tmp_path))  # the time is old, but was set just now
+    assert unchanged(DirectoryState("", state.mtime_ns, state.listed_ns), str(tmp_path))  # identity was not recorded
+
+
+def test_the_margin_is_more_than_two_seconds_old(tmp_path: Path) -> None:
+    mtime = tmp_path.stat().st_mtime_ns
+    assert not unchanged(DirectoryState("", mtime, mtime + 2_000_000_000), str(tmp_path))
+    assert unchanged(DirectoryState("", mtime, mtime + 2_000_000_001), str(tmp_path))
+
+
+def test_a_directory_that_is_gone_or_elsewhere_is_not_unchanged(tmp_path: Path) -> None:
+    state = DirectoryState("", 1, 10_000_000_000)
+    assert not unchanged(state, str(tmp_path / "missing"))
+    assert not unchanged(state, "memory://x/y")
+
+
+def test_many_directories_are_compared_in_one_call(tmp_path: Path) -> None:
+    states = []
+    for number in range(50):
+        directory = tmp_path / f"p={number}"
+        directory.mkdir()
+        states.append(listed(directory)[""])
+    (tmp_path / "p=7/f").write_bytes(b"")
+    (tmp_path / "p=9").rmdir()
+    paths = [("file:" if number % 2 else "") + str(tmp_path / f"p={number}") for number in range(50)]
+    arguments = [state.mtime_ns for state in states], [state.listed_ns for state in states]
+    assert changed_directories(paths, *arguments) == [7, 9]
+    assert changed_directories(paths, *arguments, [state.identity for state in states]) == [7, 9]
+
+
+def test_the_filesystems_clock_is_never_ahead_and_leaves_nothing(tmp_path: Path) -> None:
+    now = filesystem_clock(str(tmp_path))()
+    assert 0 <= time.time_ns() - now < 5_000_000_000
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,282 @@
+"""Places as text, and the conformance suite that every store passes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cmroot.errors import Error, NoSpace, NotWritable, UnknownPlace
+from cmroot.place import (
+    ASIDE,
+    LocalStore,
+    is_local,
+    join,
+    local_path,
+    name_of,
+    normal,
+    parent,
+    same_device,
+    same_store,
+    scheme,
+    store_for,
+)
+from cmroot.remote import FsspecStore
+
+ODD_NAMES = ["p=a%20b", "a b", "a:b", "#", "?x", "é", "+", "&", "*", "[b]", "%2F", "__HIVE_DEFAULT_PARTITION__", "a\tb"]
+
+names = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=40).filter(
+    lambda name: name not in (".", "..") and not name.startswith(ASIDE)
+)
+
+
+@pytest.mark.parametrize(
+    "spelling", ["/w/t", "file:/w/t", "file:///w/t", "file://localhost/w/t", "/w//t/", "file:/w/t/"]
+)
+def test_every_spelling_of_a_local_place_is_one_path(spelling: str) -> None:
+    assert is_local(spelling)
+    assert local_path(spelling) == normal(spelling) == "/w/t"
+
+
+def test_a_percent_sign_in_a_file_uri_is_a_percent_sign() -> None:
+    assert local_path("file:/w/t/p=a%20b") == "/w/t/p=a%20b"
+
+
+def test_a_relative_path_is_below_the_working_directory() -> None:
+    assert local_path("w/t") == os.path.join(os.getcwd(), "w/t")
+
+
+@pytest.mark.parametrize("place", ["s3://b/k", "hdfs://nn/w", "", "file://host/w", "file:w"])
+def test_a_place_elsewhere_has_no_local_path(place: str) -> None:
+    with pytest.raises(UnknownPlace) as caught:
+        local_path(place)
+    assert caught.value.hint
+
+
+def test_the_s3_schemes_of_hadoop_are_s3() -> None:
+    assert scheme("s3a://b/k") == scheme("s3n://b/k") == "s3"
+    assert normal("s3a://b/k/") == "s3://b/k"
+    assert same_store("s3a://b/k", "s3://b/other")
+    assert not same_store("s3a://b/k", "s3://c/k")
+
+
+def test_a_partition_value_that_looks_like_a_url_stays_a_path() -> None:
+    assert is_local("/w/url=http://x") and is_local("w/url=http://x")
+
+
+def test_the_place_above() -> None:
+    above = {"/w/t": "/w", "/w": "/", "/": "/", "file:/w/t": "file:/w", "file:/w": "file:/", "file:///w/t": "file:///w"}
+    above |= {"s3://b/k/l": "s3://b/k", "s3://b": "s3://b"}
+    assert {place: parent(place) for place in above} == above
+    assert name_of("s3://b/k/l/") == "l"
+
+
+@given(
+    base=st.sampled_from(["/", "/w", "file:/w", "file:///w/t/", "s3://bucket", "s3a://bucket/x"]),
+    parts=st.lists(names, min_size=1, max_size=4),
+)
+def test_joining_and_going_up_again_leads_back(base: str, parts: list[str]) -> None:
+    joined = join(base, *parts)
+    assert name_of(joined) == parts[-1]
+    for _ in parts:
+        joined = parent(joined)
+    assert normal(joined) == normal(base)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@given(name=names.filter(lambda name: len(name.encode()) <= 255))
+def test_a_file_of_any_name_is_written_found_and_read_back(tmp_path: Path, name: str) -> None:
+    store, path = LocalStore(), join(str(tmp_path), name)
+    store.write_bytes(path, b"1")
+    assert store.list(str(tmp_path)) == [name] == store.find(str(tmp_path))
+    assert store.read_bytes("file:" + path) == b"1"
+    store.remove(path)
+
+
+def test_a_written_file_is_read_back(place: str) -> None:
+    store, path = store_for(place), join(place, "a/b")
+    assert not store.exists(path)
+    store.write_bytes(path, b"old")
+    store.write_bytes(path, b"new")
+    assert store.exists(path) and store.size(path) == 3
+    assert store.read_bytes(path) == b"new"
+    with store.open_read(path) as one, store.open_read(path) as other:
+        assert (one.read(1), other.read(), one.read()) == (b"n", b"new", b"ew")
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_odd_names_survive(place: str, name: str) -> None:
+    store = store_for(place)
+    store.write_bytes(join(place, name, name), b"1")
+    store.write_bytes(join(place, "other", "x"), b"2")
+    assert name in store.list(place)
+    assert store.find(join(place, name)) == [name]
+    store.move(join(place, name, name), join(place, name, "moved"))
+    assert store.read_bytes(join(place, name, "moved")) == b"1"
+    store.remove_tree(join(place, name))
+    assert store.find(place) == ["other/x"]
+
+
+def test_a_missing_file_is_file_not_found(place: str) -> None:
+    store, path = store_for(place), join(place, "missing")
+    for operation in (store.read_bytes, store.open_read, store.size):
+        with pytest.raises(FileNotFoundError):
+            operation(path)
+    assert store.list(path) == [] == store.find(path)
+
+
+def test_removing_may_run_twice(place: str) -> None:
+    store = store_for(place)
+    store.write_bytes(join(place, "d/f"), b"1")
+    for _ in range(2):
+        store.remove(join(place, "d/f"))
+        store.remove_tree(join(place, "d"))
+    assert store.find(place) == []
+
+
+def test_only_one_of_many_creates_a_file(place: str) -> None:
+    store, path = store_for(place), join(place, "marker")
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: store.create_exclusive(path, b"%d" % n), range(32)))
+    assert won.count(True) == 1
+    assert store.read_bytes(path) == b"%d" % won.index(True)
+    assert store.find(place) == ["marker"]
+
+
+def test_a_file_written_piece_by_piece_appears_only_when_it_is_whole(place: str) -> None:
+    store, path = store_for(place), join(place, "d/f")
+    with store.open_write(path) as file:
+        file.write(b"1" * 1_000_000)
+        assert not store.exists(path) and store.find(place) == []
+        file.write(b"2")
+    assert store.size(path) == 1_000_001
+
+
+def test_a_write_that_fails_leaves_nothing(place: str) -> None:
+    store, path = store_for(place), join(place, "d/f")
+    with pytest.raises(ZeroDivisionError), store.open_write(path) as file:
+        file.write(b"1" * 1_000_000)
+        raise ZeroDivisionError
+    assert not store.exists(path)
+    if is_local(place):
+        assert [path for path in Path(place).rglob("*") if path.is_file()] == []
+
+
+def test_a_write_that_fails_leaves_the_old_file(place: str) -> None:
+    store, path = store_for(place), join(place, "f")
+    store.write_bytes(path, b"old")
+    with pytest.raises(ZeroDivisionError), store.open_write(path) as file:
+        file.write(b"new")
+        raise ZeroDivisionError
+    assert store.read_bytes(path) == b"old"
+
+
+def test_moving_replaces(place: str) -> None:
+    store = store_for(place)
+    store.write_bytes(join(place, "a"), b"a")
+    store.write_bytes(join(place, "d/b"), b"b")
+    store.move(join(place, "a"), join(place, "d/b"))
+    assert store.find(place) == ["d/b"] and store.read_bytes(join(place, "d/b")) == b"a"
+
+
+def test_a_store_may_be_pickled(place: str) -> None:
+    store = store_for(place)
+    store.write_bytes(join(place, "f"), b"1")
+    again = pickle.loads(pickle.dumps(store))
+    assert again == store and again.read_bytes(join(place, "f")) == b"1"
+
+
+def test_a_store_without_conditional_writes_refuses_to_be_exclusive() -> None:
+    with pytest.raises(NotWritable, match="no conditional write"):
+        FsspecStore("ftp://host/x").create_exclusive("ftp://host/x/f", b"")
+
+
+def test_an_unknown_scheme_is_an_error_with_a_hint() -> None:
+    with pytest.raises(UnknownPlace) as caught:
+        store_for("nonsense://x/y").read_bytes("nonsense://x/y")
+    assert caught.value.hint
+
+
+def test_a_parent_that_is_a_file_is_not_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotWritable, match="file") as caught:
+        LocalStore().write_bytes(str(tmp_path / "file/below"), b"1")
+    assert caught.value.hint
+
+
+def _in_child(what: object, *, as_nobody: bool = False, file_limit: int | None = None) -> str:
+    """Run in a forked child with fewer rights or a small disk; the name of the error it got."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            if file_limit is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+            if as_nobody:
+                os.setuid(65534)
+            what()  # type: ignore[operator]
+        except Error as error:
+            said = f"{type(error).__name__} {error.message} {'hinted' if error.hint else ''}"
+        except BaseException as error:
+            said = repr(error)
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answers:
+        said = answers.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs to give up rights")
+def test_a_directory_without_rights_is_not_writable(tmp_path: Path) -> None:
+    for above in (tmp_path, *tmp_path.parents):
+        if above.stat().st_uid == os.getuid() and above != Path("/"):
+            above.chmod(above.stat().st_mode | stat.S_IXOTH)
+    (tmp_path / "closed").mkdir(mode=0o755)
+    said = _in_child(lambda: LocalStore().write_bytes(str(tmp_path / "closed/f"), b"1"), as_nobody=True)
+    assert said.startswith("NotWritable") and "closed" in said and "hinted" in said
+
+
+@pytest.mark.parametrize("way", ["write_bytes", "open_write", "copy_file", "keeper"])
+def test_a_full_disk_is_said_so_and_leaves_nothing(tmp_path: Path, way: str) -> None:
+    from cmroot.checksum import copy_file
+    from cmroot.keep import CopyKeeper
+
+    source = tmp_path / "source"
+    source.write_bytes(b"1" * 3_000_000)
+    target = tmp_path / "target"
+    target.mkdir()
+
+    def write() -> None:
+        match way:
+            case "write_bytes":
+                LocalStore().write_bytes(str(target / "f"), b"1" * 3_000_000)
+            case "open_write":
+                with LocalStore().open_write(str(target / "f")) as file:
+                    for _ in range(30):
+                        file.write(b"1" * 100_000)
+            case "copy_file":
+                copy_file(str(source), str(target / "f"))
+            case _:
+                CopyKeeper(str(target)).keep(str(source))
+
+    said = _in_child(write, file_limit=1_000_000)
+    assert said.startswith(NoSpace.__name__) and "target" in said and "hinted" in said
+    assert [path for path in target.rglob("*") if path.is_file()] == []
+
+
+def test_devices_are_told_apart(tmp_path: Path) -> None:
+    assert same_device(str(tmp_path / "not/there"), str(tmp_path))
+    assert not same_device(str(tmp_path), "/proc/self")
+    assert not same_device(str(tmp_path), "s3://b")

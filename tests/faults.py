@@ -1,0 +1,175 @@
+"""Runs the command line in a child process that is killed (SIGKILL) at one step, given by what it does.
+
+    python faults.py <moment> <kind> <pattern> <n> -- dump --source ...
+
+A step is a change that outlives the process: a name that appears or goes in the filesystem, a commit of the manifest, a
+request that changes a metastore. The child is killed `before` or `after` the n-th step of a kind whose description
+matches a regular expression: the path (for a rename the new one), or what the metastore is asked. Kind `any` counts
+every step. Without a fault (`-`), it runs to its end.
+
+When it is loaded and about to begin it says so on standard error, for those who kill it from outside; `trace` as the
+kind kills nobody and prints every step. With FAULTS_STOP in its environment it stops (SIGSTOP) instead of dying.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = ("rename", "link", "symlink", "unlink", "rmdir", "mkdir", "commit", "thrift", "any", "trace")
+BEGINS = "faults: the command begins"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where a run is killed."""
+
+    moment: str
+    kind: str
+    pattern: str = ""
+    number: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.moment in ("before", "after") and self.kind in KINDS
+
+    def __str__(self) -> str:
+        return f"{self.moment} {self.kind} {self.pattern or 'step'} {self.number}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: `killed`, or its exit code; and what it wrote."""
+
+    killed: bool
+    code: int
+    out: str
+    error: str
+    seconds: float  # from the beginning of the command
+
+    @property
+    def steps(self) -> list[str]:
+        """Of a traced run: "kind what", in order."""
+        return [line.removeprefix("step ") for line in self.error.splitlines() if line.startswith("step ")]
+
+
+def run_with(
+    fault: Fault | None, arguments: Sequence[str], *, kill_after: float | None = None, must: bool = True
+) -> Ended:  # fmt: skip
+    """Runs a command line in a child with a fault, or one that is killed so many seconds after it began.
+
+    Raises AssertionError when the scripted fault was never reached, unless it need not be (`must`)."""
+    words = [fault.moment, fault.kind, fault.pattern, str(fault.number)] if fault else ["-"]
+    command = [sys.executable, __file__, *words, "--", *arguments, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr and child.stdout
+        first = child.stderr.readline()
+        if first.strip() != BEGINS:
+            raise AssertionError(first + child.stderr.read())
+        began = time.monotonic()
+        if kill_after is not None:
+            try:
+                child.wait(kill_after)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        out, error = child.communicate()
+        seconds = time.monotonic() - began
+    killed = child.returncode == -signal.SIGKILL
+    if fault is not None and fault.kind != "trace" and must and not killed:
+        raise AssertionError(f"the fault was never reached: {fault}; exit {child.returncode}: {out}{error}")
+    return Ended(killed, child.returncode, out, error, seconds)
+
+
+@contextlib.contextmanager
+def standing(fault: Fault, arguments: Sequence[str]) -> Iterator[None]:
+    """A command line that stands still at a step for the length of the block, and is killed then."""
+    command = [sys.executable, __file__, fault.moment, fault.kind, fault.pattern, str(fault.number), "--", *arguments]
+    child = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "FAULTS_STOP": "1"}
+    )
+    try:
+        _, status = os.waitpid(child.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), f"the fault was never reached: {fault}"
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+# ---- in the child -------------------------------------------------------------------------------------------------
+
+
+class _Steps:
+    """Counts steps, and ends the process at the one it was told."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault, self._left = fault, fault.number
+        self._pattern = re.compile(fault.pattern)
+        self._lock = threading.Lock()  # two threads at work: the count is one
+
+    def around(self, kind: str, what: str, work: Callable[[], Any]) -> Any:
+        if self._fault.moment == "before":
+            self._count(kind, what)
+        answer = work()  # what fails has changed nothing, and is no step after which to kill
+        if self._fault.moment == "after":
+            self._count(kind, what)
+        return answer
+
+    def _count(self, kind: str, what: str) -> None:
+        with self._lock:
+            if self._fault.kind == "trace":
+                print(f"step {kind} {what}", file=sys.stderr, flush=True)
+            elif self._fault.kind in (kind, "any") and self._pattern.search(what):
+                self._left -= 1
+                if self._left == 0:
+                    os.kill(os.getpid(), signal.SIGSTOP if "FAULTS_STOP" in os.environ else signal.SIGKILL)
+
+
+def _install(steps: _Steps) -> None:
+    """Wraps what changes the world. Thrift is wrapped where a change is sent, so answers are read before `after`."""
+    from replicator.events.manifest import Manifest
+    from replicator.metastore.connection import Connections
+
+    def named(kind: str, real: Callable[..., Any], position: int) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            return steps.around(kind, os.fspath(arguments[position]), lambda: real(*arguments, **more))
+
+        return call
+
+    for name, kind, position in (
+        ("rename", "rename", 1), ("replace", "rename", 1), ("link", "link", 1), ("symlink", "symlink", 1),
+        ("unlink", "unlink", 0), ("rmdir", "rmdir", 0), ("mkdir", "mkdir", 0),
+    ):  # fmt: skip
+        setattr(os, name, named(kind, getattr(os, name), position))
+    commit, change = Manifest.commit, Connections.change
+    Manifest.commit = lambda self: steps.around("commit", "manifest", lambda: commit(self))  # type: ignore[method-assign]
+    Connections.change = lambda self, what, call: steps.around(  # type: ignore[method-assign]
+        "thrift", what, lambda: change(self, what, call)
+    )
+
+
+def _main() -> None:
+    split = sys.argv.index("--")
+    fault, arguments = sys.argv[1:split], sys.argv[split + 1 :]
+    sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
+    from replicator import api  # noqa: F401  loaded before the clock starts
+    from replicator.cli.main import main
+
+    if fault != ["-"]:
+        _install(_Steps(Fault(fault[0], fault[1], fault[2], int(fault[3]))))
+    print(BEGINS, file=sys.stderr, flush=True)
+    sys.argv[1:] = arguments
+    main()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,90 @@
+"""Kills dumps and loads at every step there is, one after the other: `scripts/soak_crash`, half an hour."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+from faults import Fault, run_with
+from test_crash import Crashing, crashing, keep, run_again
+
+__all__ = ["crashing", "keep"]
+
+STRIDE = 1  # every so many steps
+
+
+def every_step(attempt: Callable[[Fault], bool]) -> None:
+    """`attempt` runs into a fault, mends, compares; False when the run came to its end first."""
+    for number in itertools.count(1, STRIDE):
+        if not attempt(Fault("before", "any", "", number)):
+            assert number > 20
+            return
+
+
+def test_every_step_of_a_dump(crashing: Crashing) -> None:
+    def attempt(fault: Fault) -> bool:
+        arguments = crashing.next_dump()
+        killed = run_with(fault, arguments, must=False).killed
+        crashing.finish_dump(arguments)
+        crashing.finish_load(crashing.story.load_arguments(crashing.story.last))
+        return killed
+
+    every_step(attempt)
+
+
+def test_every_step_of_a_load(crashing: Crashing) -> None:
+    def attempt(fault: Fault) -> bool:
+        run_again(crashing.next_dump())
+        arguments = crashing.story.load_arguments(crashing.story.last)
+        killed = run_with(fault, arguments, must=False).killed
+        crashing.finish_load(arguments)
+        return killed
+
+    every_step(attempt)
+
+
+def test_every_step_of_a_first_load(crashing: Crashing) -> None:
+    def attempt(fault: Fault) -> bool:
+        replica, arguments = crashing.fresh_replica()
+        killed = run_with(fault, arguments, must=False).killed
+        run_again(arguments)
+        assert replica.shown() == crashing.story.source.shown()
+        return killed
+
+    every_step(attempt)
+
+
+def test_every_step_of_a_load_and_then_a_newer_dump(crashing: Crashing) -> None:
+    """The dump that was being loaded is forgotten; the next one begins where the target is."""
+
+    def attempt(fault: Fault) -> bool:
+        story = crashing.story
+        loaded = story.last
+        run_again(crashing.next_dump())
+        killed = run_with(fault, story.load_arguments(story.last), must=False).killed
+        crashing.source.change()
+        assert story.dump(since=loaded).code == 0
+        crashing.finish_load(story.load_arguments(story.last))
+        return killed
+
+    every_step(attempt)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kill_upon_kill(crashing: Crashing, seed: int) -> None:
+    """Several kills of one load, each at any step."""
+    chance = random.Random(seed)
+
+    def faults() -> Iterator[Fault]:
+        while True:
+            yield Fault(chance.choice(["before", "after"]), "any", "", chance.randint(1, 120))
+
+    for _ in range(5):
+        run_again(crashing.next_dump())
+        arguments = crashing.story.load_arguments(crashing.story.last)
+        for fault in itertools.islice(faults(), 4):
+            if not run_with(fault, arguments, must=False).killed:
+                break
+        crashing.finish_load(arguments)

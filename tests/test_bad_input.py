@@ -1,0 +1,672 @@
+"""What is wrong with the world must be told by name, with a hint, leave everything as it was, and be no obstacle to the
+next correct run. Everything goes through the command line, as those do who meet it."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from metastores import MetastoreFactory
+from plain_tables import PlainDatabase
+from story import Answer, Story, command
+
+from cmroot.checksum import checksum_file
+from cmroot.content import is_kept, locate
+from replicator.metastore import embedded
+from replicator.metastore.embedded import Running
+from replicator.metastore.server import free_port
+
+TEXT = "1\x01one\n2\x01two\n"
+
+
+@pytest.fixture
+def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+    """A source with a table and a partitioned one; nothing is dumped yet."""
+    story = Story(source_metastore, target_metastore, tmp_path)
+    story.source.create()
+    story.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
+    story.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
+    return story
+
+
+@pytest.fixture
+def pending(story: Story) -> Story:
+    """The same, loaded, with an incremental dump to come: one that adds, replaces and removes."""
+    story.bootstrap()
+    story.source.write("t", {"third": "4\x01four\n", "second": "3\x01other\n"})
+    story.source.drop_partitions("parts", ["b"])
+    story.source.add("parts", {"c": {"file": "1\x01c\n"}})
+    story.source.table("new", {"file": TEXT})
+    story.source.alter_partition("parts", "a", note="altered")
+    assert story.dump(since=story.last).code == 0
+    return story
+
+
+def fails(answer: Answer, code: int, error: str, *named: str) -> None:
+    """The one JSON object tells what happened to which thing, and what to do."""
+    assert (answer.code, answer.error) == (code, error), answer.said
+    for name in named:
+        assert str(name) in answer.message, answer.message
+    assert answer.said["exit_code"] == code and answer.said["status"] == "failed"
+    assert answer.said["hint"]
+
+
+@contextlib.contextmanager
+def untouched(*databases: PlainDatabase) -> Iterator[None]:
+    """Nothing of these databases changes: no object, no file, no mark."""
+    before = [database.everything() for database in databases]
+    yield
+    assert [database.everything() for database in databases] == before
+
+
+# ---- dumps --------------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def lift_version(path: Path) -> None:
+    path.write_text(path.read_text().replace('"version":1', '"version":99'))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+RECORDS, TABLES, FILES = "_metadata/records-00000.jsonl.gz", "_metadata/tables.jsonl.gz", "_files/bucket-0000.parquet"
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [
+        ("_finished_dump", Path.unlink), ("_finished_dump", lift_version), ("_finished_dump", empty),
+        ("_dumpmetadata", Path.unlink), ("_dumpmetadata", flip), ("_dumpmetadata", cut),
+        (RECORDS, Path.unlink), (RECORDS, flip), (RECORDS, cut), (TABLES, flip), (FILES, Path.unlink), (FILES, flip),
+        (FILES, cut),
+    ],
+)  # fmt: skip
+def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(
+    pending: Story, part: str, damage: Callable[[Path], None]
+) -> None:
+    place = pending.last / part
+    good = place.read_bytes()
+    damage(place)
+    named = [str(pending.last), "_finished_dump" if damage is Path.unlink and part == "_finished_dump" else ""]
+    if damage is lift_version:
+        named.append("version 99")
+    elif part != "_finished_dump":
+        named.append(part)
+    with untouched(pending.source, pending.target):
+        fails(pending.load(), 1, "FormatError", *named)
+    place.write_bytes(good)
+    assert pending.load().code == 0
+    pending.is_same()
+
+
+def test_a_directory_that_is_no_dump_is_refused(story: Story, tmp_path: Path) -> None:
+    fails(story.load(tmp_path / "nowhere"), 1, "FormatError", str(tmp_path / "nowhere"))
+    assert not (tmp_path / "nowhere").exists() and not story.target.exists()
+
+
+def test_a_dump_goes_only_into_a_new_or_empty_directory(story: Story, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "letter").write_text("dear reader")
+    fails(story.dump(out=taken), 2, "UsageError", str(taken))
+    assert [path.name for path in taken.iterdir()] == ["letter"]
+    story.bootstrap()
+    fails(story.dump(out=story.last), 2, "UsageError", str(story.last))
+    assert story.load().said["status"] == "already loaded"
+
+
+def test_a_damaged_segment_of_the_captured_log_is_named(pending: Story) -> None:
+    segment = sorted((pending.cmroot / "log").iterdir())[-1]
+    part = next(segment.glob("records-*"))
+    good = part.read_bytes()
+    flip(part)
+    fails(pending.dump(since=pending.here / "dump1"), 1, "FormatError", str(part))
+    assert not pending.last.exists() or not (pending.last / "_finished_dump").exists()
+    part.write_bytes(good)
+    pending.dumps -= 1
+    assert pending.load().code == 0
+    pending.is_same()
+
+
+def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: Story) -> None:
+    manifest = pending.cmroot / "manifest.sqlite"
+    manifest.write_bytes(b"no database" * 1000)
+    with untouched(pending.source, pending.target):
+        fails(pending.capture(), 1, "FormatError", manifest)
+    for path in pending.cmroot.glob("manifest.sqlite*"):
+        path.unlink()
+    assert pending.load().code == 0
+    pending.catch_up()
+
+
+# ---- metastores ---------------------------------------------------------------------------------------------------
+
+
+def test_a_metastore_that_does_not_answer_is_a_reason_to_try_again(pending: Story) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    gone = f"thrift://{nobody}"
+    with untouched(pending.source, pending.target):
+        fails(pending.capture(source=gone), 75, "MetastoreUnreachable", nobody)
+        fails(pending.dump(source=gone, out=pending.here / "none"), 75, "MetastoreUnreachable", nobody)
+        fails(pending.load(target=gone), 75, "MetastoreUnreachable", nobody)
+    assert not (pending.here / "none").exists()
+    assert pending.load().code == 0
+    pending.is_same()
+
+
+class CuttingProxy:
+    """Passes thrift through to a metastore until `call` is asked for the n-th time; then it goes away for good.
+
+    `when`: the "request" is not passed on, or the "answer" is not, or "half" of the answer is."""
+
+    def __init__(self, uri: str, call: str, when: str, nth: int = 1) -> None:
+        host, _, port = uri.removeprefix("thrift://").partition(":")
+        self._server = (host, int(port))
+        self._call, self._when, self._left = call.encode(), when, nth
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"thrift://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._asking: socket.socket | None = None  # the server's side of the connection on which the call was made
+        self.cut = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server)
+                self._sockets += [client, server]
+                for work in (self._requests, self._answers):
+                    threading.Thread(target=work, args=(client, server), daemon=True).start()
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                with self._lock:
+                    if self._call in data[:80]:
+                        self._left -= 1
+                        if self._left == 0:
+                            self._asking = server
+                            if self._when == "request":
+                                self.go_away()
+                                break
+                server.sendall(data)
+        _shut(client, server)
+
+    def _answers(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 16):
+                if server is self._asking:
+                    if self._when == "half":
+                        client.sendall(data[: len(data) // 2])
+                    self.go_away()
+                    break
+                client.sendall(data)
+        _shut(client, server)
+
+    def go_away(self) -> None:
+        self.cut = True
+        _shut(self._listener, *self._sockets)
+
+
+def _shut(*sockets: socket.socket) -> None:
+    for each in sockets:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "call", ["get_current_notificationEventId", "get_database", "get_table_objects_by_name", "get_partitions_by_names"]
+)
+def test_a_metastore_that_goes_away_in_the_middle_of_a_capture(story: Story, call: str) -> None:
+    proxy = CuttingProxy(story.source_uri, call, "half")
+    with untouched(story.source):
+        fails(story.capture(source=proxy.uri), 75, "MetastoreUnreachable", proxy.uri.removeprefix("thrift://"))
+    assert proxy.cut
+    assert list((story.cmroot / "log").iterdir()) == []
+    story.bootstrap()
+
+
+READING = ["get_all_tables", "get_partitions_by_names"]
+CHANGING = ["alter_database", "drop_partitions", "create_table", "add_partitions", "alter_partitions", "alter_table"]
+
+
+@pytest.mark.parametrize(
+    ("call", "when", "nth"),
+    [(call, "half", 1) for call in READING]
+    + [(call, when, 1) for call in CHANGING for when in ("request", "answer")]
+    + [("alter_database", when, 2) for when in ("request", "half")],
+)
+def test_a_metastore_that_goes_away_in_the_middle_of_a_load(pending: Story, call: str, when: str, nth: int) -> None:
+    """In a change that is sent, nobody can know what became of it: running again settles it."""
+    proxy = CuttingProxy(pending.target_uri, call, when, nth)
+    error = "MetastoreUnreachable" if call in READING else "CommitOutcomeUnknown"
+    fails(pending.load(target=proxy.uri), 75, error, proxy.uri.removeprefix("thrift://"))
+    assert proxy.cut
+    assert pending.load().code == 0
+    pending.is_same()
+
+
+@pytest.fixture
+def forgetful(metastore_factory: MetastoreFactory, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts a third metastore, again with other settings for the same data. It runs only while it is needed."""
+    directory = tmp_path / "forgetful"
+
+    def start(**settings: str) -> Running:
+        embedded.stop(directory)
+        return metastore_factory(directory=directory, settings=settings)
+
+    yield start
+    embedded.stop(directory)
+
+
+def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
+    forgetful: Callable[..., Running], target_metastore: Running, tmp_path: Path
+) -> None:
+    silent = forgetful(**{"hive.metastore.transactional.event.listeners": ""})
+    story = Story(silent, target_metastore, tmp_path)
+    story.source.create()
+    story.source.table("t", {"first": TEXT})
+    fails(story.capture(), 1, "NotificationLogOff", silent.uri)
+    fails(story.dump(), 1, "NotificationLogOff", silent.uri)
+    assert not (story.last / "_finished_dump").exists() and list((story.cmroot / "log").iterdir()) == []
+
+    talking = forgetful()
+    assert talking.uri == silent.uri
+    story.source.table("seen", {"first": TEXT})  # no bootstrap is at event 0
+    story.bootstrap()
+    first, other = story.last, tmp_path / "other"
+    assert story.dump(cmroot=other).code == 0
+    others = story.last
+
+    story.source.table("unseen", {"first": TEXT})
+    story.source.drop("t")
+    newest = story.source.metastore.current_event_id()
+    forgetful(**{"hive.metastore.event.db.listener.timetolive": "1s"})  # cleans at its start
+    until(lambda: not story.source.metastore.next_events(newest - 1))
+    assert story.source.metastore.current_event_id() == newest
+
+    with untouched(story.source, story.target):
+        fails(story.capture(), 5, "BootstrapNeeded", str(newest))
+        fails(story.dump(since=first), 5, "BootstrapNeeded", str(newest))
+        fails(story.dump(since=others, cmroot=other), 5, "BootstrapNeeded", str(newest))
+    repaired = story.capture("--repair")
+    assert repaired.code == 0 and repaired.said["observed"] >= 2 and repaired.said["warnings"]
+    assert story.dump(since=first).code == 0
+    assert story.load().code == 0
+    story.is_same()
+    fails(story.dump(since="0"), 5, "BootstrapNeeded", "--since 0")
+
+    healed = story.dump(cmroot=other)
+    assert healed.code == 0 and healed.said["kind"] == "bootstrap" and healed.said["warnings"]
+    again = Story(talking, target_metastore, tmp_path)
+    again.db = story.db
+    again.source = story.source
+    again.target = PlainDatabase(story.target.metastore, story.db + "_healed", story.warehouse)
+    assert story.load(None, "--rename-db", f"{story.db}={story.db}_healed").code == 0
+    assert again.target.shown() == story.source.shown()
+
+
+def until(done: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+# ---- $cmroot ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`small("2m")`: a filesystem of that size, mounted for the length of the test; again: resized."""
+    place = tmp_path / "small"
+
+    def mount(options: str) -> Path:
+        again = ["-o", f"remount,{options}"] if place.is_mount() else ["-t", "tmpfs", "-o", options]
+        place.mkdir(exist_ok=True)
+        command = ["mount", *again, "none", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+        return place
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_cmroot_below_a_file_cannot_be_written(story: Story, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    below = tmp_path / "file" / "cmroot"
+    with untouched(story.source):
+        fails(story.capture(cmroot=below), 1, "NotWritable", tmp_path / "file")
+        fails(story.dump(cmroot=below), 1, "NotWritable", tmp_path / "file")
+    story.dumps = 0
+    story.bootstrap()
+
+
+def test_a_cmroot_in_a_directory_of_something_else_is_refused(story: Story, tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "letter").write_text("dear reader")
+    fails(story.capture(cmroot=tmp_path / "letters"), 1, "NotWritable", tmp_path / "letters")
+    assert [path.name for path in (tmp_path / "letters").iterdir()] == ["letter"]
+
+
+def test_a_cmroot_on_a_read_only_mount_cannot_be_written(story: Story, small: Callable[[str], Path]) -> None:
+    story.cmroot = small("size=8m") / "cmroot"
+    story.bootstrap()
+    story.source.table("new", {"file": TEXT})
+    small("ro")
+    with untouched(story.source, story.target):
+        fails(story.capture(), 1, "NotWritable", story.cmroot)
+    small("rw")
+    story.catch_up()
+
+
+def test_a_full_cmroot_says_so_and_goes_on_when_there_is_space(story: Story, small: Callable[[str], Path]) -> None:
+    story.cmroot = small("size=600k") / "cmroot"
+    story.source.table("large", {"file": "x" * 1_000_000})
+    with untouched(story.source):
+        fails(story.capture(), 1, "NoSpace", story.cmroot)
+    assert list((story.cmroot / "log").iterdir()) == []
+    small("size=8m")
+    story.bootstrap()
+
+
+@pytest.mark.parametrize("limit", [3_000, 30_000, 300_000])
+def test_a_file_size_limit_is_told_like_a_full_disk(story: Story, limit: int) -> None:
+    """Whatever is written when it is reached: a kept file, the log, the manifest."""
+    story.source.table("large", {"file": "x" * 1_000_000})
+    arguments = [*story.capture_arguments(), "--keeper", "copy", "--json"]
+    with untouched(story.source):
+        done = subprocess.run(
+            [sys.executable, "-m", "replicator.cli.main", *arguments], capture_output=True, text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        )  # fmt: skip
+    fails(Answer(done.returncode, msgspec.json.decode(done.stdout)), 1, "NoSpace", story.cmroot)
+    assert list((story.cmroot / "log").iterdir()) == []
+    story.bootstrap()
+
+
+@contextlib.contextmanager
+def held(root: Path) -> Iterator[None]:
+    """Another process holds the lease of a root."""
+    work = (
+        "import sys; from cmroot.lease import acquire\n"
+        "with acquire(sys.argv[1], 'test'): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", work, str(root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin and other.stdout and other.stdout.readline() == "held\n"
+        yield
+        other.stdin.close()
+
+
+def test_a_cmroot_in_use_is_left_to_its_user(pending: Story) -> None:
+    with untouched(pending.source, pending.target):
+        with held(pending.cmroot):
+            fails(pending.capture(), 7, "LeaseHeld", pending.cmroot)
+            fails(pending.dump(out=pending.here / "none", since=pending.last), 7, "LeaseHeld", pending.cmroot)
+        with held(pending.target_cmroot):
+            fails(pending.load(), 7, "LeaseHeld", pending.target_cmroot)
+    assert not (pending.here / "none" / "_finished_dump").exists()
+    assert pending.load().code == 0
+    pending.is_same()
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def kept(cmroot: Path, file: Path) -> Path:
+    """Where a file's bytes are kept."""
+    return Path(locate(str(cmroot), *checksum_file(str(file))))
+
+
+def test_a_file_that_is_gone_everywhere_is_named(pending: Story) -> None:
+    file = pending.source.home / "t" / "third"
+    kept(pending.cmroot, file).unlink()
+    file.unlink()
+    shown = pending.target.shown()
+    answer = pending.load()
+    fails(answer, 1, "FilesMissing", pending.target.home / "t" / "third", "position", pending.cmroot)
+    assert pending.target.shown() == shown
+    assert pending.dump(since=pending.here / "dump1").code == 0  # names it no longer
+    assert pending.load().code == 0
+    pending.is_same()
+
+
+def test_a_bootstrap_with_a_file_that_is_gone_shows_nothing(story: Story) -> None:
+    assert story.dump().code == 0
+    file = story.source.home / "t" / "first"
+    kept(story.cmroot, file).unlink()
+    file.unlink()
+    fails(story.load(), 1, "FilesMissing", story.target.home / "t" / "first", "position")
+    assert not story.target.exists() or story.target.shown() == {}
+    assert story.dump().code == 0
+    assert story.load().code == 0
+    story.is_same()
+
+
+@pytest.mark.parametrize("keeper", ["link", "copy"])
+def test_bytes_written_over_in_place_are_never_published(story: Story, keeper: str) -> None:
+    """A link shares its bytes with the source, so both have the wrong ones; a copy has those that were recorded."""
+    assert story.dump("--keeper", keeper).code == 0
+    file = story.source.home / "t" / "first"
+    with open(file, "r+") as opened:
+        opened.write("9")
+    answer = story.load()
+    if keeper == "link":
+        fails(answer, 1, "FilesMissing", story.target.home / "t" / "first", "other bytes")
+        assert not (story.target.home / "t" / "first").exists()
+        assert not story.target.exists() or story.target.shown() == {}
+    else:
+        assert answer.code == 0 and answer.said["files_from_cmroot"] == 1
+        assert (story.target.home / "t" / "first").read_text() == TEXT
+    story.source.write("t", {"another": TEXT})  # its directory has changed: all of it is looked at again
+    assert story.dump("--keeper", keeper).code == 0
+    assert story.load().code == 0
+    story.is_same()
+
+
+def test_a_partition_without_its_directory_is_named_and_the_rest_goes_on(story: Story) -> None:
+    missing = story.source.home / "parts" / "p=b"
+    shutil.rmtree(missing)
+    dumped = story.dump()
+    assert (dumped.code, dumped.said["status"]) == (3, "incomplete")
+    (named,) = dumped.said["missing_directories"]
+    assert str(missing) in named and f"{story.db}.parts/p=b" in named
+    assert story.load().code == 0
+    story.is_same()
+    story.source.write("parts/p=b", {"file": "1\x01late\n"})
+    story.catch_up()
+
+
+def test_a_disk_that_fills_while_files_are_copied(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path, small: Callable[[str], Path]
+) -> None:
+    story = Story(source_metastore, target_metastore, tmp_path, warehouse=small("size=1m"))
+    story.source.create()
+    story.source.table("large", {f"file{number}": str(number) * 300_000 for number in range(6)})
+    assert story.dump().code == 0
+    fails(story.load(), 1, "NoSpace", story.warehouse)
+    assert story.target.shown() == {}
+    whole = {path.name: path.read_bytes() for path in (story.source.home / "large").iterdir()}
+    for path in (story.target.home / "large").iterdir():
+        assert path.name.startswith(".") or path.read_bytes() == whole[path.name]
+    small("size=8m")
+    loaded = story.load()
+    assert loaded.code == 0 and loaded.said["files_skipped"] > 0
+    story.is_same()
+
+
+# ---- who may write where ------------------------------------------------------------------------------------------
+
+
+def test_a_table_made_by_hand_is_replaced_only_when_told(story: Story) -> None:
+    story.bootstrap()
+    story.source.table("new", {"file": TEXT})
+    story.target.table("new", {"mine": "1\x01mine\n"})
+    mine = checksum_file(str(story.target.home / "new" / "mine"))
+    assert story.dump(since=story.last).code == 0
+    with untouched(story.source, story.target):
+        fails(story.load(), 6, "Refused", f"{story.db}.new")
+    assert story.load(None, "--overwrite").code == 0
+    story.is_same()
+    assert is_kept(str(story.target_cmroot), *mine)
+
+
+def test_a_database_made_by_hand_is_refused(story: Story) -> None:
+    story.target.create()
+    story.target.table("mine", {"file": "1\x01mine\n"})
+    assert story.dump().code == 0
+    with untouched(story.source, story.target):
+        fails(story.load(), 6, "Refused", story.db)
+
+
+def test_a_target_that_is_newer_than_the_dump_is_taken_back_only_when_told(pending: Story) -> None:
+    before = pending.target.shown()
+    assert pending.load().code == 0
+    with untouched(pending.target):
+        fails(pending.load(pending.here / "dump1"), 6, "Refused", "position", pending.db)
+    assert pending.load().said["status"] == "already loaded"
+    dumped = msgspec.json.decode((pending.here / "dump1" / "_finished_dump").read_bytes())["id"]
+    for table in ("t", "parts"):  # left by a load that was killed after its checkpoint
+        mark = pending.target_cmroot / "loads" / dumped / f"{pending.db}.{table}"
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_bytes(b"")
+    (pending.target.home / "parts" / "p=a" / "stray").write_text("of no dump")
+    assert pending.load(pending.here / "dump1", "--overwrite").code == 0
+    assert pending.target.shown() == before
+    assert pending.load().code == 0
+    pending.is_same()
+
+
+def test_a_file_that_is_gone_is_noticed_before_another_is_shown(story: Story) -> None:
+    """Also where nothing is replaced: half of what was inserted is not what the source ever had."""
+    story.bootstrap()
+    story.source.write("t", {f"added{number}": f"{number}" for number in range(5)})
+    assert story.dump(since=story.last).code == 0
+    file = story.source.home / "t" / "added4"
+    kept(story.cmroot, file).unlink()
+    file.unlink()
+    shown = story.target.shown()
+    fails(story.load(), 1, "FilesMissing", story.target.home / "t" / "added4")
+    assert story.target.shown() == shown
+    assert story.dump(since=story.here / "dump1").code == 0
+    assert story.load().code == 0
+    story.is_same()
+
+
+def test_an_incremental_dump_needs_the_bootstrap_before_it(pending: Story) -> None:
+    rename = ("--rename-db", f"{pending.db}={pending.db}_other")
+    fails(pending.load(None, *rename), 5, "BootstrapNeeded", "position")
+    assert f"{pending.db}_other" not in pending.target.metastore.database_names()
+    assert pending.load(pending.here / "dump1", *rename).code == 0
+    assert pending.load(None, *rename).code == 0
+    other = PlainDatabase(pending.target.metastore, f"{pending.db}_other", pending.warehouse)
+    assert other.shown() == pending.source.shown()
+
+
+def test_a_replica_takes_no_dump_of_another_source(story: Story) -> None:
+    story.bootstrap()
+    assert story.dump(cmroot=story.here / "other").code == 0
+    with untouched(story.target):
+        fails(story.load(), 6, "Refused", story.db)
+
+
+def test_the_source_is_not_its_own_target(story: Story) -> None:
+    assert story.dump().code == 0
+    with untouched(story.source):
+        own = ["load", str(story.last), "--target", story.source_uri, "--warehouse", str(story.source.home.parent)]
+        fails(command(*own, "--cmroot", str(story.here / "own")), 6, "Refused", story.db)
+
+
+# ---- the command line ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_command_line_asks_for_must_exist(pending: Story, tmp_path: Path) -> None:
+    """Nothing of it begins, and no directory is left where the dump would have been."""
+    none = tmp_path / "none"
+
+    def dumping(*more: str, **given: Any) -> Answer:
+        answer = pending.dump(*more, out=none, **given)
+        assert not none.exists() or list(none.iterdir()) == []
+        return answer
+
+    other = Story.__new__(Story)
+    other.__dict__ |= pending.__dict__ | {"db": "nowhere", "dumps": 0}
+    with untouched(pending.source, pending.target):
+        fails(dumping("--include", "no_such_table"), 2, "UsageError", "no table", pending.db)
+        fails(dumping("--include", "("), 2, "UsageError", "'('")
+        fails(dumping("--exclude", "["), 2, "UsageError", "'['")
+        fails(dumping(since="999999999"), 2, "UsageError", "999999999")
+        fails(dumping(since="garbage"), 2, "UsageError", "garbage")
+        fails(dumping(since=tmp_path), 2, "UsageError", tmp_path)
+        fails(dumping("--until", "garbage"), 2, "UsageError", "garbage")
+        fails(dumping("--until", "2000-01-01"), 2, "UsageError", "2000-01-01")
+        fails(dumping(since=pending.last, cmroot=tmp_path / "other"), 2, "UsageError", pending.last)
+        fails(other.capture(), 1, "ObjectNotFound", "nowhere")
+        fails(other.dump(out=none), 1, "ObjectNotFound", "nowhere")
+        fails(pending.load(None, "--rename-db", "nowhere=x"), 2, "UsageError", "nowhere")
+        fails(pending.load(None, "--rename-db", "x"), 2, "UsageError", "'x'")
+        fails(pending.load(None, "--map-location", "/a"), 2, "UsageError", "'/a'")
+        fails(pending.load(None, "--map-location", "/a=/b", "--map-location", "/a=/c"), 2, "UsageError", "/a")
+        fails(pending.load(target="nobody"), 2, "UsageError", "nobody")
+        fails(pending.load(target="http://x:1/y"), 2, "UsageError", "http://x:1/y")
+    assert pending.load().code == 0
+    pending.is_same()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--json"), (["load"], "DUMP"), (["load", "x"], "--target"), (["load", "x", "--json=yes"], "--json"),
+        (["no-such-command"], "no-such-command"), (["dump", "--no-such-option"], "--no-such-option"),
+        (["load", "x", "--target", "t", "--jobs", "many"], "many"),
+        (["capture", "--source", "s", "--cmroot", "c", "--keeper", "shelf"], "shelf"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_told_as_json_too(arguments: list[str], named: str) -> None:
+    fails(command(*arguments), 2, "UsageError", named)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[defaults]\ncmrot = '/x'", "cmrot"), ("[default]\ncmroot = '/x'", "default"),
+        ("[metastores.a]\nurl = 'thrift://a'", "url"), ("[defaults]\njobs = 'many'", "jobs"), ("cmroot = ", "TOML"),
+    ],
+)  # fmt: skip
+def test_a_wrong_configuration_names_its_key(tmp_path: Path, text: str, named: str) -> None:
+    config = tmp_path / "replicator.toml"
+    config.write_text(text)
+    fails(command("--config", str(config), "show", "x"), 2, "ConfigError", config, named)
+
+
+def test_a_configuration_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    fails(command("--config", str(tmp_path / "none"), "show", "x"), 2, "ConfigError", tmp_path / "none")

@@ -1,0 +1,69 @@
+"""A copying task on real files: the entries of one bucket become files of the target, every one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cmroot.log import FILES
+from cmroot.root import create_or_open
+from replicator.load.copying import Roots, Wanted
+from replicator.load.files import CopyReport, CopyTask, FileRules, TableRule, run_copy_task, share_of
+from replicator.load.placement import Placement
+
+
+def bucket(tmp_path: Path, count: int) -> Path:
+    """A bucket that names `count` files of table db.t; the files are there."""
+    source = tmp_path / "source" / "db.db" / "t"
+    source.mkdir(parents=True)
+    rows = []
+    for number in range(count):
+        content = f"content {number}".encode()
+        (source / f"part-{number}").write_bytes(content)
+        rows.append(
+            {"position": 1, "op": "add", "db": "db", "table": "t", "partition": "", "location": f"file:{source}",
+             "path": f"part-{number}", "size": len(content), "mtime_ns": 1_700_000_000 * 10**9,
+             "checksum": xxhash.xxh3_128_hexdigest(content), "kept": False}
+        )  # fmt: skip
+    part = tmp_path / "files-0.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, FILES), part)
+    return part
+
+
+def task(tmp_path: Path, part: Path, share: int, shares: int) -> CopyTask:
+    source, target = f"{tmp_path}/source/db.db", f"{tmp_path}/target/db.db"
+    placement = Placement({"db": "db"}, {"db": source}, {"db": target}, f"{tmp_path}/target/external")
+    table = TableRule(begin=0, end=None, db="db", since=0, location=f"{source}/t", moves=(), gone=False)
+    roots = Roots(create_or_open(f"{tmp_path}/kept").place, create_or_open(f"{tmp_path}/target-kept").place)
+    return CopyTask([str(part)], FileRules(placement, {("db", "t"): [table]}, 0), roots, share, shares)
+
+
+@pytest.mark.parametrize("shares", [1, 3])
+def test_shares_copy_every_file_between_them_and_a_second_run_leaves_them_alone(tmp_path: Path, shares: int) -> None:
+    count = 200
+    part = bucket(tmp_path, count)
+    for again in (False, True):
+        total = CopyReport()
+        for share in range(shares):
+            total.add(run_copy_task(task(tmp_path, part, share, shares)))
+        assert (total.copied, total.skipped) == ((0, count) if again else (count, 0))
+    copied = tmp_path / "target" / "db.db" / "t"
+    assert sorted(path.name for path in copied.iterdir()) == sorted(f"part-{number}" for number in range(count))
+    assert (copied / "part-7").read_bytes() == b"content 7"
+    assert (copied / "part-7").stat().st_mtime == 1_700_000_000
+
+
+@given(st.lists(st.integers(0, 1 << 34), max_size=60), st.integers(1, 9))
+def test_every_file_is_in_exactly_one_share_and_no_share_is_much_larger(sizes: list[int], shares: int) -> None:
+    files = [Wanted(f"/s/{n}", f"/t/{n}", size, 0, "00", 1) for n, size in enumerate(sizes)]
+    parts = [share_of(files, share, shares) for share in range(shares)]
+    assert sorted(file.target for part in parts for file in part) == sorted(file.target for file in files)
+    costs = [sum((file.size or 0) + (256 << 10) for file in part) for part in parts]
+    largest = max(sizes, default=0) + (256 << 10)
+    assert max(costs) - sum(costs) / shares <= 2 * largest

