@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from replicator.errors import ObjectNotFound
 from replicator.events import compare
 from replicator.events.manifest import Manifest
-from replicator.events.record import Change, partition_names
+from replicator.events.record import Change, CreateTable, DropTable, partition_names
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.model import Table
 
@@ -31,10 +31,21 @@ def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bo
 
 
 def walk_table(source: MetastoreReader, known: Manifest, table: Table, *, deep: bool) -> Iterator[Change]:
-    """Differences of one table: itself, its partitions, its column statistics."""
+    """Differences of one table: itself, its partitions, its column statistics. One that goes away meanwhile is left to
+    the event that says so; if it was new, what was told of it is taken back, so that a rename finds it unknown."""
     changes = list(compare.table_change(known.table(table.db, table.name), table))
-    begins_anew = any(type(change).__name__ == "CreateTable" for change in changes)
+    begins_anew = any(isinstance(change, CreateTable) for change in changes)
     yield from changes
+    try:
+        yield from _walk_contents(source, known, table, begins_anew=begins_anew, deep=deep)
+    except ObjectNotFound:
+        if begins_anew:
+            yield DropTable(db=table.db, name=table.name)
+
+
+def _walk_contents(
+    source: MetastoreReader, known: Manifest, table: Table, *, begins_anew: bool, deep: bool
+) -> Iterator[Change]:
     if table.is_partitioned and not table.is_view and (deep or begins_anew):
         yield from _walk_partitions(source, known, table, begins_anew)
     columns = table.storage.columns if table.storage else ()

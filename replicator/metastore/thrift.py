@@ -143,12 +143,7 @@ class ThriftMetastore:
     # --- partitions
 
     def partition_names(self, db: str, table: str) -> list[str]:
-        try:
-            found = list(self._read(f"partitions of {db}.{table}", call("get_partition_names", db, table, -1)))
-        except MetastoreError as error:
-            if not error.transient:
-                self.table(db, table)  # 2.3 answers "Internal error" when there is none
-            raise
+        found = list(self._of_table(db, table, "partitions", call("get_partition_names", db, table, -1)))
         if not found:
             self.table(db, table)
         return found
@@ -171,7 +166,7 @@ class ThriftMetastore:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _partition_batch(self, db: str, table: str, names: list[str]) -> list[Partition]:
-        found = self._read(f"partitions of {db}.{table}", call("get_partitions_by_names", db, table, names))
+        found = self._of_table(db, table, "partitions", call("get_partitions_by_names", db, table, names))
         if found:
             self._drift.saw("partition", call("get_partitions_by_names", db, table, names[:1]))
         return [convert.partition_from_thrift(partition) for partition in found]
@@ -227,7 +222,7 @@ class ThriftMetastore:
     def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
         if not columns:
             return None
-        answer = self._read(f"statistics of {db}.{table}", requests.table_statistics(db, table, columns))
+        answer = self._of_table(db, table, "statistics", requests.table_statistics(db, table, columns))
         found = convert.column_statistics_from_thrift(answer.tableStats or ())
         return Statistics(db=db, table=table, columns=found) if found else None
 
@@ -237,7 +232,7 @@ class ThriftMetastore:
         found = []
         for batch in _batches(names) if columns else ():
             request = requests.partition_statistics(db, table, columns, batch)
-            answer = self._read(f"partition statistics of {db}.{table}", request)
+            answer = self._of_table(db, table, "partition statistics", request)
             for name, items in (answer.partStats or {}).items():
                 if items:
                     stats = convert.column_statistics_from_thrift(items)
@@ -265,6 +260,17 @@ class ThriftMetastore:
 
     def _read(self, what: str, send: Send) -> Any:
         return self._connections.read(what, send)
+
+    def _of_table(self, db: str, table: str, what: str, send: Send) -> Any:
+        """A read about a table. Raises ObjectNotFound when there is none, whatever the server calls that: 2.3 has an
+        "Internal error", also when the table goes away during the call; one that is back is asked once more."""
+        try:
+            return self._read(f"{what} of {db}.{table}", send)
+        except MetastoreError as error:
+            if error.transient or isinstance(error, ObjectNotFound):
+                raise
+            self.table(db, table)
+            return self._read(f"{what} of {db}.{table}", send)
 
     def _change(self, what: str, send: Send) -> None:
         self._connections.change(what, send)
