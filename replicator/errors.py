@@ -15,7 +15,7 @@ from cmroot.errors import (
 __all__ = [
     "BootstrapNeeded", "ChecksumMismatch", "CommitOutcomeUnknown", "ConfigError", "Error", "FilesMissing",
     "FormatError", "JavaError", "KeepError", "LeaseHeld", "MetastoreError", "MetastoreStartError",
-    "MetastoreUnreachable", "NoSpace", "NotWritable", "NotificationLogOff", "ObjectExists", "ObjectNotFound",
+    "MetastoreUnreachable", "MomentLost", "NoSpace", "NotWritable", "NotificationLogOff", "ObjectExists", "ObjectNotFound",
     "Refused", "UsageError",
 ]  # fmt: skip
 
@@ -74,6 +74,11 @@ class BootstrapNeeded(Error):
     """Events that are needed are gone: an incremental dump or load cannot be exact, a bootstrap is needed."""
 
     exit_code = 5
+
+
+class MomentLost(BootstrapNeeded):
+    """A restore asks for a moment about which events were lost: the captured log cannot tell that state, only those
+    before and after."""
 
 
 class Refused(Error):

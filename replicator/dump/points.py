@@ -1,4 +1,8 @@
-"""Points: an event id, a time or an earlier dump, as a place in the captured log."""
+"""Points: an event id, a time or an earlier dump, as a place in the captured log.
+
+A time stands for the last record at or before it in the order of the log: clocks jump, positions do not. A record
+counts as at least as late as every segment before it, so a clock that was set back never brings in a later record.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ def resolve_until(log: Sequence[Segment], text: str | None) -> Point:
     newest = _end(log[-1])
     if text is None:
         return newest
-    event, time = _parse(text, "--until")
-    if (event is not None and event >= newest.event) or (time is not None and time >= newest.time):
+    event, time = parse_moment(text, "--until")
+    if event is not None and event >= newest.event:
         return newest
     found = _last_before(log, event, time)
     if found is None:
@@ -38,14 +42,14 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
                 hint="name the $cmroot it was made from, or bootstrap",
             )
         return metadata.end
-    event, time = _parse(text, "--since")
+    event, time = parse_moment(text, "--since")
     newest = _end(log[-1])
     if event is not None and event > newest.event:
         raise UsageError(
             f"--since {event}: the newest captured event is {newest.event}",
             hint="an event id of this source: see `replicator status`, or name the earlier dump's directory",
         )
-    if (event is not None and event == newest.event) or (time is not None and time >= newest.time):
+    if event is not None and event == newest.event:
         return newest
     found = _last_before(log, event, time)
     if found is None:
@@ -57,8 +61,9 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
     return found
 
 
-def _parse(text: str, option: str) -> tuple[int | None, int | None]:
-    """(event id, None) or (None, seconds since the epoch). Times without a zone are UTC."""
+def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:
+    """(event id, None) or (None, seconds since the epoch). Times without a zone are UTC. Raises UsageError, naming the
+    option, for what is neither."""
     if text.isdigit():
         return int(text), None
     try:
@@ -82,13 +87,15 @@ def _end(segment: Segment) -> Point:
 def _last_before(log: Sequence[Segment], event: int | None, time: int | None) -> Point | None:
     """The last record whose event id (or time) is not after the given one."""
     best: Point | None = None
+    latest = 0  # time that the records so far have reached
     for segment in log:
         end = _end(segment)
-        if (event is not None and end.event <= event) or (time is not None and end.time <= time):
-            best = end
+        if (event is not None and end.event <= event) or (time is not None and max(latest, end.time) <= time):
+            best, latest = end, max(latest, end.time)
             continue
         for record in read_records(segment):
-            if (event is not None and record.event > event) or (time is not None and record.time > time):
+            latest = max(latest, record.time)
+            if (event is not None and record.event > event) or (time is not None and latest > time):
                 return best
             best = Point(record.position, record.event, record.time)
         return best
