@@ -27,13 +27,15 @@ _LINK_REFUSED = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTS
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """What was kept: size and modification time of the source, its identity (see FileState), the content's checksum."""
+    """What was kept: size and modification time of the source, its identity (see FileState), the content's checksum;
+    `version`: the version id under which the source's store keeps it, where it is kept that way."""
 
     size: int
     mtime_ns: int
     identity: str
     algorithm: str
     checksum: str
+    version: str | None = None
 
 
 def content_name(checksum: str, size: int, algorithm: str = ALGORITHM) -> str:

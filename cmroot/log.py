@@ -28,12 +28,12 @@ MARKER = "_segment.json"
 FORMAT = "cmroot-segment"
 VERSION = 1
 
-ADD, REMOVE = "add", "remove"
+ADD, REMOVE, RELEASE = "add", "remove", "release"
 
 FILES = pa.schema(
     [
         ("position", pa.int64()),
-        ("op", pa.string()),  # add | remove
+        ("op", pa.string()),  # add | remove | release
         ("db", pa.string()),
         ("table", pa.string()),
         ("partition", pa.string()),  # empty: an unpartitioned table
@@ -44,9 +44,12 @@ FILES = pa.schema(
         ("identity", pa.string()),
         ("checksum", pa.string()),  # hex; null: not known
         ("kept", pa.bool_()),
+        ("since", pa.int64()),  # of a release: the position of the add that it ends
+        ("version", pa.string()),  # under which a versioned store keeps the bytes
     ]
 )
-"""One row per file entry. Strings that repeat are dictionaries inside the Parquet file, plain strings to readers."""
+"""One row per file entry. A release says that the record ended what an earlier add began: the bytes are no longer the
+source's; it replays nothing. Strings that repeat are dictionaries inside the Parquet file, plain strings to readers."""
 
 DICTIONARY = ("op", "db", "table", "partition", "location")
 

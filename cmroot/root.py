@@ -14,7 +14,7 @@ from cmroot.place import join, normal, store_for
 FORMAT = "FORMAT"
 VERSION = 1
 
-DIRECTORIES = ("files", "incoming", "log", "slots", "holds")
+DIRECTORIES = ("files", "incoming", "log", "slots", "holds", "dumps", "taken", "taking", "expiring")
 
 
 class Format(msgspec.Struct, frozen=True):

@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from metastores import MetastoreFactory
 
 from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
+
+# The same examples each time where a run gates a change; new ones everywhere else.
+settings.register_profile("gate", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("gate")
 
 
 @pytest.fixture(scope="session")

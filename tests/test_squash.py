@@ -424,20 +424,22 @@ class History:
         thing = self._object(name, value)
         if thing is not None:
             self.source.files[f"{thing.location}/{file}"] = f"text {next(self._numbers)}"
-            self._unlist(name, value)
 
     def remove(self, name: str, value: str, file: str) -> None:
         thing = self._object(name, value)
         if thing is not None:
             self.source.files.pop(f"{thing.location}/{file}", None)
-            self._unlist(name, value)
 
-    def _unlist(self, name: str, value: str) -> None:
-        """What a scan does with a directory that has changed."""
-        table = self.source.tables[name]
-        found = self.manifest._fold._object_ids(DB, name, f"p={value}" if table.is_partitioned else "")
-        assert found
-        self.manifest.unlist([found[:2]])
+    def _scan(self) -> None:
+        """Marks every object whose directory has changed; two partitions may share one."""
+        for name, table in self.source.tables.items():
+            for key in list(self.source.parts[name]) if table.is_partitioned else [""]:
+                found = self.manifest._fold._object_ids(DB, name, key)
+                assert found
+                thing = self.source.parts[name][key] if key else table
+                known = {path: file.checksum for path, file in self.manifest.files(*found[:2]).items()}
+                if known != self.source.below(thing.location or ""):
+                    self.manifest.unlist([found[:2]])
 
     def analyze(self, name: str, value: str) -> None:
         thing = self._object(name, value)
@@ -451,6 +453,7 @@ class History:
     def list(self) -> None:
         """A capture lists what may have changed, and ends."""
         written: dict[str, int] = {}
+        self._scan()
         for things in list(self.manifest.unlisted(1000)):
             self.manifest.mark_listed(things)
             for thing in things:
@@ -474,7 +477,7 @@ class History:
             position = written[thing.table]
         rows = [
             {"position": position, "op": op, "db": DB, "table": thing.table, "partition": thing.partition, "path": path,
-             "location": thing.location, "size": 1 if text else None, "mtime_ns": 1, "checksum": text, "identity": text}
+             "location": thing.location, "size": 1 if text else None, "mtime_ns": 1, "checksum": text, "identity": text, "version": None}
             for op, path, text in changed
         ]  # fmt: skip
         return pa.Table.from_pylist(rows, schema=FILES)

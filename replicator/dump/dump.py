@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.lease import acquire
-from cmroot.log import FILES, segments
+from cmroot.log import FILES, RELEASE, segments
 from cmroot.root import ChangeRoot
 from replicator.dump import layout
 from replicator.dump.points import resolve_since, resolve_until
@@ -189,7 +190,7 @@ class _Dump:
         self._export_files(db, name)
 
     def _export_files(self, db: str, name: str) -> None:
-        rows: list[tuple[str, str, str, int, int, str, str | None, bool]] = []
+        rows: list[tuple[Any, ...]] = []
         for row in self._manifest.table_files(db, name):
             rows.append(row)
             if len(rows) == ENTRY_BATCH:
@@ -288,7 +289,8 @@ class _Dump:
     def _incremental_entries(
         self, rows: pa.Table, after: int, until: int, entering: Mapping[tuple[str, str], int]
     ) -> None:
-        rows = rows.filter(pc.and_(pc.greater(rows["position"], after), pc.less_equal(rows["position"], until)))
+        replayed = pc.and_(pc.less_equal(rows["position"], until), pc.not_equal(rows["op"], RELEASE))
+        rows = rows.filter(pc.and_(pc.greater(rows["position"], after), replayed))
         names = set(zip(rows["db"].to_pylist(), rows["table"].to_pylist(), strict=True))
         for db, table in names:
             since = entering.get((db, table)) if self._in_scope((db, table)) else 0
@@ -330,14 +332,13 @@ class _Dump:
         )
 
 
-def _entries(
-    rows: list[tuple[str, str, str, int, int, str, str | None, bool]], db: str, table: str, position: int
-) -> pa.Table:
+def _entries(rows: list[tuple[Any, ...]], db: str, table: str, position: int) -> pa.Table:
     count = len(rows)
-    partition, location, path, size, mtime_ns, identity, checksum, kept = zip(*rows, strict=True)
+    partition, location, path, size, mtime_ns, identity, checksum, kept, version = zip(*rows, strict=True)
     columns = {
         "position": [position] * count, "op": ["add"] * count, "db": [db] * count, "table": [table] * count,
         "partition": partition, "location": location, "path": path, "size": size, "mtime_ns": mtime_ns,
         "identity": identity, "checksum": checksum, "kept": [bool(each) for each in kept],
+        "version": version,
     }  # fmt: skip
     return pa.table({name: pa.array(values, FILES.field(name).type) for name, values in columns.items()})

@@ -7,10 +7,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from cmroot.log import ADD, RELEASE
+from replicator.events.ends import Ends
 from replicator.events.record import (
     AddPartitions,
     AlterDatabase,
@@ -30,7 +33,10 @@ from replicator.events.record import (
 )
 from replicator.model import Column, Partition, Table
 
-_ROW = ("position", "op", "db", "table", "partition", "path", "size", "mtime_ns", "identity", "checksum", "kept")
+_ROW = (
+    "position", "op", "db", "table", "partition", "location",
+    "path", "size", "mtime_ns", "identity", "checksum", "kept", "version",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Fold:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._columns: dict[tuple[Column, ...], int] = {}
+        self.ends = Ends(db)
 
     def forget(self) -> None:
         """After a transaction: numbers handed out in it may not exist."""
@@ -80,11 +87,11 @@ class Fold:
                 self._db.execute("INSERT OR IGNORE INTO scope VALUES (?)", (database.name,))
             case DropDatabase(db=db):
                 for name in self._table_names(db):
-                    self._drop_table(db, name)
+                    self._drop_table(db, name, at)
                 self._db.execute("DELETE FROM functions WHERE db = ?", (db,))
                 self._db.execute("DELETE FROM databases WHERE name = ?", (db,))
             case CreateTable(table=table):
-                self._drop_table(table.db, table.name)
+                self._drop_table(table.db, table.name, at)
                 self._db.execute(
                     "INSERT INTO tables (db, name, location, body, since, named, touched, listed)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -102,13 +109,13 @@ class Fold:
             case AlterTable():
                 self._alter_table(change, at)
             case DropTable(db=db, name=name):
-                self._drop_table(db, name)
+                self._drop_table(db, name, at)
             case AddPartitions():
                 self._add_partitions(change, at)
             case AlterPartition():
                 self._alter_partition(change, at)
             case DropPartitions(db=db, table=table_name, names=names):
-                self._drop_partitions(self._table_id(db, table_name), names)
+                self._drop_partitions(self._table_id(db, table_name), names, at)
             case ChangeFiles(db=db, table=table_name, partition=partition) if not record.observed:
                 self._touch(db, table_name, partition, at)
             case CreateFunction(function=function):
@@ -129,21 +136,42 @@ class Fold:
         """Folds file rows (cmroot.log.FILES): what objects, by name, gained and lost. Rows of objects that are gone, or
         that began anew after the row's position, are skipped. `renames`: those folded already, among them any that came
         after a row, which has the name of its position."""
-        ids: dict[tuple[str, str, str], tuple[int, int, int] | None] = {}
-        last: dict[tuple[int, int, str], tuple[object, ...] | None] = {}
-        for position, op, db, table, partition, *file in zip(*(rows[name].to_pylist() for name in _ROW), strict=True):
+        ids: dict[tuple[str, str, str], tuple[int, int, int, bool] | None] = {}
+        last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None where it is removed
+        replacing: list[tuple[int, int, int, str]] = []
+        unused: list[tuple[Any, ...]] = []
+        for position, op, db, table, partition, location, path, *file in zip(
+            *(rows[name].to_pylist() for name in _ROW), strict=True
+        ):
+            if op == RELEASE:
+                continue
             key = (db, table, partition)
             for rename in renames:
                 key = rename.follow(key, position)
             if key not in ids:
                 ids[key] = self._object_ids(*key)
             found = ids[key]
-            if found is not None and position >= found[2]:
-                last[*found[:2], file[0]] = (*found[:2], *file) if op == "add" else None
-        removed = [path for path, row in last.items() if row is None]
-        added = [row for row in last.values() if row is not None]
-        self._db.executemany("DELETE FROM files WHERE table_id = ? AND partition_id = ? AND path = ?", removed)
-        self._db.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", added)
+            if found is None or position < found[2]:
+                if op == ADD:
+                    unused.append((position, *key, location, path, *file, position))
+                continue
+            place = (*found[:2], path)
+            before = last.get(place)
+            if before is not None and before[1] is not None:
+                unused.append((position, *key, location, path, *before[1], before[0]))
+            elif before is None and found[3]:
+                replacing.append((position, *place))
+            last[place] = (position, file if op == ADD else None)
+        self.ends.of_files(replacing)
+        self.ends.at_once(unused)
+        self._db.executemany(
+            "DELETE FROM files WHERE table_id = ? AND partition_id = ? AND path = ?",
+            [place for place, (_, file) in last.items() if file is None],
+        )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*place, *file, position) for place, (position, file) in last.items() if file is not None],
+        )
 
     def _alter_table(self, change: AlterTable, at: int) -> None:
         table = change.table
@@ -151,7 +179,7 @@ class Fold:
             "SELECT id, location FROM tables WHERE db = ? AND name = ?", (change.db, change.name)
         ).fetchone()
         if change.renames:
-            self._drop_table(table.db, table.name)
+            self._drop_table(table.db, table.name, at)
         if (
             row is None
         ):  # an alter of a table that was not known: its object is complete, its files are yet to be listed
@@ -168,7 +196,7 @@ class Fold:
         if elsewhere and change.moved and old_location and table.location:
             self._move_partitions(table_id, old_location, table.location)
         elif elsewhere:
-            self._forget_files(table_id, 0)
+            self._forget_files(table_id, 0, at)
             self._db.execute("UPDATE tables SET since = ? WHERE id = ?", (at, table_id))
 
     def _move_partitions(self, table_id: int, old: str, new: str) -> None:
@@ -193,7 +221,7 @@ class Fold:
             return
         names = list(partition_names(change.keys, change.partitions))
         if change.replace:
-            self._drop_partitions(table_id, names)
+            self._drop_partitions(table_id, names, at)
         else:
             self._move_elsewhere(table_id, names, change.partitions, at)
         self._db.executemany(
@@ -215,7 +243,7 @@ class Fold:
                 (table_id, name, partition.location),
             ).fetchone()
             if row is not None:
-                self._forget_files(table_id, row[0])
+                self._forget_files(table_id, row[0], at)
                 self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, row[0]))
 
     def _alter_partition(self, change: AlterPartition, at: int) -> None:
@@ -226,7 +254,7 @@ class Fold:
             "SELECT id, location FROM partitions WHERE table_id = ? AND name = ?", (table_id, change.before)
         ).fetchone()
         if change.before != change.name:
-            self._drop_partitions(table_id, [change.name])
+            self._drop_partitions(table_id, [change.name], at)
         location, columns, body = self._pack(change.partition)
         if row is None:
             self._db.execute(
@@ -244,17 +272,18 @@ class Fold:
             (change.name, table_id, change.before),
         )
         if location != row[1] and not change.moved:
-            self._forget_files(table_id, row[0])
+            self._forget_files(table_id, row[0], at)
             self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, row[0]))
 
-    def _drop_table(self, db: str, name: str) -> None:
+    def _drop_table(self, db: str, name: str, at: int) -> None:
         table_id = self._table_id(db, name)
         if table_id is not None:
+            self.ends.of_table(table_id, at)
             for table in ("files", "directories", "statistics", "partitions"):
                 self._db.execute(f"DELETE FROM {table} WHERE table_id = ?", (table_id,))
             self._db.execute("DELETE FROM tables WHERE id = ?", (table_id,))
 
-    def _drop_partitions(self, table_id: int | None, names: Iterable[str]) -> None:
+    def _drop_partitions(self, table_id: int | None, names: Iterable[str], at: int) -> None:
         if table_id is None:
             return
         for name in names:
@@ -262,11 +291,12 @@ class Fold:
                 "SELECT id FROM partitions WHERE table_id = ? AND name = ?", (table_id, name)
             ).fetchone()
             if row is not None:
-                self._forget_files(table_id, row[0])
+                self._forget_files(table_id, row[0], at)
                 self._db.execute("DELETE FROM partitions WHERE id = ?", row)
                 self._db.execute("DELETE FROM statistics WHERE table_id = ? AND partition = ?", (table_id, name))
 
-    def _forget_files(self, table_id: int, partition_id: int) -> None:
+    def _forget_files(self, table_id: int, partition_id: int, at: int) -> None:
+        self.ends.of_object(table_id, partition_id, at)
         for table in ("files", "directories"):
             self._db.execute(f"DELETE FROM {table} WHERE table_id = ? AND partition_id = ?", (table_id, partition_id))
 
@@ -312,8 +342,8 @@ class Fold:
         row = self._db.execute("SELECT body FROM tables WHERE db = ? AND name = ?", (db, name)).fetchone()
         return msgspec.json.decode(row[0], type=Table) if row else None
 
-    def _object_ids(self, db: str, table: str, partition: str) -> tuple[int, int, int] | None:
-        """(table_id, partition_id, position it began at) of an object by name."""
+    def _object_ids(self, db: str, table: str, partition: str) -> tuple[int, int, int, bool] | None:
+        """(table_id, partition_id, position it began at, whether files are known) of an object by name."""
         if not partition:
             query, names = "SELECT id, 0, since FROM tables WHERE db = ? AND name = ?", (db, table)
         else:
@@ -323,7 +353,10 @@ class Fold:
             )
             names = (db, table, partition)  # type: ignore[assignment]
         row: tuple[int, int, int] | None = self._db.execute(query, names).fetchone()
-        return row
+        if row is None:
+            return None
+        any_file = self._db.execute("SELECT 1 FROM files WHERE table_id = ? AND partition_id = ? LIMIT 1", row[:2])
+        return *row, any_file.fetchone() is not None
 
 
 def has_files(table: Table) -> bool:

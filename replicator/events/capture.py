@@ -415,6 +415,8 @@ class _Run:
         for struct, fields in self._source.unknown_fields().items():
             self.report.warnings.append(f"the metastore sends fields of {struct} that would be lost: {fields}")
         if self._segment is not None:
+            for rows in self._manifest.ended():
+                self._segment.append_files(rows)
             self._segment.finish(self._position, event=self._cursor, time=self._now(), source=self._source.uri)
         self._manifest.advance(self._position, self._cursor, self._now())
         self._manifest.commit()

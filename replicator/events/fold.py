@@ -83,6 +83,7 @@ def catch_up(manifest: Manifest, log: list[Segment], until: int | None = None) -
         for batch in segment.file_batches():
             rows = pa.Table.from_batches([batch])
             manifest.apply_files(rows.filter(pc.less_equal(rows["position"], last)), renames)
+        manifest.forget_ended()  # the log has them
         manifest.mark_known()
         manifest.commit()
 

@@ -76,7 +76,7 @@ def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, Kno
     rows = _Rows()
     for index, files in enumerate(known):
         for path in files:
-            rows.add(index, "remove", path, None, None, None, None, None)
+            rows.add(index, "remove", path, *_NOTHING)
     return Listed(objects=objects, rows=rows.table(objects), owners=rows.owner)
 
 
@@ -87,7 +87,7 @@ def unseen_files(db: str, table: str, partition: str, named: Mapping[str, int]) 
     objects: list[DataObject] = []
     for uri in named:
         location, _, path = uri.rpartition("/")
-        rows.add(len(objects), "add", path, None, None, None, None, False)
+        rows.add(len(objects), "add", path, *_UNREAD)
         objects.append(DataObject(0, 0, db, table, partition, location, 0))
     unplaced = rows.table(objects)
     positions = pa.array(list(named.values()), pa.int64())
@@ -123,9 +123,10 @@ def _record(
             kept.identity,
             kept.checksum,
             keeper.name != "none",
+            kept.version,
         )
     for path in remaining:
-        rows.add(index, "remove", path, None, None, None, None, None)
+        rows.add(index, "remove", path, *_NOTHING)
     return True
 
 
@@ -174,4 +175,6 @@ class _Rows:
         return pa.table({name: pa.array(values, FILES.field(name).type) for name, values in columns.items()})
 
 
-_WRITTEN = ("op", "path", "size", "mtime_ns", "identity", "checksum", "kept")
+_WRITTEN = ("op", "path", "size", "mtime_ns", "identity", "checksum", "kept", "version")
+_NOTHING = (None, None, None, None, None, None)
+_UNREAD = (None, None, None, None, False, None)

@@ -23,7 +23,7 @@ from replicator.events.apply import Fold, Rename
 from replicator.events.record import ChangeRecord
 from replicator.model import Column, Database, Function, Partition, Statistics, Table
 
-VERSION = 1
+VERSION = 2
 _SCHEMA = """
 CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE scope (db TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -38,7 +38,7 @@ CREATE INDEX unlisted_tables ON tables (id) WHERE NOT listed;
 CREATE INDEX unlisted_partitions ON partitions (id) WHERE NOT listed;
 CREATE TABLE statistics (table_id INTEGER, partition TEXT, body BLOB, PRIMARY KEY (table_id, partition)) WITHOUT ROWID;
 CREATE TABLE files (table_id INTEGER, partition_id INTEGER, path TEXT, size INTEGER, mtime_ns INTEGER, identity TEXT,
-  checksum TEXT, kept INTEGER, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
+  checksum TEXT, kept INTEGER, version TEXT, since INTEGER, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mtime_ns INTEGER, listed_ns INTEGER,
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
@@ -75,6 +75,7 @@ class KnownFile:
     identity: str
     checksum: str | None
     kept: bool
+    version: str | None = None
 
 
 class Manifest:
@@ -132,6 +133,13 @@ class Manifest:
     def apply_files(self, rows: pa.Table, renames: Sequence[Rename] = ()) -> None:
         """Folds file rows; see `Fold.apply_files`."""
         self._fold.apply_files(rows, renames)
+
+    def ended(self) -> Iterator[pa.Table]:
+        """Release rows for the references that ended since this was last asked; see `replicator.events.ends`."""
+        return self._fold.ends.drain()
+
+    def forget_ended(self) -> None:
+        self._fold.ends.clear()
 
     # ---- what it holds --------------------------------------------------------------------------------------------
 
@@ -218,16 +226,17 @@ class Manifest:
     def files(self, table_id: int, partition_id: int) -> dict[str, KnownFile]:
         """Files of one object by path."""
         rows = self._db.execute(
-            "SELECT path, size, mtime_ns, identity, checksum, kept FROM files WHERE table_id = ? AND partition_id = ?",
+            "SELECT path, size, mtime_ns, identity, checksum, kept, version FROM files"
+            " WHERE table_id = ? AND partition_id = ?",
             (table_id, partition_id),
         )
-        return {row[0]: KnownFile(row[0], row[1], row[2], row[3], row[4], bool(row[5])) for row in rows}
+        return {row[0]: KnownFile(*row) for row in rows}
 
-    def table_files(self, db: str, name: str) -> Iterator[tuple[str, str, str, int, int, str, str | None, bool]]:
-        """All files of a table: (partition, location, path, size, mtime_ns, identity, checksum, kept)."""
+    def table_files(self, db: str, name: str) -> Iterator[tuple[Any, ...]]:
+        """All files of a table: (partition, location, path, size, mtime_ns, identity, checksum, kept, version)."""
         yield from self._db.cursor().execute(
             "SELECT coalesce(p.name, ''), coalesce(p.location, t.location), f.path, f.size, f.mtime_ns, f.identity,"
-            " f.checksum, f.kept FROM files f JOIN tables t ON t.id = f.table_id"
+            " f.checksum, f.kept, f.version FROM files f JOIN tables t ON t.id = f.table_id"
             " LEFT JOIN partitions p ON p.id = f.partition_id WHERE f.table_id = ?",
             (self._table_id(db, name),),
         )
