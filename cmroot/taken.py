@@ -1,0 +1,89 @@
+"""Files that were taken into the root before an event was written: by whom deletes first and lets the event follow.
+
+`taken/<event>-<unique>.parquet` holds their file entries (cmroot.log.FILES, positions null) until a capture has
+read the event and recorded them. `taking/<id>/journal.json` says that a taking is under way whose outcome is not known
+yet; its key `before_event` is the newest event from before it. Nothing here takes or files bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cmroot.errors import FormatError
+from cmroot.log import FILES
+from cmroot.parts import conform
+from cmroot.place import join, store_for
+
+_NAME = re.compile(r"(\d{20})-[0-9a-f]{32}\.parquet")
+JOURNAL = "journal.json"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was taken before an event: its id, and the file that holds the entries."""
+
+    event: int
+    place: str
+
+    def rows(self) -> pa.Table:
+        """The entries. FormatError when the file is damaged."""
+        try:
+            with store_for(self.place).open_read(self.place) as file:
+                return conform(pq.read_table(file), FILES)
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(
+                f"{self.place}: {error}", hint="remove it: the bytes stay kept, the record will not name them"
+            ) from error
+
+
+def write_taken(root: str, event: int, rows: pa.Table) -> Taken:
+    """Leave entries for the capture that reads an event; durable when it returns. The bytes must be kept by then."""
+    place = join(root, "taken", f"{event:020d}-{uuid.uuid4().hex}.parquet")
+    store_for(root).mkdirs(join(root, "taken"))
+    with store_for(root).open_write(place) as file:
+        pq.write_table(conform(rows, FILES), file, compression="zstd")
+    return Taken(event, place)
+
+
+def read_taken(root: str, until: int) -> list[Taken]:
+    """Everything that was taken before events up to and with `until`, in their order."""
+    names = sorted(store_for(root).list(join(root, "taken")))
+    found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
+    return [Taken(event, join(root, "taken", name)) for event, name in found if event <= until]
+
+
+def remove_taken(taken: Taken) -> None:
+    """After the segment that records it was published. Safe to run twice."""
+    try:
+        store_for(taken.place).remove(taken.place)
+    except FileNotFoundError:
+        return
+
+
+class _Journal(msgspec.Struct, frozen=True):
+    before_event: int
+
+
+def undecided_since(root: str) -> int | None:
+    """The newest event from before the oldest taking that is under way; None when there is none. Events after it may
+    be about files whose entries are yet to come."""
+    store, taking = store_for(root), join(root, "taking")
+    events = []
+    for name in store.list(taking):
+        try:
+            events.append(
+                msgspec.json.decode(store.read_bytes(join(taking, name, JOURNAL)), type=_Journal).before_event
+            )
+        except FileNotFoundError:
+            continue  # decided this moment
+        except msgspec.DecodeError as error:
+            raise FormatError(
+                f"{join(taking, name, JOURNAL)}: {error}", hint="start the gateway on this root once: it puts it right"
+            ) from error
+    return min(events, default=None)
