@@ -1,28 +1,29 @@
-"""Keepers: how bytes come to be kept while their source still has them. Recycling, re-exported here, is for what we
-remove ourselves. Nothing touches a kept file's times, which a link shares with its source."""
+"""Keepers: how bytes come to be kept while their source still has them, and which one a store can have. Recycling,
+re-exported here, is for what we remove ourselves. Nothing touches a kept file's times, which a link shares with its
+source."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from cmroot.capability import why_no_copy, why_no_link
 from cmroot.content import (
     Kept,
     content_name,
     file_by_copy,
     file_by_link,
-    fresh_incoming,
     is_kept,
     locate,
     opened,
     read_steadily,
 )
-from cmroot.errors import KeepError
+from cmroot.errors import KeepError, NotWritable
 from cmroot.objects import keep_object, read_object
-from cmroot.place import is_local, join, local_path, naming, same_device
+from cmroot.place import is_local, local_path, naming, scheme
 from cmroot.recycle import Record, Recycled, Swept, recycle, recycle_tree, sweep_incoming
+from cmroot.versions import VersionKeeper, noncurrent_days, why_unversioned
 
 __all__ = [
     "CopyKeeper",
@@ -33,6 +34,7 @@ __all__ = [
     "Record",
     "Recycled",
     "Swept",
+    "VersionKeeper",
     "choose_keeper",
     "content_name",
     "is_kept",
@@ -103,59 +105,71 @@ class NoKeeper:
             return read_steadily(descriptor, path)
 
 
-def choose_keeper(root: str, example_location: str, requested: str = "auto") -> Keeper:
-    """The keeper for files like those below `example_location`: a link where one can really be made, else a copy.
+def choose_keeper(
+    root: str, example_location: str, requested: str = "auto", *, tell: Callable[[str], None] = lambda _: None
+) -> Keeper:
+    """The keeper for files like those below `example_location`: a link where one can really be made, the store's own
+    versions where the bucket has them, else a copy. All is tried, nothing assumed.
 
-    Tries with the first file found there, or with one of its own when there is none and the device is the same.
-    `requested` is auto, link, copy or none; KeepError when `link` is asked for and cannot be had.
+    `requested` is auto, link, version, copy or none. Raises KeepError when what was asked for cannot be had, or when
+    nothing can be kept at all: none is never chosen but by request. `tell` is told what a person should know of the
+    choice: one line, no error.
     """
     match requested:
         case "none":
             return NoKeeper()
+        case "link":
+            reason = why_no_link(root, example_location)
+            if reason:
+                raise _cannot(
+                    example_location, f"be linked into {root}: {reason}", "put $cmroot on the same filesystem"
+                )
+            return LinkKeeper(root)
+        case "version":
+            reason = why_unversioned(example_location)
+            if reason:
+                hint = "switch the bucket's versioning on"
+                raise _cannot(example_location, f"be kept by version: {reason}", hint)
+            return _by_version(root, example_location, tell)
         case "copy":
+            reason = why_no_copy(root)
+            if reason:
+                raise _cannot(example_location, f"be copied into {root}: {reason}", "make $cmroot writable")
             return CopyKeeper(root)
-        case "auto" | "link":
-            reason = _why_no_link(root, example_location)
-            if not reason:
-                return LinkKeeper(root)
-            if requested == "auto":
-                return CopyKeeper(root)
-            raise KeepError(
-                f"{example_location}: files here cannot be linked into {root}: {reason}",
-                hint="put $cmroot on the same filesystem as the warehouse, or choose the copy keeper",
-            )
-    raise KeepError(f"there is no keeper {requested!r}", hint="choose auto, link, copy or none")
+        case "auto":
+            return _best(root, example_location, tell)
+    raise KeepError(f"there is no keeper {requested!r}", hint="choose auto, link, version, copy or none")
 
 
-def _why_no_link(root: str, location: str) -> str:
-    """Empty when a link can be made."""
-    if not (is_local(root) and is_local(location)):
-        return "links need a local filesystem"
-    if not same_device(root, location):
-        return "they are on different devices"
-    root = local_path(root)
-    with naming(root):
-        own = fresh_incoming(root, "probe")
-        linked = own + "-linked"
-        example = _first_file(local_path(location))
-        try:
-            if example is None:
-                os.close(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            os.link(os.path.realpath(example or own), linked)
-        except FileNotFoundError:
-            return ""  # the example vanished, as files in a live warehouse do; the devices say yes
-        except OSError as error:
-            return error.strerror or str(error)
-        finally:
-            for path in (own, linked):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-    return ""
+def _best(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
+    try:
+        no_link = why_no_link(root, location)
+    except NotWritable as error:
+        no_link = error.message
+    if not no_link:
+        return LinkKeeper(root)
+    no_versions = why_unversioned(location)
+    if not no_versions:
+        return _by_version(root, location, tell)
+    no_copy = why_no_copy(root)
+    if no_copy:
+        raise KeepError(
+            f"{location}: nothing that is dropped here could be kept in {root}: no link ({no_link}), no versions"
+            f" ({no_versions}), no copy ({no_copy})",
+            hint="make $cmroot writable, put it elsewhere, or switch the bucket's versioning on; --keeper none captures"
+            " without keeping anything",
+        )
+    if scheme(location) == "s3" and "not allowed" in no_versions:
+        tell(f"{location}: files are copied into {root}: {no_versions}")
+    return CopyKeeper(root)
 
 
-def _first_file(location: str) -> str | None:
-    for directory, _, names in os.walk(location):
-        for name in names:
-            if not name.startswith("."):
-                return join(directory, name)
-    return None
+def _by_version(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
+    days = noncurrent_days(location)
+    if days is not None:
+        tell(f"{location}: a lifecycle rule of the bucket removes old versions after {days} days, whoever needs them")
+    return VersionKeeper(root)
+
+
+def _cannot(location: str, what: str, hint: str) -> KeepError:
+    return KeepError(f"{location}: files here cannot {what}", hint=f"{hint}, or choose another keeper")

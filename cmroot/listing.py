@@ -158,8 +158,13 @@ def file_state(place: str) -> FileState:
     store = FsspecStore(place)
     with naming(place):
         info: dict[str, Any] = store.filesystem.info(store.key(place))
+    return object_state(name_of(place), info)
+
+
+def object_state(name: str, info: dict[str, Any]) -> FileState:
+    """An object as fsspec describes it, in a listing or asked for alone: both give one FileState."""
     mtime_ns = _object_time_ns(info)
-    return FileState(name_of(place), int(info["size"]), mtime_ns, object_identity(info, mtime_ns))
+    return FileState(name, int(info["size"]), mtime_ns, object_identity(info, mtime_ns))
 
 
 def _list_objects(location: str) -> Listing | None:
@@ -175,15 +180,15 @@ def _list_objects(location: str) -> Listing | None:
         *above, name = relative.split("/")
         if hidden(name) or any(skipped_directory(part) for part in above):
             continue
-        mtime_ns = _object_time_ns(info)
-        files.append(FileState(relative, int(info["size"]), mtime_ns, object_identity(info, mtime_ns)))
+        files.append(object_state(relative, info))
     files.sort(key=lambda file: file.path_relative)
     return Listing(files, []) if found else None
 
 
 def object_identity(info: dict[str, Any], mtime_ns: int) -> str:
-    """What the store itself says tells two contents of one name apart; the time where it says nothing."""
-    for key in ("VersionId", "generation", "ETag", "etag", "md5Hash", "content_md5"):
+    """What the store itself says tells two contents of one name apart; the time where it says nothing. Not S3's version
+    id: its listings do not have it."""
+    for key in ("generation", "ETag", "etag", "md5Hash", "content_md5"):
         value = info.get(key)
         if value:
             return str(value).strip('"')
@@ -197,6 +202,8 @@ def _object_time_ns(info: dict[str, Any]) -> int:
             value = datetime.fromisoformat(value)
         if isinstance(value, datetime):
             value = value.timestamp()
+            if key == "LastModified":  # S3: an answer about one object has whole seconds, some stores' listings more
+                value = int(value)
         if key == "modificationTime" and isinstance(value, int):  # WebHDFS: milliseconds
             return value * 1_000_000
         if isinstance(value, int | float):

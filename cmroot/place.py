@@ -209,12 +209,17 @@ def _named(error: OSError, path: str) -> Error | None:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return NoSpace(what, hint="free space or raise the quota, then run the same command again")
         case errno.EACCES | errno.EPERM:
-            return NotWritable(what, hint="give this user the right to read and write there, or choose another place")
+            return NotWritable(what, hint=_ALLOW)
         case errno.EROFS:
             return NotWritable(what, hint="the mount is read-only: remount it, or choose another place")
         case errno.ENOTDIR:
             return NotWritable(what, hint="a parent of this path is a file, not a directory: choose another place")
+    if isinstance(error, PermissionError):  # of a store that has no error numbers
+        return NotWritable(what, hint=_ALLOW)
     return None
+
+
+_ALLOW = "give this user the right to read and write there, or choose another place"
 
 
 # The local filesystem
