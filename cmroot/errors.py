@@ -44,10 +44,23 @@ class NoSpace(Error):
     """A store is full. What was written so far is complete; free space and run the same command again."""
 
 
+class Superseded(Error):
+    """A segment of the captured log was merged into another while it was read. Nothing is lost."""
+
+    exit_code = 75
+    transient = True
+
+
 class LeaseHeld(Error):
     """Another run holds the lease on this `$cmroot` or target."""
 
     exit_code = 7
+
+
+class PinError(Error):
+    """A slot, hold or dump pin cannot be made, moved or dropped as asked; nothing was changed."""
+
+    exit_code = 2
 
 
 class KeepError(Error):

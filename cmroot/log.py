@@ -1,47 +1,60 @@
 """The captured log: which segments there are, and how the next is written; one after the other, immutable.
 
 A segment is `log/<first>-<last>/`; what is in it, and reading it, is in `segment`. It is written in
-`log/<first>-writing/` and renamed when done.
+`log/<first>-writing/` and renamed when done. One that was merged out of others (see `compact`) counts in their place.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
-from cmroot.parts import LinesWriter, ParquetWriter, Part, PartsWriter
+from cmroot.parts import LINES, PARQUET, LinesWriter, ParquetWriter, Part, PartsReader, PartsWriter
 from cmroot.place import is_local, join, local_path, naming, store_for, sync_directory
-from cmroot.segment import ADD, DICTIONARY, FILES, FORMAT, MARKER, RELEASE, REMOVE, SEGMENT_NAME, VERSION, Segment
+from cmroot.segment import (
+    ADD,
+    DICTIONARY,
+    FILES,
+    FORMAT,
+    MARKER,
+    RELEASE,
+    REMOVE,
+    SEGMENT_NAME,
+    VERSION,
+    Capture,
+    Segment,
+)
 
 __all__ = [
     "ADD", "DICTIONARY", "FILES", "FILES_PART", "FORMAT", "MARKER", "RECORDS_PART", "RELEASE", "REMOVE", "VERSION",
-    "Segment", "SegmentWriter", "segments", "sweep_log",
+    "Capture", "Segment", "SegmentWriter", "segments", "sweep_log",
 ]  # fmt: skip
 
 RECORDS_PART = 256 * 1024 * 1024
 FILES_PART = 4 * 1024 * 1024
 """A new part is begun after this many bytes of lines before compression, or this many rows of file entries."""
 
+COVERED_MARGIN = timedelta(hours=1)
+"""How long merged segments stay beside the one they went into: readers that listed them before are at work."""
+
 
 def segments(root: str) -> list[Segment]:
-    """The finished segments in order, each beginning where the one before ended; else FormatError."""
-    log = join(root, "log")
-    store = store_for(root)
-    found = []
-    for name in store.list(log):
-        match = SEGMENT_NAME.fullmatch(name)
-        if match and store.exists(join(log, name, MARKER)):  # without it: unfinished, and swept by the next writer
-            found.append(Segment(join(log, name), int(match[1]), int(match[2])))
-    found.sort(key=lambda segment: segment.first)
+    """The finished segments in order, each beginning where the one before ended; else FormatError. Those that were
+    merged into another are left out."""
+    found, _ = _finished(root)
     for before, after in pairwise(found):
         if after.first != before.last + 1:
             raise FormatError(
-                f"{log}: positions {before.last + 1} to {after.first - 1} are missing"
+                f"{join(root, 'log')}: positions {before.last + 1} to {after.first - 1} are missing"
                 if after.first > before.last
                 else f"{after.place}: overlaps {before.place}",
                 hint="restore the segment from a copy of the root; until then consumers need a new bootstrap",
@@ -49,13 +62,46 @@ def segments(root: str) -> list[Segment]:
     return found
 
 
-def sweep_log(root: str) -> list[str]:
-    """Remove unfinished segments, which no reader has ever seen; under the lease. Returns their names."""
-    log = join(root, "log")
-    store = store_for(root)
+def _finished(root: str) -> tuple[list[Segment], list[tuple[Segment, Segment]]]:
+    """Finished segments by first position, and (merged away, by which)."""
+    found: list[Segment] = []
+    covered: list[tuple[Segment, Segment]] = []
+    for segment in sorted(_marked(root), key=lambda segment: (segment.first, -segment.last)):
+        if found and segment.last <= found[-1].last and found[-1].covers(segment):
+            covered.append((segment, found[-1]))
+        else:
+            found.append(segment)
+    return found, covered
+
+
+def _marked(root: str) -> Iterator[Segment]:
+    """Every segment with a marker; without one it is unfinished, and swept by the next writer."""
+    log, store = join(root, "log"), store_for(root)
+    if is_local(root):
+        names = [name for name in store.list(log) if SEGMENT_NAME.fullmatch(name)]
+        names = [name for name in names if store.exists(join(log, name, MARKER))]
+    else:  # one listing of all instead of a request for each segment
+        below = (name.rpartition("/") for name in store.find(log))
+        names = [above for above, _, name in below if name == MARKER]
+    for name in names:
+        if match := SEGMENT_NAME.fullmatch(name):
+            yield Segment(join(log, name), int(match[1]), int(match[2]))
+
+
+def sweep_log(root: str, *, clock: Callable[[], float] = time.time) -> list[str]:
+    """Remove unfinished segments, which no reader has ever seen, and those that were merged into another more than an
+    hour ago; under the lease. Returns their names."""
+    log, store = join(root, "log"), store_for(root)
+    found, covered = _finished(root)
+    staying = {segment.place for segment in found}
+    for segment, by in covered:
+        if by.merged_at is None or clock() - by.merged_at < COVERED_MARGIN.total_seconds():
+            staying.add(segment.place)
+        else:
+            store.remove(join(segment.place, MARKER))  # first: from here on it is not a damaged segment but none
     swept = []
     for name in store.list(log):
-        if not (SEGMENT_NAME.fullmatch(name) and store.exists(join(log, name, MARKER))):
+        if join(log, name) not in staying:
             store.remove_tree(join(log, name))
             swept.append(name)
     return swept
@@ -67,14 +113,16 @@ class SegmentWriter:
     Records are appended in order of position. As a `with` block: an error aborts.
     """
 
-    def __init__(self, root: str, first_position: int) -> None:
+    def __init__(self, root: str, first_position: int, *, over: Sequence[Segment] = ()) -> None:
+        """`over`: adjacent finished segments that this one takes the place of; see `finish_merged`."""
         before = segments(root)
-        if before and before[-1].last + 1 != first_position:
+        if not over and before and before[-1].last + 1 != first_position:
             raise FormatError(
                 f"{root}: the log ends at position {before[-1].last}, a segment cannot begin at {first_position}",
                 hint="another writer has been here: read the log again",
             )
         self._root = root
+        self._over = over
         self._first = first_position
         self._place = join(root, "log", f"{first_position:020d}-writing")
         store_for(root).remove_tree(self._place)
@@ -123,21 +171,49 @@ class SegmentWriter:
         """Publish: parts durable, kept bytes durable, marker, then the name that readers look for."""
         if last_position < self._first:
             raise FormatError(f"{self._place}: ends at {last_position}, before it begins", hint="report this as a bug")
+        self._close_parts()
+        if is_local(self._root):
+            store_for(self._root).sync(self._root)  # links in files/ that these records name
+        return self._finish(last_position, {"about": metadata}, lambda: None)
+
+    def finish_merged(self, merged_at: int, before_publishing: Callable[[], None]) -> Segment:
+        """Publish in place of the segments `over`, read back. From here on readers prefer it to those.
+
+        `merged_at`: now, in seconds since the epoch. Raises FormatError when it has not all of their rows."""
+        self._close_parts()
+        wanted = (sum(each.record_count for each in self._over), sum(each.file_count for each in self._over))
+        found = {kind: sum(part.rows for part in self._writer.parts if part.kind == kind) for kind in (LINES, PARQUET)}
+        if (found[LINES], found[PARQUET]) != wanted:
+            raise FormatError(f"{self._place}: has {found}, of {wanted} rows", hint="report this as a bug")
+        metadata = {
+            "about": self._over[-1].metadata,
+            "captures": [msgspec.to_builtins(capture) for segment in self._over for capture in segment.captures],
+            "merged_at": merged_at,
+        }
+
+        def check() -> None:
+            PartsReader(self._place, MARKER, format=FORMAT, version=VERSION).verify()
+            before_publishing()
+
+        return self._finish(self._over[-1].last, metadata, check)
+
+    def _close_parts(self) -> None:
         for part in (self._records, self._files):
             if part is not None:
                 part.close()
-        if is_local(self._root):
-            store_for(self._root).sync(self._root)  # links in files/ that these records name
+
+    def _finish(self, last: int, metadata: dict[str, Any], before_publishing: Callable[[], None]) -> Segment:
         self._writer.finish(
             MARKER,
-            {"first": self._first, "last": last_position, "about": metadata},
+            {"first": self._first, "last": last, **metadata},
             format=FORMAT,
             version=VERSION,
         )
-        final = join(self._root, "log", f"{self._first:020d}-{last_position:020d}")
+        before_publishing()
+        final = join(self._root, "log", f"{self._first:020d}-{last:020d}")
         self._publish(final)
         self._done = True
-        return Segment(final, self._first, last_position)
+        return Segment(final, self._first, last)
 
     def _publish(self, final: str) -> None:
         """Locally one rename. On object stores part by part, the marker last, as nothing counts without it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from cmroot.log import Segment
+from cmroot.log import Capture, Segment
 from cmroot.place import join, store_for
 from replicator.dump.layout import FINISHED, Point, open_parts
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
@@ -76,10 +76,11 @@ def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:
     return None, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
-def _end(segment: Segment) -> Point:
-    about = segment.metadata
+def _end(segment: Segment, capture: Capture | None = None) -> Point:
+    """The end of a segment, or of one of the captures that it was merged from."""
+    last, about = (segment.last, segment.metadata) if capture is None else (capture.last, capture.about)
     try:
-        return Point(segment.last, int(about["event"]), int(about["time"]))
+        return Point(last, int(about["event"]), int(about["time"]))
     except KeyError as error:
         raise FormatError(f"{segment.place}: its marker lacks {error}", hint="restore it from a copy") from error
 
@@ -88,12 +89,12 @@ def _last_before(log: Sequence[Segment], event: int | None, time: int | None) ->
     """The last record whose event id (or time) is not after the given one."""
     best: Point | None = None
     latest = 0  # time that the records so far have reached
-    for segment in log:
-        end = _end(segment)
+    for segment, capture in ((each, capture) for each in log for capture in each.captures):
+        end = _end(segment, capture)
         if (event is not None and end.event <= event) or (time is not None and max(latest, end.time) <= time):
             best, latest = end, max(latest, end.time)
             continue
-        for record in read_records(segment):
+        for record in read_records(segment, capture.first - 1, capture.last):
             latest = max(latest, record.time)
             if (event is not None and record.event > event) or (time is not None and latest > time):
                 return best
