@@ -1,7 +1,7 @@
 """Versions: an S3 bucket with versioning keeps what is overwritten or deleted by itself; we only note which version.
 
-Whether a bucket does, reading an object at a version, and the keeper that copies nothing. Versions are read through the
-ordinary filesystem, by name and version id: a `version_aware` one takes `?versionId=` in a name for a version.
+Whether a bucket does, reading an object at a version, and the keeper that copies nothing. Versions are read by ranged
+requests of the ordinary filesystem: a `version_aware` one would ask for versions in every listing, too.
 """
 
 from __future__ import annotations
