@@ -1,0 +1,316 @@
+"""Pins: who needs what of a root. Slots of consumers, named holds, and dumps; one small file each.
+
+`slots/<name>`, `holds/<name>` and `dumps/<id>` are JSON with a checksum of their own. A file that cannot be understood
+is reported as damaged and never read as absent, as expiry would then remove what it protected. What the pins keep is
+decided in `references`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from cmroot.errors import FormatError, PinError
+from cmroot.place import Store, join, store_for
+
+VERSION = 1
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """How far a consumer has come: it needs all that was the source's after `position`, which is the event `event`.
+    Times are ISO 8601. `given_up`: when expiry stopped waiting for it, so that it holds nothing any more."""
+
+    name: str
+    position: int
+    event: int
+    created: str
+    confirmed: str
+    consumer: str = ""
+    given_up: str = ""
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A moment that somebody wants to be able to return to: all that was the source's at `position`."""
+
+    name: str
+    position: int
+    event: int
+    created: str
+    reason: str = ""
+
+
+class DumpPin(msgspec.Struct, frozen=True):
+    """A dump that may still be loaded: it needs what a slot at `needs_after` would. `name` is the dump's id, `place`
+    where it was written. It holds while it is younger than the retention of an expiry."""
+
+    name: str
+    place: str
+    needs_after: int
+    event: int
+    created: str
+
+
+Pin = Slot | Hold | DumpPin
+P = TypeVar("P", Slot, Hold, DumpPin)
+
+_DIRECTORY = {Slot: "slots", Hold: "holds", DumpPin: "dumps"}
+_FORMAT = {Slot: "cmroot-slot", Hold: "cmroot-hold", DumpPin: "cmroot-dump"}
+_WORD = {Slot: "slot", Hold: "hold", DumpPin: "dump pin"}
+
+
+class _File(msgspec.Struct, frozen=True):
+    """What a pin's file says; the checksum is of the bytes of `body` as they are in the file."""
+
+    format: str
+    version: int
+    xxh3_128: str
+    body: msgspec.Raw
+
+
+@dataclass(frozen=True)
+class Pins:
+    """All pins of a root, by name. `damaged`: the files that could not be understood."""
+
+    slots: list[Slot]
+    holds: list[Hold]
+    dumps: list[DumpPin]
+    damaged: list[str]
+
+    def whole(self) -> Pins:
+        """The same, for who must not overlook any. Raises FormatError when one is damaged."""
+        if self.damaged:
+            raise FormatError(
+                f"{', '.join(self.damaged)}: damaged, so what it protects is not known, and nothing may go",
+                hint="restore the file from a copy of the root, or drop the pin by its name if nobody needs it",
+                details={"damaged": self.damaged},
+            )
+        return self
+
+
+def read_pins(root: str) -> Pins:
+    """Every pin, also where some are damaged: for listings. What decides asks for `.whole()`."""
+    damaged: list[str] = []
+    return Pins(_all(root, Slot, damaged), _all(root, Hold, damaged), _all(root, DumpPin, damaged), damaged)
+
+
+# Slots
+
+
+def create_slot(root: str, slot: Slot) -> None:
+    """Raises PinError when there is one of this name, or the name cannot be one."""
+    _create(root, slot)
+
+
+def confirm_slot(
+    root: str, name: str, position: int, event: int, *, now: Callable[[], float], back: bool = False
+) -> Slot:
+    """Move a slot forward: its consumer has everything up to `position`. Safe to run twice; one consumer at a time.
+
+    Raises PinError for an unknown slot, one that was given up, and a position behind the slot's, unless `back`:
+    then what lay between may be gone already. FormatError when the slot's file is damaged.
+    """
+    slot = _read(root, Slot, name)
+    if slot.given_up:
+        raise PinError(
+            f"slot {name}: was given up at {slot.given_up} as it lagged too far; what it needed may be gone",
+            hint="bootstrap its consumer anew: drop the slot, then create it again",
+        )
+    if position < slot.position and not back:
+        raise PinError(
+            f"slot {name}: is at position {slot.position} and cannot go back to {position}: what lies between is not"
+            " protected any more",
+            hint="confirm a later position, or say that it may go back",
+        )
+    confirmed = msgspec.structs.replace(slot, position=position, event=event, confirmed=iso(now()))
+    _write(root, confirmed)
+    return confirmed
+
+
+def give_up_slot(root: str, name: str, *, now: Callable[[], float]) -> Slot:
+    """Mark a slot as one that holds nothing any more; expiry's last resort. Safe to run twice."""
+    slot = _read(root, Slot, name)
+    if not slot.given_up:
+        slot = msgspec.structs.replace(slot, given_up=iso(now()))
+        _write(root, slot)
+    return slot
+
+
+def drop_slot(root: str, name: str) -> None:
+    """Also one that is damaged. Raises PinError when there is none."""
+    _drop(root, Slot, name)
+
+
+def slots(root: str) -> list[Slot]:
+    """By name. Raises FormatError when one is damaged; `read_pins` tells which."""
+    return _whole(root, Slot)
+
+
+def find_slot(root: str, name: str) -> Slot | None:
+    """None when there is no such slot. FormatError when it is damaged."""
+    return _find(root, Slot, name)
+
+
+# Holds
+
+
+def hold(root: str, pin: Hold) -> None:
+    """Raises PinError when there is one of this name, or the name cannot be one."""
+    _create(root, pin)
+
+
+def release(root: str, name: str) -> None:
+    """Let go of a hold, also of a damaged one. Raises PinError when there is none."""
+    _drop(root, Hold, name)
+
+
+def holds(root: str) -> list[Hold]:
+    """By name. Raises FormatError when one is damaged."""
+    return _whole(root, Hold)
+
+
+# Dumps
+
+
+def pin_dump(root: str, pin: DumpPin) -> None:
+    """Before anything of the dump is listed. Safe to run twice: the last word counts."""
+    _check_name(pin)
+    _write(root, pin)
+
+
+def unpin_dump(root: str, name: str) -> None:
+    """Safe to run twice."""
+    store_for(root).remove(_place(root, DumpPin, name))
+
+
+def dump_pins(root: str) -> list[DumpPin]:
+    """By name. Raises FormatError when one is damaged."""
+    return _whole(root, DumpPin)
+
+
+# Times
+
+
+def iso(seconds: float) -> str:
+    """Seconds since 1970 as the pins write them."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def seconds(moment: str) -> float:
+    """Seconds since 1970 of an ISO 8601 time; one without a zone is UTC. ValueError when it is none."""
+    found = datetime.fromisoformat(moment)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+# Files
+
+
+def _place(root: str, kind: type[Pin], name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise PinError(
+            f"{name!r} cannot be the name of a {_WORD[kind]}",
+            hint="use up to 63 letters, digits, dots, dashes and underscores, the first a letter or digit",
+        )
+    return join(root, _DIRECTORY[kind], name)
+
+
+def _check_name(pin: Pin) -> str:
+    return _place("", type(pin), pin.name)
+
+
+def _encode(pin: Pin) -> bytes:
+    body = msgspec.json.encode(pin)
+    checksum = xxhash.xxh3_128_hexdigest(body)
+    return msgspec.json.encode(_File(_FORMAT[type(pin)], VERSION, checksum, msgspec.Raw(body))) + b"\n"
+
+
+def _decode(data: bytes, kind: type[P], path: str) -> P:
+    name = path.rpartition("/")[2]
+    hint = f"restore the file from a copy of the root, or drop the {_WORD[kind]} if nobody needs it"
+    try:
+        file = msgspec.json.decode(data, type=_File)
+        if file.format != _FORMAT[kind]:
+            raise FormatError(f"{path}: a {file.format}, not a {_FORMAT[kind]}", hint=hint)
+        if file.version != VERSION:
+            raise FormatError(
+                f"{path}: version {file.version}, this release knows {VERSION}", hint="use the release that wrote it"
+            )
+        if xxhash.xxh3_128_hexdigest(bytes(file.body)) != file.xxh3_128:
+            raise FormatError(f"{path}: damaged: its checksum is another", hint=hint)
+        pin = msgspec.json.decode(file.body, type=kind)
+        if pin.name != name:
+            raise FormatError(f"{path}: is the file of {pin.name}", hint=hint)
+        seconds(pin.confirmed if isinstance(pin, Slot) else pin.created)
+        return pin
+    except (msgspec.DecodeError, ValueError) as error:
+        raise FormatError(f"{path}: damaged: {error}", hint=hint) from error
+
+
+def _create(root: str, pin: Pin) -> None:
+    place = _place(root, type(pin), pin.name)
+    if not store_for(root).create_exclusive(place, _encode(pin)):
+        raise PinError(
+            f"{_WORD[type(pin)]} {pin.name}: there is one of this name", hint="choose another, or drop it first"
+        )
+
+
+def _write(root: str, pin: Pin) -> None:
+    store_for(root).write_bytes(_place(root, type(pin), pin.name), _encode(pin))
+
+
+def _find(root: str, kind: type[P], name: str) -> P | None:
+    place = _place(root, kind, name)
+    try:
+        return _decode(store_for(root).read_bytes(place), kind, place)
+    except FileNotFoundError:
+        return None
+
+
+def _read(root: str, kind: type[P], name: str) -> P:
+    found = _find(root, kind, name)
+    if found is None:
+        raise _unknown(root, kind, name)
+    return found
+
+
+def _drop(root: str, kind: type[Pin], name: str) -> None:
+    place, store = _place(root, kind, name), store_for(root)
+    if not store.exists(place):
+        raise _unknown(root, kind, name)
+    store.remove(place)
+
+
+def _unknown(root: str, kind: type[Pin], name: str) -> PinError:
+    known = ", ".join(store_for(root).list(join(root, _DIRECTORY[kind]))) or "none"
+    return PinError(f"{_WORD[kind]} {name}: there is none of this name", hint=f"there are: {known}")
+
+
+def _whole(root: str, kind: type[P]) -> list[P]:
+    damaged: list[str] = []
+    found = _all(root, kind, damaged)
+    Pins([], [], [], damaged).whole()
+    return found
+
+
+def _all(root: str, kind: type[P], damaged: list[str]) -> list[P]:
+    store: Store = store_for(root)
+    directory = join(root, _DIRECTORY[kind])
+    found = []
+    for name in store.list(directory):
+        if name.startswith("."):
+            continue
+        path = join(directory, name)
+        try:
+            found.append(_decode(store.read_bytes(path), kind, path))
+        except FileNotFoundError:  # dropped this moment
+            continue
+        except FormatError:
+            damaged.append(path)
+    return found
