@@ -47,12 +47,15 @@ class Rename:
     before: tuple[str, ...]
     after: tuple[str, ...]
 
-    def follow(self, key: tuple[str, str, str], position: int) -> tuple[str, str, str]:
-        """The key (db, table, partition) of an object seen at a position, after this rename."""
-        if self.position <= position or key[: len(self.before)] != self.before:
+    def follow(self, key: tuple[str, str, str], position: int) -> tuple[str, str, str] | None:
+        """The key (db, table, partition) of an object seen at a position, after this rename; None when the object was
+        gone by then: another took its name."""
+        if self.position <= position:
             return key
-        db, table, partition = (*self.after, *key[len(self.before) :])
-        return db, table, partition
+        if key[: len(self.before)] == self.before:
+            db, table, partition = (*self.after, *key[len(self.before) :])
+            return db, table, partition
+        return None if key[: len(self.after)] == self.after else key
 
     @classmethod
     def of(cls, record: ChangeRecord) -> Rename | None:
@@ -63,6 +66,14 @@ class Rename:
             table = (change.db, change.table)
             return cls(record.position, (*table, change.before), (*table, change.name))
         return None
+
+
+def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]) -> tuple[str, str, str] | None:
+    """What an object seen at a position is called after renames, in their order; None when it was gone by then."""
+    now: tuple[str, str, str] | None = key
+    for rename in renames:
+        now = rename.follow(now, position) if now else None
+    return now
 
 
 class Fold:
@@ -136,7 +147,7 @@ class Fold:
         """Folds file rows (cmroot.log.FILES): what objects, by name, gained and lost. Rows of objects that are gone, or
         that began anew after the row's position, are skipped. `renames`: those folded already, among them any that came
         after a row, which has the name of its position."""
-        ids: dict[tuple[str, str, str], tuple[int, int, int, bool] | None] = {}
+        ids: dict[tuple[str, str, str] | None, tuple[int, int, int, bool] | None] = {}
         last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None where it is removed
         replacing: list[tuple[int, int, int, str]] = []
         unused: list[tuple[Any, ...]] = []
@@ -145,20 +156,18 @@ class Fold:
         ):
             if op == RELEASE:
                 continue
-            key = (db, table, partition)
-            for rename in renames:
-                key = rename.follow(key, position)
+            key = followed((db, table, partition), position, renames)
             if key not in ids:
-                ids[key] = self._object_ids(*key)
+                ids[key] = self._object_ids(*key) if key else None
             found = ids[key]
             if found is None or position < found[2]:
                 if op == ADD:
-                    unused.append((position, *key, location, path, *file, position))
+                    unused.append((position, db, table, partition, location, path, *file, position))
                 continue
             place = (*found[:2], path)
             before = last.get(place)
             if before is not None and before[1] is not None:
-                unused.append((position, *key, location, path, *before[1], before[0]))
+                unused.append((position, db, table, partition, location, path, *before[1], before[0]))
             elif before is None and found[3]:
                 replacing.append((position, *place))
             last[place] = (position, file if op == ADD else None)

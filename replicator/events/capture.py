@@ -21,9 +21,10 @@ from cmroot.log import SegmentWriter, sweep_log
 from cmroot.place import normal
 from cmroot.recycle import sweep_incoming
 from cmroot.root import ChangeRoot
+from cmroot.taken import undecided_since
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, ObjectNotFound
-from replicator.events.apply import Rename
+from replicator.events.apply import Rename, followed
 from replicator.events.decode import NamedFile, decode
 from replicator.events.fold import open_manifest
 from replicator.events.listing import Listed, ListTask, list_objects, nothing_left, unseen_files
@@ -46,6 +47,7 @@ from replicator.events.record import (
     touched_table,
 )
 from replicator.events.scope import changes_in_scope
+from replicator.events.takings import Takings, not_known
 from replicator.events.walk import refresh_tables, walk_database
 from replicator.metastore.client import MetastoreReader
 from replicator.model import NotificationEvent
@@ -147,6 +149,7 @@ class _Run:
         self._named: dict[tuple[str, str, str], dict[str, int]] = {}  # object -> file name -> position that names it
         self._renames: list[Rename] = []
         self._dirty: dict[tuple[str, str], None] = {}
+        self._takings = Takings(root.place)
         self._list_batch = LIST_BATCH  # fewer where objects have many files
         self._written: dict[tuple[str, str], int] = {}
         self.holed = False
@@ -160,7 +163,9 @@ class _Run:
         if first and not self._read_before:
             return 0
         seen = json.loads(self._manifest.recall("rows") or "{}")
-        reading = read_events(self._source, self._cursor, seen)
+        reading = read_events(self._source, self._cursor, seen, lambda: undecided_since(self._root.place))
+        if reading.events:
+            self._takings.look(reading.events[-1].id)
         if reading.hole is not None:
             self._note_hole(*reading.hole, repair=repair or self.holed)
         concerned = sum(self._fold_event(event) for event in reading.events)
@@ -198,6 +203,7 @@ class _Run:
                 self.report.unknown.append(f"event {event.id}: {change.type}")
             if isinstance(change, CreateDatabase) and change.database.location is None:
                 change = self._completed(change)
+            self._attach(event, change)
             self._watch(change)
             position = self._append(change, event.id, event.time)
             self._expect_files(change, position, decoded.files)
@@ -209,6 +215,16 @@ class _Run:
             return CreateDatabase(database=self._source.database(change.database.name))
         except ObjectNotFound:
             return change
+
+    def _attach(self, event: NotificationEvent, change: Change) -> None:
+        """What was taken before the event: unseen files among it belong to the record that touched their object."""
+        table = touched_table(change)
+        for partition, rows in self._takings.of(event.id, *table) if table else ():
+            thing = self._manifest.object(*table, partition) if table else None
+            if thing is not None:
+                fresh = not_known(rows, self._manifest.files(thing.table_id, thing.partition_id))
+                self._files(self._placed(fresh, [thing], [0] * fresh.num_rows))
+                self._named.pop((thing.db, thing.table, thing.partition), None)
 
     def _watch(self, change: Change) -> None:
         """Marks tables that an event does not tell whole, and saves what the message knew of files that go unseen."""
@@ -240,10 +256,8 @@ class _Run:
     def _give_up_on(self, db: str, table: str, partitions: set[str] | None) -> None:
         """Objects added and dropped within one reading: their bytes were never seen, their names are recorded."""
         for key in list(self._named):
-            now = key
-            for rename in self._renames:
-                now = rename.follow(now, min(self._named[key].values()))
-            if now[:2] == (db, table) and (partitions is None or now[2] in partitions):
+            now = followed(key, min(self._named[key].values()), self._renames)
+            if now is not None and now[:2] == (db, table) and (partitions is None or now[2] in partitions):
                 self._files(unseen_files(*key, self._named.pop(key)))
 
     # ---- what left no event ---------------------------------------------------------------------------------------
@@ -353,16 +367,16 @@ class _Run:
         self._manifest.set_directories(listed.objects, listed.directories)
         self.report.files += listed.files_hashed
         self.report.bytes += listed.bytes_hashed
-        if listed.rows.num_rows:
-            default = {owner: self._position_for(listed.objects[owner]) for owner in sorted(set(listed.owners))}
-            named = {owner: self._names_of(listed.objects[owner]) for owner in default}
-            paths = listed.rows["path"].to_pylist() if any(named.values()) else [None] * len(listed.owners)
-            positions = [
-                named[owner].get(path, default[owner]) for owner, path in zip(listed.owners, paths, strict=True)
-            ]
-            index = listed.rows.schema.get_field_index("position")
-            field = listed.rows.schema.field(index)
-            self._files(listed.rows.set_column(index, field, pa.array(positions, pa.int64())))
+        self._files(self._placed(listed.rows, listed.objects, listed.owners))
+
+    def _placed(self, rows: pa.Table, objects: Sequence[DataObject], owners: Sequence[int]) -> pa.Table:
+        """File rows with the positions of the records they belong to; each row is about `objects[owner]`."""
+        default = {owner: self._position_for(objects[owner]) for owner in sorted(set(owners))}
+        named = {owner: self._names_of(objects[owner]) for owner in default}
+        paths = rows["path"].to_pylist() if any(named.values()) else [None] * len(owners)
+        positions = [named[owner].get(path, default[owner]) for owner, path in zip(owners, paths, strict=True)]
+        index = rows.schema.get_field_index("position")
+        return rows.set_column(index, rows.schema.field(index), pa.array(positions, pa.int64()))
 
     def _names_of(self, thing: DataObject) -> dict[str | None, int]:
         """Files that an event of this run named, by path: they belong to that event, later ones to the last. Those it
@@ -420,6 +434,7 @@ class _Run:
             self._segment.finish(self._position, event=self._cursor, time=self._now(), source=self._source.uri)
         self._manifest.advance(self._position, self._cursor, self._now())
         self._manifest.commit()
+        self._takings.finish()
         return self.report
 
     def abandon(self) -> None:

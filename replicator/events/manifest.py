@@ -290,6 +290,16 @@ class Manifest:
                 yield [DataObject(row[0], row[1], row[2], row[3], row[4], row[5] or "", row[6]) for row in rows]
                 last = rows[-1][1] or rows[-1][0]
 
+    def object(self, db: str, table: str, partition: str) -> DataObject | None:
+        """A table (partition "") or one of its partitions, by name."""
+        row = self._db.execute(
+            "SELECT t.id, coalesce(p.id, 0), t.db, t.name, coalesce(p.name, ''), coalesce(p.location, t.location),"
+            " max(coalesce(p.touched, t.touched), t.named) FROM tables t LEFT JOIN partitions p ON p.table_id = t.id"
+            " AND p.name = ? WHERE t.db = ? AND t.name = ? AND coalesce(p.name, '') = ?",
+            (partition, db, table, partition),
+        ).fetchone()
+        return DataObject(row[0], row[1], row[2], row[3], row[4], row[5] or "", row[6]) if row else None
+
     def unlisted_count(self) -> int:
         counts = self._db.execute(
             "SELECT (SELECT count(*) FROM tables WHERE NOT listed AND location <> ''),"

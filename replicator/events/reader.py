@@ -8,7 +8,7 @@ rows, the second appearing behind a reader that has passed it: each read looks b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from replicator.errors import Refused
@@ -29,10 +29,13 @@ class Reading:
     seen: dict[str, int] = field(default_factory=dict)  # digest of each row near the new cursor -> its id
 
 
-def read_events(source: MetastoreReader, cursor: int, seen: dict[str, int]) -> Reading:
+def read_events(
+    source: MetastoreReader, cursor: int, seen: dict[str, int], settled: Callable[[], int | None] = lambda: None
+) -> Reading:
     """Everything after `cursor`, up to the id that is newest now.
 
-    `seen`: what the last reading returned under that name. Raises Refused when the log is shorter than the cursor."""
+    `seen`: what the last reading returned under that name. `settled`: asked after the rows have come, the last id that
+    may be used already (None: all may). Raises Refused when the log is shorter than the cursor."""
     newest = source.current_event_id()
     if newest < cursor:
         raise Refused(
@@ -41,6 +44,10 @@ def read_events(source: MetastoreReader, cursor: int, seen: dict[str, int]) -> R
             hint="use another $cmroot for another metastore; after a restore begin with a new $cmroot and a bootstrap",
         )
     rows = _fetch(source, max(0, cursor - LOOK_BACK), newest)
+    last_settled = settled()
+    if last_settled is not None and last_settled < newest:
+        newest = max(last_settled, cursor)
+        rows = [row for row in rows if row.id <= newest]
     events = [row for row in rows if row.id > cursor]
     late = [row for row in rows if row.id <= cursor and digest(row) not in seen] if seen else []
     last = events[-1].id if events else cursor
