@@ -159,6 +159,7 @@ class Commit:
         if not (begun or renamed) or store.exists(mark):
             return
         gone = {fate.before for fate in fates if fate.before and fate.replaced}
+        filled_anew = {fate.before for fate in fates if fate.before == fate.now}
         for batch in _batches(list(begun), PARTITION_BATCH):
             wanted = set(batch) & gone
             by_name = {
@@ -169,7 +170,7 @@ class Commit:
             self._recycle(
                 place
                 for key, partition in by_name.items()
-                if (place := partition.location) and (key not in wanted or step.table.owns_data)
+                if (place := partition.location) and (key in filled_anew or step.table.owns_data)
             )
             dropped = [key for key in batch if key in wanted and key in by_name]
             if dropped:

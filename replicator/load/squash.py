@@ -46,7 +46,8 @@ class PartitionFate:
     """One partition through the range. `before`: its name at the start (None: it was not there, or that is unknown and
     does not matter). `now`: its name at the end (None: dropped). `last`: position of the record with its final object.
     `since`: file entries before this position are void; when not 0, all its files are in the range. `names`: what it
-    was called, each from a position on; `moves`: of its own directory; `values`: of its last name, after a rename."""
+    was called, each from a position on; `moves`: of its own directory; `values`: of its last name, after a rename;
+    `anew`: the one that was there at the start was dropped meanwhile, with its statistics."""
 
     before: str | None
     now: str | None
@@ -55,6 +56,7 @@ class PartitionFate:
     names: list[tuple[int, str]] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     values: tuple[str, ...] = ()
+    anew: bool = False
 
     @property
     def complete(self) -> bool:
@@ -68,7 +70,9 @@ class PartitionFate:
     @property
     def replaced(self) -> bool:
         """Whether the old one goes, and nothing or another takes its place."""
-        return self.before is not None and (self.now is None or (self.now != self.before and self.complete))
+        if self.before is None:
+            return False
+        return self.now is None or self.anew or (self.now != self.before and self.complete)
 
 
 @dataclass(frozen=True)
@@ -292,7 +296,7 @@ class _Fold:
                 self._superseded(True)
             fate.now, fate.last = name, at
             if change.replace:
-                fate.since = at
+                fate.since, fate.anew = at, True
                 lineage.statistics.pop(name, None)
 
     def _alter_partition(self, change: AlterPartition, at: int) -> None:
@@ -321,7 +325,7 @@ class _Fold:
         known = name in lineage.partitions
         fate = self._fate(lineage, name, at)
         self._superseded(known)
-        fate.now, fate.last, fate.since = None, at, at
+        fate.now, fate.last, fate.since, fate.anew = None, at, at, True
         lineage.statistics.pop(name, None)
 
 
