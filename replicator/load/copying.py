@@ -1,4 +1,5 @@
-"""Copying one file to the target: from the target's own `$cmroot`, else the source, else the source's `$cmroot`.
+"""Copying one file to the target: from the target's own `$cmroot`, else the source, else the source's `$cmroot`, else
+the version that the source's bucket keeps.
 
 The bytes decide: a file is read once, hashed on the way, read back, and gets its final name only if it is what was
 recorded (docs/design.md, invariant 4). Runs on executors; knows no metastore and no plan.
@@ -11,22 +12,26 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
 from cmroot.checksum import checksum_file, copy_file, copy_stream
 from cmroot.content import is_kept, locate
-from cmroot.keep import choose_keeper
+from cmroot.keep import Keeper, choose_keeper
 from cmroot.place import is_local, join, local_path, raise_named, store_for
 from cmroot.recycle import recycle
+from cmroot.versions import open_version, version_size
 
 ASIDE = ".replicating-"  # a name that no reader of tables looks at; a crash leaves it, the next load sweeps it
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
     """One file of the target: where its bytes may be, what they must be, where it goes. checksum None: its bytes were
-    never seen (they were gone before capture could read them)."""
+    never seen (they were gone before capture could read them). `at_version`: place and version id under which the
+    source's bucket keeps them."""
 
     source: str
     target: str
@@ -34,6 +39,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     mtime_ns: int | None
     checksum: str | None
     position: int
+    at_version: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Roots:
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
     """How a wanted file came to be: `origin` is present (was there already), target (from the target's own `$cmroot`),
-    source, cmroot, or missing, with the reason."""
+    source, cmroot (kept there, or as a version of the source's bucket), or missing, with the reason."""
 
     origin: str
     size: int = 0
@@ -84,6 +90,10 @@ def probe_file(wanted: Wanted, roots: Roots) -> Placed:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if store_for(place).size(place) == wanted.size:
                 return Placed("present", wanted.size)
+    if wanted.at_version:
+        with contextlib.suppress(FileNotFoundError):
+            if version_size(*wanted.at_version) == wanted.size:
+                return Placed("present", wanted.size)
     if is_kept(roots.target, wanted.checksum, wanted.size):
         return Placed("present", wanted.size)
     return Placed("missing", reason="it is neither at the source nor in $cmroot")
@@ -102,43 +112,68 @@ def _place_local(
     directory, _, name = target.rpartition("/")
     aside = f"{directory}/{ASIDE}{name}"
     reasons = []
-    for origin, place in _origins(wanted, checksum, size, roots, kept):
+    for origin in _origins(wanted, checksum, size, roots, kept):
         try:
-            found = _copy(place, aside, wanted.mtime_ns)
+            found = _copy(origin, aside, wanted.mtime_ns)
         except FileNotFoundError:
-            reasons.append(f"{place} does not exist")
+            reasons.append(f"{origin} does not exist")
             continue
         if found != (checksum, size):
             os.unlink(aside)
-            reasons.append(f"{place} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
+            reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
             continue
         if there is not None:
-            choose_keeper(roots.target, directory).keep(target)
+            _keeper(roots.target, directory).keep(target)
             _drop_sidecar(target)
         os.rename(aside, target)
-        return Placed(origin, size)
+        return Placed(origin.name, size)
     return Placed("missing", reason="; ".join(reasons))
+
+
+@lru_cache(maxsize=256)
+def _keeper(root: str, directory: str) -> Keeper:
+    """Tried once for all files of a directory."""
+    return choose_keeper(root, directory)
+
+
+class _Origin(NamedTuple):
+    """A place to take bytes from; `name` as in Placed."""
+
+    name: str
+    place: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place} at version {self.version}" if self.version else self.place
+
+    def open(self) -> BinaryIO:
+        """Raises FileNotFoundError when it is not there."""
+        if self.version:
+            return open_version(self.place, self.version)
+        return store_for(self.place).open_read(self.place)
 
 
 def _origins(
     wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str] = EVERY_PREFIX
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[_Origin]:
     first = checksum[:2] in kept
     if first and is_kept(roots.target, checksum, size):
-        yield "target", locate(roots.target, checksum, size)
-    yield "source", wanted.source
-    yield "cmroot", locate(roots.source, checksum, size)
+        yield _Origin("target", locate(roots.target, checksum, size))
+    yield _Origin("source", wanted.source)
+    yield _Origin("cmroot", locate(roots.source, checksum, size))
+    if wanted.at_version:
+        yield _Origin("cmroot", *wanted.at_version)
     if not first and is_kept(roots.target, checksum, size):  # kept since the load began
-        yield "target", locate(roots.target, checksum, size)
+        yield _Origin("target", locate(roots.target, checksum, size))
 
 
-def _copy(place: str, aside: str, mtime_ns: int | None) -> tuple[str, int]:
+def _copy(origin: _Origin, aside: str, mtime_ns: int | None) -> tuple[str, int]:
     """Copies to a fresh name and reads back. Raises FileNotFoundError when the origin is not there."""
     for attempt in (1, 2):
         try:
-            if is_local(place):
-                return copy_file(local_path(place), aside, reread=True, mtime_ns=mtime_ns)
-            with store_for(place).open_read(place) as source, open(aside, "xb") as target:
+            if is_local(origin.place):
+                return copy_file(local_path(origin.place), aside, reread=True, mtime_ns=mtime_ns)
+            with origin.open() as source, open(aside, "xb") as target:
                 copy_stream(source, target)
             _set_time(aside, mtime_ns)
             return checksum_file(aside)
@@ -181,19 +216,19 @@ def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots) -> Pla
     except FileNotFoundError:
         pass
     reasons = []
-    for origin, place in _origins(wanted, checksum, size, roots):
+    for origin in _origins(wanted, checksum, size, roots):
         aside = f"{wanted.target.rpartition('/')[0]}/{ASIDE}{uuid.uuid4().hex}"
         try:
-            with store_for(place).open_read(place) as source, store.open_write(aside) as target:
+            with origin.open() as source, store.open_write(aside) as target:
                 found = copy_stream(source, target)
         except FileNotFoundError:
-            reasons.append(f"{place} does not exist")
+            reasons.append(f"{origin} does not exist")
             continue
         if found == (checksum, size) and _object_checksum(aside) == found:
             store.move(aside, wanted.target)
-            return Placed(origin, size)
+            return Placed(origin.name, size)
         store.remove(aside)
-        reasons.append(f"{place} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
+        reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
     return Placed("missing", reason="; ".join(reasons))
 
 

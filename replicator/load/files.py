@@ -180,12 +180,16 @@ def fold_entries(rows: Iterable[pa.Table], rules: FileRules) -> tuple[list[Wante
             if found is None:
                 continue
             (source, target), position, adds = found, key[0], op == "add"
-            for path, size, mtime_ns, checksum in files:
+            for path, size, mtime_ns, checksum, version in files:
                 place = target + path
                 before = last.get(place)
-                if before is None or before[0] <= position:
-                    wanted = Wanted(source + path, place, size, mtime_ns, checksum, position) if adds else None
-                    last[place] = (position, wanted)
+                if before is not None and before[0] > position:
+                    continue
+                wanted = None
+                if adds:  # a version belongs to the name the object had when it was recorded
+                    at_version = (_slashed(key[4]) + path, version) if version else None
+                    wanted = Wanted(source + path, place, size, mtime_ns, checksum, position, at_version)
+                last[place] = (position, wanted)
     return (
         [wanted for _, wanted in last.values() if wanted is not None],
         [target for target, (_, wanted) in last.items() if wanted is None],
@@ -206,7 +210,7 @@ def _runs(table: pa.Table) -> Iterator[tuple[str, tuple[int, str, str, str, str]
 
 
 _ABOUT = ("op", "position", "db", "table", "partition", "location")
-_OF_FILES = ("path", "size", "mtime_ns", "checksum")
+_OF_FILES = ("path", "size", "mtime_ns", "checksum", "version")
 
 
 def _slashed(directory: str) -> str:
@@ -267,4 +271,7 @@ def _rows(parts: Sequence[str]) -> Iterator[pa.Table]:
     for part in parts:
         with store_for(part).open_read(part) as file:
             for batch in pq.ParquetFile(file).iter_batches(columns=[*_ABOUT, *_OF_FILES]):
-                yield pa.Table.from_batches([batch])
+                rows = pa.Table.from_batches([batch])
+                if "version" not in rows.column_names:  # dumps of the first releases
+                    rows = rows.append_column("version", pa.nulls(rows.num_rows, pa.string()))
+                yield rows
