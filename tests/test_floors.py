@@ -12,13 +12,14 @@ FLOORS = [
     {"cmroot"},
     {
         "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.engine",
+        "replicator.grouping",
         "replicator.progress", "replicator.report",
     },
     {"replicator.metastore"},
     {"replicator.events"},
     {"replicator.dump"},
     {"replicator.load"},
-    {"replicator.sync"},
+    {"replicator.sync", "replicator.lifecycle"},
     {"replicator.api"},
     {"replicator.demo", "replicator.cli"},
 ]  # fmt: skip

@@ -77,23 +77,24 @@ class Dumped:
 
 def write_dump(
     root: ChangeRoot, out: str, *, source: str, databases: Sequence[str], patterns: Patterns, since: str | None = None,
-    until: str | None = None, progress: Progress,
+    until: str | layout.Point | None = None, id: str | None = None, progress: Progress,
 ) -> Dumped:  # fmt: skip
     """Writes a dump of what is captured. since: None for a bootstrap, else an event id, a time or an earlier dump.
+    until: an event id, a time or a point of the log (None: its end). id: the dump's (None: a new one).
 
     Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
     May run again after a crash: an unfinished dump is written anew."""
     began = clocks.monotonic()
     with acquire(root.place, "dump"):
         log = segments(root.place)
-        end = resolve_until(log, until)
+        end = until if isinstance(until, layout.Point) else resolve_until(log, until)
         begin = resolve_since(log, since, root.id) if since is not None else None
         if begin is not None and begin.position > end.position:
             raise UsageError(
                 f"--since (event {begin.event}) is later than --until (event {end.event})",
                 hint="leave out --until to dump up to now",
             )
-        with _manifest(root, end.position) as (manifest, current), DumpWriter(out) as writer:
+        with _manifest(root, end.position) as (manifest, current), DumpWriter(out, id) as writer:
             work = _Dump(root, manifest, current, writer, databases, patterns, begin, end, progress)
             if begin is None:
                 work.bootstrap()

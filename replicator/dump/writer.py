@@ -33,10 +33,11 @@ RECORDS_BYTES = 256 << 20  # of lines in one part of `_metadata`
 class DumpWriter:
     """Writes one dump. Nothing of it counts before `finish` returns; a dump that a crash left is written anew."""
 
-    def __init__(self, place: str) -> None:
-        """Raises UsageError when the place holds a finished dump, or something that is no dump."""
+    def __init__(self, place: str, id: str | None = None) -> None:
+        """`id`: the dump's, where what it holds gives it one. Raises UsageError when the place holds a finished dump,
+        or something that is no dump."""
         self.place = normal(place)
-        self.id = uuid.uuid4().hex
+        self.id = id or uuid.uuid4().hex
         _make_room(self.place)
         self._parts = PartsWriter(self.place)
         self._records: LinesWriter | None = None

@@ -43,10 +43,13 @@ class LoadOptions:
 
     warehouse, cmroot: the target's own (None: its default database's directory, and `.cmroot` in it).
     rename: (source database, target database) pairs. map_locations: (source prefix, target prefix) pairs.
-    external: where data outside its database's directory goes (None: `external` in the warehouse).
+    external: where data outside its database's directory goes (None: `external` in the warehouse; it stays if `exact`).
     overwrite: replace objects that replication did not make, or that are newer.
     jobs: tables committed side by side.
-    source_root: the source's $cmroot where it is reachable under another name than the dump says."""
+    source_root: the source's $cmroot where it is reachable under another name than the dump says.
+    exact: for a restore: the target's database becomes the dump's; what it holds besides goes, whoever made it, and it
+    may be the source itself.
+    allow_missing: files found nowhere are left out and told, instead of FilesMissing."""
 
     warehouse: str | None = None
     cmroot: str | None = None
@@ -56,6 +59,8 @@ class LoadOptions:
     overwrite: bool = False
     jobs: int = 2
     source_root: str | None = None
+    exact: bool = False
+    allow_missing: bool = False
 
 
 @dataclass
@@ -105,9 +110,10 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             commit.sweep_marks()  # a crash may have come right after the checkpoint
         else:
             roots = Roots(source=options.source_root or reader.metadata.root, target=root)
-            _probe(reader, plan, roots, engine, progress)
+            if not options.allow_missing:
+                _probe(reader, plan, roots, engine, progress)
             commit.prepare()
-            _copy(reader, plan, roots, engine, progress, outcome)
+            _copy(reader, plan, roots, engine, progress, outcome, allow_missing=options.allow_missing)
             _commit(reader, plan, commit, progress, outcome)
             outcome.objects_changed = commit.changed.objects
             outcome.files_removed += commit.changed.recycled
@@ -123,7 +129,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     reader.verify()
     placement = _placement(reader.metadata, target, options)
     there = read_target(target, list(placement.databases.values()))
-    after = check_target(reader.metadata, placement, there, overwrite=options.overwrite)
+    after = check_target(reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact)
     bootstrap = reader.metadata.kind == layout.BOOTSTRAP
     position = reader.metadata.end.position if after is None else after
     squashed = squash(
@@ -131,7 +137,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     )
     plan = make_plan(
         reader.metadata, squashed if after is not None else squash((), (), bootstrap=False), placement, there,
-        after=position if not bootstrap else 0, overwrite=options.overwrite,
+        after=position if not bootstrap else 0, overwrite=options.overwrite, exact=options.exact,
     )  # fmt: skip
     if after is None:
         plan.skipped = f"the target is at position {reader.metadata.end.position} already"
@@ -186,9 +192,12 @@ def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: 
     for source, name in names.items():
         there = target.database(name).location if name in existing else None
         locations[source] = there or database_location(warehouse, name)
+    external = options.external
+    if external is None and not options.exact:
+        external = join(warehouse, "external")
     return Placement(
-        databases=names, source_locations=metadata.locations, target_locations=locations,
-        external=options.external or join(warehouse, "external"), mappings=tuple(options.map_locations),
+        databases=names, source_locations=metadata.locations, target_locations=locations, external=external,
+        mappings=tuple(options.map_locations),
     )  # fmt: skip
 
 
@@ -204,9 +213,10 @@ def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
 
 
 def _copy(
-    reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress, outcome: Loaded
-) -> None:
-    """Publishes every file, then recycles those the source removed. Raises FilesMissing."""
+    reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress, outcome: Loaded,
+    *, allow_missing: bool,
+) -> None:  # fmt: skip
+    """Publishes every file, then recycles those the source removed. Raises FilesMissing, unless they are allowed."""
     began = clocks.monotonic()
     metadata = reader.metadata
     rules = plan.file_rules()
@@ -215,10 +225,11 @@ def _copy(
         outcome.files_copied, outcome.bytes_copied = report.copied, report.bytes_copied
         outcome.files_from_source, outcome.files_from_cmroot = report.from_source, report.from_cmroot
         outcome.files_from_target, outcome.files_skipped = report.from_target, report.skipped
-        if report.missing_count:
+        if report.missing_count and not allow_missing:
             raise _files_missing(report, roots)
+        outcome.missing = _missing(report)
         for place in {*plan.placement.target_locations.values(), plan.placement.external}:
-            if is_local(place) and os.path.isdir(local_path(place)):
+            if place and is_local(place) and os.path.isdir(local_path(place)):
                 store_for(place).sync(place)  # once a filesystem instead of once a file
     if metadata.removed:
         report = _run(reader, rules, roots, engine, progress, metadata.removed, 0, REMOVE)
@@ -268,8 +279,12 @@ def _files_missing(report: CopyReport, roots: Roots) -> FilesMissing:
         f"the first: {target} (position {position}): {reason}",
         hint="nothing of the dump's metadata was committed; make a newer dump, which no longer names them, or restore "
         "the bytes to $cmroot; capture more often to keep bytes of short-lived files",
-        details={"missing": [{"file": f, "position": p, "reason": r} for f, p, r in report.missing]},
+        details={"missing": _missing(report)},
     )
+
+
+def _missing(report: CopyReport) -> list[dict[str, object]]:
+    return [{"file": file, "position": position, "reason": reason} for file, position, reason in report.missing]
 
 
 # ---- commit -------------------------------------------------------------------------------------------------------

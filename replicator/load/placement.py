@@ -2,7 +2,8 @@
 
 Rules, in this order: an explicit location mapping (longest prefix first); below the source table's location: the same
 path below the target table's; below the source database's location: the same below the target database's; anywhere
-else: the whole source path below the target's external directory, so that no two sources meet.
+else: the whole source path below the target's external directory, so that no two sources meet. Where a database is put
+back in its own place, what lies outside of it stays where it is.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from replicator.errors import UsageError
 class Placement:
     """databases: source name -> target name, for every database of the dump. source_locations, target_locations:
     database name (the source's) -> location. mappings: (source prefix, target prefix) pairs. external: target
-    directory for what lies outside its database."""
+    directory for what lies outside its database; None: it stays."""
 
     databases: Mapping[str, str]
     source_locations: Mapping[str, str]
     target_locations: Mapping[str, str]
-    external: str
+    external: str | None
     mappings: Sequence[tuple[str, str]] = field(default=())
 
     def database(self, name: str) -> str:
@@ -67,6 +68,8 @@ class Placement:
         return None
 
     def _elsewhere(self, location: str) -> str:
+        if self.external is None:
+            return location
         path = normal(location)
         return join(self.external, path.partition("://")[2] if "://" in path else path)
 

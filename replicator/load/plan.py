@@ -44,13 +44,14 @@ class TablePlan:
 @dataclass
 class Plan:
     """What a load does, in this order: databases, drops, renames, clears, copies, removals, tables, functions,
-    dropped databases, checkpoint. `skipped`: why there is nothing to do."""
+    dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`: see LoadOptions."""
 
     metadata: DumpMetadata
     placement: Placement
     mark: Mark
     after: int
     squashed: Squashed
+    exact: bool = False
     create_databases: list[Database] = field(default_factory=list)
     alter_databases: list[Database] = field(default_factory=list)
     drop_databases: list[str] = field(default_factory=list)
@@ -96,17 +97,19 @@ class Plan:
 
 
 def check_target(
-    metadata: DumpMetadata, placement: Placement, target: Mapping[str, TargetDatabase], *, overwrite: bool
-) -> int | None:
+    metadata: DumpMetadata, placement: Placement, target: Mapping[str, TargetDatabase], *, overwrite: bool,
+    exact: bool = False,
+) -> int | None:  # fmt: skip
     """The position after which the dump's records are to be applied; None when the target has them all.
 
     Raises Refused for a target that replication did not make, that replicates another source, that is the source, or
-    that is newer than the dump (`overwrite` allows all but the source itself); BootstrapNeeded for an incremental dump
-    that begins after the target's checkpoint."""
+    that is newer than the dump (`overwrite` allows all but the source itself, `exact` that too); BootstrapNeeded for an
+    incremental dump that begins after the target's checkpoint."""
     positions = []
     for source_name, name in placement.databases.items():
         there = target[name]
-        _refuse_source(metadata, source_name, there)
+        if not exact:
+            _refuse_source(metadata, source_name, there)
         if not overwrite:
             _refuse_foreign(metadata, name, there)
         positions.append(there.position if there.source in (None, metadata.root_id) else None)
@@ -119,6 +122,8 @@ def check_target(
     unfinished = any(target[name].loading not in (None, "") for name in placement.databases.values())
     if metadata.kind == BOOTSTRAP:
         done = all(position == metadata.end.position for position in positions) and not unfinished
+        if exact:  # a replica may have been changed since; what a restore began is its own
+            done = done and all(target[name].restoring for name in placement.databases.values())
         return None if done else 0
     assert metadata.begin is not None
     if any(position is None or position < metadata.begin.position for position in positions):
@@ -159,19 +164,24 @@ def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) ->
 
 def make_plan(
     metadata: DumpMetadata, squashed: Squashed, placement: Placement, target: Mapping[str, TargetDatabase],
-    *, after: int, overwrite: bool = False,
+    *, after: int, overwrite: bool = False, exact: bool = False,
 ) -> Plan:  # fmt: skip
     """The plan. Raises Refused for tables that replication did not make or that are newer than the dump, and for
     locations of the target that are the source's; BootstrapNeeded when the target lacks what the range builds on."""
     mark = Mark(event=metadata.end.event, position=metadata.end.position, source=metadata.root_id)
-    plan = Plan(metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed)
+    plan = Plan(metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed, exact=exact)
     _plan_databases(plan, target)
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
         _plan_lineage(plan, lineage, target, overwrite)
     _plan_dropped_databases(plan, target)
     if metadata.kind == BOOTSTRAP:
         _plan_leftovers(plan, target)
-    _plan_functions(plan, target)
+    if exact:
+        _refuse_occupied(plan, target)
+    if exact and metadata.scope.include:  # single tables: the database and its functions are others'
+        plan.alter_databases.clear()
+    else:
+        _plan_functions(plan, target)
     plan.tables.sort(key=lambda each: (bool(each.table and each.table.is_view), each.name))
     if squashed.unknown:
         plan.warnings.append(
@@ -283,7 +293,8 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
 
 
 def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
-    """A bootstrap says all there is: replicated tables in its scope that it does not have are dropped."""
+    """A bootstrap says all there is: replicated tables in its scope that it does not have are dropped; where the target
+    is to be exactly the dump, others too."""
     scope = plan.metadata.scope
     patterns = Patterns.parse(scope.include, scope.exclude)
     wanted = {step.name for step in plan.tables}
@@ -291,7 +302,7 @@ def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
     for name in plan.placement.databases.values():
         for table in target[name].tables.values():
             key = (table.db, table.name)
-            ours = table_position(table) is not None and patterns.match(table.name)
+            ours = (table_position(table) is not None or plan.exact) and patterns.match(table.name)
             if ours and key not in wanted and key not in dropped:
                 plan.drops.append(table)
 
@@ -352,11 +363,33 @@ def _refuse_table(plan: Plan, there: Table) -> None:
 
 
 def _refuse_source_location(plan: Plan, source: Table, final: Table) -> None:
+    if plan.exact:
+        return
     if source.location and final.location and relative(final.location, source.location) == "":
         raise Refused(
             f"table {final.db}.{final.name} would lie at the source's own location {source.location}",
             hint="name another warehouse with --warehouse, or map the location with --map-location",
         )
+
+
+def _refuse_occupied(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    """What lies where a table is put goes to `$cmroot`: it must not be another table that stays."""
+    leaving = {(table.db, table.name) for table in plan.drops} | {step.name for step in plan.tables}
+    staying = [
+        table
+        for name in plan.placement.databases.values()
+        for table in target[name].tables.values()
+        if table.location and not table.is_view and (table.db, table.name) not in leaving
+    ]
+    for step in plan.tables:
+        place = step.table.location if step.table and not step.table.is_view else None
+        for other in staying if place else ():
+            assert place and other.location
+            if relative(place, other.location) is not None or relative(other.location, place) is not None:
+                raise Refused(
+                    f"{'.'.join(step.name)} lay at {place}, where {other.db}.{other.name} lies now ({other.location})",
+                    hint="restore into another database with --into",
+                )
 
 
 def _same_shape(there: Table, wanted: Table) -> bool:

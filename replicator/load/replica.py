@@ -21,6 +21,7 @@ POSITION = "replicator.position"  # ours: the same in the captured log
 SOURCE = "replicator.source"  # id of the source's $cmroot
 RENAMED = "replicator.renamed"  # position of the rename that an object on the target has gone through last
 LOADING = "replicator.loading"  # id of the dump whose load has begun and not ended
+RESTORING = "replicator.restoring"  # of a database that is being restored: which restore's it is
 OWN = ("replicator.", "repl.", "hive.repl.", "bootstrap.dump.state.")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cmroot.place import join
 from replicator.errors import ObjectNotFound
-from replicator.load.replica import LOADING, POSITION, RENAMED, SOURCE
+from replicator.load.replica import LOADING, POSITION, RENAMED, RESTORING, SOURCE
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Database, Function, Partition, Table
 
@@ -35,6 +35,11 @@ class TargetDatabase:
     def loading(self) -> str | None:
         """Id of a dump whose load has begun and not ended."""
         return self.database.parameters.get(LOADING) if self.database else None
+
+    @property
+    def restoring(self) -> str | None:
+        """Which restore has begun it and not ended."""
+        return self.database.parameters.get(RESTORING) if self.database else None
 
     @property
     def empty(self) -> bool:

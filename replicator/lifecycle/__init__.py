@@ -1,0 +1,1 @@
+"""What becomes of captured data later on: a database or table as it was."""
