@@ -17,14 +17,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import pyarrow as pa
+
 from replicator.errors import Error
+from replicator.grouping import Deciding, Reading, by_partition, decide_local, unpack
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Source = TypeVar("Source")
 Environment = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 
 WAVE = 4  # Spark tasks for each core that are sent together; the driver holds as many results
+GROUP_TASKS = 64  # Spark tasks after a shuffle, at least: an executor holds the groups of one at once
 
 
 class Engine(Protocol):
@@ -39,6 +44,15 @@ class Engine(Protocol):
         ...
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]: ...
+
+    def group(
+        self, read: Callable[[Source], Iterator[pa.RecordBatch]], sources: Iterable[Source], key: str,
+        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        """Bring together all rows that have one value in the column `key` (a string), and decide over each such group:
+        one call of `decide` for a value, with the rows of all sources in any order. What it answers is cast to
+        `schema` and comes in any order, in flat memory. `read` and `decide` may run twice for the same work."""
+        ...
 
 
 class LocalEngine:
@@ -64,6 +78,13 @@ class LocalEngine:
             finally:
                 for future in running:
                     future.cancel()
+
+    def group(
+        self, read: Callable[[Source], Iterator[pa.RecordBatch]], sources: Iterable[Source], key: str,
+        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        """In memory: the rows of all sources at once."""
+        return decide_local(self.run, Reading(read, key), sources, Deciding(decide, schema))
 
 
 class SparkEngine:
@@ -112,6 +133,36 @@ class SparkEngine:
                 if isinstance(result, Error):
                     raise result
                 yield result
+
+    def group(
+        self, read: Callable[[Source], Iterator[pa.RecordBatch]], sources: Iterable[Source], key: str,
+        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        """One task per source, one shuffle of Arrow batches, a few groups per task after it. The driver holds the
+        answers of one wave of tasks, an executor the groups of one task.
+
+        On RDDs of batches: DataFrame.groupBy().applyInArrow does the same, and imports pandas for it."""
+        context = self.context
+        waiting = list(sources)
+        if not waiting:
+            return
+        width = WAVE * self.parallelism
+        partitions = max(GROUP_TASKS, width)
+        grouped = (
+            context.parallelize(waiting, len(waiting))
+            .mapPartitions(Reading(read, key).partition)
+            .partitionBy(partitions, by_partition)
+            .mapPartitions(Deciding(decide, schema).partition)
+        )
+        for start in range(0, partitions, width):
+            try:  # the shuffle's first half runs with the first wave, the later ones find its files
+                answers = context.runJob(grouped, list, range(start, min(start + width, partitions)))
+            except Exception as error:
+                raise Error(f"a Spark job failed: {_cause(error)}", hint="see the executors' logs") from error
+            for answer in answers:
+                if isinstance(answer, Error):
+                    raise answer
+                yield from unpack(answer)
 
     def stop(self) -> None:
         with self._lock:

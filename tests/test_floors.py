@@ -13,7 +13,7 @@ FLOORS = [
     {
         "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.engine",
         "replicator.grouping",
-        "replicator.progress", "replicator.report",
+        "replicator.grouping", "replicator.progress", "replicator.report",
     },
     {"replicator.metastore"},
     {"replicator.events"},

@@ -1,0 +1,126 @@
+"""Rows brought together by a key, as engines do it: Arrow batches are cut by the key, travel packed, and are put
+together again. What is read and what is decided is the caller's; where it runs is the engine's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from replicator.errors import Error
+
+READ_AHEAD = 256 * 1024
+"""Rows that a task collects before it cuts them by key: fewer and larger pieces travel."""
+
+Pieces = Iterator[tuple[str, pa.RecordBatch]]
+
+
+class Run(Protocol):
+    """An engine's `run`."""
+
+    def __call__(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]: ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Reads a source and cuts its batches by the key."""
+
+    read: Callable[[Any], Iterator[pa.RecordBatch]]
+    key: str
+
+    def pieces(self, source: Any) -> Pieces:
+        waiting: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in self.read(source):
+            waiting.append(batch)
+            rows += batch.num_rows
+            if rows >= READ_AHEAD:
+                yield from cut(waiting, self.key)
+                waiting, rows = [], 0
+        if rows:
+            yield from cut(waiting, self.key)
+
+    def collect(self, source: Any) -> list[tuple[str, pa.RecordBatch]]:
+        return list(self.pieces(source))
+
+    def partition(self, sources: Iterator[Any]) -> Iterator[tuple[str, bytes | Error]]:
+        """Packed, for a shuffle. An error of ours travels like a group, as trying again would not help."""
+        for source in sources:
+            try:
+                for value, batch in self.pieces(source):
+                    yield value, pack(batch)
+            except Error as error:
+                yield "", error
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """Decides over one group, given as its pieces."""
+
+    decide: Callable[[pa.Table], pa.Table]
+    schema: pa.Schema
+
+    def group(self, pieces: list[pa.RecordBatch]) -> pa.Table:
+        return self.decide(pa.Table.from_batches(pieces)).select(self.schema.names).cast(self.schema)
+
+    def partition(self, packed: Iterator[tuple[str, bytes | Error]]) -> Iterator[bytes | Error]:
+        groups: dict[str, list[bytes]] = {}
+        for value, piece in packed:
+            if isinstance(piece, Error):
+                yield piece
+                return
+            groups.setdefault(value, []).append(piece)
+        while groups:
+            _, pieces = groups.popitem()
+            try:
+                answer = self.group([batch for piece in pieces for batch in unpack(piece)])
+            except Error as error:
+                yield error
+                return
+            yield from map(pack, answer.combine_chunks().to_batches())
+
+
+def decide_local(run: Run, reading: Reading, sources: Iterable[Any], deciding: Deciding) -> Iterator[pa.RecordBatch]:
+    """Both halves in this process, with all rows in memory between them."""
+    groups: dict[str, list[pa.RecordBatch]] = {}
+    for pieces in run(reading.collect, sources):
+        for value, batch in pieces:
+            groups.setdefault(value, []).append(batch)
+    for answer in run(deciding.group, (groups.pop(value) for value in list(groups))):
+        yield from answer.to_batches()
+
+
+def cut(batches: list[pa.RecordBatch], key: str) -> Pieces:
+    """Pieces of one value of the key each. Raises ValueError for a null."""
+    table = pa.Table.from_batches(batches)
+    if table.column(key).null_count:
+        raise ValueError(f"null in the key column {key}")
+    together = table.take(pc.sort_indices(table.column(key))).combine_chunks()
+    for batch in together.to_batches():
+        runs = pc.run_end_encode(batch.column(key))
+        begin = 0
+        for value, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            yield value, batch.slice(begin, end - begin)
+            begin = end
+
+
+def by_partition(value: str) -> int:
+    """Spark's own hash of strings differs between Python processes."""
+    return zlib.crc32(value.encode())
+
+
+def pack(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def unpack(packed: bytes) -> list[pa.RecordBatch]:
+    with pa.ipc.open_stream(packed) as reader:
+        return list(reader)
