@@ -12,7 +12,6 @@ FLOORS = [
     {"cmroot"},
     {
         "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.engine",
-        "replicator.grouping",
         "replicator.grouping", "replicator.progress", "replicator.report",
     },
     {"replicator.metastore"},
