@@ -19,6 +19,9 @@ from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.events.capture import Captured
 from replicator.events.capture import capture as _capture
 from replicator.events.scope import Patterns
+from replicator.lifecycle.plan import RestoreOptions
+from replicator.lifecycle.restore import Restored
+from replicator.lifecycle.restore import restore as _restore
 from replicator.load.load import Loaded, LoadOptions
 from replicator.load.load import load as _load
 from replicator.load.placement import parse_pairs
@@ -101,6 +104,20 @@ def load(
         return _load(dump, metastore, options, engine=work, progress=progress or Silent())
 
 
+def restore(
+    *, cmroot: str, db: str, to: str | int, target: str, table: str | Sequence[str] = (), into: str | None = None,
+    warehouse: str | None = None, target_cmroot: str | None = None, force: bool = False, allow_missing: bool = False,
+    scratch: str | None = None, jobs: int = 2, engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> Restored:  # fmt: skip
+    """Makes a database or tables as they were at an event or time; see replicator.lifecycle.restore.restore."""
+    options = RestoreOptions(
+        db=db.lower(), to=str(to), tables=names(table), into=into, warehouse=warehouse, cmroot=target_cmroot,
+        force=force, allow_missing=allow_missing, scratch=scratch, jobs=jobs,
+    )  # fmt: skip
+    with _given(engine) as work, connect(target) as metastore:
+        return _restore(open_existing(cmroot), metastore, options, engine=work, progress=progress or Silent())
+
+
 def verify(
     *, source: str, target: str, db: str | Sequence[str], rename_db: Sequence[str] = (),
     map_location: Sequence[str] = (), include: Sequence[str] = (), exclude: Sequence[str] = (),
@@ -136,5 +153,5 @@ def _given(engine: AutoEngine | None) -> Iterator[AutoEngine]:
 
 
 def names(db: str | Sequence[str]) -> list[str]:
-    """Database names as the metastore writes them, each once."""
+    """Names of databases or tables as the metastore writes them, each once."""
     return list(dict.fromkeys(name.lower() for name in ([db] if isinstance(db, str) else db)))

@@ -15,8 +15,8 @@ from cmroot.errors import (
 __all__ = [
     "BootstrapNeeded", "ChecksumMismatch", "CommitOutcomeUnknown", "ConfigError", "Error", "FilesMissing",
     "FormatError", "JavaError", "KeepError", "LeaseHeld", "MetastoreError", "MetastoreStartError",
-    "MetastoreUnreachable", "MomentLost", "NoSpace", "NotWritable", "NotificationLogOff", "ObjectExists", "ObjectNotFound",
-    "Refused", "UsageError",
+    "MetastoreUnreachable", "MomentLost", "NoSpace", "NotWritable", "NotificationLogOff", "ObjectExists",
+    "ObjectNotFound", "Refused", "UsageError",
 ]  # fmt: skip
 
 

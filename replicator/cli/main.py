@@ -20,6 +20,7 @@ from replicator.cli.load import load
 from replicator.cli.metastore import metastore
 from replicator.cli.options import Session
 from replicator.cli.output import failure, show_error
+from replicator.cli.restore import restore
 from replicator.cli.show import show
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.status import status
@@ -56,7 +57,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     context.default_map = _default_map(settings)
 
 
-for _command in (capture, demo, dump, load, metastore, show, status, verify):
+for _command in (capture, demo, dump, load, metastore, restore, show, status, verify):
     cli.add_command(_command)
 
 
@@ -70,7 +71,7 @@ def _default_map(config: Config) -> dict[str, Any]:
         found[name] = {key: value for key, value in defaults.items() if key in options}
     found["load"].pop("cmroot", None)
     if of_target is not None:
-        found["load"]["cmroot"] = of_target
+        found["load"]["cmroot"] = found["restore"]["target_cmroot"] = of_target
     return found
 
 

@@ -19,6 +19,7 @@ from cmroot.checksum import checksum_file, checksum_stream
 from cmroot.content import locate
 from cmroot.listing import FileState, file_state, list_tree
 from cmroot.place import is_local, join, local_path, store_for
+from cmroot.versions import version_size
 
 SHOWN = 1000  # missing files that are named; more are counted
 
@@ -163,8 +164,6 @@ def _checksum(place: str) -> tuple[str, int] | None:
 
 
 def _version_is_there(path: str, version: str, size: int) -> bool:
-    from cmroot.versions import version_size
-
     try:
         return version_size(path, version) == size
     except FileNotFoundError:

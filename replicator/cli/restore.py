@@ -1,0 +1,129 @@
+"""`replicator restore`: a database or tables as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replicator.cli.options import (
+    EngineChoice,
+    Session,
+    cmroot_option,
+    dry_run_option,
+    engine_options,
+    json_option,
+    pass_session,
+    target_option,
+)
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+
+if TYPE_CHECKING:
+    from replicator.lifecycle.restore import Restored
+
+
+@click.command()
+@cmroot_option
+@click.option("--db", required=True, metavar="NAME", help="The database, by its name then.")
+@click.option("--table", multiple=True, metavar="NAME", help="Only this table, by its name then; repeatable.")
+@click.option("--to", required=True, metavar="X", help="The moment: an event id, or a time (UTC).")
+@target_option
+@click.option("--into", metavar="NAME", help="The database to make; default: DB_restored_EVENT.")
+@click.option("--warehouse", metavar="PLACE", help="Where it is made; default: the target's default database's.")
+@click.option("--target-cmroot", metavar="PLACE", help="The target's own root, for what is replaced; default: "
+              ".cmroot in the warehouse.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Write into a database that exists, the live one too: what it holds of "
+              "what is restored is replaced, and goes to the target's root.")  # fmt: skip
+@click.option("--allow-missing", is_flag=True, help="Restore without the files that exist nowhere any more.")
+@click.option("--scratch", metavar="DIR", help="A directory that executors can read; default: the system's own.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side.")
+@dry_run_option
+@engine_options
+@json_option
+@pass_session
+def restore(
+    session: Session, cmroot: str, db: str, table: tuple[str, ...], to: str, target: str, into: str | None,
+    warehouse: str | None, target_cmroot: str | None, force: bool, allow_missing: bool, scratch: str | None, jobs: int,
+    dry_run: bool, engine: EngineChoice, as_json: bool,
+) -> int:  # fmt: skip
+    """Make a database, or tables of it, as at an event or a time, from the captured log and $cmroot.
+
+    It becomes a new database, with its own copy of the data, on the source's metastore or another. Data that exists
+    nowhere any more is told before anything is done.
+
+    \b
+    Example:
+      replicator restore --cmroot /cm --db sales --to 2026-03-01T12:00:00Z --target thrift://a:9083 --dry-run
+      replicator restore --cmroot /cm --db sales --table orders --to 4711 --target thrift://a:9083 --into rescue
+    """
+    from cmroot.root import open_existing
+    from replicator.api import names
+    from replicator.lifecycle.plan import RestoreOptions, planned
+    from replicator.lifecycle.restore import restore as bring_back
+
+    options = RestoreOptions(
+        db=db.lower(), to=to, tables=names(table), into=into, warehouse=warehouse, cmroot=target_cmroot, force=force,
+        allow_missing=allow_missing, scratch=scratch, jobs=jobs,
+    )  # fmt: skip
+    root = open_existing(cmroot)
+    with session.metastore(target) as metastore, session.engines(engine) as engines:
+        if dry_run:
+            with planned(root, metastore, options, engine=engines, progress=session.progress) as plan:
+                described = plan.described()
+            emit({"status": "planned", "db": options.db, **described}, as_json, _plan_lines(options.db, described))
+            return 0
+        restored = bring_back(root, metastore, options, engine=engines, progress=session.progress)
+    emit(restored, as_json, _restored_lines(restored))
+    return 3 if restored.files_missing else 0
+
+
+def _plan_lines(db: str, plan: dict[str, Any]) -> Iterable[str]:
+    return aligned(
+        [
+            ("would restore", f"{db} as at {_moment(plan)}"),
+            ("into", f"{plan['into']} at {plan['location']}"),
+            ("tables", shortened(plan["tables"])),
+            ("replaced", shortened(plan["replaced"])),
+            ("dropped", shortened(plan["dropped"])),
+            ("copy", f"{count_text(plan['files_to_copy'], 'file')}, {size_text(plan['bytes_to_copy'])}"),
+            ("from source", _files(plan["files_from_source"], plan["bytes_from_source"])),
+            ("from $cmroot", _files(plan["files_from_cmroot"], plan["bytes_from_cmroot"])),
+            ("missing", _missing(plan)),
+            ("warning", shortened(plan["warnings"])),
+        ]
+    )
+
+
+def _restored_lines(restored: Restored) -> Iterable[str]:
+    fields = vars(restored)
+    return aligned(
+        [
+            (restored.status, f"{restored.db} as at {_moment(fields)}"),
+            ("into", f"{restored.into} of {restored.target}"),
+            ("tables", shortened(restored.tables)),
+            ("dropped", shortened(restored.dropped)),
+            ("copied", f"{count_text(restored.files_copied, 'file')}, {size_text(restored.bytes_copied)}"),
+            ("missing", _missing(fields)),
+            ("warning", shortened(restored.warnings)),
+            ("took", f"{restored.seconds:.1f} s"),
+        ]
+    )
+
+
+def _moment(fields: dict[str, Any]) -> str:
+    return f"event {fields['event']} (position {fields['position']}, {fields['time']})"
+
+
+def _files(files: int, size: int) -> str | None:
+    return f"{count_text(files, 'file')}, {size_text(size)}" if files else None
+
+
+def _missing(fields: dict[str, Any]) -> list[str]:
+    """What exists nowhere: how much, and the first ones."""
+    if not fields["files_missing"]:
+        return []
+    total = (
+        f"{count_text(fields['files_missing'], 'file')}, {size_text(fields['bytes_missing'])} exist nowhere any more"
+    )
+    return [total, *shortened(f"{each['file']} of {each['object']}: {each['reason']}" for each in fields["missing"])]
