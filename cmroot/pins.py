@@ -26,7 +26,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 class Slot(msgspec.Struct, frozen=True):
     """How far a consumer has come: it needs all that was the source's after `position`, which is the event `event`.
-    Times are ISO 8601. `given_up`: when expiry stopped waiting for it, so that it holds nothing any more."""
+    Times are ISO 8601. `given_up`: when expiry stopped waiting for it, so that it holds nothing any more. `awaits`: what
+    its consumer must take before it has come to `position` (a bootstrap dump); empty once it has confirmed."""
 
     name: str
     position: int
@@ -35,6 +36,7 @@ class Slot(msgspec.Struct, frozen=True):
     confirmed: str
     consumer: str = ""
     given_up: str = ""
+    awaits: str = ""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -129,7 +131,7 @@ def confirm_slot(
             " protected any more",
             hint="confirm a later position, or say that it may go back",
         )
-    confirmed = msgspec.structs.replace(slot, position=position, event=event, confirmed=iso(now()))
+    confirmed = msgspec.structs.replace(slot, position=position, event=event, confirmed=iso(now()), awaits="")
     _write(root, confirmed)
     return confirmed
 
