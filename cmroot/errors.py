@@ -67,6 +67,12 @@ class KeepError(Error):
     """Bytes could not be kept in `$cmroot`; the source was left as it was."""
 
 
+class Exists(Error):
+    """A file is there already, and it was not said that it may be replaced."""
+
+    exit_code = 6
+
+
 class ChecksumMismatch(Error):
     """Bytes are not the ones that were recorded."""
 
