@@ -163,7 +163,7 @@ def file_state(place: str) -> FileState:
 
 def object_state(name: str, info: dict[str, Any]) -> FileState:
     """An object as fsspec describes it, in a listing or asked for alone: both give one FileState."""
-    mtime_ns = _object_time_ns(info)
+    mtime_ns = object_time_ns(info)
     return FileState(name, int(info["size"]), mtime_ns, object_identity(info, mtime_ns))
 
 
@@ -195,7 +195,7 @@ def object_identity(info: dict[str, Any], mtime_ns: int) -> str:
     return str(mtime_ns)
 
 
-def _object_time_ns(info: dict[str, Any]) -> int:
+def object_time_ns(info: dict[str, Any]) -> int:
     for key in ("LastModified", "last_modified", "updated", "mtime", "modified", "modificationTime", "created"):
         value = info.get(key)
         if isinstance(value, str):
