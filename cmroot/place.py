@@ -151,10 +151,12 @@ def same_store(a: str, b: str) -> bool:
 
 def same_device(a: str, b: str) -> bool:
     """Whether two places, or their nearest existing parents, lie on one local device: links and renames may work."""
-    return is_local(a) and is_local(b) and _device(local_path(a)) == _device(local_path(b))
+    return is_local(a) and is_local(b) and device(a) == device(b)
 
 
-def _device(path: str) -> int:
+def device(place: str) -> int:
+    """The number of the device that holds a local place, or the nearest parent that exists."""
+    path = local_path(place)
     while True:
         try:
             return os.stat(path).st_dev

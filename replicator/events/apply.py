@@ -204,6 +204,7 @@ class Fold:
             self._db.execute("UPDATE tables SET named = ? WHERE id = ?", (at, table_id))
         if elsewhere and change.moved and old_location and table.location:
             self._move_partitions(table_id, old_location, table.location)
+            self._look_again(table_id)
         elif elsewhere:
             self._forget_files(table_id, 0, at)
             self._db.execute("UPDATE tables SET since = ? WHERE id = ?", (at, table_id))
@@ -223,6 +224,16 @@ class Fold:
                     partition = msgspec.structs.replace(partition, storage=storage)
                 moved.append((there, msgspec.json.encode(partition), row_id))
         self._db.executemany("UPDATE partitions SET location = ?, body = ? WHERE id = ?", moved)
+
+    def _look_again(self, table_id: int, partition_id: int | None = None) -> None:
+        """Files whose bytes a bucket keeps by name and version: under other names they are other objects. Of a whole
+        table, or of one partition."""
+        which = "table_id = ? AND version IS NOT NULL AND (? IS NULL OR partition_id = ?)"
+        about = (table_id, partition_id, partition_id)
+        self._db.execute(
+            f"UPDATE partitions SET listed = 0 WHERE id IN (SELECT partition_id FROM files WHERE {which})", about
+        )
+        self._db.execute(f"UPDATE files SET kept = 0, version = NULL WHERE {which}", about)
 
     def _add_partitions(self, change: AddPartitions, at: int) -> None:
         table_id = self._table_id(change.db, change.table)
@@ -283,6 +294,8 @@ class Fold:
         if location != row[1] and not change.moved:
             self._forget_files(table_id, row[0], at)
             self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, row[0]))
+        elif location != row[1]:
+            self._look_again(table_id, row[0])
 
     def _drop_table(self, db: str, name: str, at: int) -> None:
         table_id = self._table_id(db, name)

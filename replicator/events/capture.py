@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from cmroot.keep import Keeper, choose_keeper
 from cmroot.lease import acquire
 from cmroot.listing import changed_directories
 from cmroot.log import SegmentWriter, sweep_log
@@ -27,6 +26,7 @@ from replicator.errors import BootstrapNeeded, ObjectNotFound
 from replicator.events.apply import Rename, followed
 from replicator.events.decode import NamedFile, decode
 from replicator.events.fold import open_manifest
+from replicator.events.keepers import Keepers
 from replicator.events.listing import Listed, ListTask, list_objects, nothing_left, unseen_files
 from replicator.events.manifest import DataObject, KnownFile, Manifest
 from replicator.events.reader import read_events
@@ -60,7 +60,8 @@ LIST_BATCH = 500  # objects of a listing task, at most
 
 @dataclass
 class Captured:
-    """What a capture did. `through_event` and `position`: how far the captured log is; `unknown`: events kept unread;
+    """What a capture did. `through_event` and `position`: how far the captured log is; `keeper`: those used, such as
+    "link, version"; `unknown`: events kept unread;
     `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
 
     root: str
@@ -92,7 +93,8 @@ def capture(
     databases: captured from now on, beside those captured before (none at all: every database of the metastore).
     scan: look for changes that left no event. deep: compare partitions one by one, too.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
-    keeper: how bytes are kept: auto, link, copy or none."""
+    keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none. Raises KeepError
+    when a store can keep nothing."""
     began = clocks.monotonic()
     with acquire(root.place, "capture"):
         sweep_incoming(root.place)
@@ -137,7 +139,6 @@ class _Run:
     ) -> None:  # fmt: skip
         self._source, self._root, self._manifest = source, root, manifest
         self._engine, self._progress, self._clock = engine, progress, clock
-        self._requested_keeper = keeper
         self._base = manifest.position
         self._position = manifest.position
         started = manifest.event
@@ -145,7 +146,6 @@ class _Run:
         self._cursor = source.current_event_id() if started is None else started
         self._read_before = started is not None
         self._segment: SegmentWriter | None = None
-        self._keeper: Keeper | None = None
         self._named: dict[tuple[str, str, str], dict[str, int]] = {}  # object -> file name -> position that names it
         self._renames: list[Rename] = []
         self._dirty: dict[tuple[str, str], None] = {}
@@ -154,6 +154,7 @@ class _Run:
         self._written: dict[tuple[str, str], int] = {}
         self.holed = False
         self.report = Captured(str(root.place), self._base + 1, self._base, self._cursor)
+        self._keepers = Keepers(root.place, keeper, self.report.warnings.append)
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -294,6 +295,7 @@ class _Run:
             for index in changed_directories(*recorded):
                 stale.add((table_ids[index], partition_ids[index]))
         self._manifest.unlist(stale)
+        self._manifest.unlist_objects_on_stores()
 
     def _tables_in_new_events(self) -> set[tuple[str, str] | None]:
         found: set[tuple[str, str] | None] = set()
@@ -351,14 +353,12 @@ class _Run:
 
     def _list_tasks(self) -> Iterator[ListTask]:
         for objects in self._manifest.unlisted(LIST_BATCH):
-            if self._keeper is None:
-                self._keeper = choose_keeper(self._root.place, objects[0].location, self._requested_keeper)
-                self.report.keeper = self._keeper.name
             self._manifest.mark_listed(objects)
-            start = 0
-            while some := objects[start : start + self._list_batch]:
-                start += len(some)
-                yield ListTask(objects=some, known=self._known_files(some), keeper=self._keeper)
+            for keeper, theirs in self._keepers.grouped(objects):
+                start = 0
+                while some := theirs[start : start + self._list_batch]:
+                    start += len(some)
+                    yield ListTask(objects=some, known=self._known_files(some), keeper=keeper)
 
     def _known_files(self, objects: Sequence[DataObject]) -> list[dict[str, KnownFile]]:
         return [self._manifest.files(thing.table_id, thing.partition_id) for thing in objects]
@@ -425,6 +425,7 @@ class _Run:
         if self._segment is None and self._cursor != self._manifest.event:
             self._append(EventsRead(), self._cursor, self._now())
         self.report.position, self.report.through_event = self._position, self._cursor
+        self.report.keeper = self._keepers.names
         self.report.status = "incomplete" if self.report.missing_directories else "captured"
         for struct, fields in self._source.unknown_fields().items():
             self.report.warnings.append(f"the metastore sends fields of {struct} that would be lost: {fields}")

@@ -14,7 +14,8 @@ import pyarrow as pa
 from cmroot.keep import Keeper
 from cmroot.listing import FileState, Listing, list_tree
 from cmroot.log import FILES
-from cmroot.place import join
+from cmroot.place import is_local, join
+from cmroot.versions import NULL
 from replicator.events.manifest import DataObject, KnownFile
 
 ROWS = 10_000  # of one outcome, from which on a task leaves the rest of its objects: bounds what a driver gathers
@@ -57,6 +58,8 @@ def list_objects(task: ListTask) -> Listed:
         done += 1
         for last_try in (False,) * (STABLE_TRIES - 1) + (True,):
             listing = list_tree(thing.location)
+            if listing is None and not known and not is_local(thing.location):
+                break  # a store without directories shows nothing where nothing was written yet
             if listing is None:
                 missing.append(thing)
                 break
@@ -131,11 +134,13 @@ def _record(
 
 
 def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
-    """Whether a file needs no reading: same size, time and identity as recorded, and kept where it is to be kept."""
+    """Whether a file needs no reading: same size, time and identity as recorded, and kept where it is to be kept.
+    A null version is safe only while its bucket has versioning."""
     return (
         before.checksum is not None
         and (before.size, before.mtime_ns, before.identity) == (now.size, now.mtime_ns, now.identity)
         and (before.kept or keeper.name == "none")
+        and (before.version != NULL or keeper.name in ("version", "none"))
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from replicator.events.apply import Fold, Rename
+from replicator.events.apply import Fold, Rename, has_files
 from replicator.events.record import ChangeRecord
 from replicator.model import Column, Database, Function, Partition, Statistics, Table
 
@@ -306,6 +306,22 @@ class Manifest:
             " (SELECT count(*) FROM partitions WHERE NOT listed AND location <> '')"
         ).fetchone()
         return int(sum(counts))
+
+    def unlist_objects_on_stores(self) -> None:
+        """Marks what lies on stores without directories: only a listing tells whether its files changed."""
+        remote = (
+            "listed AND location LIKE '%://%' AND location NOT LIKE '/%' AND location NOT LIKE 'file:%' AND"
+            " NOT EXISTS (SELECT 1 FROM directories d WHERE "
+        )
+        tables = self._db.execute(
+            f"SELECT id, body FROM tables WHERE {remote} d.table_id = tables.id AND d.partition_id = 0)"
+        ).fetchall()
+        with_files = [row_id for row_id, body in tables if has_files(msgspec.json.decode(body, type=Table))]
+        self._db.executemany("UPDATE tables SET listed = 0 WHERE id = ?", [(row_id,) for row_id in with_files])
+        self._db.execute(
+            f"UPDATE partitions SET listed = 0 WHERE {remote} d.table_id = partitions.table_id"
+            " AND d.partition_id = partitions.id)"
+        )
 
     def mark_known(self) -> None:
         """After folding a finished segment: objects whose directories are known need no listing."""
