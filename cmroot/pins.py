@@ -26,8 +26,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 class Slot(msgspec.Struct, frozen=True):
     """How far a consumer has come: it needs all that was the source's after `position`, which is the event `event`.
-    Times are ISO 8601. `given_up`: when expiry stopped waiting for it, so that it holds nothing any more. `awaits`: what
-    its consumer must take before it has come to `position` (a bootstrap dump); empty once it has confirmed."""
+    Times are ISO 8601. `given_up`: when expiry stopped waiting for it, so that it holds nothing any more. `awaits`: the
+    bootstrap dump that its consumer must take before it has come to `position`; empty once it has confirmed."""
 
     name: str
     position: int

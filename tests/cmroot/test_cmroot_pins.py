@@ -116,10 +116,10 @@ def test_the_file_of_a_slot_is_what_the_format_says(local_root: str) -> None:
     assert json.loads(data) == {
         "format": "cmroot-slot",
         "version": 1,
-        "xxh3_128": "1998e5311a78e8816fb6ddb9081b8ee3",
+        "xxh3_128": "e912d514b667bacf53680ea40a7b5c4d",
         "body": {
             "name": "replica", "position": 100, "event": 7, "created": DAY, "confirmed": DAY,
-            "consumer": "target west", "given_up": "",
+            "consumer": "target west", "given_up": "", "awaits": "",
         },
     }  # fmt: skip
 
