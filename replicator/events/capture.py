@@ -432,7 +432,10 @@ class _Run:
         if self._segment is not None:
             for rows in self._manifest.ended():
                 self._segment.append_files(rows)
-            self._segment.finish(self._position, event=self._cursor, time=self._now(), source=self._source.uri)
+            self._segment.finish(
+                self._position, event=self._cursor, time=self._now(), source=self._source.uri,
+                keeper=self.report.keeper,
+            )  # fmt: skip
         self._manifest.advance(self._position, self._cursor, self._now())
         self._manifest.commit()
         self._takings.finish()
