@@ -169,7 +169,7 @@ def _file_entry(root: str, entry: str, origin: str, record: Record) -> list[Recy
     recycled: list[Recycled] = []
     for _ in range(ATTEMPTS):
         is_tree = os.path.isdir(entry)
-        paths = _files_below(entry) if is_tree else [entry]
+        paths = files_below(entry) if is_tree else [entry]
         found = [Recycled(origin + path[len(entry) :], file_incoming(root, path)) for path in paths]
         record(found)
         recycled += found
@@ -177,7 +177,7 @@ def _file_entry(root: str, entry: str, origin: str, record: Record) -> list[Recy
             remove_name(path)
         try:
             if is_tree:
-                _remove_emptied(entry)
+                remove_emptied(entry)
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:
                 raise
@@ -187,7 +187,7 @@ def _file_entry(root: str, entry: str, origin: str, record: Record) -> list[Recy
     raise KeepError(f"{origin}: files keep appearing in it", hint="end their writer; the next sweep finishes this")
 
 
-def _files_below(directory: str) -> list[str]:
+def files_below(directory: str) -> list[str]:
     """All files but hidden ones, sorted; also those that listings skip (`_temporary`): removing must not lose them."""
     found, waiting = [], [directory]
     while waiting:
@@ -202,7 +202,7 @@ def _files_below(directory: str) -> list[str]:
     return sorted(found)
 
 
-def _remove_emptied(directory: str) -> None:
+def remove_emptied(directory: str) -> None:
     """Remove directories, hidden files, symbolic links and pipes. Not a regular file: if there is one, ENOTEMPTY."""
     with os.scandir(directory) as entries:
         for entry in list(entries):
@@ -210,7 +210,7 @@ def _remove_emptied(directory: str) -> None:
                 if hidden(entry.name):
                     shutil.rmtree(entry.path)
                 else:
-                    _remove_emptied(entry.path)
+                    remove_emptied(entry.path)
             elif hidden(entry.name) or not entry.is_file(follow_symlinks=False):
                 os.unlink(entry.path)
     os.rmdir(directory)
@@ -230,10 +230,10 @@ def _recycle_each(root: str, directory: str, record: Record) -> list[Recycled]:
     """Across devices and stores: file by file, then what is left of the directory."""
     if is_local(directory):
         directory = local_path(directory)
-        paths = _files_below(directory) if os.path.isdir(directory) else []
+        paths = files_below(directory) if os.path.isdir(directory) else []
         recycled = [Recycled(path, recycle(root, path, record=record)) for path in paths]
         if os.path.isdir(directory):
-            _remove_emptied(directory)
+            remove_emptied(directory)
         return recycled
     store = store_for(directory)
     names = [name for name in store.find(directory) if not any(hidden(part) for part in name.split("/"))]

@@ -42,9 +42,11 @@ class Taken:
             ) from error
 
 
-def write_taken(root: str, event: int, rows: pa.Table) -> Taken:
-    """Leave entries for the capture that reads an event; durable when it returns. The bytes must be kept by then."""
-    place = join(root, "taken", f"{event:020d}-{uuid.uuid4().hex}.parquet")
+def write_taken(root: str, event: int, rows: pa.Table, unique: str | None = None) -> Taken:
+    """Leave entries for the capture that reads an event; durable when it returns. The bytes must be kept by then.
+
+    `unique`: 32 hex digits of the caller's; writing again with the same ones replaces what was written."""
+    place = join(root, "taken", f"{event:020d}-{unique or uuid.uuid4().hex}.parquet")
     store_for(root).mkdirs(join(root, "taken"))
     with store_for(root).open_write(place) as file:
         pq.write_table(conform(rows, FILES), file, compression="zstd")
