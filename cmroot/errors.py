@@ -57,6 +57,13 @@ class LeaseHeld(Error):
     exit_code = 7
 
 
+class Filing(Error):
+    """A gateway files bytes in `$cmroot` and does not end; nothing can be removed meanwhile."""
+
+    exit_code = 75
+    transient = True
+
+
 class PinError(Error):
     """A slot, hold or dump pin cannot be made, moved or dropped as asked; nothing was changed."""
 
