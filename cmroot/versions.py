@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, cast
 
@@ -142,7 +143,12 @@ def _head(path: str, version: str = "") -> dict[str, Any]:
     bucket, _, key = FsspecStore(path).key(path).partition("/")
     about = {"Bucket": bucket, "Key": key} | ({"VersionId": version} if version else {})
     with naming(path):
-        answer = _call(path, "head_object", **about)
+        try:
+            answer = _call(path, "head_object", **about)
+        except OSError as error:
+            if version and error.errno == errno.EINVAL:  # not a version id as this store makes them
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{path} at {version}") from error
+            raise
     return {**answer, "size": answer["ContentLength"]}
 
 

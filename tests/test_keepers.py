@@ -1,0 +1,425 @@
+"""Every keeper through the whole path: capture, dump, load, where the source drops and overwrites before the load.
+
+The metastore knows no S3: its `s3a:` is a local directory, by Hadoop's own mount table, in which it makes and removes
+directories. The objects are real ones, on an S3 endpoint of this process, written and removed by the tests as Spark or
+Hive would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from metastores import MetastoreFactory
+
+from cmroot.errors import KeepError, NotWritable
+from cmroot.keep import recycle_tree
+from cmroot.log import segments
+from cmroot.place import is_local, join, store_for
+from cmroot.remote import FsspecStore
+from cmroot.root import ChangeRoot, create_or_open
+from replicator import api
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.errors import FilesMissing
+from replicator.events.capture import Captured
+from replicator.load.load import Loaded
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.model import Column, Database, Partition, Serde, Storage, Table
+
+pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+server = pytest.importorskip("moto.server", reason="moto is not installed")
+
+VERSIONED, PLAIN, OTHER, LATE = BUCKETS = [f"s3a://{name}-bucket" for name in ("versioned", "plain", "other", "late")]
+
+
+# ---- what the tests run on ----------------------------------------------------------------------------------------
+
+
+def s3(operation: str, bucket: str, **arguments: Any) -> Any:
+    name = bucket.partition("://")[2]
+    return FsspecStore(bucket).filesystem.call_s3(operation, Bucket=name, **arguments)
+
+
+def set_versioning(bucket: str, status: str) -> None:
+    s3("put_bucket_versioning", bucket, VersioningConfiguration={"Status": status})
+
+
+@pytest.fixture(scope="module")
+def buckets() -> Iterator[None]:
+    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    before = dict(os.environ)
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    for bucket in BUCKETS:
+        s3("create_bucket", bucket)
+    set_versioning(VERSIONED, "Enabled")
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    running.stop()
+
+
+@dataclass
+class Sides:
+    """Two metastores; `outside` lies in no warehouse."""
+
+    source: Running
+    target: Running
+    outside: Path
+    engine: AutoEngine
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+
+@pytest.fixture(scope="module")
+def sides(
+    buckets: None, metastore_factory: MetastoreFactory, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sides]:
+    mounts = tmp_path_factory.mktemp("mounts")
+    settings = {"fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"}
+    settings["fs.viewfs.overload.scheme.target.file.impl"] = "org.apache.hadoop.fs.LocalFileSystem"
+    for bucket in BUCKETS:
+        name = bucket.partition("://")[2]
+        (mounts / name).mkdir()
+        settings[f"fs.viewfs.mounttable.{name}.linkFallback"] = f"file://{mounts / name}/"
+    source = metastore_factory("source", settings=settings)
+    engine = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+    yield Sides(source, metastore_factory("target"), tmp_path_factory.mktemp("outside"), engine)
+    engine.stop()
+
+
+@dataclass
+class Story:
+    """One database, its `$cmroot`, and what happens to them."""
+
+    sides: Sides
+    db: str
+    root: ChangeRoot
+    source: ThriftMetastore
+    work: Path
+    homes: dict[str, str] = field(default_factory=dict)
+    dumps: int = 0
+
+    def table(self, name: str, store: str) -> None:
+        """A table, partitioned by p, on some store."""
+        self.homes[name] = f"{store}/{self.db}/{name}"
+        keys = (Column("p", "string"),)
+        self.source.create_table(Table(db=self.db, name=name, storage=_storage(self.homes[name]), partition_keys=keys))
+
+    def place(self, table: str, value: str) -> str:
+        return f"{self.homes[table]}/p={value}/part-0"
+
+    def write(self, table: str, value: str, text: str) -> None:
+        """By somebody who tells no metastore. Bytes are this story's own: the target keeps those of all stories."""
+        place = self.place(table, value)
+        store_for(place).remove(place)  # a new inode, as every writer makes
+        store_for(place).write_bytes(place, f"{self.db}: {text}".encode())
+
+    def add(self, table: str, value: str, text: str) -> None:
+        self.write(table, value, text)
+        partition = Partition(values=(value,), storage=_storage(f"{self.homes[table]}/p={value}"))
+        self.source.add_partitions(self.db, table, [partition])
+
+    def drop(self, table: str, value: str, remove: Callable[[str], None] | None = None) -> None:
+        """The metastore forgets it, then `remove` takes its directory away."""
+        self.source.drop_partitions(self.db, table, [f"p={value}"])
+        place = f"{self.homes[table]}/p={value}"
+        (remove or store_for(place).remove_tree)(place)
+
+    def capture(self, keeper: str = "auto", **options: Any) -> Captured:
+        return api.capture(
+            source=self.sides.source.uri, cmroot=self.root.place, db=self.db, keeper=keeper, engine=self.sides.engine,
+            **options,
+        )  # fmt: skip
+
+    def dump(self, **options: Any) -> str:
+        """Of what was captured already."""
+        self.dumps += 1
+        dumped = api.dump(
+            source=self.sides.source.uri, cmroot=self.root.place, db=self.db, out=str(self.work / f"dump{self.dumps}"),
+            capture_first=False, engine=self.sides.engine, **options,
+        )  # fmt: skip
+        return dumped.dump
+
+    def load(self, dump: str, **options: Any) -> Loaded:
+        return api.load(dump, target=self.sides.target.uri, engine=self.sides.engine, **options)
+
+    def replica(self, table: str, db: str | None = None) -> Mapping[str, str]:
+        """The target's files of a table: name below the table -> text."""
+        with connect(self.sides.target.uri) as target:
+            home = Path((target.table(db or self.db, table).location or "").removeprefix("file:"))
+        files = (path for path in home.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return {str(path.relative_to(home)): path.read_text().removeprefix(f"{self.db}: ") for path in files}
+
+    def differences(self) -> list[Any]:
+        return api.verify(
+            source=self.sides.source.uri, target=self.sides.target.uri, db=self.db, engine=self.sides.engine
+        ).differences
+
+    def entries(self, op: str = "add") -> list[dict[str, Any]]:
+        rows = [
+            row
+            for segment in segments(self.root.place)
+            for batch in segment.file_batches()
+            for row in batch.to_pylist()
+        ]
+        return [row for row in rows if row["op"] == op]
+
+    def kept_files(self) -> list[str]:
+        return store_for(self.root.place).find(join(self.root.place, "files"))
+
+
+def _storage(location: str) -> Storage:
+    return Storage(
+        columns=(Column("a", "string"),), location=location if "://" in location else f"file:{location}",
+        input_format="org.apache.hadoop.mapred.TextInputFormat",
+        output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
+        serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def story(sides: Sides, tmp_path: Path) -> Iterator[Callable[..., Story]]:
+    """`story(store, root_on)`: a new database on a store ("" is a local directory), its root on another."""
+    opened: list[ThriftMetastore] = []
+
+    def make(store: str = "", root_on: str = "") -> Story:
+        db = f"db{next(sides.numbers)}"
+        metastore = connect(sides.source.uri)
+        opened.append(metastore)
+        home = store or str(sides.outside)
+        metastore.create_database(Database(name=db, location=_storage(f"{home}/{db}.db").location))
+        root = create_or_open(f"{root_on or sides.outside}/{db}-cmroot")
+        return Story(sides, db, root, metastore, tmp_path)
+
+    yield make
+    for metastore in opened:
+        metastore.close()
+
+
+def local(sides: Sides) -> str:
+    return str(sides.outside)
+
+
+# ---- rubber-banding -----------------------------------------------------------------------------------------------
+
+LOCAL = ""
+
+
+@pytest.mark.parametrize(
+    ("keeper", "store", "root_on", "asked"),
+    [
+        pytest.param("link", LOCAL, LOCAL, "auto", id="link, found out"),
+        pytest.param("copy", LOCAL, LOCAL, "copy", id="copy, as asked"),
+        pytest.param("copy", LOCAL, PLAIN, "auto", id="copy from a disk to a bucket"),
+        pytest.param("copy", PLAIN, LOCAL, "auto", id="copy from a bucket to a disk"),
+        pytest.param("copy", PLAIN, OTHER, "auto", id="copy from a bucket to another"),
+        pytest.param("copy", VERSIONED, VERSIONED, "copy", id="copy within a bucket"),
+        pytest.param("version", VERSIONED, LOCAL, "auto", id="version, root on a disk"),
+        pytest.param("version", VERSIONED, OTHER, "auto", id="version, root in another bucket"),
+        pytest.param("recycle", LOCAL, LOCAL, "none", id="recycle on a disk"),
+        pytest.param("recycle", PLAIN, LOCAL, "none", id="recycle from a bucket to a disk"),
+        pytest.param("recycle", PLAIN, PLAIN, "none", id="recycle within a bucket"),
+    ],
+)
+def test_a_dump_of_the_past_shows_what_was_dropped_and_written_over_since(
+    story: Callable[..., Story], sides: Sides, keeper: str, store: str, root_on: str, asked: str
+) -> None:
+    """Event 1 adds p=1 with A, event 2 drops it, event 3 adds it again with B at the same place."""
+    it = story(store, root_on)
+    it.table("t", store or local(sides))
+    it.capture(asked)
+    it.add("t", "1", "A")
+    captured = it.capture(asked)
+    before_the_drop = it.source.current_event_id()
+    it.drop("t", "1", (lambda place: recycle(it, place)) if keeper == "recycle" else None)
+    it.capture(asked)
+    it.add("t", "1", "B, other")
+    it.capture(asked)
+
+    past = it.dump(until=str(before_the_drop))
+    loaded = it.load(past)
+
+    assert it.replica("t") == {"p=1/part-0": "A"}
+    assert (loaded.files_copied, loaded.files_from_cmroot) == (1, 1)
+    assert captured.keeper == ("none" if keeper == "recycle" else keeper)
+    assert {bool(entry["version"]) for entry in it.entries()} == {keeper == "version"}
+    if keeper == "version":
+        assert it.kept_files() == []
+    it.load(it.dump(since=past))
+    assert it.replica("t") == {"p=1/part-0": "B, other"}
+    assert it.differences() == []
+
+
+def recycle(it: Story, place: str) -> None:
+    if is_local(place):
+        recycle_tree(it.root.place, place)
+        return
+    from cmroot.keep import recycle as recycle_file
+
+    for name in store_for(place).find(place):
+        recycle_file(it.root.place, join(place, name))
+
+
+def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loaded(story: Callable[..., Story]) -> None:
+    """On a bucket only a listing tells; what did not change is not read again."""
+    it = story(VERSIONED)
+    it.table("t", VERSIONED)
+    it.add("t", "1", "first")
+    it.add("t", "2", "stays")
+    assert it.capture().files == 2
+    dumps = [it.dump()]
+    for text in ("second, longer", "third"):
+        it.write("t", "1", text)
+        assert it.capture().files == 1
+        dumps.append(it.dump(since=dumps[-1]))
+    assert it.capture().files == 0
+    for dump, text in zip(dumps, ("first", "second, longer", "third"), strict=True):
+        it.load(dump)
+        assert it.replica("t") == {"p=1/part-0": text, "p=2/part-0": "stays"}
+
+
+def test_a_capture_of_several_stores_keeps_each_in_its_own_way(story: Callable[..., Story], sides: Sides) -> None:
+    it = story()
+    stores = {"linked": local(sides), "versioned": VERSIONED, "copied": PLAIN}
+    for table, store in stores.items():
+        it.table(table, store)
+        it.add(table, "1", f"A of {table}")
+    captured = it.capture()
+    assert (captured.keeper, captured.files, captured.warnings) == ("copy, link, version", 3, [])
+    first = it.dump()
+    for table in stores:
+        it.drop(table, "1")
+        it.add(table, "1", f"B of {table}")
+    it.capture()
+    assert it.load(first).files_from_cmroot == 3
+    assert {table: it.replica(table) for table in stores} == {t: {"p=1/part-0": f"A of {t}"} for t in stores}
+    assert {entry["table"] for entry in it.entries() if entry["version"]} == {"versioned"}
+    assert len(it.kept_files()) == 4
+    it.load(it.dump(since=first))
+    assert it.differences() == []
+
+
+def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(story: Callable[..., Story]) -> None:
+    """The metastore's rename gives every object another key: the versions of the old ones are not theirs."""
+    it = story(VERSIONED)
+    it.homes["t"] = f"{VERSIONED}/{it.db}.db/t"
+    keys = (Column("p", "string"),)
+    managed = Table(db=it.db, name="t", storage=_storage(it.homes["t"]), partition_keys=keys)
+    it.source.create_table(managed)
+    it.add("t", "1", "A")
+    it.capture()
+    before = it.dump()
+    it.source.alter_table(it.db, "t", msgspec.structs.replace(it.source.table(it.db, "t"), name="u"))
+    renamed = it.source.table(it.db, "u").location or ""
+    assert renamed.endswith("/u")
+    it.homes["u"] = renamed
+    store_for(VERSIONED).move(it.place("t", "1"), it.place("u", "1"))
+    it.capture()
+    after = it.dump()
+    it.drop("u", "1")
+    it.capture()
+    assert [entry["location"] for entry in it.entries()] == [f"{it.homes['t']}/p=1", f"{renamed}/p=1"]
+    for dump, table in ((after, "u"), (before, "t")):
+        replica = f"{it.db}_{table}"
+        assert it.load(dump, rename_db=[f"{it.db}={replica}"]).files_from_cmroot == 1
+        assert it.replica(table, replica) == {"p=1/part-0": "A"}
+
+
+# ---- what versions do not protect against -------------------------------------------------------------------------
+
+
+def test_a_version_that_somebody_deleted_is_named_as_missing(story: Callable[..., Story]) -> None:
+    it = story(VERSIONED)
+    it.table("t", VERSIONED)
+    it.add("t", "1", "A")
+    it.capture()
+    dump = it.dump()
+    (entry,) = it.entries()
+    it.drop("t", "1")
+    key = it.place("t", "1").removeprefix(VERSIONED + "/")
+    s3("delete_object", VERSIONED, Key=key, VersionId=entry["version"])
+    with pytest.raises(FilesMissing, match="t/p=1/part-0"):
+        it.load(dump)
+
+
+def test_what_was_there_before_versioning_is_copied_once_versioning_is_suspended(story: Callable[..., Story]) -> None:
+    """A null version is overwritten in a suspended bucket; one with a name of its own stays."""
+    it = story(LATE)
+    it.table("t", LATE)
+    it.add("t", "1", "from before versioning")
+    set_versioning(LATE, "Enabled")
+    it.add("t", "2", "with a version")
+    assert (it.capture().keeper, it.kept_files()) == ("version", [])
+    assert [entry["partition"] for entry in it.entries() if entry["version"] == "null"] == ["p=1"]
+    set_versioning(LATE, "Suspended")
+    captured = it.capture()
+    assert (captured.keeper, captured.files, len(it.kept_files())) == ("copy", 1, 1)
+    dump = it.dump()
+    it.write("t", "1", "written over")
+    assert it.load(dump).files_from_cmroot == 1
+    assert it.replica("t") == {"p=1/part-0": "from before versioning", "p=2/part-0": "with a version"}
+
+
+# ---- nothing can be kept ------------------------------------------------------------------------------------------
+
+
+def test_a_root_that_takes_nothing_fails_the_capture_and_says_so(story: Callable[..., Story]) -> None:
+    it = story(PLAIN, PLAIN)
+    it.table("t", PLAIN)
+    it.add("t", "1", "A")
+    forbid_writing(it.root.place, "incoming")
+    try:
+        with pytest.raises(KeepError, match=r"no link .*no versions .*no copy .*Forbidden") as caught:
+            it.capture()
+        assert "--keeper none" in caught.value.hint
+        assert segments(it.root.place) == []
+        assert it.capture("none").keeper == "none"
+    finally:
+        s3("delete_bucket_policy", PLAIN)
+
+
+def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(story: Callable[..., Story]) -> None:
+    it = story(PLAIN, PLAIN)
+    forbid_writing(it.root.place, "")
+    try:
+        with pytest.raises(NotWritable, match=it.root.place):
+            it.capture()
+    finally:
+        s3("delete_bucket_policy", PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("asked", "store", "said"),
+    [
+        ("link", PLAIN, "cannot be linked into .*: links need a local filesystem"),
+        ("version", PLAIN, "cannot be kept by version: the bucket has no versioning"),
+        ("version", LOCAL, "cannot be kept by version: only S3"),
+    ],
+)
+def test_a_keeper_that_a_store_cannot_have_is_refused_by_name(
+    story: Callable[..., Story], sides: Sides, asked: str, store: str, said: str
+) -> None:
+    it = story(store)
+    it.table("t", store or local(sides))
+    it.add("t", "1", "A")
+    with pytest.raises(KeepError, match=said):
+        it.capture(asked)
+    assert segments(it.root.place) == []
+
+
+def forbid_writing(root: str, below: str) -> None:
+    resource = f"arn:aws:s3:::{join(root, below).partition('://')[2].rstrip('/')}/*"
+    denied = {"Effect": "Deny", "Principal": "*", "Action": "s3:PutObject", "Resource": resource}
+    s3("put_bucket_policy", PLAIN, Policy=json.dumps({"Version": "2012-10-17", "Statement": [denied]}))
