@@ -70,6 +70,11 @@ def alter_partitions(db: str, table: str, partitions: Sequence[Partition]) -> Se
     return methodcaller("alter_partitions_with_environment_context", db, table, parts, _keep_statistics())
 
 
+def partitions_by_expression(db: str, table: str, expression: bytes) -> Send:
+    request = ttypes.PartitionsByExprRequest(dbName=db, tblName=table, expr=expression, maxParts=-1)
+    return methodcaller("get_partitions_by_expr", request)
+
+
 def drop_partitions(db: str, table: str, names: Sequence[str]) -> Send:
     request = ttypes.DropPartitionsRequest(
         dbName=db,

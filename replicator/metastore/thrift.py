@@ -171,6 +171,15 @@ class ThriftMetastore:
             self._drift.saw("partition", call("get_partitions_by_names", db, table, names[:1]))
         return [convert.partition_from_thrift(partition) for partition in found]
 
+    def partitions_by_expression(self, db: str, table: str, expression: bytes) -> list[Partition]:
+        """Those that match an expression as Hive's clients serialize it. MetastoreError where the server cannot tell of
+        some; such a drop it refuses, too."""
+        what = f"partitions by an expression of {db}.{table}"
+        answer = self._of_table(db, table, what, requests.partitions_by_expression(db, table, expression))
+        if answer.hasUnknownPartitions:
+            raise MetastoreError(f"{what}: the server cannot tell whether some match")
+        return [convert.partition_from_thrift(partition) for partition in answer.partitions or ()]
+
     def add_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
         if partitions:
             what = f"add {len(partitions)} partitions to {db}.{table}"
