@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 
 from cmroot.root import create_or_open, open_existing
 from replicator.dump.dump import Dumped, write_dump
+from replicator.dump.slots import confirmed
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.events.capture import Captured
 from replicator.events.capture import capture as _capture
@@ -64,7 +65,7 @@ def capture(
 
 def dump(
     *, source: str, cmroot: str, out: str, db: str | Sequence[str], include: Sequence[str] = (),
-    exclude: Sequence[str] = (), since: str | int | None = None, until: str | int | None = None,
+    exclude: Sequence[str] = (), since: str | int | None = None, until: str | int | None = None, slot: str = "",
     capture_first: bool = True, scan: bool = True, deep: bool = False, keeper: str = "auto",
     engine: AutoEngine | None = None, progress: Progress | None = None,
 ) -> Dumped:  # fmt: skip
@@ -72,18 +73,20 @@ def dump(
     patterns = Patterns.parse(include, exclude)
     observed = None
     if capture_first:
+        root = create_or_open(cmroot).place
+        whole = since is None and not (slot and confirmed(root, slot))
         observed = capture(
-            source=source, cmroot=cmroot, db=db, scan=scan, deep=deep, repair=since is None, keeper=keeper,
+            source=source, cmroot=cmroot, db=db, scan=scan, deep=deep, repair=whole, keeper=keeper,
             engine=engine, progress=progress,
         )  # fmt: skip
     report = write_dump(
         create_or_open(cmroot), out, source=source, databases=names(db), patterns=patterns,
-        since=None if since is None else str(since), until=None if until is None else str(until),
+        since=None if since is None else str(since), until=None if until is None else str(until), slot=slot,
         progress=progress or Silent(),
     )  # fmt: skip
     if observed is not None:
         report.captured, report.warnings = observed.records, observed.warnings
-        if since is None:  # a bootstrap's records are a state; what the scan found is in it
+        if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
             report.observed = observed.observed
     return report
 

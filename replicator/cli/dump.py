@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 @exclude_option
 @click.option("--since", metavar="X", help="Incremental: an event id, a time (UTC), or an earlier dump's directory.")
 @click.option("--until", metavar="X", help="End at this event id or time instead of now.")
+@click.option("--slot", default="", metavar="NAME", help="Who takes the dumps: $cmroot keeps what it needs "
+              "until its load has confirmed it. Without --since, the dump begins there; a new one gets a "
+              "bootstrap.")  # fmt: skip
 @click.option("--no-capture", is_flag=True, help="Dump what is captured already; the source is not asked.")
 @no_scan_option
 @deep_option
@@ -51,10 +54,11 @@ if TYPE_CHECKING:
 @pass_session
 def dump(
     session: Session, source: str, cmroot: str, out: str, db: tuple[str, ...], include: tuple[str, ...],
-    exclude: tuple[str, ...], since: str | None, until: str | None, no_capture: bool, no_scan: bool, deep: bool,
-    keeper: str, dry_run: bool, engine: EngineChoice, as_json: bool,
+    exclude: tuple[str, ...], since: str | None, until: str | None, slot: str, no_capture: bool, no_scan: bool,
+    deep: bool, keeper: str, dry_run: bool, engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
-    """Capture, then write a dump: the whole of some databases (a bootstrap), or with --since what changed in them.
+    """Capture, then write a dump: the whole of some databases (a bootstrap), or with --since, or with a --slot that
+    has confirmed something, what changed in them.
 
     A dump names files and their checksums and carries none; load reads them from the source or from $cmroot.
 
@@ -62,6 +66,7 @@ def dump(
     Example:
       replicator dump --source thrift://a:9083 --cmroot /cm --db sales --out /dumps/1
       replicator dump --source prod --cmroot /cm --db sales --since /dumps/1 --out /dumps/2 --exclude 'tmp_.*'
+      replicator dump --source prod --cmroot /cm --db sales --slot dr --out /dumps/3
     """
     from cmroot.root import open_existing
     from replicator import api
@@ -72,13 +77,13 @@ def dump(
     if dry_run:
         patterns = Patterns.parse(include, exclude)
         with session.metastore(source) as metastore:
-            plan = _preview(metastore, open_existing(cmroot), names(db), patterns, since, until)
+            plan = _preview(metastore, open_existing(cmroot), names(db), patterns, since, until, slot)
         emit({"status": "planned", "dump": out, **plan}, as_json, _preview_lines(plan))
         return 0
     with session.engines(engine) as engines:
         dumped = api.dump(
             source=uri, cmroot=cmroot, out=out, db=db, include=include, exclude=exclude, since=since, until=until,
-            capture_first=not no_capture, scan=not no_scan, deep=deep, keeper=keeper, engine=engines,
+            slot=slot, capture_first=not no_capture, scan=not no_scan, deep=deep, keeper=keeper, engine=engines,
             progress=session.progress,
         )  # fmt: skip
     emit(dumped, as_json, _dumped_lines(dumped))
@@ -95,6 +100,7 @@ def _dumped_lines(dumped: Dumped) -> Iterable[str]:
             ("range", f"{begin} to event {dumped.to_event} (position {dumped.to_position})"),
             ("records", f"{dumped.records:,} ({dumped.observed:,} found by scan)"),
             ("files", f"{dumped.files:,} named, {size_text(dumped.bytes)}"),
+            ("slot", dumped.slot or None),
             ("missing", shortened(dumped.missing_directories)),
             ("unknown", shortened(dumped.unknown)),
             ("warning", shortened(dumped.warnings)),
@@ -108,18 +114,19 @@ def _dumped_lines(dumped: Dumped) -> Iterable[str]:
 
 def _preview(
     source: MetastoreReader, root: ChangeRoot, databases: Sequence[str], patterns: Patterns, since: str | None,
-    until: str | None,
+    until: str | None, slot: str,
 ) -> dict[str, Any]:  # fmt: skip
     """What a dump of what is captured by now would hold. Approximate: the source is not captured first."""
     from cmroot.lease import acquire
     from cmroot.log import segments
-    from replicator.dump.points import resolve_since, resolve_until
+    from replicator.dump.dump import begin_of_dump
+    from replicator.dump.points import resolve_until
     from replicator.events.fold import open_manifest
 
     with acquire(root.place, "dump"), open_manifest(root) as manifest:
         log = segments(root.place)
         end = resolve_until(log, until)
-        begin = resolve_since(log, since, root.id) if since is not None else None
+        begin = begin_of_dump(root, log, since, slot)
         found = (
             _count_state(manifest, databases, patterns)
             if begin is None

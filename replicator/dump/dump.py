@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time as clocks
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.lease import acquire
-from cmroot.log import FILES, RELEASE, segments
+from cmroot.log import FILES, RELEASE, Segment, segments
 from cmroot.root import ChangeRoot
 from replicator.dump import layout
 from replicator.dump.points import resolve_since, resolve_until
+from replicator.dump.slots import begin_of, confirmed, pinned
 from replicator.dump.writer import DumpWriter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.events.fold import manifest_at, open_manifest, read_records
@@ -71,16 +72,20 @@ class Dumped:
     captured: int = 0
     seconds: float = 0.0
     status: str = "dumped"
+    slot: str = ""
 
     __str__ = json_text
 
 
 def write_dump(
     root: ChangeRoot, out: str, *, source: str, databases: Sequence[str], patterns: Patterns, since: str | None = None,
-    until: str | layout.Point | None = None, id: str | None = None, progress: Progress,
+    until: str | layout.Point | None = None, slot: str = "", id: str | None = None, progress: Progress,
+    clock: Callable[[], float] = clocks.time,
 ) -> Dumped:  # fmt: skip
-    """Writes a dump of what is captured. since: None for a bootstrap, else an event id, a time or an earlier dump.
-    until: an event id, a time or a point of the log (None: its end). id: the dump's (None: a new one).
+    """Writes a dump of what is captured. since: an event id, a time or an earlier dump (None: what the slot's consumer
+    has confirmed; without a slot, or before it has confirmed anything, a bootstrap). until: an event id, a time or a
+    point of the log (None: its end). slot: the consumer's name, registered when it is new. id: the dump's (None: a new
+    one). What the dump names is pinned in the root before anything is written.
 
     Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
     May run again after a crash: an unfinished dump is written anew."""
@@ -88,7 +93,7 @@ def write_dump(
     with acquire(root.place, "dump"):
         log = segments(root.place)
         end = until if isinstance(until, layout.Point) else resolve_until(log, until)
-        begin = resolve_since(log, since, root.id) if since is not None else None
+        begin = begin_of_dump(root, log, since, slot)
         if begin is not None and begin.position > end.position:
             raise UsageError(
                 f"--since (event {begin.event}) is later than --until (event {end.event})",
@@ -96,19 +101,30 @@ def write_dump(
             )
         with _manifest(root, end.position) as (manifest, current), DumpWriter(out, id) as writer:
             work = _Dump(root, manifest, current, writer, databases, patterns, begin, end, progress)
-            if begin is None:
-                work.bootstrap()
-            else:
-                work.incremental()
-            metadata = work.metadata(source)
-            writer.finish(metadata)
+            with pinned(
+                root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock
+            ):  # fmt: skip
+                if begin is None:
+                    work.bootstrap()
+                else:
+                    work.incremental()
+                metadata = work.metadata(source, slot)
+                writer.finish(metadata)
     return Dumped(
         dump=writer.place, kind=metadata.kind, from_event=begin.event if begin else None, to_event=end.event,
         from_position=begin.position if begin else None, to_position=end.position, records=writer.records,
         files=writer.files, bytes=writer.bytes, observed=writer.observed, unknown=work.unknown,
         missing_directories=list(metadata.missing_directories), seconds=round(clocks.monotonic() - began, 3),
-        status="incomplete" if metadata.missing_directories else "dumped",
+        status="incomplete" if metadata.missing_directories else "dumped", slot=slot,
     )  # fmt: skip
+
+
+def begin_of_dump(root: ChangeRoot, log: Sequence[Segment], since: str | None, slot: str) -> layout.Point | None:
+    """Where a dump begins; None for a bootstrap. `slot`: its name, or nothing."""
+    if since is not None:
+        return resolve_since(log, since, root.id)
+    known = confirmed(root.place, slot) if slot else None
+    return begin_of(log, known) if known else None
 
 
 @contextmanager
@@ -310,7 +326,7 @@ class _Dump:
             for batch in self._manifest.unlisted():
                 yield from (thing.label for thing in batch if self._in_scope((thing.db, thing.table)))
 
-    def metadata(self, source: str) -> layout.DumpMetadata:
+    def metadata(self, source: str, slot: str) -> layout.DumpMetadata:
         writer = self._writer
         locations = {}
         for db in self._databases:
@@ -323,6 +339,7 @@ class _Dump:
             begin=self._begin, end=self._end, locations=locations, records=writer.records, files=writer.files,
             removed=writer.removed, bytes=writer.bytes, observed=writer.observed, buckets=writer.buckets,
             missing_directories=tuple(self._missing_directories()), unknown_events=tuple(self.unknown),
+            slot=slot or None,
         )  # fmt: skip
 
     def _scope(self) -> layout.Scope:

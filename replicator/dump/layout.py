@@ -42,7 +42,7 @@ class Point(msgspec.Struct, frozen=True):
 class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What a dump is. `begin`: the state it builds on (None for a bootstrap); `end`: the state it leads to. `source`:
     the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`: file
-    entries that take files away."""
+    entries that take files away; `slot`: the consumer it was made for, which its load confirms."""
 
     id: str
     kind: str
@@ -62,6 +62,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     buckets: int
     missing_directories: tuple[str, ...] = ()
     unknown_events: tuple[str, ...] = ()
+    slot: str | None = None
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -34,14 +34,9 @@ def resolve_until(log: Sequence[Segment], text: str | None) -> Point:
 
 def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
     """Where an incremental dump begins. Raises BootstrapNeeded when the log does not reach back that far."""
-    if store_for(text).exists(join(text, FINISHED)):
-        _, metadata = open_parts(text)
-        if metadata.root_id != root_id:
-            raise UsageError(
-                f"--since {text}: that dump is of another $cmroot ({metadata.root})",
-                hint="name the $cmroot it was made from, or bootstrap",
-            )
-        return metadata.end
+    there = end_of_dump(text, "--since", root_id)
+    if there is not None:
+        return there
     event, time = parse_moment(text, "--since")
     newest = _end(log[-1])
     if event is not None and event > newest.event:
@@ -59,6 +54,20 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
             hint="dump without --since: a bootstrap",
         )
     return found
+
+
+def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
+    """Where an earlier dump ends, for who names its directory; None for any other text. Raises UsageError for a dump of
+    another root."""
+    if not store_for(text).exists(join(text, FINISHED)):
+        return None
+    _, metadata = open_parts(text)
+    if metadata.root_id != root_id:
+        raise UsageError(
+            f"{option} {text}: that dump is of another $cmroot ({metadata.root})",
+            hint="name the $cmroot it was made from, or bootstrap",
+        )
+    return metadata.end
 
 
 def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:

@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from cmroot.log import segments
+from cmroot.pins import unpin_dump
 from cmroot.place import join, normal, store_for
 from cmroot.root import ChangeRoot
 from replicator.dump.dump import write_dump
@@ -115,16 +116,9 @@ def planned(
     into = (options.into or f"{options.db}_restored_{point.event}").lower()
     key = _key(root, options, point)
     existing = _existing(target, into, options, key)
-    with tempfile.TemporaryDirectory(prefix="replicator-restore-", dir=options.scratch) as scratch:
-        place = str(Path(scratch) / "dump")
-        patterns = Patterns.parse([re.escape(name) for name in options.tables])
-        write_dump(
-            root, place, source=str(log[-1].metadata.get("source", "")), databases=[options.db], patterns=patterns,
-            until=point, id=key, progress=progress,
-        )  # fmt: skip
-        reader = DumpReader(place)
+    with _state(root, str(log[-1].metadata.get("source", "")), options, point, key, progress) as reader:
         tables = _tables(reader, options, point)
-        location = _location(target, into, existing, options, key)
+        location = _location(target, into, existing, options)
         live = existing is not None and relative(location, reader.metadata.locations[options.db]) == ""
         chosen = LoadOptions(
             warehouse=options.warehouse, cmroot=options.cmroot, rename=[(options.db, into)],
@@ -136,6 +130,24 @@ def planned(
             options=chosen, available=_look(reader, root, engine, progress),
             load=describe(plan_load(reader, target, chosen), reader), warnings=_warnings(existing, key),
         )  # fmt: skip
+
+
+@contextmanager
+def _state(
+    root: ChangeRoot, source: str, options: RestoreOptions, point: Point, key: str, progress: Progress
+) -> Iterator[DumpReader]:
+    """The state at a point as a passing dump; what it names is pinned in the root for as long."""
+    patterns = Patterns.parse([re.escape(name) for name in options.tables])
+    with tempfile.TemporaryDirectory(prefix="replicator-restore-", dir=options.scratch) as scratch:
+        place = str(Path(scratch) / "dump")
+        write_dump(
+            root, place, source=source, databases=[options.db], patterns=patterns, until=point, id=key,
+            progress=progress,
+        )  # fmt: skip
+        try:
+            yield DumpReader(place)
+        finally:
+            unpin_dump(root.place, key)
 
 
 def _key(root: ChangeRoot, options: RestoreOptions, point: Point) -> str:
@@ -161,7 +173,7 @@ def _existing(target: MetastoreReader, into: str, options: RestoreOptions, key: 
 
 
 def _location(
-    target: MetastoreReader, into: str, existing: Database | None, options: RestoreOptions, key: str
+    target: MetastoreReader, into: str, existing: Database | None, options: RestoreOptions
 ) -> str:  # fmt: skip
     """Where the database lies, or will. Raises Refused for a new one in a directory that holds something."""
     if existing is not None and existing.location:

@@ -1,4 +1,4 @@
-"""Load: a dump is replayed on a target: check, plan, prepare, copy, commit, checkpoint, acknowledge.
+"""Load: a dump is replayed on a target: check, plan, prepare, copy, commit, checkpoint, acknowledge, confirm.
 
 Order (docs/design.md, invariant 7): bytes before the metadata that names them, metadata before the checkpoint, the
 checkpoint before the acknowledgement. Every step may run twice, so a load that was killed is simply run again.
@@ -20,6 +20,7 @@ from cmroot.recycle import sweep_incoming
 from cmroot.root import create_or_open
 from replicator.dump import layout
 from replicator.dump.reader import DumpReader
+from replicator.dump.slots import confirm
 from replicator.engine import AutoEngine
 from replicator.errors import FilesMissing, UsageError
 from replicator.load.commit import Commit
@@ -117,8 +118,10 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             _commit(reader, plan, commit, progress, outcome)
             outcome.objects_changed = commit.changed.objects
             outcome.files_removed += commit.changed.recycled
-            outcome.warnings = plan.warnings
+            outcome.warnings = list(plan.warnings)
         _acknowledge(reader, target, plan)
+    if warning := confirm(reader.metadata, reader.place, options.source_root or reader.metadata.root, clocks.time):
+        outcome.warnings.append(warning)
     outcome.spark_start_seconds = round(engine.start_seconds, 3)
     outcome.seconds = round(clocks.monotonic() - began, 3)
     return outcome

@@ -1,0 +1,86 @@
+"""Slots in dumps and loads: a consumer takes dumps one after the other, and nothing that the next one needs may go.
+
+`dump --slot` registers the consumer before anything of the dump is written, so that no expiry comes between; the dump
+names the slot, and the load that has acknowledged it confirms the slot. Where pins lie, and what they keep, is
+`cmroot.pins` and docs/decisions/0005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from cmroot.errors import PinError
+from cmroot.log import Segment
+from cmroot.pins import DumpPin, Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, pin_dump, unpin_dump
+from replicator.dump.layout import DumpMetadata, Point
+from replicator.errors import Error, FormatError
+from replicator.events.fold import read_records
+
+BOOTSTRAP = "a bootstrap"  # what the consumer of a slot awaits that was made with a bootstrap dump
+
+
+def confirmed(root: str, name: str) -> Slot | None:
+    """A slot whose consumer has come to its position; None when there is none, or when it awaits its bootstrap.
+
+    Raises PinError for one that was given up, FormatError for a damaged one."""
+    slot = find_slot(root, name)
+    if slot is not None and slot.given_up:
+        raise PinError(
+            f"slot {name}: was given up at {slot.given_up} as it lagged too far; what it needed may be gone",
+            hint=f"drop it (`replicator cm slots drop {name}`), then dump with it again: a bootstrap",
+        )
+    return None if slot is None or slot.awaits else slot
+
+
+def begin_of(log: Sequence[Segment], slot: Slot) -> Point:
+    """Where a slot's next dump begins. Raises FormatError when the log does not reach to the slot's position."""
+    for segment in log:
+        if segment.first <= slot.position <= segment.last:
+            for record in read_records(segment, slot.position - 1, slot.position):
+                return Point(record.position, record.event, record.time)
+    raise FormatError(
+        f"slot {slot.name}: is at position {slot.position}, which the captured log does not have",
+        hint="the log was replaced: drop the slot and dump with it again, a bootstrap",
+    )
+
+
+@contextmanager
+def pinned(
+    root: str, *, dump: str, place: str, slot: str, begin: Point | None, end: Point, clock: Callable[[], float]
+) -> Iterator[None]:
+    """While a dump is written under the lease, and after: its needs are pinned, and its slot exists (no name: none).
+
+    A dump that fails leaves neither, one that is killed both; the next dump with the slot is then the same again."""
+    needs, now = begin or end, iso(clock())
+    created = bool(slot) and find_slot(root, slot) is None
+    if created:
+        awaits = BOOTSTRAP if begin is None else ""
+        create_slot(root, Slot(slot, needs.position, needs.event, created=now, confirmed=now, awaits=awaits))
+    pin_dump(root, DumpPin(dump, place, needs_after=needs.position, event=needs.event, created=now))
+    try:
+        yield
+    except BaseException:
+        unpin_dump(root, dump)
+        if created:
+            drop_slot(root, slot)
+        raise
+
+
+def confirm(metadata: DumpMetadata, place: str, root: str, clock: Callable[[], float]) -> str:
+    """After a load: tells the dump's slot how far its consumer is. Returns a warning where that was not possible, else
+    nothing; a slot that is further already stays. `place`: the dump's. Safe to run twice."""
+    if not metadata.slot:
+        return ""
+    try:
+        slot = find_slot(root, metadata.slot)
+        if slot is None:
+            return f"slot {metadata.slot} is not in {root} any more: nothing is kept for this target"
+        if slot.position <= metadata.end.position:
+            confirm_slot(root, slot.name, metadata.end.position, metadata.end.event, now=clock)
+    except (Error, OSError) as error:
+        return (
+            f"slot {metadata.slot} was not confirmed ({error}): until it is, expiry keeps what this target has. Where "
+            f"the root can be written, run `replicator cm slots confirm {metadata.slot} --cmroot {root} --at {place}`"
+        )
+    return ""
