@@ -122,8 +122,8 @@ map_option = click.option(
     "--map-location", multiple=True, metavar="A=B", help="What lies below A at the source lies below B on the target."
 )
 keeper_option = click.option(
-    "--keeper", type=click.Choice(["auto", "link", "copy", "none"]), default="auto", show_default=True,
-    help="How bytes are kept in $cmroot.",
+    "--keeper", type=click.Choice(["auto", "link", "version", "copy", "none"]), default="auto", show_default=True,
+    help="How bytes are kept; auto: for each store the first of link, version, copy that it can have.",
 )  # fmt: skip
 no_scan_option = click.option(
     "--no-scan", is_flag=True, help="Do not look for changes that left no event (most of Spark's writes)."
