@@ -90,8 +90,8 @@ def open_version(path: str, version: str, size: int | None = None) -> BinaryIO:
 class VersionKeeper:
     """The version that the bucket keeps itself: bytes are read once, for their checksum, and never copied.
 
-    Protects from deletes and overwrites by anyone, from before we looked: the file entry names the version. Not from
-    whoever deletes versions, nor from lifecycle rules that do. An object whose version cannot be read is copied into
+    Protects from deletes and overwrites by anyone, once the object was seen: the file entry names its version. Not from
+    whoever deletes versions, nor from lifecycle rules that do. An object whose version is gone already is copied into
     the root instead.
     """
 

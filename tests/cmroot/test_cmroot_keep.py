@@ -237,6 +237,26 @@ def test_the_keeper_is_a_link_on_one_device_and_a_copy_elsewhere(local_root: str
         choose_keeper(local_root, str(tmp_path), "tape")
 
 
+def test_a_root_that_takes_nothing_is_an_error_that_tells_each_reason(local_root: str, tmp_path: Path) -> None:
+    """What could stand in the way on a disk: here a file where a directory belongs, which stops even root."""
+    incoming = Path(local_root, "incoming")
+    incoming.rmdir()
+    incoming.write_bytes(b"")
+    with pytest.raises(KeepError, match=r"no link .*no versions .*no copy .*Not a directory") as caught:
+        choose_keeper(local_root, str(tmp_path / "w"))
+    assert "--keeper none" in caught.value.hint
+    with pytest.raises(KeepError, match="cannot be copied"):
+        choose_keeper(local_root, str(tmp_path / "w"), "copy")
+    assert choose_keeper(local_root, str(tmp_path / "w"), "none") == NoKeeper()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_root_whose_files_this_user_may_not_write_is_no_root_for_copies(local_root: str) -> None:
+    os.chmod(join(local_root, "files"), 0o555)
+    with pytest.raises(KeepError, match="this user may not write there"):
+        choose_keeper(local_root, "/proc/self")
+
+
 def test_bytes_are_kept_across_stores(tmp_path: Path, root: str) -> None:
     (tmp_path / "f").write_bytes(b"1" * 600_000)
     kept = CopyKeeper(root).keep(str(tmp_path / "f"))
