@@ -1,4 +1,5 @@
 """Configuration: `replicator.toml` as a value. What a key means to a command is the command's; see docs/cli.md.
+Policies are read by `policy`; see docs/policies.md.
 
 [metastores.prod]
 uri = "thrift://meta-1:9083,thrift://meta-2:9083"
@@ -9,6 +10,10 @@ engine = "auto"
 
 [spark]
 executor.memory = "4g"
+
+[policies.west]
+source = "prod"
+...
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from typing import Any
 import msgspec
 
 from replicator.errors import ConfigError, UsageError
+from replicator.policy import Policy, parse_policy
 
 NAME = "replicator.toml"
 
@@ -49,11 +55,19 @@ class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file. `spark`: settings for Spark, full names as keys."""
+    """The whole file. `spark`: settings for Spark, full names as keys. `policies`: by name, read and valid."""
 
     metastores: dict[str, MetastoreConfig] = {}
     defaults: Defaults = Defaults()
     spark: dict[str, str] = {}
+    policies: dict[str, Policy] = {}
+
+    def policy(self, name: str) -> Policy:
+        """A policy by its name. Raises UsageError, with the names there are, for another one."""
+        if name in self.policies:
+            return self.policies[name]
+        known = ", ".join(sorted(self.policies)) or "(none is configured)"
+        raise UsageError(f"{name!r} is no policy of {NAME}", hint=f"policies: {known}; see docs/policies.md")
 
     def metastore_uri(self, text: str) -> str:
         """The URI of a metastore given by its name in this file or as a URI. Raises UsageError for neither."""
@@ -96,13 +110,27 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
     values = dict(values)
     if isinstance(values.get("spark"), dict):
         values["spark"] = {_spark_key(key): value for key, value in _flat(values["spark"])}
+    policies = values.pop("policies", {})
     try:
-        return msgspec.convert(values, Config)
+        config = msgspec.convert(values, Config)
+        written = msgspec.convert({"policies": policies}, _Policies).policies
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{name}: {_as_key(str(error))}",
-            hint=f"tables: metastores.NAME (uri), defaults ({', '.join(Defaults.__struct_fields__)}), spark",
+            hint=f"tables: metastores.NAME (uri), defaults ({', '.join(Defaults.__struct_fields__)}), spark, "
+            "policies.NAME",
         ) from error
+    try:
+        read = {key: parse_policy(key, value, config.metastore_uri) for key, value in written.items()}
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}", hint=error.hint) from error
+    return msgspec.structs.replace(config, policies=read)
+
+
+class _Policies(msgspec.Struct):
+    """`[policies.NAME]` before each is read by itself, so that its errors can name it."""
+
+    policies: dict[str, dict[str, Any]]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

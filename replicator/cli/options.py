@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import click
 from replicator.config import Config
 from replicator.errors import UsageError
 from replicator.progress import Bars, Progress, Silent
+from replicator.quantity import parse_duration
 
 if TYPE_CHECKING:
     from replicator.engine import AutoEngine
@@ -93,11 +93,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in cli
     ) -> timedelta:
         if isinstance(value, timedelta):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", value.strip())
-        if not match:
-            self.fail(f"{value!r} is not a duration such as 10s, 5m or 1h", parameter, context)
-        unit = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2] or "s"]
-        return timedelta(seconds=float(match[1]) * unit)
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
 
 
 pass_session = click.make_pass_decorator(Session)

@@ -1,0 +1,33 @@
+"""Durations and sizes as people write them: `10s`, `5m`, `7d`; `500MB`, `10GiB`."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTES = {
+    "B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4,
+    "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4,
+}  # fmt: skip
+_UNIT = {unit.lower(): factor for unit, factor in _BYTES.items()}
+
+
+def parse_duration(text: str) -> timedelta:
+    """`500ms`, `10s`, `5m`, `1.5h`, `7d`; a bare number is seconds. Raises ValueError with a text for a person."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip(), re.ASCII)
+    if not match:
+        raise ValueError(f"{text!r} is not a duration such as 10s, 5m or 1h")
+    try:
+        return timedelta(seconds=float(match[1]) * _SECONDS[match[2] or "s"])
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than any duration that can be counted") from None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `500MB` (10^6), `10GiB` (2^30); a bare number is bytes. Raises ValueError with a text for a person."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
+    factor = _UNIT.get((match[2] or "B").lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not a size such as 500MB or 10GiB")
+    return int(float(match[1]) * factor)
