@@ -1,0 +1,1 @@
+"""The metastore gateway: a thrift proxy that lets no drop delete what `$cmroot` does not have."""

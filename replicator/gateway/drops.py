@@ -1,0 +1,294 @@
+"""One call that deletes data, from its arrival to its answer: what it would delete is taken into `$cmroot`, the call
+goes on with the deleting turned off, and what became of it decides whether the files stay there or go back.
+
+The order is what protects: files kept and moved, journal, call, outcome, entries for the capture, and the answer last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from cmroot.errors import Error
+from cmroot.place import is_local, local_path
+from cmroot.taking import DONE, SENT, Taking, sweep_takings, takings
+from replicator.errors import ObjectNotFound
+from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
+from replicator.gateway.messages import (
+    INTERNAL_ERROR,
+    Fields,
+    Header,
+    application_error,
+    declared_error,
+    write_struct,
+)
+from replicator.gateway.targets import Outcome, Targets, Upstream, find_outcome, find_targets
+
+GRACE = timedelta(seconds=10)
+"""How long a call whose connection died may still be at work in the metastore before it counts as not done."""
+
+ANNOUNCED_WITHIN = 2.0  # seconds; a listener that is not transactional writes its event a moment after the change
+PAUSE = 0.1  # seconds between two looks
+
+log = logging.getLogger(__name__)
+
+
+class UpstreamLost(Exception):
+    """The connection to the metastore died before the answer was complete."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The metastore's answer as it came. `succeeded`: it is no error, declared or not."""
+
+    data: bytes
+    succeeded: bool
+
+
+Forward = Callable[[bytes], Reply]
+"""Sends a message to the metastore and waits for the answer. Raises UpstreamLost."""
+
+
+@dataclass
+class Counts:
+    """What a gateway did. `intercepted`: calls that would have deleted data; `refused`: those not let through."""
+
+    connections: int = 0
+    calls: int = 0
+    intercepted: int = 0
+    refused: int = 0
+    files: int = 0
+    bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, **more: int) -> None:
+        with self._lock:
+            for name, number in more.items():
+                setattr(self, name, getattr(self, name) + number)
+
+
+class Drops:
+    """Runs calls that delete data, for all connections; one at a time for each table."""
+
+    def __init__(self, upstream: Upstream, root: str, counts: Counts, *, grace: timedelta = GRACE) -> None:
+        self._upstream, self._root, self._counts, self._grace = upstream, root, counts, grace
+        self._locks = _Locks()
+        self._undecided: dict[str, Taking] = {}
+        self._settling = threading.Lock()
+
+    def run(self, header: Header, arguments: Fields, forward: Forward) -> bytes:
+        """The answer to a call of SHAPES. Raises UpstreamLost when nothing was taken and the connection died."""
+        try:
+            drop = understand(header.name, arguments)
+        except NotUnderstood as error:
+            return self._refuse(header, str(error))
+        if not drop.deletes:
+            return forward(header.encode() + write_struct(arguments)).data
+        self._counts.add(intercepted=1)
+        with self._locks.hold(drop.db, drop.table):
+            try:
+                taking, targets = self._take(drop)
+            except (Error, OSError) as error:
+                return self._refuse(header, f"{drop.call}: nothing was dropped: {_said(error)}")
+            message = without_deletion(header, arguments)
+            if taking is None:
+                reply = forward(message)
+                if reply.succeeded:
+                    _tidy(targets.about())
+                return reply.data
+            return self._send(header, drop, taking, message, forward)
+
+    # ---- before ---------------------------------------------------------------------------------------------------
+
+    def _take(self, drop: Drop) -> tuple[Taking | None, Targets]:
+        """Protects what would be deleted; None when there is nothing: no such table, or none whose data would go."""
+        self._wait_for_others(drop)
+        try:
+            targets = find_targets(self._upstream, drop)
+        except ObjectNotFound:
+            return None, Targets()
+        if not targets.sources:
+            return None, targets
+        taking = Taking.begin(
+            self._root, before_event=self._upstream.current_event_id(), call=drop.call, db=drop.db, table=drop.table,
+            sources=targets.sources, owners=targets.owners, empties=drop.kind == "truncate", about=targets.about(),
+        )  # fmt: skip
+        taking.protect()
+        return taking, targets
+
+    def _wait_for_others(self, drop: Drop) -> None:
+        for taking in list(self._undecided.values()):
+            journal = taking.journal
+            if journal.db == drop.db and (not drop.table or not journal.table or journal.table == drop.table):
+                raise Error(f"{journal.call} of {journal.db}.{journal.table} before it is not decided yet: try again")
+
+    # ---- the call, and what became of it --------------------------------------------------------------------------
+
+    def _send(self, header: Header, drop: Drop, taking: Taking, message: bytes, forward: Forward) -> bytes:
+        try:
+            taking.sent()
+        except (Error, OSError) as error:
+            return self._refuse(header, f"{drop.call}: nothing was dropped: {_said(error)}")
+        lost: UpstreamLost | None = None
+        reply = Reply(b"", False)
+        began = time.monotonic()
+        try:
+            reply = forward(message)
+        except UpstreamLost as error:
+            lost = error
+        files, size = taking.files, taking.bytes
+        try:
+            happened = self._decide(taking, reply, began if lost else None)
+        except Exception as error:
+            log.error("%s of %s.%s: %s; tried again later", drop.call, drop.db, drop.table, _said(error))
+            self._undecided[taking.journal.id] = taking
+            happened = reply.succeeded or bool(taking.journal.events)
+        if happened:
+            self._counts.add(files=files, bytes=size)
+        if lost is not None:
+            return self._refuse(header, f"{drop.call}: the metastore went away: {lost}; {_state(taking, happened)}")
+        return reply.data
+
+    def _decide(self, taking: Taking, reply: Reply, lost_since: float | None) -> bool:
+        """Finishes a taking; whether anything was dropped. With `lost_since` only the metastore knows, and it may still
+        be at work: absence of the drop counts after the grace."""
+        events = self._announced(taking).events if reply.succeeded else self._found(taking, lost_since)
+        taking.settle(events)
+        if events:
+            _tidy(taking.journal.about)
+        return bool(events)
+
+    def _announced(self, taking: Taking) -> Outcome:
+        """The outcome of a call that succeeded: everything was dropped, and the events are there, or will be."""
+        tables = {source.table for source in taking.journal.sources}
+        deadline = time.monotonic() + ANNOUNCED_WITHIN
+        while True:
+            outcome = find_outcome(self._upstream, taking.journal, _kind(taking))
+            if outcome.announced == tables or time.monotonic() > deadline:
+                newest = self._upstream.current_event_id()
+                return Outcome({table: outcome.events.get(table, newest) for table in tables}, outcome.announced)
+            time.sleep(PAUSE)
+
+    def _found(self, taking: Taking, lost_since: float | None) -> dict[str, int]:
+        deadline = 0.0 if lost_since is None else lost_since + self._grace.total_seconds()
+        tables = {source.table for source in taking.journal.sources}
+        while True:
+            try:
+                events = find_outcome(self._upstream, taking.journal, _kind(taking)).events
+                if events.keys() == tables or time.monotonic() >= deadline:
+                    return events
+            except Error as error:
+                if not error.transient or time.monotonic() >= deadline:
+                    raise
+            time.sleep(PAUSE)
+
+    # ---- what is left ---------------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Takes over what a crash left; before the first connection. What was never sent goes back at once; the rest is
+        for `settle_undecided`. Raises FormatError for a damaged journal."""
+        sweep_takings(self._root)
+        for taking in takings(self._root):
+            if taking.journal.state in (SENT, DONE):
+                self._undecided[taking.journal.id] = taking
+            else:
+                taking.put_back()
+
+    @property
+    def undecided(self) -> int:
+        return len(self._undecided)
+
+    def settle_undecided(self) -> int:
+        """Tries to finish what is not decided; how many are left. An error is logged, and for the next time."""
+        with self._settling:
+            for name, taking in list(self._undecided.items()):
+                journal = taking.journal
+                with self._locks.hold(journal.db, journal.table):
+                    try:
+                        self._settle(taking)
+                    except Exception as error:
+                        what = f"{journal.call} of {journal.db}.{journal.table}"
+                        log.warning("%s is not finished yet: %s", what, _said(error))
+                        continue
+                    if not taking.open:
+                        del self._undecided[name]
+            return len(self._undecided)
+
+    def _settle(self, taking: Taking) -> None:
+        if taking.journal.state == DONE:
+            taking.settle(taking.journal.events)
+        else:
+            events = find_outcome(self._upstream, taking.journal, _kind(taking)).events
+            tables = {source.table for source in taking.journal.sources}
+            if events.keys() != tables and time.time() < taking.journal.sent_at + self._grace.total_seconds():
+                return
+            taking.settle(events)
+        if taking.journal.events:
+            _tidy(taking.journal.about)
+
+    def _refuse(self, header: Header, message: str) -> bytes:
+        self._counts.add(refused=1)
+        log.warning("refused: %s", message)
+        return refusal(header, message)
+
+
+def refusal(header: Header, message: str) -> bytes:
+    """An error as the method declares it, so that clients show its text; else one of the protocol."""
+    field = meta_exception_field(header.name)
+    if field is None:
+        return application_error(header, INTERNAL_ERROR, message)
+    return declared_error(header, field, message)
+
+
+def _kind(taking: Taking) -> str:
+    return SHAPES[taking.journal.call].kind
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, Error) else str(error)
+
+
+def _state(taking: Taking, happened: bool) -> str:
+    if taking.open:
+        return "it is not known whether the drop happened; the files are in $cmroot until it is"
+    return "the drop happened, and the files are kept" if happened else "nothing was dropped"
+
+
+def _tidy(about: Mapping[str, Any]) -> None:
+    """What a server removes besides: directories above a dropped partition, and a dropped database's own, when they are
+    empty. What holds something stays: it belongs to no table that was dropped."""
+    for place in about.get("emptied", ()):
+        if is_local(place):
+            with contextlib.suppress(OSError):
+                os.rmdir(local_path(place))
+
+
+class _Locks:
+    """A lock for each table, and one for a whole database (a table of no name) that excludes all of its tables'."""
+
+    def __init__(self) -> None:
+        self._held: set[tuple[str, str]] = set()
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def hold(self, db: str, table: str) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not any(self._excludes(held, db, table) for held in self._held))
+            self._held.add((db, table))
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held.remove((db, table))
+                self._changed.notify_all()
+
+    @staticmethod
+    def _excludes(held: tuple[str, str], db: str, table: str) -> bool:
+        return held[0] == db and (not table or held[1] in ("", table))

@@ -1,0 +1,288 @@
+"""Thrift's binary protocol as values: the header of a message, its struct as a tree, and the errors we answer with.
+
+A tree keeps every field that was sent, also those that this release has never heard of, and writes the same bytes
+again. What a message means is told in `calls`. Nothing here touches a socket: bytes come from a function.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
+STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST, UUID = (
+    0,
+    2,
+    3,
+    4,
+    6,
+    8,
+    10,
+    11,
+    12,
+    13,
+    14,
+    15,
+    16,
+)
+UNKNOWN_METHOD, INTERNAL_ERROR, PROTOCOL_ERROR = 1, 6, 7  # of TApplicationException
+NAME_LIMIT = 256  # bytes of a method's name
+STRING_LIMIT = 1 << 30
+DEPTH_LIMIT = 64
+
+_VERSION_1 = 0x8001
+_FIXED = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8, UUID: 16}
+_LISTED_AS = {
+    BOOL: 1,
+    BYTE: 1,
+    DOUBLE: 8,
+    I16: 2,
+    I32: 4,
+    I64: 8,
+    UUID: 16,
+    STRING: 4,
+    STRUCT: 1,
+    MAP: 6,
+    SET: 5,
+    LIST: 5,
+}
+"""The fewest bytes an element takes: a length that could not fit into any message is an error, not an allocation."""
+
+_short = struct.Struct(">h").unpack
+_int = struct.Struct(">i").unpack
+_pack_int = struct.Struct(">i").pack
+
+Read = Callable[[int], bytes]
+"""Exactly so many of the bytes that follow; raises EOFError where there are no more."""
+
+
+class Garbage(Exception):
+    """These bytes are no message of the strict binary protocol."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a message begins with: its kind, the method's name, and the caller's number of it. `size`: its bytes."""
+
+    kind: int
+    name: str
+    sequence: int
+    size: int
+
+    def encode(self, kind: int | None = None) -> bytes:
+        name = self.name.encode()
+        first = (_VERSION_1 << 16) | (self.kind if kind is None else kind)
+        return struct.pack(">Ii", first, len(name)) + name + _pack_int(self.sequence)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a struct. `value`: the raw bytes of a fixed type or a string; fields of a struct; otherwise a Listed
+    or a Mapped."""
+
+    id: int
+    type: int
+    value: Any
+
+
+Fields = tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A list or a set."""
+
+    type: int
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A map."""
+
+    key_type: int
+    value_type: int
+    items: tuple[tuple[Any, Any], ...]
+
+
+def parse_header(data: bytes | bytearray) -> Header | None:
+    """The header at the beginning of what a peer has sent so far; None while it is not complete. Raises Garbage as soon
+    as the bytes cannot be one."""
+    if data[:2] != b"\x80\x01"[: len(data[:2])]:
+        raise Garbage(f"not the strict binary protocol{_guess(bytes(data[:8]))}")
+    if len(data) < 8:
+        return None
+    kind = data[3]
+    (length,) = _int(data[4:8])
+    if not CALL <= kind <= ONEWAY or not 0 < length <= NAME_LIMIT:
+        raise Garbage("not a message of the binary protocol: no such kind, or no such name")
+    if len(data) < 12 + length:
+        return None
+    try:
+        name = data[8 : 8 + length].decode()
+    except UnicodeDecodeError as error:
+        raise Garbage("a method's name is not UTF-8") from error
+    (sequence,) = _int(data[8 + length : 12 + length])
+    return Header(kind, name, sequence, 12 + length)
+
+
+def _guess(begin: bytes) -> str:
+    """What the first bytes of something else may be."""
+    if begin[:1] == b"\x16":
+        return " (TLS?)"
+    if begin[:1] in (b"\x01", b"\x02") and len(begin) > 4 and begin[1:3] == b"\0\0":
+        return " (SASL or Kerberos?)"
+    if begin[:1].isalpha() and begin.isascii():
+        return " (HTTP?)"
+    if begin[4:6] == b"\x80\x01":
+        return " (framed transport?)"
+    return ""
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+def read_struct(read: Read, depth: int = 0) -> Fields:
+    """The fields of a struct. Raises Garbage, or EOFError when the bytes end before it does."""
+    if depth > DEPTH_LIMIT:
+        raise Garbage("structs are nested too deeply")
+    fields = []
+    while (kind := read(1)[0]) != STOP:
+        (number,) = _short(read(2))
+        fields.append(Field(number, kind, _read_value(read, kind, depth + 1)))
+    return tuple(fields)
+
+
+def _read_value(read: Read, kind: int, depth: int) -> Any:
+    if size := _FIXED.get(kind):
+        return read(size)
+    if kind == STRING:
+        return read(_length(read, STRING_LIMIT))
+    if depth > DEPTH_LIMIT:
+        raise Garbage("values are nested too deeply")
+    if kind == STRUCT:
+        return read_struct(read, depth)
+    if kind in (LIST, SET):
+        element = read(1)[0]
+        count = _length(read, STRING_LIMIT // _least(element))
+        return Listed(element, tuple([_read_value(read, element, depth + 1) for _ in range(count)]))
+    if kind == MAP:
+        key, value = read(2)
+        count = _length(read, STRING_LIMIT)
+        if count:
+            _least(key), _least(value)
+        pairs = [(_read_value(read, key, depth + 1), _read_value(read, value, depth + 1)) for _ in range(count)]
+        return Mapped(key, value, tuple(pairs))
+    raise Garbage(f"there is no type {kind}")
+
+
+def _length(read: Read, limit: int) -> int:
+    (length,) = _int(read(4))
+    if not 0 <= length <= limit:
+        raise Garbage(f"a length of {length}")
+    return int(length)
+
+
+def _least(kind: int) -> int:
+    least = _LISTED_AS.get(kind)
+    if least is None:
+        raise Garbage(f"there is no type {kind}")
+    return least
+
+
+def read_from(data: bytes | bytearray | memoryview, start: int) -> tuple[Read, Callable[[], int]]:
+    """A reader of bytes that are there already, and how far it has come."""
+    view, at, end = memoryview(data), start, len(data)
+
+    def read(size: int) -> bytes:
+        nonlocal at
+        if at + size > end:
+            raise EOFError
+        at += size
+        return bytes(view[at - size : at])
+
+    return read, lambda: at
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+def write_struct(fields: Fields) -> bytes:
+    """The bytes of a struct: those it was read from, for a tree that was read."""
+    parts: list[bytes] = []
+    _write_struct(fields, parts)
+    return b"".join(parts)
+
+
+def _write_struct(fields: Fields, parts: list[bytes]) -> None:
+    for field in fields:
+        parts.append(struct.pack(">Bh", field.type, field.id))
+        _write_value(field.type, field.value, parts)
+    parts.append(b"\0")
+
+
+def _write_value(kind: int, value: Any, parts: list[bytes]) -> None:
+    if kind == STRING:
+        parts += (_pack_int(len(value)), value)
+    elif kind == STRUCT:
+        _write_struct(value, parts)
+    elif kind in (LIST, SET):
+        parts += (bytes([value.type]), _pack_int(len(value.items)))
+        for item in value.items:
+            _write_value(value.type, item, parts)
+    elif kind == MAP:
+        parts += (bytes([value.key_type, value.value_type]), _pack_int(len(value.items)))
+        for key, item in value.items:
+            _write_value(value.key_type, key, parts)
+            _write_value(value.value_type, item, parts)
+    else:
+        parts.append(value)
+
+
+# ---- looking into a tree, and changing it -------------------------------------------------------------------------
+
+
+def find(fields: Fields, number: int, kind: int) -> Any:
+    """The value of a field of that number and type; None when there is none."""
+    return next((field.value for field in fields if field.id == number and field.type == kind), None)
+
+
+def text(fields: Fields, number: int) -> str | None:
+    value = find(fields, number, STRING)
+    return None if value is None else value.decode(errors="surrogateescape")
+
+
+def texts(fields: Fields, number: int) -> list[str] | None:
+    value = find(fields, number, LIST)
+    if value is None or value.type != STRING:
+        return None
+    return [item.decode(errors="surrogateescape") for item in value.items]
+
+
+def flag(fields: Fields, number: int) -> bool | None:
+    value = find(fields, number, BOOL)
+    return None if value is None else value != b"\0"
+
+
+def with_field(fields: Fields, number: int, kind: int, value: Any) -> Fields:
+    """The struct with that field set, where it was or at the end."""
+    if any(field.id == number for field in fields):
+        return tuple(replace(field, type=kind, value=value) if field.id == number else field for field in fields)
+    return (*fields, Field(number, kind, value))
+
+
+# ---- answers of our own -------------------------------------------------------------------------------------------
+
+
+def application_error(header: Header | None, kind: int, message: str) -> bytes:
+    """A TApplicationException in answer to a call; without a header, to bytes that were none."""
+    said = header or Header(CALL, "", 0, 0)
+    fields = (Field(1, STRING, message.encode()), Field(2, I32, _pack_int(kind)))
+    return said.encode(EXCEPTION) + write_struct(fields)
+
+
+def declared_error(header: Header, field: int, message: str) -> bytes:
+    """An answer with the exception that the method declares in this field; Hive's have one shape, a text."""
+    return header.encode(REPLY) + write_struct((Field(field, STRUCT, (Field(1, STRING, message.encode()),)),))
