@@ -16,6 +16,7 @@ import click
 from replicator.cli.capture import capture
 from replicator.cli.demo import demo
 from replicator.cli.dump import dump
+from replicator.cli.gateway import gateway
 from replicator.cli.load import load
 from replicator.cli.metastore import metastore
 from replicator.cli.options import Session
@@ -57,7 +58,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     context.default_map = _default_map(settings)
 
 
-for _command in (capture, demo, dump, load, metastore, restore, show, status, verify):
+for _command in (capture, demo, dump, gateway, load, metastore, restore, show, status, verify):
     cli.add_command(_command)
 
 
