@@ -36,7 +36,7 @@ from cmroot.segment import (
 
 __all__ = [
     "ADD", "DICTIONARY", "FILES", "FILES_PART", "FORMAT", "MARKER", "RECORDS_PART", "RELEASE", "REMOVE", "VERSION",
-    "Capture", "Segment", "SegmentWriter", "segments", "sweep_log",
+    "Capture", "Segment", "SegmentWriter", "finished", "segments", "sweep_log",
 ]  # fmt: skip
 
 RECORDS_PART = 256 * 1024 * 1024
@@ -50,7 +50,7 @@ COVERED_MARGIN = timedelta(hours=1)
 def segments(root: str) -> list[Segment]:
     """The finished segments in order, each beginning where the one before ended; else FormatError. Those that were
     merged into another are left out."""
-    found, _ = _finished(root)
+    found, _ = finished(root)
     for before, after in pairwise(found):
         if after.first != before.last + 1:
             raise FormatError(
@@ -62,8 +62,8 @@ def segments(root: str) -> list[Segment]:
     return found
 
 
-def _finished(root: str) -> tuple[list[Segment], list[tuple[Segment, Segment]]]:
-    """Finished segments by first position, and (merged away, by which)."""
+def finished(root: str) -> tuple[list[Segment], list[tuple[Segment, Segment]]]:
+    """Finished segments by first position, not compared with each other, and (merged away, into which)."""
     found: list[Segment] = []
     covered: list[tuple[Segment, Segment]] = []
     for segment in sorted(_marked(root), key=lambda segment: (segment.first, -segment.last)):
@@ -92,7 +92,7 @@ def sweep_log(root: str, *, clock: Callable[[], float] = time.time) -> list[str]
     """Remove unfinished segments, which no reader has ever seen, and those that were merged into another more than an
     hour ago; under the lease. Returns their names."""
     log, store = join(root, "log"), store_for(root)
-    found, covered = _finished(root)
+    found, covered = finished(root)
     staying = {segment.place for segment in found}
     for segment, by in covered:
         if by.merged_at is None or clock() - by.merged_at < COVERED_MARGIN.total_seconds():

@@ -1,0 +1,100 @@
+"""Checking the entries of `files/`: that each holds what its name says. One task a prefix; reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from cmroot.check.finding import Finding
+from cmroot.checksum import checksum_file, checksum_stream
+from cmroot.content import content_name, locate
+from cmroot.entries import PREFIXES, content_of, list_entries
+from cmroot.place import is_local, join, local_path, store_for
+
+SHOWN = 100
+"""Damaged entries of one prefix that are told one by one."""
+
+
+@dataclass(frozen=True)
+class PrefixTask:
+    """The entries of one of the 256 directories; `bytes`: read them, not only their sizes."""
+
+    root: str
+    prefix: str
+    bytes: bool
+
+
+@dataclass
+class PrefixChecked:
+    """Entries and bytes by the store's word, bytes that were read, findings; `damaged`: by what the name promises."""
+
+    entries: int = 0
+    bytes: int = 0
+    bytes_read: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    damaged: list[tuple[tuple[str, int], Finding]] = field(default_factory=list)
+    damaged_count: int = 0
+
+
+def check_prefix(task: PrefixTask) -> PrefixChecked:
+    """Safe to run twice; an entry that goes away meanwhile is left out."""
+    report = PrefixChecked()
+    listed = list_entries(task.root, task.prefix)
+    report.entries = listed.entries.num_rows
+    columns = (listed.entries[name].to_pylist() for name in ("checksum", "size", "bytes"))
+    for checksum, size, there in zip(*columns, strict=True):
+        report.bytes += there
+        place = locate(task.root, checksum, size)
+        try:
+            holds = (checksum, size) if there == size and not task.bytes else _read(place)
+        except FileNotFoundError:  # expired meanwhile
+            continue
+        except OSError as error:
+            repair = "look at the disk for errors, then check again"
+            report.findings.append(Finding("unreadable", place, str(error), repair))
+            continue
+        report.bytes_read += holds[1] if task.bytes or there != size else 0
+        if holds != (checksum, size):
+            report.damaged_count += 1
+            if len(report.damaged) < SHOWN:
+                report.damaged.append(((checksum, size), _damaged(place, holds)))
+    if listed.unknown:
+        report.findings += _strange(task.root, task.prefix)
+    return report
+
+
+def _read(place: str) -> tuple[str, int]:
+    if is_local(place):
+        return checksum_file(local_path(place))
+    with store_for(place).open_read(place) as file:
+        return checksum_stream(file)
+
+
+def _damaged(place: str, holds: tuple[str, int]) -> Finding:
+    return Finding(
+        "damaged", place, f"holds {holds[1]} bytes with xxh3_128 {holds[0]}",
+        f"give it the name of what it holds, {content_name(*holds)}",
+    )  # fmt: skip
+
+
+def _strange(root: str, prefix: str) -> Iterator[Finding]:
+    """Names that are none of this directory; at most as many as are shown."""
+    directory = join(root, "files", prefix)
+    told = 0
+    for name in store_for(root).list(directory):
+        content = content_of(name)
+        if name.startswith(".") or (content and content[0][:2] == prefix) or told == SHOWN:
+            continue
+        told += 1
+        if content is None:
+            yield Finding("stray", join(directory, name), "is no content name", "nothing reads it: move it away")
+        else:
+            repair = f"move it to {locate(root, *content)}"
+            yield Finding("misplaced", join(directory, name), "lies where nobody looks for it", repair)
+
+
+def foreign(root: str, names: Iterable[str]) -> Iterator[Finding]:
+    """Of the names directly in `files/`, those that are none of the 256 directories."""
+    for name in names:
+        if name not in PREFIXES and not name.startswith("."):
+            yield Finding("stray", join(root, "files", name), "is no directory of kept files", "move it away")

@@ -1,0 +1,34 @@
+"""What runs have left on their way. None of it is damage; each has somebody who clears it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cmroot.check.finding import Finding
+from cmroot.log import finished
+from cmroot.place import join, store_for
+
+_LEFT = (
+    ("incoming", "copy-", "part of a copy", "the next capture removes it"),
+    ("incoming", "probe-", "a try whether links work", "the next capture removes it"),
+    ("incoming", "recycle-", "files that were being taken into the root", "the next capture files them"),
+    ("incoming", "damaged-", "a kept file that was being renamed", "the next capture files it under what it holds"),
+    ("taking", "", "a taking whose outcome is not known", "who began it settles it at the next start"),
+    ("taken", "", "files that were taken before an event", "the capture that reads the event records them"),
+    ("expiring", "", "a plan of an expiry", "the next expiry discards it"),
+)  # fmt: skip
+
+
+def leftovers(root: str) -> Iterator[Finding]:
+    """What runs have left on their way, or runs that are at work now have there."""
+    store = store_for(root)
+    for directory, beginning, what, then in _LEFT:
+        for name in store.list(join(root, directory)):
+            if name.startswith(beginning) and not name.endswith(".origin"):
+                yield Finding("leftover", join(root, directory, name), f"{what}, of a killed run or one at work", then)
+    there, covered = finished(root)
+    known = {segment.place for segment in (*there, *(segment for segment, _ in covered))}
+    for name in store.list(join(root, "log")):
+        if (place := join(root, "log", name)) not in known:
+            yield Finding("leftover", place, "an unfinished segment, of a killed run or one at work",
+                          "the next capture removes it")  # fmt: skip

@@ -1,0 +1,73 @@
+"""Where the bytes of a content may still be when `files/` has not got them: at the place they were kept from, or as a
+version of its bucket. Reads only; what an engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cmroot.check.finding import Finding
+from cmroot.checksum import checksum_file, checksum_stream
+from cmroot.errors import Error
+from cmroot.place import is_local, join, local_path, store_for
+from cmroot.versions import version_size
+
+
+@dataclass(frozen=True)
+class LookTask:
+    """A row of what is kept (cmroot.kept.KEPT)."""
+
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class VersionTask:
+    """Rows whose bytes a bucket keeps by version."""
+
+    rows: Sequence[dict[str, Any]]
+
+
+def look(task: LookTask) -> tuple[dict[str, Any], str]:
+    """The row, and why the place that it was kept from has not these bytes; empty when it has."""
+    row = task.row
+    if not row["location"]:
+        return row, "it is not known where it was kept from"
+    place = join(row["location"], row["path"])
+    try:
+        if store_for(place).size(place) == row["size"] and _checksum(place) == (row["checksum"], row["size"]):
+            return row, ""
+    except (FileNotFoundError, NotADirectoryError):
+        return row, f"{place} does not exist"
+    except (Error, OSError) as error:
+        return row, f"{place} cannot be read ({error})"
+    return row, f"{place} holds other bytes"
+
+
+def check_versions(task: VersionTask) -> list[Finding]:
+    """A finding for each version that its bucket has not got any more. Asks for its size, reads none."""
+    findings = []
+    for row in task.rows:
+        place = join(row["location"], row["path"])
+        try:
+            if version_size(place, row["version"]) == row["size"]:
+                continue
+            wrong = "has another size"
+        except FileNotFoundError:
+            wrong = "is gone"
+        except (Error, OSError) as error:
+            wrong = f"cannot be asked for: {error}"
+        findings.append(
+            Finding(
+                "version", f"{place} at version {row['version']}", f"the version {wrong}",
+                "lost, unless the bucket has a copy elsewhere; a load that needs it fails and names it", row["reason"],
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _checksum(place: str) -> tuple[str, int]:
+    if is_local(place):
+        return checksum_file(local_path(place))
+    with store_for(place).open_read(place) as file:
+        return checksum_stream(file)
