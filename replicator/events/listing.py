@@ -6,12 +6,14 @@ or changed, and returns file rows. It talks to no metastore and writes nothing b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from cmroot.keep import Keeper
+from cmroot.keep import Keeper, Kept
 from cmroot.listing import FileState, Listing, list_tree
 from cmroot.log import FILES
 from cmroot.place import is_local, join
@@ -19,6 +21,7 @@ from cmroot.versions import NULL
 from replicator.events.manifest import DataObject, KnownFile
 
 ROWS = 10_000  # of one outcome, from which on a task leaves the rest of its objects: bounds what a driver gathers
+REQUESTS = 16  # objects of one listing that are read at the same time: a store takes 10 to 100 ms to begin
 STABLE_TRIES = 3  # listings of a directory that changes while its files are read
 
 
@@ -104,33 +107,43 @@ def _record(
     """Adds one object's rows. False, with nothing added, when a file vanished meanwhile; `tolerant` leaves it out."""
     start = len(rows.owner)
     remaining = dict(known)
+    changed = []
     for file in listing.files:
         before = remaining.pop(file.path_relative, None)
-        if before is not None and _same(before, file, keeper):
-            continue
-        try:
-            kept = keeper.keep(join(thing.location, file.path_relative))
-        except FileNotFoundError:
-            if tolerant:
-                if before is not None:
-                    remaining[file.path_relative] = before
-                continue
+        if before is None or not _same(before, file, keeper):
+            changed.append((file.path_relative, before))
+    places = (join(thing.location, path) for path, _ in changed)
+    for (path, before), kept in zip(changed, _each_kept(keeper, places, thing.location), strict=True):
+        if kept is None and not tolerant:
             rows.cut(start)
             return False
-        rows.add(
-            index,
-            "add",
-            file.path_relative,
-            kept.size,
-            kept.mtime_ns,
-            kept.identity,
-            kept.checksum,
-            keeper.name != "none",
-            kept.version,
-        )
+        if kept is not None:
+            rows.add(index, "add", path, kept.size, kept.mtime_ns, kept.identity, kept.checksum,
+                     keeper.name != "none", kept.version)  # fmt: skip
+        elif before is not None:
+            remaining[path] = before
     for path in remaining:
         rows.add(index, "remove", path, *_NOTHING)
     return True
+
+
+def _each_kept(keeper: Keeper, places: Iterable[str], location: str) -> Iterator[Kept | None]:
+    """Keeps files in turn; None for one that vanished. Those of a store that answers slowly are asked for together."""
+    if is_local(location):
+        for place in places:
+            yield _kept(keeper, place)
+        return
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        places = iter(places)
+        while some := list(itertools.islice(places, 16 * REQUESTS)):
+            yield from pool.map(_kept, itertools.repeat(keeper), some)
+
+
+def _kept(keeper: Keeper, place: str) -> Kept | None:
+    try:
+        return keeper.keep(place)
+    except FileNotFoundError:
+        return None
 
 
 def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
