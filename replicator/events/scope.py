@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from replicator.errors import UsageError
@@ -36,6 +36,12 @@ class Patterns:
     def parse(cls, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Patterns:
         """Raises UsageError for one that is not a regular expression."""
         return cls(include=tuple(map(_compile, include)), exclude=tuple(map(_compile, exclude)))
+
+    @classmethod
+    def of_names(cls, names: Iterable[str]) -> Patterns:
+        """Exactly these tables; none at all when there are no names."""
+        text = "|".join(map(re.escape, sorted(set(names))))
+        return cls.parse([text or "(?!)"])
 
     @property
     def everything(self) -> bool:

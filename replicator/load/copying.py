@@ -68,25 +68,30 @@ def kept_prefixes(root: str) -> frozenset[str]:
 EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
 
 
-def place_file(wanted: Wanted, roots: Roots, kept: frozenset[str] = EVERY_PREFIX) -> Placed:
+def place_file(
+    wanted: Wanted, roots: Roots, kept: frozenset[str] = EVERY_PREFIX, *, reread: bool = False
+) -> Placed:  # fmt: skip
     """Makes the target file what it has to be. May run twice: a file that is right already is left alone.
-    `kept`: where the target's `$cmroot` is asked before the source; elsewhere it is asked last."""
+    `kept`: where the target's `$cmroot` is asked before the source; elsewhere it is asked last. `reread`: a file of
+    the right size and time is read, too, as its bytes may have rotted."""
     if wanted.checksum is None or wanted.size is None:
         return Placed("missing", reason="it was dropped before capture could read it")
     if is_local(wanted.target):
         target = local_path(wanted.target)
         try:
-            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, kept)
+            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, kept, reread)
         except OSError as error:
             raise_named(error, target)
     return _place_object(wanted, wanted.checksum, wanted.size, roots)
 
 
-def probe_file(wanted: Wanted, roots: Roots) -> Placed:
-    """Whether a file's bytes seem to be had, by name and size; reads none of them. Before anything is taken away."""
+def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed:
+    """Whether a file's bytes seem to be had, by name and size; reads none of them. Before anything is taken away.
+    `in_place`: what lies at the target counts, too."""
     if wanted.checksum is None or wanted.size is None:
         return Placed("missing", reason="it was dropped before capture could read it")
-    for place in (wanted.source, locate(roots.source, wanted.checksum, wanted.size), wanted.target):
+    there = [wanted.target] if in_place else []
+    for place in (wanted.source, locate(roots.source, wanted.checksum, wanted.size), *there):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if store_for(place).size(place) == wanted.size:
                 return Placed("present", wanted.size)
@@ -99,12 +104,33 @@ def probe_file(wanted: Wanted, roots: Roots) -> Placed:
     return Placed("missing", reason="it is neither at the source nor in $cmroot")
 
 
+def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Placed:
+    """What `place_file` would do, as far as can be told without copying: present, source (it would be copied, from
+    wherever its bytes are) or missing. Changes nothing."""
+    if wanted.checksum is not None and wanted.size is not None:
+        if is_local(wanted.target):
+            there = _status(local_path(wanted.target))
+            if there is not None and there.st_size == wanted.size:
+                trusted = not reread and there.st_mtime_ns == wanted.mtime_ns
+                if trusted or checksum_file(local_path(wanted.target)) == (wanted.checksum, wanted.size):
+                    return Placed("present", wanted.size)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                right = (wanted.checksum, wanted.size)
+                if store_for(wanted.target).size(wanted.target) == wanted.size and (
+                    _object_checksum(wanted.target) == right
+                ):
+                    return Placed("present", wanted.size)
+    found = probe_file(wanted, roots, in_place=False)
+    return found if found.origin == "missing" else Placed("source", found.size)
+
+
 def _place_local(
-    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str]
+    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str], reread: bool
 ) -> Placed:  # fmt: skip
     there = _status(target)
     if there is not None and there.st_size == size:
-        if there.st_mtime_ns == wanted.mtime_ns:
+        if there.st_mtime_ns == wanted.mtime_ns and not reread:
             return Placed("present", size)
         if checksum_file(target) == (checksum, size):
             _set_time(target, wanted.mtime_ns)

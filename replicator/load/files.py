@@ -23,14 +23,23 @@ import pyarrow.parquet as pq
 
 from cmroot.place import is_local, local_path, store_for
 from replicator.errors import Error
-from replicator.load.copying import Placed, Roots, Wanted, kept_prefixes, place_file, probe_file, remove_file
+from replicator.load.copying import (
+    Placed,
+    Roots,
+    Wanted,
+    compare_file,
+    kept_prefixes,
+    place_file,
+    probe_file,
+    remove_file,
+)
 from replicator.load.placement import Placement
 from replicator.load.squash import Move, follow
 
 THREADS = 2  # a task's own: one waits for the disk while the other hashes
 LARGE = 4 << 20  # mean size above which that is worth it: with small files threads only wait for the interpreter's lock
 FILE_COST = 256 * 1024  # a file's fixed cost, in bytes that could be copied in the time
-COPY, REMOVE, PROBE = "copy", "remove", "probe"
+COPY, REMOVE, PROBE, COMPARE = "copy", "remove", "probe", "compare"
 MISSING_SHOWN = 1000  # missing files a task names; more are counted
 
 
@@ -95,7 +104,8 @@ class FileRules:
 @dataclass(frozen=True)
 class CopyTask:
     """One bucket (its parts), and which share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles what
-    the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had."""
+    the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had, COMPARE
+    counts what would be copied. `reread`: see place_file."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -103,6 +113,7 @@ class CopyTask:
     share: int
     shares: int
     purpose: str = COPY
+    reread: bool = False
 
 
 @dataclass
@@ -140,7 +151,12 @@ def run_copy_task(task: CopyTask) -> CopyReport:
     def work(files: Iterable[Wanted]) -> CopyReport:
         done = CopyReport()
         for file in files:
-            placed = probe_file(file, task.roots) if task.purpose == PROBE else place_file(file, task.roots, kept)
+            if task.purpose == PROBE:
+                placed = probe_file(file, task.roots)
+            elif task.purpose == COMPARE:
+                placed = compare_file(file, task.roots, reread=task.reread)
+            else:
+                placed = place_file(file, task.roots, kept, reread=task.reread)
             _count(done, file, placed)
         return done
 

@@ -25,9 +25,10 @@ from replicator.engine import AutoEngine
 from replicator.errors import FilesMissing, UsageError
 from replicator.load.commit import Commit
 from replicator.load.copying import Roots
-from replicator.load.files import COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
+from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
 from replicator.load.placement import Placement
-from replicator.load.plan import Plan, check_target, make_plan
+from replicator.load.plan import ByDifference, Plan, check_target, make_plan
+from replicator.load.prune import prune, surplus
 from replicator.load.squash import squash, surviving_partitions
 from replicator.load.target import database_location, default_warehouse, read_target
 from replicator.metastore.client import Metastore, MetastoreReader
@@ -50,7 +51,9 @@ class LoadOptions:
     source_root: the source's $cmroot where it is reachable under another name than the dump says.
     exact: for a restore: the target's database becomes the dump's; what it holds besides goes, whoever made it, and it
     may be the source itself.
-    allow_missing: files found nowhere are left out and told, instead of FilesMissing."""
+    allow_missing: files found nowhere are left out and told, instead of FilesMissing.
+    by_difference: a bootstrap takes over what the target holds already, and copies only what differs (None: it copies
+    all)."""
 
     warehouse: str | None = None
     cmroot: str | None = None
@@ -62,6 +65,7 @@ class LoadOptions:
     source_root: str | None = None
     exact: bool = False
     allow_missing: bool = False
+    by_difference: ByDifference | None = None
 
 
 @dataclass
@@ -114,11 +118,12 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             if not options.allow_missing:
                 _probe(reader, plan, roots, engine, progress)
             commit.prepare()
+            pruned = prune(plan, reader, target, roots, engine)
             _copy(reader, plan, roots, engine, progress, outcome, allow_missing=options.allow_missing)
             _commit(reader, plan, commit, progress, outcome)
-            outcome.objects_changed = commit.changed.objects
-            outcome.files_removed += commit.changed.recycled
-            outcome.warnings = list(plan.warnings)
+            outcome.objects_changed = commit.changed.objects + pruned.partitions
+            outcome.files_removed += commit.changed.recycled + pruned.files
+            outcome.warnings = plan.warnings + pruned.warnings
         _acknowledge(reader, target, plan)
     if warning := confirm(reader.metadata, reader.place, options.source_root or reader.metadata.root, clocks.time):
         outcome.warnings.append(warning)
@@ -132,7 +137,10 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     reader.verify()
     placement = _placement(reader.metadata, target, options)
     there = read_target(target, list(placement.databases.values()))
-    after = check_target(reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact)
+    after = check_target(
+        reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact,
+        by_difference=options.by_difference is not None,
+    )  # fmt: skip
     bootstrap = reader.metadata.kind == layout.BOOTSTRAP
     position = reader.metadata.end.position if after is None else after
     squashed = squash(
@@ -141,10 +149,39 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     plan = make_plan(
         reader.metadata, squashed if after is not None else squash((), (), bootstrap=False), placement, there,
         after=position if not bootstrap else 0, overwrite=options.overwrite, exact=options.exact,
+        by_difference=options.by_difference if bootstrap else None,
     )  # fmt: skip
     if after is None:
         plan.skipped = f"the target is at position {reader.metadata.end.position} already"
     return plan
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a load would copy and take away: files and bytes by their contents, not as the dump names them. `missing`:
+    files whose bytes are not to be had."""
+
+    files: int
+    bytes: int
+    files_removed: int
+    bytes_removed: int
+    partitions_removed: int
+    missing: int
+
+
+def price(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, roots: Roots, *, engine: AutoEngine, progress: Progress
+) -> Price:  # fmt: skip
+    """Compares every file of a dump with what lies at its place on the target. Changes nothing."""
+    metadata, reread = reader.metadata, bool(plan.by_difference and plan.by_difference.reread)
+    rules = plan.file_rules()
+    report = _run(
+        reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COMPARE, reread=reread
+    ) if metadata.files else CopyReport()  # fmt: skip
+    extra = surplus(plan, reader, target, roots, engine)
+    return Price(
+        report.copied, report.bytes_copied, extra.files, extra.bytes, extra.partitions, report.missing_count
+    )  # fmt: skip
 
 
 def describe(plan: Plan, reader: DumpReader) -> dict[str, Any]:
@@ -223,8 +260,9 @@ def _copy(
     began = clocks.monotonic()
     metadata = reader.metadata
     rules = plan.file_rules()
+    reread = bool(plan.by_difference and plan.by_difference.reread)
     if metadata.files:
-        report = _run(reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COPY)
+        report = _run(reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COPY, reread=reread)
         outcome.files_copied, outcome.bytes_copied = report.copied, report.bytes_copied
         outcome.files_from_source, outcome.files_from_cmroot = report.from_source, report.from_cmroot
         outcome.files_from_target, outcome.files_skipped = report.from_target, report.skipped
@@ -251,19 +289,19 @@ def _probe(
             raise _files_missing(report, roots)
 
 
-_TITLES = {COPY: "copy files", REMOVE: "recycle removed files", PROBE: "look for files"}
+_TITLES = {COPY: "copy files", REMOVE: "recycle removed files", PROBE: "look for files", COMPARE: "compare files"}
 
 
 def _run(
     reader: DumpReader, rules: FileRules, roots: Roots, engines: AutoEngine, progress: Progress, files: int, size: int,
-    purpose: str,
+    purpose: str, *, reread: bool = False,
 ) -> CopyReport:  # fmt: skip
     engine = engines.for_work(files, size)
     buckets = reader.buckets()
     wanted = max(engine.parallelism, size // TASK_BYTES, files // TASK_FILES)
     shares = max(1, -(-wanted // len(buckets)))
     tasks = [
-        CopyTask(parts=[place], rules=rules, roots=roots, share=share, shares=shares, purpose=purpose)
+        CopyTask([place], rules, roots, share, shares, purpose, reread=reread)
         for place, _ in buckets
         for share in range(shares)
     ]

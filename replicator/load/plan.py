@@ -27,11 +27,25 @@ PASSING = "__replicator_swap"  # ends the name of what is on its way, where rena
 
 
 @dataclass
+@dataclass(frozen=True)
+class ByDifference:
+    """A bootstrap loaded over what is there: tables that can be altered into the dump's stay, files that are the same
+    stay, the rest is copied; what they hold besides goes to the target's $cmroot.
+
+    reread: files of the right size and time are read, too. drop_extra: tables in the dump's scope that it does not
+    hold go, whoever made them (else: those that replication made). only_tables: the database's own properties and its
+    functions are left alone."""
+
+    reread: bool = False
+    drop_extra: bool = False
+    only_tables: bool = False
+
+
 class TablePlan:
     """One table of the target. Names are the target's. `lineage`: what happened at the source; `table`: the final
     object (None: dropped). `rename_from`: its name on the target until now. `clear`: its old data goes to `$cmroot`
-    before the new is copied, because all that it has is in the dump. `exists`: the target has it already, under
-    `rename_from` or its name."""
+    before the new is copied, because all that it has is in the dump. `prune`: only that part of it that the dump does
+    not have goes. `exists`: the target has it already, under `rename_from` or its name."""
 
     name: Name
     lineage: Lineage
@@ -39,12 +53,13 @@ class TablePlan:
     rename_from: Name | None = None
     clear: bool = False
     exists: bool = False
+    prune: bool = False
 
 
 @dataclass
 class Plan:
     """What a load does, in this order: databases, drops, renames, clears, copies, removals, tables, functions,
-    dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`: see LoadOptions."""
+    dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`, `by_difference`: see LoadOptions."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -53,6 +68,7 @@ class Plan:
     squashed: Squashed
     exact: bool = False
     create_databases: list[Database] = field(default_factory=list)
+    by_difference: ByDifference | None = None
     alter_databases: list[Database] = field(default_factory=list)
     drop_databases: list[str] = field(default_factory=list)
     drops: list[Table] = field(default_factory=list)
@@ -98,7 +114,7 @@ class Plan:
 
 def check_target(
     metadata: DumpMetadata, placement: Placement, target: Mapping[str, TargetDatabase], *, overwrite: bool,
-    exact: bool = False,
+    exact: bool = False, by_difference: bool = False,
 ) -> int | None:  # fmt: skip
     """The position after which the dump's records are to be applied; None when the target has them all.
 
@@ -127,6 +143,7 @@ def check_target(
         return None if done else 0
     assert metadata.begin is not None
     if any(position is None or position < metadata.begin.position for position in positions):
+        done = done and not by_difference  # the checkpoint says what was loaded, not what became of it
         behind = min((position or 0) for position in positions)
         raise BootstrapNeeded(
             f"the dump begins at position {metadata.begin.position} (event {metadata.begin.event}), the target is at "
@@ -164,12 +181,15 @@ def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) ->
 
 def make_plan(
     metadata: DumpMetadata, squashed: Squashed, placement: Placement, target: Mapping[str, TargetDatabase],
-    *, after: int, overwrite: bool = False, exact: bool = False,
+    *, after: int, overwrite: bool = False, exact: bool = False, by_difference: ByDifference | None = None,
 ) -> Plan:  # fmt: skip
     """The plan. Raises Refused for tables that replication did not make or that are newer than the dump, and for
     locations of the target that are the source's; BootstrapNeeded when the target lacks what the range builds on."""
     mark = Mark(event=metadata.end.event, position=metadata.end.position, source=metadata.root_id)
-    plan = Plan(metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed, exact=exact)
+    plan = Plan(
+        metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed, exact=exact,
+        by_difference=by_difference,
+    )  # fmt: skip
     _plan_databases(plan, target)
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
         _plan_lineage(plan, lineage, target, overwrite)
@@ -178,7 +198,8 @@ def make_plan(
         _plan_leftovers(plan, target)
     if exact:
         _refuse_occupied(plan, target)
-    if exact and metadata.scope.include:  # single tables: the database and its functions are others'
+    only_tables = (exact and metadata.scope.include) or (by_difference and by_difference.only_tables)
+    if only_tables:  # single tables: the database and its functions are others'
         plan.alter_databases.clear()
     else:
         _plan_functions(plan, target)
@@ -262,6 +283,13 @@ def _plan_created(
 
 def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Table | None) -> None:
     """A table that the target has already, perhaps under an older name."""
+    if plan.by_difference is not None:
+        step.prune = True
+        if there is not None and _can_become(there, step.table):
+            step.exists = True
+        elif there is not None:
+            plan.drops.append(there)
+        return
     lineage = step.lineage
     old = _target_name(plan, lineage.before or ("", ""))
     if before is not None and (before.db, before.name) != step.name:
@@ -302,7 +330,8 @@ def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
     for name in plan.placement.databases.values():
         for table in target[name].tables.values():
             key = (table.db, table.name)
-            ours = (table_position(table) is not None or plan.exact) and patterns.match(table.name)
+            everyones = plan.exact or bool(plan.by_difference and plan.by_difference.drop_extra)
+            ours = (table_position(table) is not None or everyones) and patterns.match(table.name)
             if ours and key not in wanted and key not in dropped:
                 plan.drops.append(table)
 
@@ -405,6 +434,11 @@ def passing_name(name: Name) -> Name:
 
 def rename_order(
     renames: Mapping[Key, Key], occupied: Iterable[Key], passing: Callable[[Key], Key]
+def _can_become(there: Table, wanted: Table) -> bool:
+    """Whether altering suffices, at another place too: data that lies where the table was by mistake stays there."""
+    return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys
+
+
 ) -> list[tuple[Key, Key]]:
     """Renames (from, to) in an order in which every target name is free; a circle is opened by a passing name.
 

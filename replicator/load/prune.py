@@ -1,0 +1,217 @@
+"""Prune: where a bootstrap is loaded by difference, tables stay; what they hold besides the dump goes.
+
+Partitions that the dump does not have are dropped, and files that it does not name go to the target's `$cmroot`, before
+anything is copied: should a directory have been shared, the copy puts back what it needs. Every step may run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmroot.listing import list_tree
+from cmroot.place import join, normal, store_for
+from replicator.dump.reader import DumpReader
+from replicator.engine import AutoEngine
+from replicator.errors import ObjectNotFound
+from replicator.load.commit import RecycleTask, run_recycle_task
+from replicator.load.copying import Roots, remove_file
+from replicator.load.placement import relative
+from replicator.load.plan import Plan, TablePlan
+from replicator.load.squash import surviving_partitions
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.model import Partition, partition_name
+
+HOMES = 10_000  # directories of one task, which reads the paths of the whole dump
+
+
+@dataclass(frozen=True)
+class PruneTask:
+    """Directories of the target to rid of files that the dump does not name: (location in the dump, directory).
+    `parts`: the dump's file entries. `roots`: None only counts."""
+
+    parts: Sequence[str]
+    homes: Sequence[tuple[str, str]]
+    roots: Roots | None
+
+
+@dataclass
+class Pruned:
+    """What was (or would be) taken away: partitions, and files with their bytes, those of partitions included."""
+
+    partitions: int = 0
+    files: int = 0
+    bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+def prune(plan: Plan, reader: DumpReader, target: Metastore, roots: Roots, engine: AutoEngine) -> Pruned:
+    """Takes away what tables of the target hold besides the dump; the files lie in the target's $cmroot then."""
+    done = Pruned()
+    _clear_homes(_walk(plan, reader, target, done, _Dropping(target, roots, engine, done)), reader, roots, engine, done)
+    return done
+
+
+def surplus(plan: Plan, reader: DumpReader, target: MetastoreReader, roots: Roots, engine: AutoEngine) -> Pruned:
+    """What `prune` would take away. Changes nothing."""
+    found = Pruned()
+    _clear_homes(_walk(plan, reader, target, found, _Counting(found)), reader, None, engine, found)
+    return found
+
+
+def run_prune_task(task: PruneTask) -> Pruned:
+    """Lists a task's directories and takes away what the dump does not name. May run twice."""
+    named = _named_files(task.parts, {normal(source) for source, _ in task.homes})
+    found = Pruned()
+    for source, directory in task.homes:
+        listing = list_tree(directory)
+        wanted = named.get(normal(source), frozenset[str]())
+        for file in listing.files if listing else ():
+            if file.path_relative in wanted:
+                continue
+            if task.roots is None or remove_file(join(directory, file.path_relative), task.roots):
+                found.files += 1
+                found.bytes += file.size
+    return found
+
+
+def _named_files(parts: Iterable[str], locations: set[str]) -> dict[str, set[str]]:
+    """Relative paths of a dump's files, for some of its locations."""
+    spellings: dict[str, str] = {}
+    named: dict[str, set[str]] = {}
+    for part in parts:
+        with store_for(part).open_read(part) as file:
+            for batch in pq.ParquetFile(file).iter_batches(columns=["location", "path"]):
+                rows = pa.Table.from_batches([batch])
+                for location in pc.unique(rows["location"]).to_pylist():
+                    spellings.setdefault(location, normal(location))
+                mine = [spelt for spelt in pc.unique(rows["location"]).to_pylist() if spellings[spelt] in locations]
+                rows = rows.filter(pc.is_in(rows["location"].cast(pa.string()), pa.array(mine, pa.string())))
+                for location, path in zip(rows["location"].to_pylist(), rows["path"].to_pylist(), strict=True):
+                    named.setdefault(spellings[location], set()).add(path)
+    return named
+
+
+# ---- tables and partitions ----------------------------------------------------------------------------------------
+
+
+def _walk(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, done: Pruned, extra: _Dropping | _Counting
+) -> Iterator[tuple[str, str]]:  # fmt: skip
+    """Directories of all tables that are pruned, and of their partitions; partitions that the dump does not have are
+    handed to `extra` on the way. Holds the names of one table's partitions at a time."""
+    waiting = {id(step.lineage): step for step in plan.tables if step.prune and step.table and not step.table.is_view}
+    partitioned = {key for key, step in waiting.items() if step.table and step.table.is_partitioned}
+    current: TablePlan | None = None
+    wanted: set[str] = set()
+    if partitioned:
+        for lineage, named in surviving_partitions(plan.squashed, reader.records()):
+            step = waiting.get(id(lineage))
+            if step is None:
+                continue
+            if step is not current:  # a bootstrap has a table's partitions one after the other
+                if current is not None:
+                    extra.take(current, _extra_partitions(current, wanted, target))
+                current, wanted = step, set()
+                partitioned.discard(id(lineage))
+            wanted |= {name for name, _ in named}
+            for _, partition in named:
+                if partition.location:
+                    yield partition.location, _place(plan, step, partition.location)
+    if current is not None:
+        extra.take(current, _extra_partitions(current, wanted, target))
+    for key, step in waiting.items():
+        assert step.lineage.table is not None
+        if key in partitioned:
+            extra.take(step, _extra_partitions(step, set(), target))
+        elif not step.lineage.table.is_partitioned and step.lineage.table.location:
+            yield step.lineage.table.location, _place(plan, step, step.lineage.table.location)
+
+
+def _place(plan: Plan, step: TablePlan, location: str) -> str:
+    assert step.lineage.table is not None
+    return plan.placement.inside(step.lineage.table.db, step.lineage.table.location, location)
+
+
+def _extra_partitions(step: TablePlan, wanted: set[str], target: MetastoreReader) -> Iterator[list[Partition]]:
+    if not step.exists:
+        return
+    try:
+        names = sorted(set(target.partition_names(*step.name)) - wanted)
+    except ObjectNotFound:
+        return
+    if names:
+        yield from target.partitions(*step.name, names)
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """Partitions that would be dropped."""
+
+    found: Pruned
+
+    def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
+        for batch in batches:
+            self.found.partitions += len(batch)
+            for place in _own_places(step, batch):
+                files = listing.files if (listing := list_tree(place)) else []
+                self.found.files += len(files)
+                self.found.bytes += sum(file.size for file in files)
+
+
+@dataclass(frozen=True)
+class _Dropping:
+    """Drops partitions; their data first goes to the target's $cmroot."""
+
+    target: Metastore
+    roots: Roots
+    engine: AutoEngine
+    done: Pruned
+
+    def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
+        assert step.table is not None
+        for batch in batches:
+            places = _own_places(step, batch)
+            if places:
+                engine = self.engine.for_work(len(places))
+                starts = range(0, len(places), 100)
+                tasks = [RecycleTask(self.roots.target, places[start : start + 100]) for start in starts]
+                self.done.files += sum(engine.run(run_recycle_task, tasks))
+            names = [partition_name(step.table.partition_keys, each.values) for each in batch]
+            self.target.drop_partitions(*step.name, names)
+            self.done.partitions += len(names)
+
+
+def _own_places(step: TablePlan, batch: Sequence[Partition]) -> list[str]:
+    """Directories that go with dropped partitions: of tables that own their data, inside the table. What lies elsewhere
+    may be another's."""
+    home = step.table.location if step.table and step.table.owns_data else None
+    return [each.location for each in batch if home and each.location and relative(each.location, home)]
+
+
+def _clear_homes(
+    homes: Iterator[tuple[str, str]], reader: DumpReader, roots: Roots | None, engines: AutoEngine, done: Pruned
+) -> None:  # fmt: skip
+    """Runs the tasks; partitions are dropped while `homes` are drawn."""
+    parts = [place for place, _ in reader.buckets()]
+    waiting: list[tuple[str, str]] = []
+
+    def run() -> None:
+        engine = engines.for_work(len(waiting))
+        size = max(1, min(HOMES, -(-len(waiting) // engine.parallelism)))
+        tasks = [PruneTask(parts, waiting[start : start + size], roots) for start in range(0, len(waiting), size)]
+        for report in engine.run(run_prune_task, tasks):
+            done.files += report.files
+            done.bytes += report.bytes
+        waiting.clear()
+
+    for home in homes:
+        waiting.append(home)
+        if len(waiting) == 4 * HOMES:
+            run()
+    if waiting:
+        run()
