@@ -25,7 +25,7 @@ ENTRIES = pa.schema(
         ("checksum", pa.string()),
         ("size", pa.int64()),  # as the name says
         ("bytes", pa.int64()),  # as the store says
-        ("changed_ns", pa.int64()),  # the inode's change time, or the object's time; since 1970
+        ("changed_ns", pa.int64()),  # the inode's change time, or the object's time; since 1970; null: not told
         ("links", pa.int32()),  # names of the inode; 1 on an object store
     ]
 )
@@ -66,6 +66,11 @@ def list_entries(root: str, prefix: str) -> Listed:
     return Listed(pa.table(rows, schema=ENTRIES), unknown)
 
 
+def prefixes(root: str) -> tuple[str, ...]:
+    """The directories in `files/` that are there, of the 256 there can be."""
+    return tuple(sorted(_PREFIX_SET.intersection(store_for(root).list(join(root, "files")))))
+
+
 def foreign_names(root: str) -> int:
     """How many names directly in `files/` are none of the 256 directories."""
     names = store_for(root).list(join(root, "files"))
@@ -81,7 +86,7 @@ def estimate(root: str) -> int:
 
 _PREFIX_SET = frozenset(PREFIXES)
 
-_Found = list[tuple[str, int | None, int, int]]  # name, size (None: not a file), changed_ns, links
+_Found = list[tuple[str, int | None, int | None, int]]  # name, size (None: not a file), changed_ns, links
 
 
 def _local(directory: str) -> _Found:
@@ -116,5 +121,5 @@ def _objects(place: str) -> _Found:
         if str(info["name"]).rstrip("/") == key:  # the directory's own marker
             continue
         size = int(info["size"]) if info.get("type") == "file" else None
-        found.append((name, size, object_time_ns(info), 1))
+        found.append((name, size, object_time_ns(info) or None, 1))
     return found

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cmroot.entries import PREFIXES, estimate
+from cmroot.entries import estimate, prefixes
 from cmroot.errors import FormatError, Superseded
 from cmroot.log import ADD, RELEASE, segments
 from cmroot.parts import conform
@@ -68,11 +68,13 @@ class FileRows:
 
 
 @dataclass(frozen=True)
-class EveryPrefix:
-    """A row for each prefix, so that every prefix has a group, also where nothing refers to anything."""
+class Listable:
+    """A row for each prefix that has a directory, so that it has a group also where nothing refers to anything."""
+
+    prefixes: tuple[str, ...]
 
 
-def sources(root: str, log: list[Segment]) -> list[FileRows | EveryPrefix]:
+def sources(root: str, log: list[Segment]) -> list[FileRows | Listable]:
     """Everything to read for a root. FormatError when the log's beginning is missing: then what is live is not
     known, and nothing may go."""
     if log and log[0].first > 1:
@@ -80,7 +82,7 @@ def sources(root: str, log: list[Segment]) -> list[FileRows | EveryPrefix]:
             f"{log[0].place}: the log begins at position {log[0].first}, so what was there before is not known",
             hint="restore the missing segments from a copy of the root; until then nothing can expire",
         )
-    found: list[FileRows | EveryPrefix] = [EveryPrefix()]
+    found: list[FileRows | Listable] = [Listable(prefixes(root))]
     for segment in log:
         for place in segment.files_parts():
             groups = _row_groups(place)
@@ -100,10 +102,10 @@ def work(root: str) -> int:
     return max(sum(segment.file_count for segment in segments(root)), estimate(root))
 
 
-def read_references(source: FileRows | EveryPrefix) -> Iterator[pa.RecordBatch]:
+def read_references(source: FileRows | Listable) -> Iterator[pa.RecordBatch]:
     """Batches of REFERENCES. Superseded when the part is gone: it was merged into another."""
-    if isinstance(source, EveryPrefix):
-        yield from conform(pa.table({KEY: list(PREFIXES)}), REFERENCES).to_batches()
+    if isinstance(source, Listable):
+        yield from conform(pa.table({KEY: pa.array(source.prefixes, pa.string())}), REFERENCES).to_batches()
         return
     for entries in _entries(source):
         yield from count_references(entries, pending=source.pending).to_batches()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
@@ -176,6 +176,16 @@ class FsspecStore:
     def remove(self, path: str) -> None:
         with naming(path), contextlib.suppress(FileNotFoundError):
             self.filesystem.rm_file(self.key(path))
+
+    def remove_many(self, paths: Sequence[str]) -> None:
+        """Remove files, in few requests where the store has one for many; missing ones are no error."""
+        keys = [self.key(path) for path in paths]
+        with contextlib.suppress(FileNotFoundError), naming(self.place):
+            if keys and not any(set(key) & set("*?[]") for key in keys):  # fs.rm reads them as patterns
+                self.filesystem.rm(keys)
+                return
+        for path in paths:
+            self.remove(path)
 
     def remove_tree(self, path: str) -> None:
         # never fs.rm of a tree: it reads * ? [ ] in names as patterns

@@ -80,7 +80,7 @@ def decide(references: pa.Table, entries: pa.Table, rules: Rules) -> pa.Table:
     live = pc.fill_null(pc.greater(table["adds"], table["releases"]), False)
     gone = pc.and_(referenced, pc.invert(live))
     young = pc.fill_null(pc.greater(table["released"], rules.cutoff), False)
-    changed = pc.fill_null(pc.greater(table["changed_ns"], rules.cutoff_ns), False)
+    changed = pc.fill_null(pc.greater(table["changed_ns"], rules.cutoff_ns), True)
     needed = [pc.and_(gone, _needed(table, number, pin)) for number, pin in enumerate(rules.pins)]
 
     reason = pc.if_else(changed, UNREFERENCED_YOUNG, UNREFERENCED)

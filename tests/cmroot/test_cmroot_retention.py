@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cmroot.entries import ENTRIES, PREFIXES, content_of, estimate, foreign_names, list_entries
+from cmroot.entries import ENTRIES, content_of, estimate, foreign_names, list_entries
 from cmroot.errors import FormatError, Superseded
 from cmroot.log import FILES, SegmentWriter, segments
 from cmroot.pins import DumpPin, Hold, Pins, Slot
 from cmroot.place import join, store_for
-from cmroot.references import KEY, REFERENCES, EveryPrefix, FileRows, count_references, read_references, sources, work
+from cmroot.references import KEY, REFERENCES, FileRows, Listable, count_references, read_references, sources, work
 from cmroot.retention import DECIDED, Needing, Rules, decide, needing, tally
 
 DAY = "2026-11-21T00:00:00+00:00"
@@ -160,10 +160,12 @@ def test_references_are_read_from_every_segment(root: str, monkeypatch: pytest.M
     segment(root, 1, 3, rows([Interval(CHECKSUMS[0], 1, 2)] * 5))
     segment(root, 4, 8, rows([Interval(CHECKSUMS[1], 5, None)]))
     segment(root, 9, 9)
+    for name in ("ab", "cd"):
+        store_for(root).write_bytes(join(root, "files", name, "x"), b"")
     found = sources(root, segments(root))
-    assert found[0] == EveryPrefix() and all(isinstance(one, FileRows) for one in found[1:])
+    assert found[0] == Listable(("ab", "cd")) and all(isinstance(one, FileRows) for one in found[1:])
     read = pa.Table.from_batches([batch for source in found for batch in read_references(source)], REFERENCES)
-    assert [row[KEY] for row in read.to_pylist() if row["checksum"] is None] == list(PREFIXES)
+    assert [row[KEY] for row in read.to_pylist() if row["checksum"] is None] == ["ab", "cd"]
     known = [row for row in read.to_pylist() if row["checksum"]]
     assert sorted((row["checksum"], row["adds"], row["releases"], row["end"]) for row in known) == [
         (CHECKSUMS[0], 0, 5, 2), (CHECKSUMS[0], 5, 0, None), (CHECKSUMS[1], 1, 0, None)]  # fmt: skip

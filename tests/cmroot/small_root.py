@@ -1,0 +1,91 @@
+"""A root with a small log, for tests of expiry: contents are called by a letter, each position is its own segment."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+import xxhash
+
+from cmroot.content import content_name
+from cmroot.expire import Expired, ExpiryPlan, expire, plan_expiry
+from cmroot.log import FILES, SegmentWriter, segments
+from cmroot.pins import Slot, iso
+from cmroot.place import join, store_for
+from replicator.engine import LocalEngine
+
+ENGINE = LocalEngine(2)
+HOUR = 3600.0
+NOW = 2_000_000_000.0  # far behind no file of these tests: ages of entries are those of the real clock
+NOTHING, WEEK = timedelta(0), timedelta(days=7)
+
+
+def content(name: str) -> bytes:
+    return f"the bytes of {name}".encode()
+
+
+def checksum(name: str) -> str:
+    return xxhash.xxh3_128_hexdigest(content(name))
+
+
+class SmallRoot:
+    """A root with a small log: contents are called by a word, and every position is a segment of its own."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.position = segments(root)[-1].last if segments(root) else 0
+
+    def keep(self, *names: str) -> None:
+        for name in names:
+            store_for(self.root).write_bytes(self.path(name), content(name))
+
+    def path(self, name: str) -> str:
+        return join(self.root, "files", checksum(name)[:2], content_name(checksum(name), len(content(name))))
+
+    def capture(self, *, add: str = "", release: str = "", at: float = NOW) -> None:
+        """One record: `add` begins references to the words in it, `release` ends `word@position`s."""
+        self.position += 1
+        rows = [{"op": "add", **self._named(name)} for name in add.split()]
+        for one in release.split():
+            name, _, since = one.partition("@")
+            rows.append({"op": "release", "since": int(since), **self._named(name)})
+        with SegmentWriter(self.root, self.position) as writer:
+            table = pa.Table.from_pylist(rows, schema=FILES)
+            at_position = pa.array([self.position] * len(rows), pa.int64())
+            writer.append_files(table.set_column(0, FILES.field("position"), at_position))
+            writer.finish(self.position, time=at, event=self.position)
+
+    def _named(self, name: str) -> dict[str, object]:
+        return {"checksum": checksum(name), "size": len(content(name)), "path": name, "kept": True}
+
+    def there(self) -> set[str]:
+        found = store_for(self.root).find(join(self.root, "files"))
+        names = {self.path(name).rpartition("/")[2]: name for name in "abcdefghijklmnop"}
+        return {names.get(path.rpartition("/")[2], path) for path in found}
+
+    def plan(self, older_than: timedelta = NOTHING, now: float = NOW, **more: object) -> ExpiryPlan:
+        return plan_expiry(self.root, older_than=older_than, now=lambda: now, engine=ENGINE, **more)  # type: ignore[arg-type]
+
+    def expire(self, older_than: timedelta = NOTHING, now: float = NOW, **more: object) -> Expired:
+        return expire(self.root, self.plan(older_than, now, **more), now=lambda: now)
+
+    def reasons(self, **more: object) -> dict[str, str]:
+        words = {checksum(name): name for name in "abcdefghijklmnop"}
+        with self.plan(**more) as plan:  # type: ignore[arg-type]
+            return {words[row["checksum"]]: row["reason"] for batch in plan.rows() for row in batch.to_pylist()}
+
+    def expiring(self) -> list[str]:
+        return store_for(self.root).list(join(self.root, "expiring"))
+
+
+def slot(name: str, position: int, confirmed: float = NOW) -> Slot:
+    return Slot(name, position, position, iso(confirmed), iso(confirmed))
+
+
+def history(ground: SmallRoot) -> None:
+    """a and b at 1; b ends at 2, c comes; c ends at 4; d is of no record."""
+    ground.keep("a", "b", "c", "d")
+    ground.capture(add="a b")
+    ground.capture(add="c", release="b@1")
+    ground.capture()
+    ground.capture(release="c@2")

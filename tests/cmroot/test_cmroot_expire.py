@@ -1,0 +1,423 @@
+"""Expiry: what is planned, what is removed, what came since, and what a kill or a second run leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from small_root import ENGINE, HOUR, NOTHING, NOW, WEEK, SmallRoot, checksum, content, history, slot
+
+from cmroot.errors import Error, Filing, FormatError, LeaseHeld, Superseded
+from cmroot.expire import Count, cutoff_position, expire, held_by, plan_expiry
+from cmroot.filing import filing, removing
+from cmroot.lease import acquire
+from cmroot.log import FILES, SegmentWriter, segments
+from cmroot.pins import (
+    DumpPin,
+    Hold,
+    confirm_slot,
+    create_slot,
+    drop_slot,
+    dump_pins,
+    hold,
+    iso,
+    pin_dump,
+    release,
+    slots,
+)
+from cmroot.place import is_local, join, store_for
+from cmroot.taken import write_taken
+
+
+@pytest.fixture
+def ground(root: str) -> SmallRoot:
+    return SmallRoot(root)
+
+
+@pytest.fixture
+def local(local_root: str) -> SmallRoot:
+    return SmallRoot(local_root)
+
+
+# What stays and what goes
+
+
+def test_what_the_source_has_stays_and_what_nobody_needs_goes(ground: SmallRoot) -> None:
+    history(ground)
+    done = ground.expire()
+    assert ground.there() == {"a"}
+    assert (done.removed.entries, done.removed.bytes) == (3, sum(len(content(name)) for name in "bcd"))
+    assert done.removed.freed == done.removed.bytes
+    assert done.plan.kept == {"live": Count(1, len(content("a")))}
+    assert set(done.plan.going) == {"expired", "unreferenced"}
+    assert ground.expiring() == []
+    again = ground.expire()
+    assert (again.removed.entries, again.plan.removes, ground.there()) == (0, Count(), {"a"})
+
+
+def test_a_plan_gives_each_entry_a_reason_and_changes_nothing(local: SmallRoot) -> None:
+    history(local)
+    create_slot(local.root, slot("west", 3))
+    with local.plan() as plan:
+        rows = [row for batch in plan.rows() for row in batch.to_pylist()]
+        assert len(rows) == 4 and all(row["keep"] == (row["reason"] in ("live", "slot west")) for row in rows)
+        assert sum(batch.num_rows for batch in plan.rows(keep=False)) == plan.removes.entries == 2
+        assert sum(batch.num_rows for batch in plan.rows(keep=True)) == plan.keeps.entries == 2
+        json.dumps(plan.as_json())
+    assert local.there() == {"a", "b", "c", "d"} and local.expiring() == []
+
+
+def test_a_slot_needs_what_ended_after_it(local: SmallRoot) -> None:
+    history(local)
+    for position, kept in ((1, {"a", "b", "c"}), (2, {"a", "c"}), (3, {"a", "c"}), (4, {"a"})):
+        create_slot(local.root, slot("west", position))
+        with local.plan() as plan:
+            assert sum(count.entries for count in plan.kept.values()) == len(kept), position
+            assert plan.kept.get("slot west", Count()).entries == len(kept) - 1
+        drop_slot(local.root, "west")
+
+
+def test_a_hold_needs_what_was_there_at_its_position(local: SmallRoot) -> None:
+    history(local)
+    for position, needed in ((0, set()), (1, {"b"}), (2, {"c"}), (3, {"c"}), (4, set())):
+        hold(local.root, Hold("audit", position, position, iso(NOW)))
+        reasons = local.reasons()
+        assert {name for name, reason in reasons.items() if reason == "hold audit"} == needed, position
+        release(local.root, "audit")
+
+
+def test_a_dump_holds_while_it_is_younger_than_the_retention(local: SmallRoot) -> None:
+    history(local)
+    pin_dump(local.root, DumpPin("d1", "/dumps/1", 1, 1, iso(NOW - HOUR)))
+    later = NOW + 8 * 24 * HOUR  # the records are older than a week then
+    pin_dump(local.root, DumpPin("d2", "/dumps/2", 3, 1, iso(later - HOUR)))
+    assert local.reasons(older_than=WEEK, now=later)["c"] == "dump d2"
+    done = local.expire(older_than=timedelta(days=9), now=later)
+    assert done.forgotten == [] and [pin.name for pin in dump_pins(local.root)] == ["d1", "d2"]
+    assert {"a", "b", "c"} <= local.there()
+    done = local.expire(older_than=WEEK, now=later)
+    assert done.forgotten == ["d1"] and [pin.name for pin in dump_pins(local.root)] == ["d2"]
+    assert {"a", "c"} <= local.there() and "b" not in local.there()
+
+
+def test_what_ended_within_the_retention_is_young(local: SmallRoot) -> None:
+    local.keep("a", "b", "c")
+    local.capture(add="a b c", at=NOW - 30 * HOUR)
+    local.capture(release="a@1", at=NOW - 20 * HOUR)
+    local.capture(release="b@1", at=NOW - 10 * HOUR)
+    assert local.reasons(older_than=timedelta(hours=15)) == {"a": "expired", "b": "young", "c": "live"}
+    assert local.reasons(older_than=timedelta(hours=20)) == {"a": "expired", "b": "young", "c": "live"}
+    assert local.reasons(older_than=timedelta(hours=21)) == {"a": "young", "b": "young", "c": "live"}
+    assert local.reasons(older_than=NOTHING) == {"a": "expired", "b": "expired", "c": "live"}
+
+
+def test_the_same_bytes_are_live_until_their_last_reference_ends(local: SmallRoot) -> None:
+    local.keep("a")
+    local.capture(add="a a")
+    local.capture(release="a@1")
+    assert local.reasons() == {"a": "live"}
+    local.capture(release="a@1")
+    assert local.reasons() == {"a": "expired"}
+    local.capture(add="a")
+    assert local.reasons() == {"a": "live"}
+
+
+def test_what_no_record_names_stays_until_it_is_old(ground: SmallRoot) -> None:
+    ground.keep("a")
+    soon = time.time() + 60
+    assert ground.reasons(older_than=timedelta(hours=1), now=soon) == {"a": "unreferenced, young"}
+    assert ground.reasons(older_than=NOTHING, now=soon) == {"a": "unreferenced"}
+    assert ground.reasons(older_than=timedelta(hours=1), now=soon + 2 * HOUR) == {"a": "unreferenced"}
+
+
+def test_a_clock_that_jumped_back_an_hour_keeps_more_and_never_less(local: SmallRoot) -> None:
+    """Between two captures, and between the last capture and the expiry."""
+    local.keep("a", "b", "c")
+    local.capture(add="a b c", at=NOW)
+    local.capture(release="a@1", at=NOW)
+    local.capture(release="b@1", at=NOW - HOUR)  # the clock jumped
+    two = timedelta(minutes=90)
+    assert local.reasons(older_than=two, now=NOW + HOUR) == {"a": "young", "b": "young", "c": "live"}
+    later = NOW + 2 * HOUR  # by the jumped clock b is 3 hours old, by the log 2
+    assert local.reasons(older_than=two, now=later) == {"a": "expired", "b": "expired", "c": "live"}
+    assert local.reasons(older_than=NOTHING, now=NOW - HOUR) == {"a": "young", "b": "young", "c": "live"}
+    assert cutoff_position(segments(local.root), NOW - HOUR, NOW) == 0
+    assert cutoff_position(segments(local.root), NOW, NOW) == 3
+
+
+def test_a_capture_that_tells_no_time_is_young(local: SmallRoot) -> None:
+    with SegmentWriter(local.root, 1) as writer:
+        writer.finish(1)
+    assert cutoff_position(segments(local.root), NOW - 1, NOW) == 0
+    assert cutoff_position(segments(local.root), NOW, NOW) == 1
+
+
+def test_rows_of_a_taking_keep_bytes_that_no_capture_has_recorded(ground: SmallRoot) -> None:
+    ground.keep("a")
+    row = {"checksum": checksum("a"), "size": len(content("a")), "op": "add", "path": "a"}
+    write_taken(ground.root, 7, pa.Table.from_pylist([row], schema=FILES))
+    ground.expire()
+    assert ground.there() == {"a"}
+
+
+def test_other_names_are_counted_and_left_alone(ground: SmallRoot) -> None:
+    history(ground)
+    store = store_for(ground.root)
+    for name in ("files/ab/notes.txt", "files/readme"):
+        store.write_bytes(join(ground.root, name), b"mine")
+    done = ground.expire()
+    assert done.plan.unknown == 2
+    assert all(store.exists(join(ground.root, name)) for name in ("files/ab/notes.txt", "files/readme"))
+
+
+def test_a_link_whose_source_is_still_there_frees_nothing(local: SmallRoot, tmp_path: Path) -> None:
+    history(local)
+    os.link(local.path("b"), tmp_path / "source")
+    done = local.expire()
+    assert done.removed.bytes - done.removed.freed == len(content("b"))
+    assert (tmp_path / "source").read_bytes() == content("b")
+
+
+# Slots that lag, and what pins hold
+
+
+def test_what_each_pin_holds_is_told_and_what_would_go_without_it(local: SmallRoot) -> None:
+    history(local)
+    create_slot(local.root, slot("west", 1, NOW - HOUR))
+    create_slot(local.root, slot("east", 3, NOW - 60))
+    hold(local.root, Hold("audit", 2, 2, iso(NOW - 2 * HOUR)))
+    held = {one.pin: one for one in held_by(local.root, ENGINE, now=lambda: NOW)}
+    size = len(content("b"))
+    assert held["slot west"].all == Count(2, 2 * size) and held["slot west"].alone == Count(1, size)
+    assert held["slot east"].all == Count(1, size) and held["slot east"].alone == Count()
+    assert held["hold audit"].all == Count(1, size)
+    assert [round(held[pin].age_seconds) for pin in ("slot west", "slot east", "hold audit")] == [3600, 60, 7200]
+    assert local.expiring() == []
+    done = local.expire()
+    assert [one.pin for one in done.plan.held] == ["slot west", "slot east", "hold audit"]
+    told = json.loads(json.dumps(done.as_json()))
+    assert told["held"][0]["bytes"] == 2 * size and told["removed_entries"] == 1
+
+
+def test_a_slot_that_lags_too_far_is_given_up_only_when_asked(local: SmallRoot) -> None:
+    history(local)
+    create_slot(local.root, slot("west", 1, NOW - 10 * HOUR))
+    assert local.expire().given_up == [] and {"b", "c"} <= local.there()
+    done = local.expire(max_slot_lag=timedelta(hours=11))
+    assert done.given_up == [] and {"b", "c"} <= local.there()
+    done = local.expire(max_slot_lag=timedelta(hours=9))
+    (told,) = done.given_up
+    assert (told.slot, told.position, told.lag_seconds) == ("west", 1, 10 * HOUR)
+    assert local.there() == {"a"} and slots(local.root)[0].given_up == iso(NOW)
+    with pytest.raises(Error, match="given up"):
+        confirm_slot(local.root, "west", 4, 4, now=lambda: NOW)
+    assert local.expire(max_slot_lag=timedelta(hours=9)).given_up == []
+
+
+def test_a_slot_that_was_confirmed_after_the_plan_is_not_given_up(local: SmallRoot) -> None:
+    history(local)
+    create_slot(local.root, slot("west", 1, NOW - 10 * HOUR))
+    plan = local.plan(max_slot_lag=timedelta(hours=9))
+    assert [one.slot for one in plan.given_up] == ["west"]
+    confirm_slot(local.root, "west", 2, 2, now=lambda: NOW)
+    done = expire(local.root, plan, now=lambda: NOW)
+    assert done.given_up == [] and slots(local.root)[0].given_up == ""
+    assert local.there() == {"a", "c"}
+
+
+# What came after the plan
+
+
+@pytest.mark.parametrize(("pin", "needs"), [("slot", "abc"), ("hold", "ab"), ("dump", "ac")])
+def test_a_slot_hold_or_dump_made_after_the_plan_is_respected(ground: SmallRoot, pin: str, needs: str) -> None:
+    history(ground)
+    plan = ground.plan()
+    assert plan.removes.entries == 3
+    match pin:
+        case "slot":
+            create_slot(ground.root, slot("west", 1))
+        case "hold":
+            hold(ground.root, Hold("audit", 1, 1, iso(NOW)))
+        case "dump":
+            pin_dump(ground.root, DumpPin("d1", "/d", 2, 2, iso(NOW + 1)))
+    done = expire(ground.root, plan, now=lambda: NOW)
+    assert ground.there() == set(needs) and done.removed.taken_back == len(needs) - 1
+
+
+def test_bytes_that_a_capture_named_after_the_plan_stay(ground: SmallRoot) -> None:
+    """d was linked by a capture that had not published yet; b came back; c came and went."""
+    history(ground)
+    plan = ground.plan()
+    ground.capture(add="b c d")
+    ground.capture(release="c@5")
+    done = expire(ground.root, plan, now=lambda: NOW)
+    assert ground.there() == {"a", "b", "c", "d"} and done.removed.entries == 0 and done.removed.taken_back == 3
+    ground.expire()
+    assert ground.there() == {"a", "b", "d"}
+
+
+def test_bytes_that_a_gateway_took_after_the_plan_stay(ground: SmallRoot) -> None:
+    history(ground)
+    plan = ground.plan()
+    row = {"checksum": checksum("b"), "size": len(content("b")), "op": "add", "path": "b"}
+    write_taken(ground.root, 7, pa.Table.from_pylist([row], schema=FILES))
+    expire(ground.root, plan, now=lambda: NOW)
+    assert ground.there() == {"a", "b"}
+
+
+def test_an_entry_that_was_filed_anew_after_the_plan_is_young(local: SmallRoot, tmp_path: Path) -> None:
+    local.keep("d")
+    moment = time.time() + 1
+    plan = plan_expiry(local.root, older_than=NOTHING, now=lambda: moment, engine=ENGINE)
+    assert plan.removes.entries == 1
+    Path(local.path("d")).unlink()
+    while time.time() < moment + 0.05:
+        time.sleep(0.02)
+    local.keep("d")
+    assert expire(local.root, plan, now=lambda: moment).removed.taken_back == 1
+    assert local.there() == {"d"}
+
+
+def test_a_log_that_was_replaced_after_the_plan_stops_the_expiry(local: SmallRoot) -> None:
+    history(local)
+    plan = local.plan()
+    store_for(local.root).remove_tree(segments(local.root)[-1].place)
+    with pytest.raises(FormatError, match="ends before position 4"):
+        expire(local.root, plan, now=lambda: NOW)
+    assert local.there() == {"a", "b", "c", "d"} and local.expiring() == []
+
+
+def test_too_much_that_came_since_asks_for_a_new_plan(local: SmallRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    history(local)
+    plan = local.plan()
+    local.capture(add="a b c")
+    monkeypatch.setattr("cmroot.removal.MANY", 2)
+    with pytest.raises(Superseded) as caught:
+        expire(local.root, plan, now=lambda: NOW)
+    assert caught.value.transient and local.there() == {"a", "b", "c", "d"}
+
+
+# Who else is at work
+
+
+def test_an_expiry_beside_a_capture_is_refused_and_removes_nothing(ground: SmallRoot) -> None:
+    history(ground)
+    plan = ground.plan()
+    with acquire(ground.root, "capture"), pytest.raises(LeaseHeld):
+        expire(ground.root, plan)
+    assert ground.there() == {"a", "b", "c", "d"} and ground.expiring() == []
+
+
+def test_a_plan_that_is_being_made_is_not_swept_by_another_expiry(local: SmallRoot) -> None:
+    history(local)
+    slower = local.plan()
+    local.keep("e")
+    local.expire()
+    assert local.there() == {"a"}
+    done = expire(local.root, slower, now=lambda: NOW)
+    assert local.there() == {"a"} and local.expiring() == []
+    assert done.removed.missing == 3 or not is_local(local.root)
+
+
+def test_an_abandoned_plan_is_swept(ground: SmallRoot) -> None:
+    history(ground)
+    left = ground.plan()
+    if left.directory._descriptor is not None:
+        os.close(left.directory._descriptor)  # as when its process ends
+    ground.expire(now=NOW + 2 * 24 * HOUR)
+    assert ground.expiring() == []
+    with pytest.raises(Superseded, match="plan is gone"):
+        list(left.rows())
+
+
+def test_nothing_is_removed_while_bytes_are_filed(local: SmallRoot) -> None:
+    with filing(local.root), filing(local.root), pytest.raises(Filing), removing(local.root, patience=timedelta(0)):
+        raise AssertionError
+    with removing(local.root):
+        pass
+
+
+def test_who_files_is_let_in_between_two_batches(local: SmallRoot) -> None:
+    """An expiry takes the lock again at once; who waits must get it first."""
+    import threading
+
+    filed = threading.Event()
+
+    def file() -> None:
+        with filing(local.root):
+            filed.set()
+
+    with removing(local.root):
+        waiting = threading.Thread(target=file)
+        waiting.start()
+        while not _waits(local.root):
+            time.sleep(0.001)
+        assert not filed.is_set()
+    with removing(local.root):
+        assert filed.is_set()
+    waiting.join()
+
+
+def _waits(root: str) -> bool:
+    import fcntl
+
+    with open(join(root, ".filing-waiting"), "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def test_on_an_object_store_takings_and_removals_see_each_other(root: str) -> None:
+    if is_local(root):
+        pytest.skip("local roots have locks")
+    store = store_for(root)
+    store.write_bytes(join(root, "taking/1/journal.json"), b"{}")
+    with pytest.raises(Filing), removing(root, patience=timedelta(0)):
+        raise AssertionError
+    with filing(root):
+        pass
+    store.remove_tree(join(root, "taking/1"))
+    moments = iter([NOW, NOW + 80, NOW + 91])  # of an expiry that was killed, 60 s and the clocks' skew later
+    with removing(root, now=lambda: NOW), filing(root, now=lambda: next(moments)):
+        assert next(moments, None) is None
+    assert store.list(join(root, "expiring")) == []
+
+
+# Damage
+
+
+@pytest.mark.parametrize("kind", ["slots", "holds", "dumps"])
+def test_a_damaged_pin_stops_an_expiry(local: SmallRoot, kind: str) -> None:
+    history(local)
+    plan = local.plan()
+    store_for(local.root).write_bytes(join(local.root, kind, "broken"), b"{")
+    for doing in (
+        lambda: local.plan(),
+        lambda: expire(local.root, plan, now=lambda: NOW),
+        lambda: held_by(local.root, ENGINE),
+    ):
+        with pytest.raises(FormatError, match=f"{kind}/broken") as caught:
+            doing()
+        assert "drop" in caught.value.hint
+    assert local.there() == {"a", "b", "c", "d"}
+
+
+def test_a_damaged_part_of_the_log_stops_an_expiry(local: SmallRoot) -> None:
+    history(local)
+    (part,) = segments(local.root)[1].files_parts()
+    store_for(local.root).write_bytes(part, b"PAR1 not")
+    with pytest.raises(FormatError, match="files-00000"):
+        local.plan()
+    assert local.there() == {"a", "b", "c", "d"} and local.expiring() == []
+
+
+def test_a_retention_in_the_future_is_refused(local: SmallRoot) -> None:
+    with pytest.raises(Error, match="future"):
+        local.plan(timedelta(days=-1))
