@@ -59,9 +59,9 @@ class _State:
         if not table.partitionKeys:
             self.found[f"{key} files"] = _files(_path(table.sd.location))
             return
-        names = self._client.get_partition_names(self._db, table.tableName, -1)
-        for name in names:
-            partition = self._client.get_partition_by_name(self._db, table.tableName, name)
+        columns = [each.name for each in table.partitionKeys]
+        for partition in self._client.get_partitions(self._db, table.tableName, -1):
+            name = "/".join(f"{column}={value}" for column, value in zip(columns, partition.values, strict=True))
             self.found[f"{key} {name}"] = {"parameters": _owned(partition.parameters), **self._storage(partition.sd)}
             self.found[f"{key} {name} files"] = _files(_path(partition.sd.location))
 

@@ -12,13 +12,13 @@ from story import Answer, Story, command
 from replicator.metastore.embedded import Running
 
 SEED = 20260301
-EVENTS = 20
+STEPS, EVENTS = 40, 20
 
 
 def restore(story: Story, to: object, *more: str, target: str | None = None) -> Answer:
     return command(
         "restore", "--cmroot", str(story.cmroot), "--db", story.db, "--to", str(to), "--target",
-        target or story.source_uri, "--engine", "local", *more,
+        target or story.source_uri, "--engine", "local", "--jobs", "1", *more,
     )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_every_state_of_a_history_comes_back_as_it_was(story: Story) -> None:
         assert answer.code == 0, answer
 
     past = Past(story.source, story.source_uri, story.here / "outside", capture, SEED)
-    past.run(60)
+    past.run(STEPS)
     chosen = random.Random(SEED).sample(sorted(past.states), EVENTS)
     for event in chosen:
         answer = restore(story, event)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import time as clocks
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,9 +25,10 @@ from replicator.load.load import load
 from replicator.load.placement import uri
 from replicator.load.replica import RESTORING, own_parameters
 from replicator.metastore.client import Metastore
-from replicator.model import Database, Table
+from replicator.model import Database
 from replicator.progress import Progress
 from replicator.report import json_text
+from replicator.roles import after_restore, mark_of
 
 
 @dataclass
@@ -120,23 +119,24 @@ def _begin(plan: RestorePlan, target: Metastore) -> None:
                 f"database {plan.into} was made by another meanwhile", hint="choose another name with --into"
             ) from None
     elif plan.existing.parameters.get(RESTORING) != plan.key:
-        parameters = own_parameters(plan.existing.parameters) | mark
+        parameters = _plain(plan.existing) | mark
         target.alter_database(plan.into, msgspec.structs.replace(plan.existing, parameters=parameters))
 
 
 def _make_plain(plan: RestorePlan, target: Metastore) -> None:
     """Takes the load's marks off, the database's last: until then a restore that is run again takes its work up."""
-    with ThreadPoolExecutor(plan.options.jobs) as pool:
-        for _ in pool.map(partial(_unmark, target), target.tables(plan.into, plan.tables)):
-            pass
+    for table in target.tables(plan.into, plan.tables):  # one by one: side by side they wait for the event log's lock
+        plain = own_parameters(table.parameters)
+        if plain != table.parameters:
+            target.alter_table(table.db, table.name, msgspec.structs.replace(table, parameters=plain))
     there = target.database(plan.into)
-    target.alter_database(plan.into, msgspec.structs.replace(there, parameters=own_parameters(there.parameters)))
+    target.alter_database(plan.into, msgspec.structs.replace(there, parameters=_plain(there)))
 
 
-def _unmark(target: Metastore, table: Table) -> None:
-    plain = own_parameters(table.parameters)
-    if plain != table.parameters:
-        target.alter_table(table.db, table.name, msgspec.structs.replace(table, parameters=plain))
+def _plain(database: Database) -> dict[str, str]:
+    """A database's properties without marks of replication, but for the role that a restore leaves it."""
+    name = f"database {database.name}"
+    return own_parameters(database.parameters) | after_restore(mark_of(database.parameters, name), name).parameters()
 
 
 def restore(
