@@ -38,7 +38,7 @@ _NO_MARK = Mark(event=0, position=0, source="")
 
 
 @dataclass(frozen=True)
-class _Sides:
+class Sides:
     """One database on both sides."""
 
     source: Database
@@ -60,40 +60,61 @@ class MetadataComparison:
 
     def database(self, name: str) -> Iterator[FilePair]:
         """Compares a database and all in it."""
-        source = self._source.database(name)
-        self._count()
-        try:
-            target = self._target.database(self._rename.get(name, name))
-        except ObjectNotFound:
-            self._differs(name, "database missing", source.location or name, None)
-            return
-        sides = _Sides(source, target)
-        self._compare_database(sides)
-        self._compare_functions(sides)
-        wanted, found = self._names(self._source, source.name), self._names(self._target, target.name)
-        for table in sorted(found - wanted):
+        sides = self.itself(name)
+        if sides is not None:
+            wanted, found = (
+                self._names(side, db)
+                for side, db in ((self._source, sides.source.name), (self._target, sides.target.name))
+            )
+            yield from self.tables(sides, sorted(wanted | found))
+
+    def itself(self, name: str) -> Sides | None:
+        """Compares a database's own properties and its functions. None when the target does not have it."""
+        sides = self.sides(name)
+        if sides is not None:
             self._count()
-            self._differs(f"{name}.{table}", "table extra", None, f"{target.name}.{table}")
-        for batch in _batches(sorted(wanted), TABLE_BATCH):
-            there = {table.name: table for table in self._target.tables(target.name, batch)}
-            for here in self._source.tables(source.name, batch):
-                self._count()
-                if here.name in there:
-                    yield from self._table(sides, here, there[here.name])
-                else:
-                    self._differs(f"{name}.{here.name}", "table missing", f"{name}.{here.name}", None)
+            self._compare_database(sides)
+            self._compare_functions(sides)
+        return sides
+
+    def sides(self, name: str) -> Sides | None:
+        """A database on both sides; None, and a difference, when the target does not have it. Raises ObjectNotFound
+        when the source does not."""
+        source = self._source.database(name)
+        try:
+            return Sides(source, self._target.database(self._rename.get(name, name)))
+        except ObjectNotFound:
+            self._count()
+            self._differs(name, "database missing", source.location or name, None)
+            return None
+
+    def tables(self, sides: Sides, names: Sequence[str]) -> Iterator[FilePair]:
+        """Compares some tables of a database; a name that neither side has is none."""
+        db = sides.source.name
+        for batch in _batches(names, TABLE_BATCH):
+            here = {table.name: table for table in self._source.tables(db, batch)}
+            there = {table.name: table for table in self._target.tables(sides.target.name, batch)}
+            for name in batch:
+                wanted, found = here.get(name), there.get(name)
+                self._count(wanted is not None or found is not None)
+                if wanted and found:
+                    yield from self._table(sides, wanted, found)
+                elif wanted:
+                    self._differs(f"{db}.{name}", "table missing", f"{db}.{name}", None)
+                elif found:
+                    self._differs(f"{db}.{name}", "table extra", None, f"{sides.target.name}.{name}")
 
     def _names(self, side: MetastoreReader, db: str) -> set[str]:
         return set(filter(self._patterns.match, side.table_names(db)))
 
-    def _compare_database(self, sides: _Sides) -> None:
+    def _compare_database(self, sides: Sides) -> None:
         placement = self._placement(sides, None, None)
         wanted = replica_database(sides.source, placement) if sides.source.location else sides.source
         wanted = msgspec.structs.replace(wanted, name=sides.target.name, location=sides.target.location)
         homes = Homes(None, sides.source.location, sides.target.location)
         self._compare(sides.source.name, _plain(wanted), _plain(sides.target), homes)
 
-    def _compare_functions(self, sides: _Sides) -> None:
+    def _compare_functions(self, sides: Sides) -> None:
         placement = self._placement(sides, None, None)
         wanted = {each.name: replica_function(each, placement) for each in self._source.functions(sides.source.name)}
         found = {each.name: each for each in self._target.functions(sides.target.name)}
@@ -108,7 +129,7 @@ class MetadataComparison:
                 homes = Homes(None, sides.source.location, sides.target.location)
                 self._compare(thing, _plain(wanted[name]), _plain(found[name]), homes)
 
-    def _table(self, sides: _Sides, source: Table, target: Table) -> Iterator[FilePair]:
+    def _table(self, sides: Sides, source: Table, target: Table) -> Iterator[FilePair]:
         """Compares one table; yields its files' places, or its partitions'."""
         name = f"{source.db}.{source.name}"
         placement = self._placement(sides, source.location, target.location)
@@ -188,7 +209,7 @@ class MetadataComparison:
 
     # ---- each ------------------------------------------------------------------------------------------------------
 
-    def _placement(self, sides: _Sides, source: str | None, target: str | None) -> Placement:
+    def _placement(self, sides: Sides, source: str | None, target: str | None) -> Placement:
         """Where things have to be on the target, with the target's own table as the truth for where the table is."""
         own = ((source, target),) if source and target else ()
         names = self._rename | {sides.source.name: sides.target.name}

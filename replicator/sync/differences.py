@@ -39,19 +39,23 @@ class Difference:
 
 @dataclass
 class Differences:
-    """At most LIMIT differences, and how many there are."""
+    """At most LIMIT differences, and how many there are. `objects`: every table or function that has any, as db.name,
+    and every database that itself has."""
 
     found: list[Difference] = field(default_factory=list)
     count: int = 0
+    objects: set[str] = field(default_factory=set)
 
     def add(self, difference: Difference) -> None:
         self.count += 1
+        self.objects.add(difference.object.partition("/")[0])
         if len(self.found) < LIMIT:
             self.found.append(difference)
 
     def merge(self, other: Differences) -> None:
         self.found += other.found[: LIMIT - len(self.found)]
         self.count += other.count
+        self.objects |= other.objects
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time as clocks
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,7 +34,8 @@ TASK_BYTES = 1 << 30  # of one task; an object with more is read by several
 @dataclass
 class Verified:
     """The outcome. `status`: same or different; `objects`: databases, tables, partitions and functions compared;
-    `differences`: at most 10,000 of the `difference_count`."""
+    `differences`: at most 10,000 of the `difference_count`; `differing`: all tables, functions and databases that have
+    any, by their source names."""
 
     status: str = "same"
     level: str = "checksum"
@@ -44,6 +45,7 @@ class Verified:
     bytes: int = 0
     difference_count: int = 0
     differences: list[Difference] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     __str__ = json_text
@@ -52,26 +54,41 @@ class Verified:
 def verify(
     source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], *,
     rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
-    patterns: Patterns | None = None, level: Level = "checksum", engine: AutoEngine, progress: Progress,
+    patterns: Patterns | None = None, tables: Mapping[str, Sequence[str]] | None = None, level: Level = "checksum",
+    engine: AutoEngine, progress: Progress,
 ) -> Verified:  # fmt: skip
     """Compares databases of the source with what they are on the target.
 
     rename, map_locations: as the loads were given them; map_locations is needed only for partitions and properties that
-    lie neither in their table nor in their database. Raises ObjectNotFound for a database the source does not have."""
+    lie neither in their table nor in their database. tables: only these of each database, by their source names, and
+    nothing else of it; no other table is asked for. Raises ObjectNotFound for a database the source does not have."""
     began = clocks.monotonic()
     names = [name.lower() for name in databases]
     report = Verified(level=level, databases=names)
     with progress.task("compare objects") as advance:
         metadata = MetadataComparison(source, target, dict(rename), map_locations, patterns or Patterns(), advance)
-        pairs = itertools.chain.from_iterable(map(metadata.database, names))
+        pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, tables)
         later = _compare_pairs(pairs, level, engine, report, metadata.differences)
     if later:
         _compare_large(later, level, engine, progress, report, metadata.differences)
     report.objects = metadata.objects
     report.differences, report.difference_count = metadata.differences.found, metadata.differences.count
+    report.differing = sorted(metadata.differences.objects)
     report.status = "different" if report.difference_count else "same"
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
+
+
+def _all_pairs(metadata: MetadataComparison, databases: Sequence[str]) -> Iterator[FilePair]:
+    for name in databases:
+        yield from metadata.database(name)
+
+
+def _chosen_pairs(metadata: MetadataComparison, tables: Mapping[str, Sequence[str]]) -> Iterator[FilePair]:
+    for name, chosen in tables.items():
+        sides = metadata.sides(name.lower())
+        if sides is not None:
+            yield from metadata.tables(sides, [table.lower() for table in chosen])
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
