@@ -1,9 +1,15 @@
-"""Keeping what will be removed: bytes are in the root, and copies were read back, before a source may go."""
+"""Steps of a taking: keep a file that will be removed, move a tree out of reach and back, remove what is kept.
+
+Each removes or moves only what it was told is kept; what it finds besides, it leaves and says so.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 
 from cmroot.checksum import checksum_file
 from cmroot.content import Kept, locate
@@ -11,12 +17,13 @@ from cmroot.errors import ChecksumMismatch, KeepError
 from cmroot.keep import CopyKeeper, Keeper
 from cmroot.listing import FileState, file_state, hidden, object_state
 from cmroot.objects import keep_and_check, remove_source
-from cmroot.place import is_local, local_path, naming
+from cmroot.place import is_local, join, local_path, naming, normal
+from cmroot.recycle import files_below, recycle, recycle_tree, remove_emptied
 from cmroot.remote import FsspecStore
 
 
 def keep_safely(keeper: Keeper, root: str, path: str) -> Kept:
-    """Keeps one file as its keeper does; a copy is compared with its name. FileNotFoundError: it was gone."""
+    """Keeps one file as its keeper does; a copy is read back. FileNotFoundError: it was gone."""
     if not isinstance(keeper, CopyKeeper):
         return keeper.keep(path)
     if not (is_local(root) and is_local(path)):
@@ -31,33 +38,44 @@ def keep_safely(keeper: Keeper, root: str, path: str) -> Kept:
     return kept
 
 
-def remove_kept(path: str, kept: Kept) -> bool:
-    """Removes a file that is still the one that was kept, or that is gone; False for another one."""
-    if not is_local(path):
-        try:
-            remove_source(path, kept)
-        except FileNotFoundError:
-            return True
-        except KeepError:
-            return False
-        return True
-    path = local_path(path)
-    with naming(path):
-        try:
-            if not unchanged(file_state(path), kept):
-                return False
-            os.unlink(path)
-        except FileNotFoundError:
-            return True
-    return True
-
-
 def unchanged(state: FileState, kept: Kept) -> bool:
     return (state.identity, state.mtime_ns, state.size) == (kept.identity, kept.mtime_ns, kept.size)
 
 
-def objects_below(place: str) -> Iterator[tuple[str, FileState]]:
-    """(name relative to the place, state) of every object below it but hidden ones."""
+# ---- looking ------------------------------------------------------------------------------------------------------
+
+
+def files_at(place: str) -> Iterator[tuple[str, FileState]]:
+    """(name relative to the place, state) of every file but hidden ones; a file itself has the name "". Symbolic links
+    to directories are not followed, as deleting does not follow them."""
+    if not is_local(place):
+        yield from _objects_at(place)
+        return
+    top = local_path(place)
+    with naming(top):
+        try:
+            status = os.stat(top)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            yield "", _state(status)
+            return
+        waiting = [""]
+        while waiting:
+            relative = waiting.pop()
+            with contextlib.suppress(FileNotFoundError), os.scandir(join(top, relative)) as found:
+                for entry in found:
+                    name = f"{relative}/{entry.name}" if relative else entry.name
+                    if hidden(entry.name):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(name)
+                    elif entry.is_file():
+                        with contextlib.suppress(FileNotFoundError):
+                            yield name, _state(entry.stat())
+
+
+def _objects_at(place: str) -> Iterator[tuple[str, FileState]]:
     store = FsspecStore(place)
     prefix = store.key(place).rstrip("/") + "/"
     with naming(place):
@@ -67,3 +85,113 @@ def objects_below(place: str) -> Iterator[tuple[str, FileState]]:
         is_file = key.startswith(prefix) and name and not name.endswith("/") and info.get("type") != "directory"
         if is_file and not any(hidden(part) for part in name.split("/")):
             yield name, object_state(name, info)
+
+
+def _state(status: os.stat_result) -> FileState:
+    return FileState("", status.st_size, status.st_mtime_ns, str(status.st_ino))
+
+
+# ---- moving -------------------------------------------------------------------------------------------------------
+
+
+def move_aside(path: str, entry: str, *, stays: bool) -> bool:
+    """One rename out of everybody's reach; with `stays` an empty directory takes the place, as accessible as before.
+    False when it cannot be renamed: a mount point, or one inside. What is not there needs no moving."""
+    with naming(path):
+        try:
+            before = os.stat(path)
+            os.rename(path, entry)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EBUSY):
+                raise
+            return False
+        if stays and stat.S_ISDIR(before.st_mode):
+            os.mkdir(path)
+            os.chmod(path, stat.S_IMODE(before.st_mode))
+            if os.geteuid() == 0:
+                os.chown(path, before.st_uid, before.st_gid)
+    return True
+
+
+def move_back(root: str, entry: str, path: str) -> None:
+    """Back to the name it had. What has come there meanwhile stays: directories are merged, and a file whose name is
+    taken goes to the root's kept files."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    entry_is_tree, path_is_tree = (os.path.isdir(each) and not os.path.islink(each) for each in (entry, path))
+    if not os.path.lexists(path):
+        os.rename(entry, path)
+    elif entry_is_tree and path_is_tree:
+        with contextlib.suppress(OSError):
+            os.rename(entry, path)  # onto an empty directory
+            return
+        for name in sorted(os.listdir(entry)):
+            move_back(root, join(entry, name), join(path, name))
+        os.rmdir(entry)
+    elif entry_is_tree:
+        recycle_tree(root, entry)
+    elif os.path.isfile(entry) and not os.path.islink(entry):
+        recycle(root, entry)
+    else:
+        os.unlink(entry)
+
+
+# ---- removing -----------------------------------------------------------------------------------------------------
+
+
+def remove_kept_below(place: str, named: str, kept: Mapping[str, Kept], *, whole: bool) -> bool:
+    """Removes the files at `place` that are kept, by the place `named` that they had; with `whole` the emptied
+    directory, too. False when something was found that is not kept, and stays."""
+    if not is_local(place):
+        left = [
+            name for name, _ in _objects_at(place)
+            if not _remove_object(join(place, name), kept.get(normal(join(named, name))))
+        ]  # fmt: skip
+        return not left
+    path = local_path(place)
+    with naming(path):
+        if not os.path.lexists(path):
+            return True
+        if os.path.islink(path):
+            if whole:
+                os.unlink(path)
+            return True
+        if not os.path.isdir(path):
+            return _remove_file(path, kept.get(normal(named)))
+        left = [
+            each for each in files_below(path) if not _remove_file(each, kept.get(normal(named + each[len(path) :])))
+        ]
+        if left or not whole:
+            return not left
+        try:
+            remove_emptied(path)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return False
+        return True
+
+
+def _remove_object(path: str, kept: Kept | None) -> bool:
+    if kept is None:
+        return False
+    try:
+        remove_source(path, kept)
+    except FileNotFoundError:
+        return True
+    except KeepError:
+        return False
+    return True
+
+
+def _remove_file(path: str, kept: Kept | None) -> bool:
+    if kept is None:
+        return False
+    try:
+        if not unchanged(file_state(path), kept):
+            return False
+        os.unlink(path)
+    except FileNotFoundError:
+        return True
+    return True

@@ -17,8 +17,9 @@ from datetime import timedelta
 from typing import Any
 
 from cmroot.errors import Error
+from cmroot.journal import DONE, TAKING
 from cmroot.place import is_local, local_path
-from cmroot.taking import DONE, SENT, Taking, sweep_takings, takings
+from cmroot.taking import Taking, sweep_takings, takings
 from replicator.errors import ObjectNotFound
 from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
 from replicator.gateway.messages import (
@@ -120,8 +121,17 @@ class Drops:
             self._root, before_event=self._upstream.current_event_id(), call=drop.call, db=drop.db, table=drop.table,
             sources=targets.sources, owners=targets.owners, empties=drop.kind == "truncate", about=targets.about(),
         )  # fmt: skip
-        taking.protect()
+        try:
+            taking.protect()
+        except BaseException:
+            self._leave(taking)
+            raise
         return taking, targets
+
+    def _leave(self, taking: Taking) -> None:
+        """For later, what could not be finished now."""
+        if taking.open:
+            self._undecided[taking.journal.id] = taking
 
     def _wait_for_others(self, drop: Drop) -> None:
         for taking in list(self._undecided.values()):
@@ -135,6 +145,7 @@ class Drops:
         try:
             taking.sent()
         except (Error, OSError) as error:
+            self._leave(taking)
             return self._refuse(header, f"{drop.call}: nothing was dropped: {_said(error)}")
         lost: UpstreamLost | None = None
         reply = Reply(b"", False)
@@ -148,7 +159,7 @@ class Drops:
             happened = self._decide(taking, reply, began if lost else None)
         except Exception as error:
             log.error("%s of %s.%s: %s; tried again later", drop.call, drop.db, drop.table, _said(error))
-            self._undecided[taking.journal.id] = taking
+            self._leave(taking)
             happened = reply.succeeded or bool(taking.journal.events)
         if happened:
             self._counts.add(files=files, bytes=size)
@@ -167,7 +178,7 @@ class Drops:
 
     def _announced(self, taking: Taking) -> Outcome:
         """The outcome of a call that succeeded: everything was dropped, and the events are there, or will be."""
-        tables = {source.table for source in taking.journal.sources}
+        tables = taking.tables
         deadline = time.monotonic() + ANNOUNCED_WITHIN
         while True:
             outcome = find_outcome(self._upstream, taking.journal, _kind(taking))
@@ -178,7 +189,7 @@ class Drops:
 
     def _found(self, taking: Taking, lost_since: float | None) -> dict[str, int]:
         deadline = 0.0 if lost_since is None else lost_since + self._grace.total_seconds()
-        tables = {source.table for source in taking.journal.sources}
+        tables = taking.tables
         while True:
             try:
                 events = find_outcome(self._upstream, taking.journal, _kind(taking)).events
@@ -196,10 +207,10 @@ class Drops:
         for `settle_undecided`. Raises FormatError for a damaged journal."""
         sweep_takings(self._root)
         for taking in takings(self._root):
-            if taking.journal.state in (SENT, DONE):
-                self._undecided[taking.journal.id] = taking
-            else:
+            if taking.journal.state == TAKING:
                 taking.put_back()
+            else:
+                self._leave(taking)
 
     @property
     def undecided(self) -> int:
@@ -222,11 +233,13 @@ class Drops:
             return len(self._undecided)
 
     def _settle(self, taking: Taking) -> None:
-        if taking.journal.state == DONE:
+        if taking.journal.state == TAKING:
+            taking.put_back()
+        elif taking.journal.state == DONE:
             taking.settle(taking.journal.events)
         else:
             events = find_outcome(self._upstream, taking.journal, _kind(taking)).events
-            tables = {source.table for source in taking.journal.sources}
+            tables = taking.tables
             if events.keys() != tables and time.time() < taking.journal.sent_at + self._grace.total_seconds():
                 return
             taking.settle(events)

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
+from cmroot.journal import Journal, Owner, Source
 from cmroot.place import normal, parent
-from cmroot.taking import Journal, Owner, Source
-from replicator.errors import ObjectNotFound
-from replicator.events.decode import decode
+from replicator.errors import FormatError, ObjectNotFound
+from replicator.events.decode import decode, message_text
 from replicator.events.record import DropDatabase, DropPartitions, DropTable
 from replicator.gateway.calls import Drop
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
@@ -184,7 +186,7 @@ class Outcome:
 
 
 def find_outcome(upstream: MetastoreReader, journal: Journal, kind: str) -> Outcome:
-    """What became of a drop, from the events since and from what exists. May be asked again. Of a truncation only the
+    """What became of a drop, from the events since and from what exists. May be asked again. Of a truncation only an
     event tells."""
     outcome = Outcome()
     tables = {source.table for source in journal.sources}
@@ -212,8 +214,7 @@ def _told(event: NotificationEvent, journal: Journal, kind: str, tables: set[str
     if (event.db or "").lower() != journal.db:
         return set()
     if kind == "truncate":
-        named = {(event.table or "").lower()} & tables
-        return named if event.type.startswith("ALTER_") else set()
+        return {(event.table or "").lower()} & tables if _is_truncation(event) else set()
     match decode(event).change:
         case DropTable(name=name):
             return {name} & tables
@@ -222,6 +223,15 @@ def _told(event: NotificationEvent, journal: Journal, kind: str, tables: set[str
         case DropDatabase():
             return set(tables)
     return set()
+
+
+def _is_truncation(event: NotificationEvent) -> bool:
+    """Servers that truncate announce it as an alteration with a mark; any other may be somebody else's."""
+    try:
+        message = msgspec.json.decode(message_text(event)) if event.type.startswith("ALTER_") else {}
+    except (FormatError, msgspec.DecodeError):
+        return False
+    return isinstance(message, dict) and str(message.get("isTruncateOp")).lower() == "true"
 
 
 def _exists(upstream: MetastoreReader, journal: Journal, table: str) -> bool:
