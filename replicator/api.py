@@ -29,6 +29,7 @@ from replicator.load.placement import parse_pairs
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import connect
 from replicator.progress import Progress, Silent
+from replicator.sync.roles import epochs_to_dump
 from replicator.sync.status import Status
 from replicator.sync.status import status as _status
 from replicator.sync.verify import Level, Verified
@@ -67,12 +68,18 @@ def dump(
     *, source: str, cmroot: str, out: str, db: str | Sequence[str], include: Sequence[str] = (),
     exclude: Sequence[str] = (), since: str | int | None = None, until: str | int | None = None, slot: str = "",
     capture_first: bool = True, scan: bool = True, deep: bool = False, keeper: str = "auto",
-    engine: AutoEngine | None = None, progress: Progress | None = None,
+    allow_replica: bool = False, draining: bool = False, engine: AutoEngine | None = None,
+    progress: Progress | None = None,
 ) -> Dumped:  # fmt: skip
-    """Captures, then writes a dump into `out`; see replicator.dump.dump.write_dump."""
+    """Captures, then writes a dump into `out`; see replicator.dump.dump.write_dump.
+
+    Raises Refused for a replica (unless `allow_replica`) and a fenced database (unless `draining`: its last changes are
+    fetched by who fenced it). Roles are not known, and not asked for, without `capture_first`."""
     patterns = Patterns.parse(include, exclude)
-    observed = None
+    observed, epochs = None, None
     if capture_first:
+        with connect(source) as metastore:
+            epochs = epochs_to_dump(metastore, names(db), allow_replica=allow_replica, draining=draining)
         root = create_or_open(cmroot).place
         whole = since is None and not (slot and confirmed(root, slot))
         observed = capture(
@@ -82,7 +89,7 @@ def dump(
     report = write_dump(
         create_or_open(cmroot), out, source=source, databases=names(db), patterns=patterns,
         since=None if since is None else str(since), until=None if until is None else str(until), slot=slot,
-        progress=progress or Silent(),
+        epochs=epochs, progress=progress or Silent(),
     )  # fmt: skip
     if observed is not None:
         report.captured, report.warnings = observed.records, observed.warnings

@@ -14,6 +14,7 @@ FLOORS = [
         "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.engine",
         "replicator.grouping", "replicator.policy", "replicator.partition_filter", "replicator.progress",
         "replicator.quantity", "replicator.report",
+        "replicator.roles",
     },
     {"replicator.metastore"},
     {"replicator.events"},

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--slot", default="", metavar="NAME", help="Who takes the dumps: $cmroot keeps what it needs "
               "until its load has confirmed it. Without --since, the dump begins there; a new one gets a "
               "bootstrap.")  # fmt: skip
+@click.option("--allow-replica", is_flag=True, help="Dump a database that is a replica itself, to replicate it on.")
 @click.option("--no-capture", is_flag=True, help="Dump what is captured already; the source is not asked.")
 @no_scan_option
 @deep_option
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
 @pass_session
 def dump(
     session: Session, source: str, cmroot: str, out: str, db: tuple[str, ...], include: tuple[str, ...],
-    exclude: tuple[str, ...], since: str | None, until: str | None, slot: str, no_capture: bool, no_scan: bool,
-    deep: bool, keeper: str, dry_run: bool, engine: EngineChoice, as_json: bool,
+    exclude: tuple[str, ...], since: str | None, until: str | None, slot: str, allow_replica: bool, no_capture: bool,
+    no_scan: bool, deep: bool, keeper: str, dry_run: bool, engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
     """Capture, then write a dump: the whole of some databases (a bootstrap), or with --since, or with a --slot that
     has confirmed something, what changed in them.
@@ -72,19 +73,21 @@ def dump(
     from replicator import api
     from replicator.api import names
     from replicator.events.scope import Patterns
+    from replicator.sync.roles import epochs_to_dump
 
     uri = session.config.metastore_uri(source)
     if dry_run:
         patterns = Patterns.parse(include, exclude)
         with session.metastore(source) as metastore:
+            epochs_to_dump(metastore, names(db), allow_replica=allow_replica)
             plan = _preview(metastore, open_existing(cmroot), names(db), patterns, since, until, slot)
         emit({"status": "planned", "dump": out, **plan}, as_json, _preview_lines(plan))
         return 0
     with session.engines(engine) as engines:
         dumped = api.dump(
             source=uri, cmroot=cmroot, out=out, db=db, include=include, exclude=exclude, since=since, until=until,
-            slot=slot, capture_first=not no_capture, scan=not no_scan, deep=deep, keeper=keeper, engine=engines,
-            progress=session.progress,
+            slot=slot, capture_first=not no_capture, scan=not no_scan, deep=deep, keeper=keeper,
+            allow_replica=allow_replica, engine=engines, progress=session.progress,
         )  # fmt: skip
     emit(dumped, as_json, _dumped_lines(dumped))
     return 3 if dumped.missing_directories else 0

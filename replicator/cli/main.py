@@ -22,6 +22,7 @@ from replicator.cli.metastore import metastore
 from replicator.cli.options import Session
 from replicator.cli.output import failure, show_error
 from replicator.cli.restore import restore
+from replicator.cli.role import role
 from replicator.cli.show import show
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.status import status
@@ -58,7 +59,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     context.default_map = _default_map(settings)
 
 
-for _command in (capture, demo, dump, gateway, load, metastore, restore, show, status, verify):
+for _command in (capture, demo, dump, gateway, load, metastore, restore, role, show, status, verify):
     cli.add_command(_command)
 
 

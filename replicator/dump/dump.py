@@ -80,12 +80,13 @@ class Dumped:
 def write_dump(
     root: ChangeRoot, out: str, *, source: str, databases: Sequence[str], patterns: Patterns, since: str | None = None,
     until: str | layout.Point | None = None, slot: str = "", id: str | None = None, progress: Progress,
-    clock: Callable[[], float] = clocks.time,
+    empty: bool = False, epochs: Mapping[str, int] | None = None, clock: Callable[[], float] = clocks.time,
 ) -> Dumped:  # fmt: skip
     """Writes a dump of what is captured. since: an event id, a time or an earlier dump (None: what the slot's consumer
     has confirmed; without a slot, or before it has confirmed anything, a bootstrap). until: an event id, a time or a
     point of the log (None: its end). slot: the consumer's name, registered when it is new. id: the dump's (None: a new
-    one). What the dump names is pinned in the root before anything is written.
+    one). empty: a bootstrap may hold no table. epochs: the source databases' (see `DumpMetadata`). What the dump names
+    is pinned in the root before anything is written.
 
     Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
     May run again after a crash: an unfinished dump is written anew."""
@@ -105,10 +106,10 @@ def write_dump(
                 root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock
             ):  # fmt: skip
                 if begin is None:
-                    work.bootstrap()
+                    work.bootstrap(empty=empty)
                 else:
                     work.incremental()
-                metadata = work.metadata(source, slot)
+                metadata = work.metadata(source, slot, epochs or {})
                 writer.finish(metadata)
     return Dumped(
         dump=writer.place, kind=metadata.kind, from_event=begin.event if begin else None, to_event=end.event,
@@ -164,9 +165,10 @@ class _Dump:
 
     # ---- bootstrap ------------------------------------------------------------------------------------------------
 
-    def bootstrap(self) -> None:
+    def bootstrap(self, *, empty: bool = False) -> None:
         """Every database, function, table, partition, statistic and file entry in scope, as of the end."""
-        self._require_matches()
+        if not empty:
+            self._require_matches()
         for db in self._databases:
             database = self._manifest.database(db)
             assert database is not None
@@ -326,7 +328,7 @@ class _Dump:
             for batch in self._manifest.unlisted():
                 yield from (thing.label for thing in batch if self._in_scope((thing.db, thing.table)))
 
-    def metadata(self, source: str, slot: str) -> layout.DumpMetadata:
+    def metadata(self, source: str, slot: str, epochs: Mapping[str, int]) -> layout.DumpMetadata:
         writer = self._writer
         locations = {}
         for db in self._databases:
@@ -339,7 +341,7 @@ class _Dump:
             begin=self._begin, end=self._end, locations=locations, records=writer.records, files=writer.files,
             removed=writer.removed, bytes=writer.bytes, observed=writer.observed, buckets=writer.buckets,
             missing_directories=tuple(self._missing_directories()), unknown_events=tuple(self.unknown),
-            slot=slot or None,
+            slot=slot or None, epochs=dict(epochs),
         )  # fmt: skip
 
     def _scope(self) -> layout.Scope:

@@ -42,7 +42,8 @@ class Point(msgspec.Struct, frozen=True):
 class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What a dump is. `begin`: the state it builds on (None for a bootstrap); `end`: the state it leads to. `source`:
     the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`: file
-    entries that take files away; `slot`: the consumer it was made for, which its load confirms."""
+    entries that take files away; `slot`: the consumer it was made for, which its load confirms; `epochs`: database ->
+    epoch of its role at the source (0: it had none; absent: the source was not asked)."""
 
     id: str
     kind: str
@@ -63,6 +64,7 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     missing_directories: tuple[str, ...] = ()
     unknown_events: tuple[str, ...] = ()
     slot: str | None = None
+    epochs: dict[str, int] = {}
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from cmroot.taken import undecided_since
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, ObjectNotFound
 from replicator.events.apply import Rename, followed
+from replicator.events.compare import same_database
 from replicator.events.decode import NamedFile, decode
 from replicator.events.fold import open_manifest
 from replicator.events.keepers import Keepers
@@ -32,6 +33,7 @@ from replicator.events.manifest import DataObject, KnownFile, Manifest
 from replicator.events.reader import read_events
 from replicator.events.record import (
     AddPartitions,
+    AlterDatabase,
     AlterTable,
     Change,
     ChangeFiles,
@@ -199,6 +201,8 @@ class _Run:
         decoded = decode(event)
         concerned = False
         for change in changes_in_scope(decoded.change, self._manifest.scope()):
+            if isinstance(change, AlterDatabase) and self._only_role(change):
+                continue
             concerned = True
             if isinstance(change, UnknownEvent):
                 self.report.unknown.append(f"event {event.id}: {change.type}")
@@ -209,6 +213,10 @@ class _Run:
             position = self._append(change, event.id, event.time)
             self._expect_files(change, position, decoded.files)
         return concerned
+
+    def _only_role(self, change: AlterDatabase) -> bool:
+        known = self._manifest.database(change.database.name)
+        return known is not None and same_database(known, change.database)
 
     def _completed(self, change: CreateDatabase) -> CreateDatabase:
         """2.3 announces a database by name only; one that is gone by now stays bare until its drop event."""

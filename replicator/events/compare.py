@@ -21,13 +21,22 @@ from replicator.events.record import (
     partition_names,
 )
 from replicator.model import Database, Function, Partition, Statistics, Table
+from replicator.roles import without_role
 
 
 def database_change(known: Database | None, now: Database) -> Iterator[Change]:
     if known is None:
         yield CreateDatabase(database=now)
-    elif known != now:
+    elif not same_database(known, now):
         yield AlterDatabase(database=now)
+
+
+def same_database(known: Database, now: Database) -> bool:
+    """Whether only a role has changed, or nothing: roles are each metastore's own, and no change of the source."""
+    if known == now:
+        return True
+    plain = (msgspec.structs.replace(each, parameters=without_role(each.parameters)) for each in (known, now))
+    return next(plain) == next(plain)
 
 
 def function_changes(known: Sequence[Function], now: Sequence[Function]) -> Iterator[Change]:

@@ -28,6 +28,7 @@ from replicator.load.squash import Lineage, PartitionFate
 from replicator.load.target import applied_position
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.model import Partition, Table, partition_name
+from replicator.roles import after_load, mark_of, marked, may_load_into
 
 T = TypeVar("T")
 
@@ -106,7 +107,9 @@ class Commit:
     def _begin_databases(self) -> None:
         loading = {LOADING: self._plan.metadata.id, SOURCE: self._plan.metadata.root_id}
         for database in self._plan.create_databases:
-            began = msgspec.structs.replace(database, parameters=database.parameters | loading)
+            began = msgspec.structs.replace(
+                database, parameters=self._with_role(database.name, database.parameters) | loading
+            )
             if database.location and is_local(database.location):
                 os.makedirs(local_path(database.location), exist_ok=True)
             with contextlib.suppress(ObjectExists):
@@ -114,9 +117,26 @@ class Commit:
                 self.changed.count()
         for name in self._plan.checkpoint:
             there = self._target.database(name)
-            if there.parameters.get(LOADING) != self._plan.metadata.id:
-                marked = msgspec.structs.replace(there, parameters=there.parameters | loading)
-                self._target.alter_database(name, marked)
+            parameters = self._with_role(name, there.parameters) | loading
+            if parameters != there.parameters:
+                self._target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
+
+    def _with_role(self, database: str, parameters: dict[str, str]) -> dict[str, str]:
+        """A target database's properties with the role that this load gives it, from its first write on. Raises Refused
+        when it was made primary or fenced since the plan: asked again before each write that may be hours later."""
+        if self._plan.exact:
+            return parameters
+        label = f"database {database} of the target"
+        epoch, role = self._epochs.get(database), mark_of(parameters, label)
+        may_load_into(label, role, source_epoch=epoch)
+        after = after_load(role, epoch)
+        return parameters if after == role else marked(parameters, after)
+
+    @property
+    def _epochs(self) -> dict[str, int]:
+        """The epochs of the dump, by the target's names; without those that are not known."""
+        epochs = self._plan.metadata.epochs
+        return {name: epochs[source] for source, name in self._plan.placement.databases.items() if source in epochs}
 
     def _drop_table(self, table: Table) -> None:
         if table.owns_data and table.location:
@@ -243,6 +263,10 @@ class Commit:
     # ---- after the copies -----------------------------------------------------------------------------------------
 
     def databases(self) -> None:
+        """The first change that readers see after the copies, which may have taken hours. Raises Refused when roles
+        turned meanwhile."""
+        for name in self._plan.checkpoint:
+            self._with_role(name, self._target.database(name).parameters)
         for database in self._plan.alter_databases:
             there = self._target.database(database.name)
             own = {key: value for key, value in there.parameters.items() if key.startswith(OWN)}
@@ -375,7 +399,8 @@ class Commit:
         """The last change of the target's metadata: from here on it is at the dump's end."""
         for name in self._plan.checkpoint:
             there = self._target.database(name)
-            parameters = {key: value for key, value in there.parameters.items() if key != LOADING}
+            there_now = self._with_role(name, there.parameters)
+            parameters = {key: value for key, value in there_now.items() if key != LOADING}
             parameters |= self._plan.mark.parameters()
             if parameters != there.parameters:
                 self._target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))

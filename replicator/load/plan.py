@@ -19,6 +19,7 @@ from replicator.load.replica import Mark, replica_database, replica_function, re
 from replicator.load.squash import Lineage, Squashed
 from replicator.load.target import TargetDatabase, applied_position, table_position
 from replicator.model import Database, Function, Table
+from replicator.roles import after_restore, may_load_into
 
 Name = tuple[str, str]
 Key = TypeVar("Key")
@@ -26,7 +27,6 @@ Key = TypeVar("Key")
 PASSING = "__replicator_swap"  # ends the name of what is on its way, where renames go round in a circle
 
 
-@dataclass
 @dataclass(frozen=True)
 class ByDifference:
     """A bootstrap loaded over what is there: tables that can be altered into the dump's stay, files that are the same
@@ -41,6 +41,7 @@ class ByDifference:
     only_tables: bool = False
 
 
+@dataclass
 class TablePlan:
     """One table of the target. Names are the target's. `lineage`: what happened at the source; `table`: the final
     object (None: dropped). `rename_from`: its name on the target until now. `clear`: its old data goes to `$cmroot`
@@ -52,8 +53,8 @@ class TablePlan:
     table: Table | None = None
     rename_from: Name | None = None
     clear: bool = False
-    exists: bool = False
     prune: bool = False
+    exists: bool = False
 
 
 @dataclass
@@ -67,8 +68,8 @@ class Plan:
     after: int
     squashed: Squashed
     exact: bool = False
-    create_databases: list[Database] = field(default_factory=list)
     by_difference: ByDifference | None = None
+    create_databases: list[Database] = field(default_factory=list)
     alter_databases: list[Database] = field(default_factory=list)
     drop_databases: list[str] = field(default_factory=list)
     drops: list[Table] = field(default_factory=list)
@@ -119,11 +120,12 @@ def check_target(
     """The position after which the dump's records are to be applied; None when the target has them all.
 
     Raises Refused for a target that replication did not make, that replicates another source, that is the source, or
-    that is newer than the dump (`overwrite` allows all but the source itself, `exact` that too); BootstrapNeeded for an
-    incremental dump that begins after the target's checkpoint."""
+    that is newer than the dump (`overwrite` allows all but the source itself, `exact` that too), or whose role forbids
+    it (`exact` allows a primary); BootstrapNeeded for an incremental dump that begins after the target's checkpoint."""
     positions = []
     for source_name, name in placement.databases.items():
         there = target[name]
+        _refuse_role(metadata, source_name, name, there, exact=exact)
         if not exact:
             _refuse_source(metadata, source_name, there)
         if not overwrite:
@@ -140,10 +142,10 @@ def check_target(
         done = all(position == metadata.end.position for position in positions) and not unfinished
         if exact:  # a replica may have been changed since; what a restore began is its own
             done = done and all(target[name].restoring for name in placement.databases.values())
+        done = done and not by_difference  # the checkpoint says what was loaded, not what became of it
         return None if done else 0
     assert metadata.begin is not None
     if any(position is None or position < metadata.begin.position for position in positions):
-        done = done and not by_difference  # the checkpoint says what was loaded, not what became of it
         behind = min((position or 0) for position in positions)
         raise BootstrapNeeded(
             f"the dump begins at position {metadata.begin.position} (event {metadata.begin.event}), the target is at "
@@ -153,6 +155,16 @@ def check_target(
     if all(position == metadata.end.position for position in positions) and not unfinished:
         return None
     return min(position for position in positions if position is not None)
+
+
+def _refuse_role(
+    metadata: DumpMetadata, source_name: str, name: str, there: TargetDatabase, *, exact: bool
+) -> None:  # fmt: skip
+    label = f"database {name} of the target"
+    if exact:
+        after_restore(there.role(label), label)
+    else:
+        may_load_into(label, there.role(label), source_epoch=metadata.epochs.get(source_name))
 
 
 def _refuse_source(metadata: DumpMetadata, source_name: str, there: TargetDatabase) -> None:
@@ -270,6 +282,13 @@ def _plan_created(
     """A table whose whole content is in the dump. One of its name makes room, if it is not what an earlier attempt to
     load this very dump has committed: of another dump's table nobody knows what of it the source has no more."""
     assert step.table is not None
+    if plan.by_difference is not None:
+        step.prune = True
+        if there is not None and _can_become(there, step.table):
+            step.exists = True
+        elif there is not None:
+            plan.drops.append(there)
+        return
     if there is None:
         step.clear = True
         return
@@ -283,13 +302,6 @@ def _plan_created(
 
 def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Table | None) -> None:
     """A table that the target has already, perhaps under an older name."""
-    if plan.by_difference is not None:
-        step.prune = True
-        if there is not None and _can_become(there, step.table):
-            step.exists = True
-        elif there is not None:
-            plan.drops.append(there)
-        return
     lineage = step.lineage
     old = _target_name(plan, lineage.before or ("", ""))
     if before is not None and (before.db, before.name) != step.name:
@@ -421,6 +433,11 @@ def _refuse_occupied(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
                 )
 
 
+def _can_become(there: Table, wanted: Table) -> bool:
+    """Whether altering suffices, at another place too: data that lies where the table was by mistake stays there."""
+    return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys
+
+
 def _same_shape(there: Table, wanted: Table) -> bool:
     """Whether altering suffices to make one the other: same kind of thing, same partition keys, same place."""
     same_place = (there.location or "") == (wanted.location or "")
@@ -434,11 +451,6 @@ def passing_name(name: Name) -> Name:
 
 def rename_order(
     renames: Mapping[Key, Key], occupied: Iterable[Key], passing: Callable[[Key], Key]
-def _can_become(there: Table, wanted: Table) -> bool:
-    """Whether altering suffices, at another place too: data that lies where the table was by mistake stays there."""
-    return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys
-
-
 ) -> list[tuple[Key, Key]]:
     """Renames (from, to) in an order in which every target name is free; a circle is opened by a passing name.
 

@@ -10,6 +10,7 @@ from replicator.errors import ObjectNotFound
 from replicator.load.replica import LOADING, POSITION, RENAMED, RESTORING, SOURCE
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Database, Function, Partition, Table
+from replicator.roles import RoleMark, mark_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class TargetDatabase:
     def restoring(self) -> str | None:
         """Which restore has begun it and not ended."""
         return self.database.parameters.get(RESTORING) if self.database else None
+
+    def role(self, name: str) -> RoleMark:
+        """Its role among the sides of a replication. `name`: for FormatError, of a role that cannot be understood."""
+        return mark_of(self.database.parameters, name) if self.database else RoleMark()
 
     @property
     def empty(self) -> bool:

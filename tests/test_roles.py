@@ -1,0 +1,474 @@
+"""Roles: which side is the primary is known to both metastores, and nothing is dumped or loaded against it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from story import Answer, Story, command
+
+from cmroot.log import segments
+from replicator.dump.layout import open_parts
+from replicator.errors import FormatError, ObjectNotFound, Refused
+from replicator.events.compare import database_change
+from replicator.load.replica import LOADING, POSITION
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.model import Database
+from replicator.roles import (
+    EPOCH,
+    PROPERTIES,
+    ROLE,
+    Role,
+    RoleMark,
+    after_load,
+    after_restore,
+    consequence,
+    mark_of,
+    marked,
+    may_dump_from,
+    may_load_into,
+)
+from replicator.sync.roles import epochs_to_dump, establish, read_role, set_role
+
+AT_ONCE = timedelta(0)
+NONE, PRIMARY, REPLICA, FENCED = Role.NONE, Role.PRIMARY, Role.REPLICA, Role.FENCED
+
+
+@pytest.fixture
+def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+    """A source with a table; nothing is replicated and nobody has a role yet."""
+    story = Story(source_metastore, target_metastore, tmp_path)
+    story.source.create()
+    story.source.table("t", {"first": "1"})
+    return story
+
+
+@pytest.fixture
+def pair(story: Story) -> Story:
+    """The source is the primary at epoch 1, the target its replica."""
+    established(story)
+    story.bootstrap()
+    return story
+
+
+def established(story: Story) -> dict[str, int]:
+    return establish(story.source.metastore, story.target.metastore, [(story.db, story.db)], settle=AT_ONCE)
+
+
+def source_role(story: Story) -> RoleMark:
+    return read_role(story.source.metastore, story.db)
+
+
+def target_role(story: Story) -> RoleMark:
+    return read_role(story.target.metastore, story.db)
+
+
+def turn(metastore: ThriftMetastore, db: str, role: Role, epoch: int) -> None:
+    set_role(metastore, db, role, epoch, expect=read_role(metastore, db), settle=AT_ONCE)
+
+
+def write(story: Story, number: int) -> None:
+    story.source.write("t", {f"more{number}": f"{number}"})
+    story.source.alter("t", round=str(number))
+
+
+def refused(answer: Answer) -> str:
+    assert (answer.code, answer.error) == (6, "Refused"), answer
+    assert answer.said["hint"]
+    return answer.message
+
+
+# ---- decisions ----------------------------------------------------------------------------------------------------
+
+
+def test_only_the_primary_and_who_has_no_role_may_be_dumped() -> None:
+    may_dump_from("it", RoleMark())
+    may_dump_from("it", RoleMark(PRIMARY, 3), known_epoch=3)
+    for mark in (RoleMark(REPLICA, 3), RoleMark(FENCED, 3)):
+        with pytest.raises(Refused):
+            may_dump_from("it", mark)
+    may_dump_from("it", RoleMark(REPLICA, 3), allow_replica=True)
+    may_dump_from("it", RoleMark(FENCED, 3), draining=True)
+    for wrong in ({"draining": True}, {"allow_replica": False}):
+        with pytest.raises(Refused):
+            may_dump_from("it", RoleMark(REPLICA, 3), **wrong)
+    with pytest.raises(Refused):
+        may_dump_from("it", RoleMark(FENCED, 3), allow_replica=True)
+
+
+def test_the_side_with_the_highest_epoch_is_right() -> None:
+    with pytest.raises(Refused, match="knows epoch 3"):
+        may_dump_from("it", RoleMark(PRIMARY, 2), known_epoch=3)
+    with pytest.raises(Refused, match="knows epoch 3"):
+        may_load_into("it", RoleMark(REPLICA, 3), source_epoch=2)
+    may_load_into("it", RoleMark(REPLICA, 3), source_epoch=3)
+    may_load_into("it", RoleMark(REPLICA, 3), source_epoch=None)
+
+
+def test_a_load_makes_a_replica_of_what_it_loads_from_a_source_with_an_epoch() -> None:
+    assert after_load(RoleMark(), None) == RoleMark()
+    assert after_load(RoleMark(), 0) == RoleMark()
+    assert after_load(RoleMark(), 2) == RoleMark(REPLICA, 2)
+    assert after_load(RoleMark(REPLICA, 1), 2) == RoleMark(REPLICA, 2)
+    assert after_load(RoleMark(REPLICA, 2), None) == RoleMark(REPLICA, 2)
+
+
+def test_a_restore_leaves_a_primary_its_role_and_everyone_the_epoch() -> None:
+    assert after_restore(RoleMark(PRIMARY, 4), "it") == RoleMark(PRIMARY, 4)
+    assert after_restore(RoleMark(REPLICA, 4), "it") == RoleMark(NONE, 4)
+    assert after_restore(RoleMark(), "it") == RoleMark()
+    with pytest.raises(Refused):
+        after_restore(RoleMark(FENCED, 4), "it")
+
+
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("epoch", [0, 1, 7])
+def test_a_role_is_read_as_it_was_written(role: Role, epoch: int) -> None:
+    mark = RoleMark(role, epoch, "somebody")
+    written = marked({"a": "b", ROLE: "primary", EPOCH: "99"}, mark)
+    assert mark_of(written, "it") == mark and mark_of(written, "it").by == "somebody"
+    assert {key: value for key, value in written.items() if key not in PROPERTIES} == {"a": "b"}
+
+
+@pytest.mark.parametrize("parameters", [{ROLE: "boss"}, {ROLE: "primary", EPOCH: "one"}, {EPOCH: "-1"}, {EPOCH: ""}])
+def test_a_role_that_cannot_be_read_is_not_taken_for_none(parameters: dict[str, str]) -> None:
+    with pytest.raises(FormatError, match="database x"):
+        mark_of(parameters, "database x")
+    assert mark_of(parameters, "database x", repair=True).role is NONE
+
+
+def test_a_change_by_hand_that_can_lose_data_has_its_consequence_told() -> None:
+    harmful = {(before, after) for before in Role for after in Role if consequence(before, after)}
+    assert harmful == {
+        (REPLICA, PRIMARY), (FENCED, PRIMARY), (PRIMARY, REPLICA), (FENCED, REPLICA),
+        (PRIMARY, NONE), (REPLICA, NONE), (FENCED, NONE),
+    }  # fmt: skip
+
+
+def test_a_role_is_no_change_of_the_database() -> None:
+    known = Database(name="d", parameters={"a": "b"})
+    now = Database(name="d", parameters={"a": "b", **RoleMark(FENCED, 2, "me").parameters()})
+    assert list(database_change(known, now)) == []
+    assert list(database_change(now, known)) == []
+    assert len(list(database_change(known, Database(name="d", parameters={"a": "c"})))) == 1
+
+
+# ---- setting ------------------------------------------------------------------------------------------------------
+
+
+def test_a_role_is_set_beside_the_databases_other_properties(story: Story) -> None:
+    metastore = story.source.metastore
+    plain = metastore.database(story.db)
+    metastore.alter_database(story.db, msgspec.structs.replace(plain, parameters={"owner": "sales", POSITION: "7"}))
+    done = set_role(metastore, story.db, PRIMARY, 1, expect=RoleMark(), settle=AT_ONCE)
+    assert done == read_role(metastore, story.db) == RoleMark(PRIMARY, 1)
+    assert "process" in done.by
+    turn(metastore, story.db, FENCED, 2)
+    turn(metastore, story.db, NONE, 2)
+    there = metastore.database(story.db).parameters
+    assert (there["owner"], there[POSITION], there[EPOCH]) == ("sales", "7", "2") and ROLE not in there
+
+
+def test_a_role_is_set_only_where_it_is_the_expected_one(story: Story) -> None:
+    metastore = story.source.metastore
+    turn(metastore, story.db, PRIMARY, 2)
+    with pytest.raises(Refused, match="primary at epoch 2, not replica at epoch 1"):
+        set_role(metastore, story.db, PRIMARY, 3, expect=RoleMark(REPLICA, 1), settle=AT_ONCE)
+    with pytest.raises(ObjectNotFound):
+        set_role(metastore, "no_such_db", PRIMARY, 3, expect=RoleMark(), settle=AT_ONCE)
+    assert source_role(story) == RoleMark(PRIMARY, 2)
+
+
+def test_an_epoch_only_grows(story: Story) -> None:
+    metastore = story.source.metastore
+    turn(metastore, story.db, REPLICA, 5)
+    for role, epoch in ((REPLICA, 4), (FENCED, 4), (PRIMARY, 5)):
+        with pytest.raises(Refused, match="only grows"):
+            turn(metastore, story.db, role, epoch)
+    turn(metastore, story.db, PRIMARY, 6)
+    set_role(metastore, story.db, REPLICA, 1, expect=RoleMark(PRIMARY, 6), force=True, settle=AT_ONCE)
+    assert source_role(story) == RoleMark(REPLICA, 1)
+
+
+class Together(ThriftMetastore):
+    """A connection whose first reading of a database waits for the others': all have read before anyone writes."""
+
+    def __init__(self, uri: str, meeting: threading.Barrier) -> None:
+        super().__init__(uri)
+        self._meeting: threading.Barrier | None = meeting
+
+    def database(self, name: str) -> Database:
+        found = super().database(name)
+        if self._meeting is not None:
+            meeting, self._meeting = self._meeting, None
+            meeting.wait(60)
+        return found
+
+
+@pytest.mark.parametrize("operators", [2, 5])
+def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(story: Story, operators: int) -> None:
+    turn(story.source.metastore, story.db, REPLICA, 1)
+    read, written = threading.Barrier(operators), threading.Barrier(operators)
+
+    def act(_: int) -> RoleMark | Refused:
+        with Together(story.source_uri, read) as metastore:
+            try:
+                return set_role(
+                    metastore, story.db, PRIMARY, 2, expect=RoleMark(REPLICA, 1),
+                    pause=lambda seconds: void(written.wait(60)),
+                )  # fmt: skip
+            except Refused as refusal:
+                return refusal
+
+    with ThreadPoolExecutor(operators) as pool:
+        outcomes = list(pool.map(act, range(operators)))
+    winners = [each for each in outcomes if isinstance(each, RoleMark)]
+    assert len(winners) == 1, outcomes
+    assert source_role(story).by == winners[0].by
+    assert all(each.exit_code == 6 for each in outcomes if isinstance(each, Refused))
+
+
+def void(_: object) -> None:
+    return None
+
+
+def test_whoever_wrote_a_role_over_is_found_before_it_is_believed(story: Story) -> None:
+    metastore = story.source.metastore
+    before = metastore.database(story.db)
+
+    def another(seconds: float) -> None:
+        assert seconds == 1
+        metastore.alter_database(story.db, before)  # as a writer of other properties does that read before
+
+    with pytest.raises(Refused, match="none at epoch 0, set by another"):
+        set_role(metastore, story.db, PRIMARY, 1, expect=RoleMark(), pause=another)
+
+
+# ---- a new pair ---------------------------------------------------------------------------------------------------
+
+
+def test_a_first_run_makes_the_source_the_primary_and_its_load_makes_the_replica(story: Story) -> None:
+    assert established(story) == {story.db: 1}
+    assert source_role(story) == RoleMark(PRIMARY, 1)
+    story.bootstrap()
+    assert target_role(story) == RoleMark(REPLICA, 1)
+    assert open_parts(str(story.last))[1].epochs == {story.db: 1}
+    assert established(story) == {story.db: 1}
+    assert epochs_to_dump(story.source.metastore, [story.db, "no_such_db"]) == {story.db: 1}
+
+
+def test_a_source_that_lost_its_role_is_not_made_primary_again(pair: Story) -> None:
+    metastore = pair.source.metastore
+    there = metastore.database(pair.db)
+    metastore.alter_database(pair.db, msgspec.structs.replace(there, parameters={}))  # a metastore of last week
+    with pytest.raises(Refused, match="the target knows epoch 1"):
+        established(pair)
+    assert source_role(pair) == RoleMark()
+
+
+def test_nothing_is_established_where_both_are_primary(pair: Story) -> None:
+    turn(pair.target.metastore, pair.db, PRIMARY, 2)
+    with pytest.raises(Refused, match="is the primary"):
+        established(pair)
+
+
+# ---- dumps and loads ----------------------------------------------------------------------------------------------
+
+
+def test_a_database_without_a_role_is_replicated_as_ever(story: Story) -> None:
+    story.bootstrap()
+    write(story, 1)
+    story.catch_up()
+    for metastore in (story.source.metastore, story.target.metastore):
+        assert not set(PROPERTIES) & set(metastore.database(story.db).parameters)
+    assert open_parts(str(story.last))[1].epochs == {story.db: 0}
+
+
+def test_a_replica_stays_one_through_loads_and_does_not_get_the_sources_role(pair: Story) -> None:
+    there = pair.source.metastore.database(pair.db)
+    changed = {**there.parameters, "season": "winter"}
+    pair.source.metastore.alter_database(pair.db, msgspec.structs.replace(there, parameters=changed))
+    write(pair, 1)
+    pair.catch_up()
+    found = pair.target.metastore.database(pair.db).parameters
+    assert found["season"] == "winter" and LOADING not in found
+    assert (target_role(pair), source_role(pair)) == (RoleMark(REPLICA, 1), RoleMark(PRIMARY, 1))
+
+
+def test_setting_roles_is_nothing_for_a_capture_and_verify_sees_no_difference(pair: Story) -> None:
+    before = segments(str(pair.cmroot))[-1].last
+    turn(pair.source.metastore, pair.db, FENCED, 2)
+    turn(pair.source.metastore, pair.db, PRIMARY, 3)
+    assert pair.capture().code == 0
+    assert "alter_database" not in record_kinds(pair) and before <= segments(str(pair.cmroot))[-1].last
+    verified = command(
+        "verify", "--source", pair.source_uri, "--target", pair.target_uri, "--db", pair.db, "--engine", "local"
+    )
+    assert (verified.code, verified.said["differences"]) == (0, [])
+
+
+def record_kinds(story: Story) -> list[str]:
+    answer = command("show", str(story.cmroot))
+    return [each["change"]["kind"] for each in answer.said["records"]]
+
+
+def test_a_dump_of_a_replica_or_a_fenced_database_is_refused(pair: Story) -> None:
+    there = pair.here / "from_replica"
+    back = {"source": pair.target_uri, "cmroot": pair.here / "back"}
+    assert "is a replica" in refused(pair.dump(out=there, **back))
+    assert not there.exists() and not segments(str(pair.here / "back"))
+    allowed = pair.dump("--allow-replica", out=there, **back)
+    assert allowed.code == 0
+    assert open_parts(str(there))[1].epochs == {pair.db: 1}
+    turn(pair.source.metastore, pair.db, FENCED, 2)
+    for more in ((), ("--allow-replica",), ("--dry-run",)):
+        assert "is fenced" in refused(pair.dump(*more))
+
+
+def test_a_load_into_a_primary_or_a_fenced_database_is_refused_and_changes_nothing(pair: Story) -> None:
+    write(pair, 1)
+    assert pair.dump(since=pair.last).code == 0
+    for role, epoch, word in ((PRIMARY, 2, "is the primary"), (FENCED, 3, "is fenced")):
+        turn(pair.target.metastore, pair.db, role, epoch)
+        before = pair.target.everything()
+        for more in ((), ("--overwrite",), ("--dry-run",)):
+            assert word in refused(pair.load(pair.last, *more))
+        assert pair.target.everything() == before
+    turn(pair.target.metastore, pair.db, REPLICA, 3)
+    assert "knows epoch 3" in refused(pair.load())
+
+
+def test_a_dump_of_a_higher_epoch_takes_the_replica_along(pair: Story) -> None:
+    turn(pair.source.metastore, pair.db, FENCED, 2)
+    turn(pair.source.metastore, pair.db, PRIMARY, 3)
+    write(pair, 1)
+    stale = pair.last
+    pair.catch_up()
+    assert target_role(pair) == RoleMark(REPLICA, 3)
+    assert "knows epoch 3" in refused(pair.load(stale))
+
+
+class TurnedDuring(ThriftMetastore):
+    """A connection over which a target is promoted by another before the n-th of the load's changes."""
+
+    def __init__(self, uri: str, db: str, kind: str) -> None:
+        super().__init__(uri)
+        self._other, self._db, self._kind, self._done = connect(uri), db, kind, False
+
+    def create_table(self, table: Any) -> None:
+        super().create_table(table)
+        self._turn("create_table")
+
+    def create_database(self, database: Database) -> None:
+        super().create_database(database)
+        self._turn("create_database")
+
+    def _turn(self, kind: str) -> None:
+        if kind == self._kind and not self._done:
+            self._done = True
+            turn(self._other, self._db, PRIMARY, 9)
+
+
+@pytest.fixture
+def promoting(target_metastore: Running, story: Story) -> Iterator[Any]:
+    made: list[TurnedDuring] = []
+
+    def make(kind: str) -> TurnedDuring:
+        made.append(TurnedDuring(target_metastore.uri, story.db, kind))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("moment", ["create_database", "create_table"])
+def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_it_primary(
+    story: Story, promoting: Any, moment: str
+) -> None:
+    from warehouse import local_engine
+
+    from replicator.load.load import LoadOptions, load
+    from replicator.progress import Silent
+
+    established(story)
+    assert story.dump().code == 0
+    options = LoadOptions(warehouse=str(story.warehouse))
+    with pytest.raises(Refused, match="is the primary"):
+        load(str(story.last), promoting(moment), options, engine=local_engine(), progress=Silent())
+    assert target_role(story) == RoleMark(PRIMARY, 9)
+    assert POSITION not in story.target.metastore.database(story.db).parameters
+
+
+# ---- restore ------------------------------------------------------------------------------------------------------
+
+
+def test_a_restore_into_the_primary_leaves_it_primary_and_a_copy_has_no_role(pair: Story) -> None:
+    event = open_parts(str(pair.last))[1].end.event
+    write(pair, 1)
+    assert pair.capture().code == 0
+    restore = ["restore", "--cmroot", str(pair.cmroot), "--db", pair.db, "--to", str(event), "--engine", "local",
+               "--target", pair.source_uri, "--target-cmroot", str(pair.here / "restores")]  # fmt: skip
+    copy = command(*restore, "--into", f"{pair.db}_copy")
+    assert copy.code == 0, copy
+    assert read_role(pair.source.metastore, f"{pair.db}_copy") == RoleMark()
+    live = command(*restore, "--into", pair.db, "--force")
+    assert live.code == 0, live
+    assert source_role(pair) == RoleMark(PRIMARY, 1)
+    turn(pair.source.metastore, pair.db, FENCED, 2)
+    assert "is fenced" in refused(command(*restore, "--into", pair.db, "--force"))
+    assert source_role(pair) == RoleMark(FENCED, 2)
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def role(*arguments: str) -> Answer:
+    return command("role", *arguments)
+
+
+def test_an_operator_sees_and_sets_roles(story: Story) -> None:
+    here = ("--metastore", story.source_uri, "--db", story.db)
+    assert role("show", *here).said["databases"] == [{"db": story.db, "role": "none", "epoch": 0, "by": ""}]
+    planned = role("set", *here, "--role", "primary", "--dry-run")
+    assert (planned.said["status"], planned.said["after"]["epoch"]) == ("planned", 1)
+    assert source_role(story) == RoleMark()
+    done = role("set", *here, "--role", "primary")
+    assert (done.code, done.said["status"]) == (0, "set")
+    assert role("set", *here, "--role", "primary").said["status"] == "unchanged"
+    (shown,) = role("show", *here).said["databases"]
+    assert (shown["role"], shown["epoch"]) == ("primary", 1) and shown["by"]
+    everywhere = role("show", "--metastore", story.source_uri).said["databases"]
+    assert story.db in [each["db"] for each in everywhere] and all(each["epoch"] for each in everywhere)
+
+
+def test_an_operator_is_told_what_a_change_can_cost_and_must_force_it(story: Story) -> None:
+    here = ("--metastore", story.source_uri, "--db", story.db)
+    turn(story.source.metastore, story.db, REPLICA, 1)
+    answer = role("set", *here, "--role", "primary")
+    assert "both take writes" in refused(answer) and "--force" in answer.said["hint"]
+    assert answer.said["after"] == {"role": "primary", "epoch": 2, "by": ""}
+    assert source_role(story) == RoleMark(REPLICA, 1)
+    assert role("set", *here, "--role", "primary", "--force").code == 0
+    assert source_role(story) == RoleMark(PRIMARY, 2)
+    assert role("set", *here, "--role", "fenced").code == 0
+    assert source_role(story) == RoleMark(FENCED, 3)
+    assert role("set", *here, "--role", "fenced", "--epoch", "2").code == 6
+
+
+def test_a_role_that_cannot_be_read_stops_dumps_and_is_repaired_by_force(story: Story) -> None:
+    metastore = story.source.metastore
+    there = metastore.database(story.db)
+    metastore.alter_database(story.db, msgspec.structs.replace(there, parameters={ROLE: "boss", EPOCH: "4"}))
+    assert story.dump().error == "FormatError"
+    here = ("--metastore", story.source_uri, "--db", story.db)
+    assert role("set", *here, "--role", "primary").error == "FormatError"
+    assert role("set", *here, "--role", "primary", "--force").code == 0
+    assert source_role(story) == RoleMark(PRIMARY, 5)
