@@ -33,6 +33,10 @@ class MetastoreReader(Protocol):
         """Events with id > after, in the server's order, at most `limit`. Checks nothing: the caller looks for gaps."""
         ...
 
+    def setting(self, key: str) -> str:
+        """A setting of the server; "" when it has none of this name. Servers tell those that begin with `hive`."""
+        ...
+
     def database_names(self) -> list[str]: ...
 
     def database(self, name: str) -> Database:

@@ -67,7 +67,7 @@ class ThriftMetastore:
 
     def _check_log(self, newest: int) -> None:
         """A server without a listener answers 0, or the last id of the days when it had one: ask its settings too."""
-        classes = [self._setting(key) for key in LISTENERS]
+        classes = [self.setting(key) for key in LISTENERS]
         named = ",".join(classes)
         if "Notification" in named or (newest > 0 and named):
             return
@@ -79,7 +79,7 @@ class ThriftMetastore:
             "then restart the metastore",
         )
 
-    def _setting(self, key: str) -> str:
+    def setting(self, key: str) -> str:
         return self._read(f"setting {key}", call("get_config_value", key, "")) or ""
 
     def next_events(self, after: int, limit: int = EVENT_BATCH) -> list[NotificationEvent]:
