@@ -1,0 +1,374 @@
+"""What somebody else is about to drop is in the root before, and comes back exactly if it is not dropped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from steps import at_every_step
+
+from cmroot.checksum import checksum_file
+from cmroot.content import is_kept, locate
+from cmroot.errors import FormatError, KeepError, NotWritable
+from cmroot.journal import Owner, Source
+from cmroot.place import join, store_for
+from cmroot.root import create_or_open
+from cmroot.taken import JOURNAL, read_taken, undecided_since
+from cmroot.taking import Taking, sweep_takings, takings
+
+FILES = {"p=1/a": b"one" * 100_000, "p=1/b": b"two", "p=2/_tmp/c": b"three", "p=2/_temporary/d": b"four", "stray": b"5"}
+RECORDED = {"p=1/a", "p=1/b", "p=2/_tmp/c"}  # what a listing of the two partitions would show
+
+
+class Ground:
+    """A table of two partitions, and a root, in one place or in two."""
+
+    def __init__(self, root: str, table: str) -> None:
+        self.root, self.table = create_or_open(root).place, table
+
+    def lay(self) -> None:
+        for name, data in FILES.items():
+            store_for(self.table).write_bytes(join(self.table, name), data)
+
+    def begin(self, **more: object) -> Taking:
+        sources = [Source(self.table, "t"), *(Source(join(self.table, f"p={number}"), "t") for number in (1, 2))]
+        owners = [Owner("t", f"p={number}", join(self.table, f"p={number}")) for number in (1, 2)]
+        return Taking.begin(
+            self.root, before_event=7, call="drop_table", db="db", table="t", sources=sources, owners=owners,
+            **more,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def there(self) -> dict[str, bytes]:
+        return {
+            name: store_for(self.table).read_bytes(join(self.table, name))
+            for name in store_for(self.table).find(self.table)
+        }
+
+    def recorded(self) -> dict[str, bytes]:
+        """Path below the table -> kept bytes, of what the capture of an event will find."""
+        found = {}
+        for taken in read_taken(self.root, 1 << 62):
+            for row in taken.rows().to_pylist():
+                assert (row["op"], row["db"], row["table"], row["kept"]) == ("add", "db", "t", True)
+                assert row["location"] == join(self.table, row["partition"])
+                data = store_for(self.root).read_bytes(locate(self.root, row["checksum"], row["size"]))
+                assert f"{row['partition']}/{row['path']}" not in found
+                found[f"{row['partition']}/{row['path']}"] = data
+        return found
+
+    def is_clean(self) -> bool:
+        return store_for(self.root).find(join(self.root, "taking")) == [] and undecided_since(self.root) is None
+
+
+@pytest.fixture
+def other_device() -> Iterator[str]:
+    """A directory on another device than the test's own."""
+    memory = Path("/dev/shm") / f"taking-{os.getpid()}"
+    if not memory.parent.is_dir():
+        pytest.skip("there is no second filesystem")
+    memory.mkdir()
+    yield str(memory)
+    shutil.rmtree(memory)
+
+
+@pytest.fixture(params=["one device", "two devices", "s3"])
+def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Ground:
+    if request.param == "s3":
+        pytest.importorskip("moto.server", reason="moto is not installed")
+        pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+        request.getfixturevalue("s3_endpoint")
+        place = f"s3a://cmroot-test/{tmp_path.name}-{time.monotonic_ns()}"
+        made = Ground(f"{place}/cmroot", f"{place}/w/t")
+    elif request.param == "two devices":
+        made = Ground(f"{request.getfixturevalue('other_device')}/cmroot", str(tmp_path / "w" / "t"))
+    else:
+        made = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
+    made.lay()
+    return made
+
+
+def test_what_was_dropped_is_kept_and_waits_for_its_event(ground: Ground) -> None:
+    taking = ground.begin(about={"kind": "table"})
+    assert undecided_since(ground.root) == 7
+    taking.protect()
+    taking.sent()
+    taking.settle({"t": 8})
+    assert ground.there() == {}
+    assert ground.recorded() == {name: FILES[name] for name in RECORDED}
+    assert {taken.event for taken in read_taken(ground.root, 8)} == {8}
+    assert (taking.files, taking.bytes) == (len(FILES), sum(map(len, FILES.values())))
+    assert ground.is_clean() and not taking.open
+
+
+def test_nobodys_files_are_kept_too(ground: Ground) -> None:
+    taking = ground.begin()
+    taking.protect()
+    taking.sent()
+    taking.settle({"t": 8})
+    kept = {store_for(ground.root).read_bytes(join(ground.root, "files", name))
+            for name in store_for(ground.root).find(join(ground.root, "files"))}  # fmt: skip
+    assert kept == set(FILES.values())
+
+
+def test_what_was_not_dropped_is_back_as_it_was(ground: Ground, tmp_path: Path) -> None:
+    before = ground.there(), tree(tmp_path / "w")
+    taking = ground.begin()
+    taking.protect()
+    taking.sent()
+    taking.settle({})
+    assert (ground.there(), tree(tmp_path / "w")) == before
+    assert ground.recorded() == {} and ground.is_clean()
+
+
+def tree(top: Path) -> dict[str, tuple[int, int, int]]:
+    """Inode, time and mode of everything below."""
+    found = {}
+    for path in [top / "t", *(top / "t").rglob("*")] if top.exists() else ():
+        status = path.stat()
+        found[str(path)] = (status.st_ino, status.st_mtime_ns, status.st_mode)
+    return found
+
+
+def test_a_file_that_a_writer_adds_until_the_end_is_kept(ground: Ground) -> None:
+    taking = ground.begin()
+    taking.protect()
+    moved = taking.journal.sources[0].entry
+    place = join(taking.place, moved) if moved else ground.table
+    store_for(place).write_bytes(join(place, "p=1/late"), b"late")
+    taking.sent()
+    store_for(place).write_bytes(join(place, "p=2/later"), b"later")
+    taking.settle({"t": 8})
+    assert {"p=1/late": b"late", "p=2/later": b"later"}.items() <= ground.recorded().items()
+    assert ground.there() == {}
+
+
+def test_a_file_that_changes_after_it_was_kept_is_kept_again(ground: Ground) -> None:
+    taking = ground.begin()
+    taking.protect()
+    moved = taking.journal.sources[0].entry
+    place = join(taking.place, moved) if moved else ground.table
+    store_for(place).write_bytes(join(place, "p=1/b"), b"changed since")
+    taking.sent()
+    taking.settle({"t": 8})
+    assert ground.recorded()["p=1/b"] == b"changed since"
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+@pytest.mark.parametrize("state", ["begun", "protected", "sent"])
+def test_whoever_comes_after_a_crash_finishes(ground: Ground, state: str, dropped: bool) -> None:
+    taking = ground.begin()
+    if state != "begun":
+        taking.protect()
+    if state == "sent":
+        taking.sent()
+    taking._filing.close()  # as the end of the process would
+    (left,) = takings(ground.root)
+    assert left.journal.state == ("sent" if state == "sent" else "taking")
+    if dropped and state == "sent":
+        left.settle({"t": 9})
+        assert ground.there() == {} or not left.journal.sources[0].entry
+        assert ground.recorded() == {name: FILES[name] for name in RECORDED}
+        assert not RECORDED & ground.there().keys()
+    else:
+        left.put_back()
+        assert ground.there() == FILES
+    assert ground.is_clean() and takings(ground.root) == []
+
+
+def test_a_table_made_anew_meanwhile_keeps_its_files(ground: Ground) -> None:
+    """The gateway was down between the drop and its end; the name has other data by then."""
+    taking = ground.begin()
+    taking.protect()
+    taking.sent()
+    taking._filing.close()
+    if not taking.journal.sources[0].entry:
+        store_for(ground.table).remove_tree(ground.table)
+    store_for(ground.table).write_bytes(join(ground.table, "p=1/a"), b"of another table")
+    store_for(ground.table).write_bytes(join(ground.table, "p=1/new"), b"new")
+    (left,) = takings(ground.root)
+    left.settle({"t": 9})
+    assert ground.there() == {"p=1/a": b"of another table", "p=1/new": b"new"}
+    assert ground.recorded() == {name: FILES[name] for name in RECORDED}
+
+
+def test_what_comes_back_does_not_replace_what_has_come_meanwhile(ground: Ground) -> None:
+    taking = ground.begin()
+    taking.protect()
+    store_for(ground.table).write_bytes(join(ground.table, "p=1/b"), b"another")
+    taking.put_back()
+    assert ground.there() == FILES | {"p=1/b": b"another"}
+    checksum = checksum_of(b"two")
+    assert is_kept(ground.root, *checksum)
+
+
+def checksum_of(data: bytes) -> tuple[str, int]:
+    import xxhash
+
+    return xxhash.xxh3_128_hexdigest(data), len(data)
+
+
+def test_an_emptied_directory_stays_as_accessible_as_it_was(tmp_path: Path) -> None:
+    ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
+    ground.lay()
+    os.chmod(ground.table, 0o750)
+    taking = ground.begin(empties=True)
+    taking.protect()
+    assert os.listdir(ground.table) == [] and os.stat(ground.table).st_mode & 0o7777 == 0o750
+    taking.sent()
+    Path(ground.table, "written-after").write_bytes(b"new")
+    taking.settle({"t": 8})
+    assert ground.there() == {"written-after": b"new"}
+    assert ground.recorded() == {name: FILES[name] for name in RECORDED}
+
+
+def test_of_several_tables_only_those_that_were_dropped_stay(tmp_path: Path) -> None:
+    ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w"))
+    for name in ("dropped", "there"):
+        store_for(ground.table).write_bytes(join(ground.table, name, "file"), name.encode())
+    sources = [Source(join(ground.table, name), name) for name in ("dropped", "there")]
+    taking = Taking.begin(
+        ground.root, before_event=1, call="drop_database", db="db", table="", sources=sources,
+        owners=[Owner(source.table, "", source.place) for source in sources],
+    )  # fmt: skip
+    taking.protect()
+    taking.sent()
+    taking.settle({"dropped": 2})
+    assert ground.there() == {"there/file": b"there"}
+    ((row,),) = [taken.rows().to_pylist() for taken in read_taken(ground.root, 2)]
+    assert (row["table"], row["path"]) == ("dropped", "file")
+
+
+def test_hidden_files_and_links_come_back_too(tmp_path: Path) -> None:
+    ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
+    ground.lay()
+    Path(ground.table, ".a.crc").write_bytes(b"crc")
+    Path(ground.table, "link").symlink_to("p=1/a")
+    Path(ground.table, "dangling").symlink_to("nowhere")
+    taking = ground.begin()
+    taking.protect()
+    assert not Path(ground.table).exists()
+    taking.put_back()
+    assert (
+        Path(ground.table, ".a.crc").read_bytes() == b"crc"
+        and Path(ground.table, "link").read_bytes() == FILES["p=1/a"]
+    )
+    again = ground.begin()
+    again.protect()
+    again.sent()
+    again.settle({"t": 8})
+    assert not Path(ground.table).exists() and ground.is_clean()
+
+
+def test_a_root_inside_what_is_taken_is_refused(tmp_path: Path) -> None:
+    ground = Ground(str(tmp_path / "w" / "t" / "cmroot"), str(tmp_path / "w" / "t"))
+    with pytest.raises(KeepError, match="lies around"):
+        ground.begin()
+    assert ground.is_clean()
+
+
+def test_a_file_that_cannot_be_kept_leaves_everything_in_place(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is that goes wrong, at the first file or at the last."""
+    import cmroot.taking
+
+    real = cmroot.taking.keep_safely
+    before = ground.there()
+    for fails_at in range(len(FILES)):
+        calls = iter(range(100))
+
+        def keep(*arguments: object) -> object:
+            if next(calls) == fails_at:  # noqa: B023
+                raise NotWritable("the disk is not what it was")
+            return real(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(cmroot.taking, "keep_safely", keep)
+        with pytest.raises(NotWritable):
+            ground.begin().protect()
+        assert ground.there() == before and ground.is_clean()
+
+
+def test_a_damaged_journal_is_told_by_name(tmp_path: Path) -> None:
+    ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
+    ground.lay()
+    taking = ground.begin()
+    journal = Path(taking.place, JOURNAL)
+    journal.write_bytes(journal.read_bytes()[:40])
+    with pytest.raises(FormatError, match=r"journal\.json"):
+        takings(ground.root)
+    journal.write_text('{"version": 2, "id": "", "state": "", "before_event": 0, "call": "", "db": "", "table": "",'
+                       ' "created": "", "sources": [], "owners": []}')  # fmt: skip
+    with pytest.raises(FormatError, match="version 2"):
+        takings(ground.root)
+
+
+def test_many_files_are_kept_by_several_threads(tmp_path: Path) -> None:
+    ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
+    Path(ground.table, "p=1").mkdir(parents=True)
+    for number in range(300):
+        Path(ground.table, "p=1", f"{number:03}").write_text(str(number))
+    taking = ground.begin()
+    taking.protect()
+    taking.sent()
+    taking.settle({"t": 8})
+    assert ground.recorded() == {f"p=1/{number:03}": str(number).encode() for number in range(300)}
+
+
+# ---- killed at every step -----------------------------------------------------------------------------------------
+
+WORK = """
+from cmroot.journal import Owner, Source
+from cmroot.taking import Taking
+root, table = {root!r}, {table!r}
+taking = Taking.begin(root, before_event=7, call="drop_table", db="db", table="t", sources=[Source(table, "t")],
+                      owners=[Owner("t", f"p={{n}}", f"{{table}}/p={{n}}") for n in (1, 2)])
+taking.protect()
+taking.sent()
+os.mkdir({dropped!r})  # what the metastore does
+taking.settle({{"t": 8}})
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_taking_that_is_killed_at_any_step_loses_nothing(
+    tmp_path: Path, request: pytest.FixtureRequest, devices: int
+) -> None:
+    home = str(tmp_path) if devices == 1 else request.getfixturevalue("other_device")
+    dropped = tmp_path / "dropped"
+    content = {"p=1/a": b"one", "p=2/b": b"two"}
+    place, root = tmp_path / "w" / "t", f"{home}/cmroot"
+
+    def prepare() -> None:
+        for old in (root, str(tmp_path / "w")):
+            shutil.rmtree(old, ignore_errors=True)
+        if dropped.exists():
+            dropped.rmdir()
+        create_or_open(root)
+        for name, data in content.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(data)
+
+    def check(number: int) -> None:
+        for path in Path(root, "files").rglob("*"):
+            if path.is_file():
+                checksum, size = checksum_file(str(path))
+                assert path.name == f"xxh3_128-{checksum}-{size}"
+        sweep_takings(root)
+        ground = Ground(root, str(place))
+        for taking in takings(root):
+            assert taking.journal.state != "done" or dropped.exists()
+            taking.settle({"t": 8} if dropped.exists() else {})
+        if dropped.exists():
+            assert ground.recorded() == content, number
+            assert not place.exists() or not any(path.is_file() for path in place.rglob("*")), number
+        else:
+            assert {name: (place / name).read_bytes() for name in content} == content, number
+            assert ground.recorded() == {}
+        assert ground.is_clean() and os.listdir(join(root, "taking")) == []
+
+    kills = at_every_step(
+        WORK.format(root=root, table=str(place), dropped=str(dropped)), prepare, check, imports=", cmroot.taking"
+    )
+    assert kills > 20
