@@ -78,15 +78,16 @@ class Dumped:
 
 
 def write_dump(
-    root: ChangeRoot, out: str, *, source: str, databases: Sequence[str], patterns: Patterns, since: str | None = None,
-    until: str | layout.Point | None = None, slot: str = "", id: str | None = None, progress: Progress,
-    empty: bool = False, epochs: Mapping[str, int] | None = None, clock: Callable[[], float] = clocks.time,
+    root: ChangeRoot, out: str, *, source: str, databases: Sequence[str], patterns: Patterns,
+    since: str | layout.Point | None = None, until: str | layout.Point | None = None, slot: str = "",
+    id: str | None = None, progress: Progress, empty: bool = False, epochs: Mapping[str, int] | None = None,
+    clock: Callable[[], float] = clocks.time,
 ) -> Dumped:  # fmt: skip
-    """Writes a dump of what is captured. since: an event id, a time or an earlier dump (None: what the slot's consumer
-    has confirmed; without a slot, or before it has confirmed anything, a bootstrap). until: an event id, a time or a
-    point of the log (None: its end). slot: the consumer's name, registered when it is new. id: the dump's (None: a new
-    one). empty: a bootstrap may hold no table. epochs: the source databases' (see `DumpMetadata`). What the dump names
-    is pinned in the root before anything is written.
+    """Writes a dump of what is captured. since: an event id, a time, an earlier dump or a point of the log (None: what
+    the slot's consumer has confirmed; without a slot, or before it has confirmed anything, a bootstrap). until: an
+    event id, a time or a point of the log (None: its end). slot: the consumer's name, registered when it is new. id:
+    the dump's (None: a new one). empty: a bootstrap may hold no table. epochs: the source databases' (see
+    `DumpMetadata`). What the dump names is pinned in the root before anything is written.
 
     Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
     May run again after a crash: an unfinished dump is written anew."""
@@ -120,8 +121,12 @@ def write_dump(
     )  # fmt: skip
 
 
-def begin_of_dump(root: ChangeRoot, log: Sequence[Segment], since: str | None, slot: str) -> layout.Point | None:
+def begin_of_dump(
+    root: ChangeRoot, log: Sequence[Segment], since: str | layout.Point | None, slot: str
+) -> layout.Point | None:  # fmt: skip
     """Where a dump begins; None for a bootstrap. `slot`: its name, or nothing."""
+    if isinstance(since, layout.Point):
+        return since
     if since is not None:
         return resolve_since(log, since, root.id)
     known = confirmed(root.place, slot) if slot else None

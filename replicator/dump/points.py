@@ -56,6 +56,15 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
     return found
 
 
+def point_at(log: Sequence[Segment], position: int) -> Point | None:
+    """A position of the log as a point; None where the log does not have it."""
+    for segment in log:
+        if segment.first <= position <= segment.last:
+            for record in read_records(segment, position - 1, position):
+                return Point(record.position, record.event, record.time)
+    return None
+
+
 def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
     """Where an earlier dump ends, for who names its directory; None for any other text. Raises UsageError for a dump of
     another root."""

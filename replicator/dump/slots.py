@@ -14,8 +14,8 @@ from cmroot.errors import PinError
 from cmroot.log import Segment
 from cmroot.pins import DumpPin, Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, pin_dump, unpin_dump
 from replicator.dump.layout import DumpMetadata, Point
+from replicator.dump.points import point_at
 from replicator.errors import Error, FormatError
-from replicator.events.fold import read_records
 
 BOOTSTRAP = "a bootstrap"  # what the consumer of a slot awaits that was made with a bootstrap dump
 
@@ -35,10 +35,9 @@ def confirmed(root: str, name: str) -> Slot | None:
 
 def begin_of(log: Sequence[Segment], slot: Slot) -> Point:
     """Where a slot's next dump begins. Raises FormatError when the log does not reach to the slot's position."""
-    for segment in log:
-        if segment.first <= slot.position <= segment.last:
-            for record in read_records(segment, slot.position - 1, slot.position):
-                return Point(record.position, record.event, record.time)
+    point = point_at(log, slot.position)
+    if point is not None:
+        return point
     raise FormatError(
         f"slot {slot.name}: is at position {slot.position}, which the captured log does not have",
         hint="the log was replaced: drop the slot and dump with it again, a bootstrap",
