@@ -7,13 +7,14 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from replicator.cli.capture import capture
+from replicator.cli.cm import cm
 from replicator.cli.demo import demo
 from replicator.cli.dump import dump
 from replicator.cli.gateway import gateway
@@ -59,7 +60,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     context.default_map = _default_map(settings)
 
 
-for _command in (capture, demo, dump, gateway, load, metastore, restore, role, show, status, verify):
+for _command in (capture, cm, demo, dump, gateway, load, metastore, restore, role, show, status, verify):
     cli.add_command(_command)
 
 
@@ -67,13 +68,21 @@ def _default_map(config: Config) -> dict[str, Any]:
     """The file's `[defaults]` by command, for the options that each has. `load` has a `$cmroot` of its own."""
     defaults = config.default_values()
     of_target = defaults.pop("target_cmroot", None)
-    found = {}
-    for name, command in cli.commands.items():
-        options = {parameter.name for parameter in command.params}
-        found[name] = {key: value for key, value in defaults.items() if key in options}
+    found = _defaults_of(cli, defaults)
     found["load"].pop("cmroot", None)
     if of_target is not None:
         found["load"]["cmroot"] = found["restore"]["target_cmroot"] = of_target
+    return found
+
+
+def _defaults_of(group: click.Group, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """By command, and inside of groups by theirs."""
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        options = {parameter.name for parameter in command.params}
+        found[name] = {key: value for key, value in defaults.items() if key in options}
+        if isinstance(command, click.Group):
+            found[name] |= _defaults_of(command, defaults)
     return found
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,6 +70,17 @@ def aligned(pairs: Iterable[tuple[str, Any]]) -> list[str]:
         values = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
         lines += [f"{name if index == 0 else '':<{width}}  {text}" for index, text in enumerate(values)]
     return lines
+
+
+def columns(head: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = ()) -> list[str]:
+    """A table: a line of headings, then a line for each row, padded; columns named in `right` are aligned there."""
+    lines = [list(head), *([("" if cell is None else str(cell)) for cell in row] for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(head))]
+    aligns = [">" if name in right else "<" for name in head]
+    return [
+        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, aligns, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def shortened(things: Iterable[str]) -> list[str]:

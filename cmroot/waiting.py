@@ -1,0 +1,32 @@
+"""Waiting for the lease of another run: a capture that follows the source holds it for a second in ten."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+from cmroot.errors import LeaseHeld
+
+Result = TypeVar("Result")
+
+PAUSE = timedelta(milliseconds=200)
+"""Between two tries, on average: short beside the pauses that captures make."""
+
+
+def patiently(
+    work: Callable[[], Result], patience: timedelta, *, clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Result:  # fmt: skip
+    """Do something that takes the lease, again and again while another run holds it. What it has done before it met
+    the lease is done. Raises LeaseHeld when it is held for longer than `patience`."""
+    until = clock() + patience.total_seconds()
+    while True:
+        try:
+            return work()
+        except LeaseHeld:
+            if clock() >= until:
+                raise
+        sleep(PAUSE.total_seconds() * random.uniform(0.5, 1.5))

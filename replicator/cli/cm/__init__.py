@@ -1,0 +1,24 @@
+"""`replicator cm`: the change-management root, one module a group of its commands."""
+
+from __future__ import annotations
+
+import click
+
+from replicator.cli.cm.kept import find, ls, restore
+from replicator.cli.cm.pins import hold, release, slots
+from replicator.cli.cm.upkeep import check, compact, expire
+
+
+@click.group()
+def cm() -> None:
+    """Look after a change-management root: what it keeps, for whom, and for how long.
+
+    \b
+    Example:
+      replicator cm ls --cmroot /cm
+      replicator cm expire --cmroot /cm --older-than 7d
+    """
+
+
+for _command in (check, compact, expire, find, hold, ls, release, restore, slots):
+    cm.add_command(_command)

@@ -1,0 +1,151 @@
+"""`replicator cm ls`, `find` and `restore`: what is kept, where it was, and one file of it put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replicator.cli.options import EngineChoice, Session, cmroot_option, engine_options, json_option, pass_session
+from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
+
+if TYPE_CHECKING:
+    from replicator.lifecycle.files import FoundList
+    from replicator.lifecycle.kept import KeptList
+
+limit_option = click.option(
+    "--limit", type=click.IntRange(0, 1_000_000), default=1000, show_default=True,
+    help="So many are told one by one; all are counted.",
+)  # fmt: skip
+
+
+@click.command()
+@cmroot_option
+@click.option("--table", default="", metavar="DB.TABLE", help="Only what was last this table's.")
+@click.option("--needed-by", default="", metavar="WHO", help="Only what this needs: live, slot NAME, hold NAME, "
+              "dump ID, or nobody; its beginning is enough.")  # fmt: skip
+@limit_option
+@engine_options
+@json_option
+@pass_session
+def ls(
+    session: Session, cmroot: str, table: str, needed_by: str, limit: int, engine: EngineChoice, as_json: bool
+) -> None:
+    """List what is kept: how, from where, since which event, who needs it and until when. The largest first.
+
+    \b
+    Example:
+      replicator cm ls --cmroot /cm --limit 20
+      replicator cm ls --cmroot /cm --table sales.orders --needed-by slot
+    """
+    from cmroot.root import open_existing
+    from replicator.lifecycle.kept import list_kept
+
+    root = open_existing(cmroot)
+    with session.engines(engine) as engines:
+        listed = list_kept(root, engines, table=table, need=needed_by, limit=limit)
+    emit(listed, as_json, _kept_lines(listed))
+
+
+def _kept_lines(listed: KeptList) -> Iterable[str]:
+    if listed.entries:
+        head = ("bytes", "keeper", "event", "needed by", "until", "was", "checksum")
+        rows = [
+            (
+                size_text(each["size"]), each["keeper"], each["since_event"], each["needed_by"], each["until"],
+                each["origin"] or "-", each["checksum"],
+            )
+            for each in listed.entries
+        ]  # fmt: skip
+        yield from columns(head, rows, right=("bytes", "event"))
+        hidden = listed.total["entries"] - len(listed.entries)
+        if hidden > 0:
+            yield f"... and {hidden:,} more (--limit)"
+        yield ""
+    shared = f"{_counted(listed.shared)} that take no room of their own" if listed.shared["entries"] else None
+    yield from aligned(
+        [
+            ("kept", _counted(listed.total)),
+            *((f"  {need}", _counted(count)) for need, count in listed.by_need.items()),
+            ("shared", shared),
+            ("damaged", listed.damaged_pins),
+        ]
+    )
+
+
+def _counted(count: dict[str, int]) -> str:
+    entries = f"{count['entries']:,} {'entry' if count['entries'] == 1 else 'entries'}"
+    return f"{entries}, {size_text(count['bytes'])}"
+
+
+@click.command()
+@cmroot_option
+@click.option("--path", default="", metavar="PLACE", help="A file, or a directory above it, as it was then.")
+@click.option("--table", default="", metavar="DB.TABLE[/PARTITION]", help="A table by its name then, or one partition.")
+@click.option("--checksum", default="", metavar="HEX", help="Its first digits, or the whole name of an entry.")
+@limit_option
+@json_option
+def find(cmroot: str, path: str, table: str, checksum: str, limit: int, as_json: bool) -> None:
+    """Find files in the captured log: between which events the source had them, and whether they are kept.
+
+    \b
+    Example:
+      replicator cm find --cmroot /cm --path /warehouse/sales.db/orders/day=1
+      replicator cm find --cmroot /cm --table sales.orders/day=1
+      replicator cm find --cmroot /cm --checksum 6bba86c7
+    """
+    from cmroot.root import open_existing
+    from replicator.lifecycle.files import find_files
+
+    found = find_files(open_existing(cmroot), path=path, table=table, checksum=checksum, limit=limit)
+    emit(found, as_json, _found_lines(found))
+
+
+def _found_lines(found: FoundList) -> Iterable[str]:
+    if found.entries:
+        head = ("bytes", "from event", "until event", "since", "kept", "table", "path", "checksum")
+        yield from columns(head, map(_found_row, found.entries), right=("bytes", "from event", "until event"))
+    hidden = found.total - len(found.entries)
+    yield (
+        f"... and {hidden:,} earlier ones (--limit)"
+        if hidden > 0
+        else f"{count_text(len(found.entries), 'file')} found"
+    )
+
+
+def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
+    partition = f"/{each['partition']}" if each["partition"] else ""
+    return (
+        "" if each["size"] is None else size_text(each["size"]), each["since_event"],
+        "still there" if each["ended_position"] is None else each["ended_event"], time_text(each["since_time"]),
+        "yes" if each["kept"] else "no", f"{each['db']}.{each['table']}{partition}", each["path"],
+        each["checksum"] or "never read",
+    )  # fmt: skip
+
+
+@click.command()
+@click.argument("what", metavar="PATH_OR_CHECKSUM")
+@cmroot_option
+@click.option("--at", metavar="X", help="As it was at an event, a time (UTC), or the end of a dump.")
+@click.option("--to", metavar="PLACE", help="The file to write; default: where it was.")
+@click.option("--overwrite", is_flag=True, help="Replace the file that is there.")
+@json_option
+def restore(what: str, cmroot: str, at: str | None, to: str | None, overwrite: bool, as_json: bool) -> None:
+    """Put one kept file back, by its path or its checksum. Copied, compared, and only then given its name.
+
+    \b
+    Example:
+      replicator cm restore /warehouse/sales.db/orders/part-0 --cmroot /cm --at 4711
+      replicator cm restore 6bba86c7 --cmroot /cm --to /tmp/part-0
+    """
+    import msgspec
+
+    from cmroot.root import open_existing
+    from replicator.lifecycle.files import put_back
+
+    restored = put_back(open_existing(cmroot), what, to, at=at, overwrite=overwrite)
+    fields = {"status": "restored", **msgspec.to_builtins(restored)}
+    lines = aligned([("restored", restored.place), ("from", restored.origin), ("bytes", size_text(restored.size)),
+                     ("checksum", restored.checksum)])  # fmt: skip
+    emit(fields, as_json, lines)

@@ -1,0 +1,215 @@
+"""`replicator cm slots`, `hold` and `release`: who needs what, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from replicator.cli.options import (
+    EngineChoice,
+    Session,
+    cmroot_option,
+    engine_options,
+    json_option,
+    pass_session,
+)
+from replicator.cli.output import aligned, columns, emit, size_text, time_text
+from replicator.quantity import duration_text
+
+if TYPE_CHECKING:
+    from replicator.lifecycle.pins import PinList, Pinned
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+AT = "An event id, a time (UTC), or a finished dump"
+at_option = click.option("--at", metavar="X", help=f"{AT}; default: the end of the captured log.")
+
+
+def _root_option(command: F) -> F:
+    """`--cmroot`, here or before the subcommand's name."""
+
+    def given(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+        above = context.parent.params.get("cmroot") if context.parent else None
+        if value is None and above is None:
+            raise click.MissingParameter(ctx=context, param=parameter)
+        return value if value is not None else str(above)
+
+    return click.option(
+        "--cmroot", metavar="PLACE", callback=given, help="The source's change-management root."
+    )(command)  # fmt: skip
+
+
+@click.group(invoke_without_command=True)
+@click.option("--cmroot", metavar="PLACE", help="The source's change-management root.")
+@click.option("--no-held", is_flag=True, help="Do not ask what each holds back, which reads the whole log.")
+@engine_options
+@json_option
+@pass_session
+@click.pass_context
+def slots(
+    context: click.Context, session: Session, cmroot: str | None, no_held: bool, engine: EngineChoice, as_json: bool
+) -> None:
+    """List the slots of consumers, holds and dumps: how far behind each is, and what it holds back.
+
+    A slot keeps from expiring what its consumer has not got yet. `dump --slot` makes one and the load confirms it; the
+    subcommands do it by hand.
+
+    \b
+    Example:
+      replicator cm slots --cmroot /cm
+      replicator cm slots create dr --cmroot /cm
+      replicator cm slots drop dr --cmroot /cm
+    """
+    if context.invoked_subcommand:
+        return
+    if cmroot is None:
+        missing = next(each for each in context.command.params if each.name == "cmroot")
+        raise click.MissingParameter(ctx=context, param=missing)
+    from cmroot.root import open_existing
+    from replicator.lifecycle.pins import list_pins
+
+    root = open_existing(cmroot)
+    with session.engines(engine) as engines:
+        listed = list_pins(root, None if no_held else engines)
+    emit(listed, as_json, _pin_lines(listed))
+
+
+def _pin_lines(listed: PinList) -> Iterable[str]:
+    rows: list[tuple[Any, ...]] = [
+        (
+            "slot", each.name, each.position, each.event, f"{each.lag_events:,} events",
+            _after(each.lag_seconds), _after(each.age_seconds), *_held(each.held), _remark(each),
+        )
+        for each in listed.slots
+    ]  # fmt: skip
+    for kind, pins in (("hold", listed.holds), ("dump", listed.dumps)):
+        for pin in pins:
+            where = pin.get("needs_after", pin.get("position"))
+            about = pin.get("reason") or pin.get("place") or ""
+            rows.append((kind, pin["name"], where, pin["event"], "", "", pin["created"], *_held(pin["held"]), about))
+    head = ("kind", "name", "position", "event", "lag", "time lag", "confirmed", "holds", "alone", "remark")
+    if rows:
+        yield from columns(head, rows, right=("position", "event", "lag", "time lag", "holds", "alone"))
+    else:
+        yield "no slots, holds or dumps: nothing is kept for anybody"
+    for path in listed.damaged:
+        yield f"damaged: {path} (nothing expires until it is restored or dropped)"
+
+
+def _after(seconds: int | None) -> str:
+    return "" if seconds is None else duration_text(seconds)
+
+
+def _held(held: dict[str, Any] | None) -> tuple[str, str]:
+    return ("", "") if held is None else (size_text(held["bytes"]), size_text(held["alone_bytes"]))
+
+
+def _remark(slot: Any) -> str:
+    if slot.given_up:
+        return f"given up at {slot.given_up}"
+    return f"awaits {slot.awaits}" if slot.awaits else slot.consumer
+
+
+@slots.command()
+@click.argument("name")
+@_root_option
+@at_option
+@click.option("--consumer", default="", metavar="TEXT", help="Whose it is; for people.")
+@json_option
+def create(name: str, cmroot: str, at: str | None, consumer: str, as_json: bool) -> None:
+    """Register a consumer: nothing that the source had after a moment expires until the consumer has it.
+
+    \b
+    Example:
+      replicator cm slots create dr --cmroot /cm --consumer "the copy in the other data centre"
+    """
+    from cmroot.root import open_existing
+    from replicator.lifecycle.pins import create_slot
+
+    _tell(create_slot(open_existing(cmroot), name, at, consumer=consumer), as_json)
+
+
+@slots.command()
+@click.argument("name")
+@_root_option
+@click.option("--at", required=True, metavar="X", help=f"{AT}: the consumer has everything up to there.")
+@click.option("--back", is_flag=True, help="Move it back, if so; what it needs again may be gone.")
+@json_option
+def confirm(name: str, cmroot: str, at: str, back: bool, as_json: bool) -> None:
+    """Say how far a consumer has come. A load of a dump with a slot does it by itself.
+
+    \b
+    Example:
+      replicator cm slots confirm dr --cmroot /cm --at /dumps/7
+    """
+    from cmroot.root import open_existing
+    from replicator.lifecycle.pins import confirm_slot
+
+    _tell(confirm_slot(open_existing(cmroot), name, at, back=back), as_json)
+
+
+@slots.command()
+@click.argument("name")
+@_root_option
+@json_option
+def drop(name: str, cmroot: str, as_json: bool) -> None:
+    """Forget a consumer: what only it needs goes with the next expiry.
+
+    \b
+    Example: replicator cm slots drop dr --cmroot /cm
+    """
+    from cmroot.root import open_existing
+    from replicator.lifecycle.pins import drop_slot
+
+    _tell(drop_slot(open_existing(cmroot), name), as_json)
+
+
+@click.command()
+@click.argument("name")
+@cmroot_option
+@at_option
+@click.option("--reason", default="", metavar="TEXT", help="Why; for people.")
+@json_option
+def hold(name: str, cmroot: str, at: str | None, reason: str, as_json: bool) -> None:
+    """Keep a moment: nothing that the source had then expires until the hold is released.
+
+    What expired before stays gone. A moment of the past can be restored as far as its data are still kept.
+
+    \b
+    Example:
+      replicator cm hold before-migration --cmroot /cm --reason "ticket 4711"
+      replicator cm hold audit --cmroot /cm --at 2026-03-01T00:00:00Z
+    """
+    from cmroot.root import open_existing
+    from replicator.lifecycle.pins import hold as pin
+
+    _tell(pin(open_existing(cmroot), name, at, reason=reason), as_json)
+
+
+@click.command()
+@click.argument("name")
+@cmroot_option
+@click.option("--dump", is_flag=True, help="NAME is the id of a dump that nobody will load any more.")
+@json_option
+def release(name: str, cmroot: str, dump: bool, as_json: bool) -> None:
+    """Let go of a hold: what only it needs goes with the next expiry.
+
+    \b
+    Example: replicator cm release before-migration --cmroot /cm
+    """
+    from cmroot.root import open_existing
+    from replicator.lifecycle.pins import release as let_go
+
+    _tell(let_go(open_existing(cmroot), name, dump=dump), as_json)
+
+
+def _tell(pinned: Pinned, as_json: bool) -> None:
+    pin = pinned.pin or {}
+    fields = {"status": pinned.status, "root": pinned.root, "name": pinned.name, "time": pinned.time, **pin}
+    emit(fields, as_json, aligned([
+        (pinned.status, pinned.name),
+        ("at", f"event {pin['event']}, position {pin['position']}, {time_text(pinned.time)}" if pin else None),
+        ("for", pin.get("consumer") or pin.get("reason") or None),
+    ]))  # fmt: skip
