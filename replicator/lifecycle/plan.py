@@ -142,7 +142,7 @@ def _state(
         place = str(Path(scratch) / "dump")
         write_dump(
             root, place, source=source, databases=[options.db], patterns=patterns, until=point, id=key,
-            progress=progress,
+            empty=True, progress=progress,
         )  # fmt: skip
         try:
             yield DumpReader(place)
