@@ -29,6 +29,8 @@ from replicator.load.placement import parse_pairs
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import connect
 from replicator.progress import Progress, Silent
+from replicator.sync.repair import Repaired, RepairOptions
+from replicator.sync.repair import repair as _repair
 from replicator.sync.roles import epochs_to_dump
 from replicator.sync.status import Status
 from replicator.sync.status import status as _status
@@ -140,6 +142,27 @@ def verify(
             map_locations=parse_pairs(map_location, "--map-location"), patterns=Patterns.parse(include, exclude),
             level=level, engine=work, progress=progress or Silent(),
         )  # fmt: skip
+
+
+def repair(
+    *, source: str, target: str, cmroot: str, db: str, table: str | Sequence[str] = (),
+    differing: Sequence[str] | None = None, target_cmroot: str | None = None, rename_db: Sequence[str] = (),
+    map_location: Sequence[str] = (), include: Sequence[str] = (), exclude: Sequence[str] = (),
+    level: Level = "checksum", drop_extra: bool = False, warehouse: str | None = None,
+    external_base: str | None = None, scratch: str | None = None, jobs: int = 2, engine: AutoEngine | None = None,
+    progress: Progress | None = None,
+) -> Repaired:  # fmt: skip
+    """Makes a replica again what it was loaded as, by copying what differs. `differing`: names as in Verified.differing
+    (None: they are looked for); see replicator.sync.repair.repair."""
+    options = RepairOptions(
+        db=db.lower(), rename=dict(parse_pairs(rename_db, "--rename-db")).get(db.lower()), tables=names(table),
+        differing=differing, patterns=Patterns.parse(include, exclude), level=level, drop_extra=drop_extra,
+        cmroot=target_cmroot, warehouse=warehouse, external=external_base,
+        map_locations=parse_pairs(map_location, "--map-location"), jobs=jobs, scratch=scratch,
+    )  # fmt: skip
+    with _given(engine) as work, connect(source) as here, connect(target) as there:
+        root = open_existing(cmroot)
+        return _repair(root, here, there, options, engine=work, progress=progress or Silent())
 
 
 def status(

@@ -22,6 +22,7 @@ from replicator.cli.load import load
 from replicator.cli.metastore import metastore
 from replicator.cli.options import Session
 from replicator.cli.output import failure, show_error
+from replicator.cli.repair import repair
 from replicator.cli.restore import restore
 from replicator.cli.role import role
 from replicator.cli.show import show
@@ -60,7 +61,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     context.default_map = _default_map(settings)
 
 
-for _command in (capture, cm, demo, dump, gateway, load, metastore, restore, role, show, status, verify):
+for _command in (capture, cm, demo, dump, gateway, load, metastore, repair, restore, role, show, status, verify):
     cli.add_command(_command)
 
 
@@ -71,7 +72,7 @@ def _default_map(config: Config) -> dict[str, Any]:
     found = _defaults_of(cli, defaults)
     found["load"].pop("cmroot", None)
     if of_target is not None:
-        found["load"]["cmroot"] = found["restore"]["target_cmroot"] = of_target
+        found["load"]["cmroot"] = found["repair"]["target_cmroot"] = found["restore"]["target_cmroot"] = of_target
     return found
 
 

@@ -27,7 +27,7 @@ from replicator.load.commit import Commit
 from replicator.load.copying import Roots
 from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
 from replicator.load.placement import Placement
-from replicator.load.plan import ByDifference, Plan, check_target, make_plan
+from replicator.load.plan import ByDifference, Plan, check_target, make_plan, stay
 from replicator.load.prune import prune, surplus
 from replicator.load.squash import squash, surviving_partitions
 from replicator.load.target import database_location, default_warehouse, read_target
@@ -137,6 +137,8 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     reader.verify()
     placement = _placement(reader.metadata, target, options)
     there = read_target(target, list(placement.databases.values()))
+    if options.by_difference is not None:
+        placement = stay(placement, reader.tables(), there)
     after = check_target(
         reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact,
         by_difference=options.by_difference is not None,

@@ -7,7 +7,7 @@ turn file entries into target files. Its size grows with tables, not with files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from replicator.dump.layout import BOOTSTRAP, DumpMetadata
@@ -29,8 +29,8 @@ PASSING = "__replicator_swap"  # ends the name of what is on its way, where rena
 
 @dataclass(frozen=True)
 class ByDifference:
-    """A bootstrap loaded over what is there: tables that can be altered into the dump's stay, files that are the same
-    stay, the rest is copied; what they hold besides goes to the target's $cmroot.
+    """A bootstrap loaded over what is there: tables that can be altered into the dump's stay, and stay where they are;
+    files that are the same stay, the rest is copied; what tables hold besides goes to the target's $cmroot.
 
     reread: files of the right size and time are read, too. drop_extra: tables in the dump's scope that it does not
     hold go, whoever made them (else: those that replication made). only_tables: the database's own properties and its
@@ -131,7 +131,8 @@ def check_target(
         if not overwrite:
             _refuse_foreign(metadata, name, there)
         positions.append(there.position if there.source in (None, metadata.root_id) else None)
-        if there.position is not None and there.position > metadata.end.position and not overwrite:
+        overwritten = overwrite and not (by_difference and there.source == metadata.root_id)
+        if there.position is not None and there.position > metadata.end.position and not overwritten:
             raise Refused(
                 f"database {name} of the target is at position {there.position}, newer than the dump's end "
                 f"({metadata.end.position}, event {metadata.end.event})",
@@ -431,6 +432,23 @@ def _refuse_occupied(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
                     f"{'.'.join(step.name)} lay at {place}, where {other.db}.{other.name} lies now ({other.location})",
                     hint="restore into another database with --into",
                 )
+
+
+def stay(placement: Placement, tables: Iterable[Table], target: Mapping[str, TargetDatabase]) -> Placement:
+    """A placement by which tables that the target has lie where they lie there, unless that is a place of the
+    source. `tables`: the source's."""
+    own = []
+    for table in tables:
+        there = target[placement.database(table.db)].tables.get(table.name)
+        if there is None or table.is_view or not table.location or not there.location:
+            continue
+        wanted = placement.table(table.db, table.location)
+        homes = (table.location, placement.source_locations.get(table.db))
+        of_target = relative(there.location, placement.target_locations[table.db]) is not None
+        of_source = any(home and relative(there.location, home) is not None for home in homes)
+        if relative(there.location, wanted) != "" and (of_target or not of_source):
+            own.append((table.location, there.location))
+    return replace(placement, mappings=(*own, *placement.mappings))
 
 
 def _can_become(there: Table, wanted: Table) -> bool:

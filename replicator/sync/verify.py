@@ -60,14 +60,15 @@ def verify(
     """Compares databases of the source with what they are on the target.
 
     rename, map_locations: as the loads were given them; map_locations is needed only for partitions and properties that
-    lie neither in their table nor in their database. tables: only these of each database, by their source names, and
-    nothing else of it; no other table is asked for. Raises ObjectNotFound for a database the source does not have."""
+    lie neither in their table nor in their database. tables: by database only these, by their source names; no other is
+    asked for. Of `databases` then only their own properties and their functions are compared. Raises ObjectNotFound for
+    a database the source does not have."""
     began = clocks.monotonic()
     names = [name.lower() for name in databases]
-    report = Verified(level=level, databases=names)
+    report = Verified(level=level, databases=list(dict.fromkeys([*names, *(tables or ())])))
     with progress.task("compare objects") as advance:
         metadata = MetadataComparison(source, target, dict(rename), map_locations, patterns or Patterns(), advance)
-        pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, tables)
+        pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
         later = _compare_pairs(pairs, level, engine, report, metadata.differences)
     if later:
         _compare_large(later, level, engine, progress, report, metadata.differences)
@@ -84,11 +85,13 @@ def _all_pairs(metadata: MetadataComparison, databases: Sequence[str]) -> Iterat
         yield from metadata.database(name)
 
 
-def _chosen_pairs(metadata: MetadataComparison, tables: Mapping[str, Sequence[str]]) -> Iterator[FilePair]:
-    for name, chosen in tables.items():
-        sides = metadata.sides(name.lower())
+def _chosen_pairs(
+    metadata: MetadataComparison, databases: Sequence[str], tables: Mapping[str, Sequence[str]]
+) -> Iterator[FilePair]:
+    for name in dict.fromkeys([*databases, *tables]):
+        sides = metadata.itself(name) if name in databases else metadata.sides(name)
         if sides is not None:
-            yield from metadata.tables(sides, [table.lower() for table in chosen])
+            yield from metadata.tables(sides, tables.get(name, ()))
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
