@@ -31,3 +31,19 @@ def parse_size(text: str) -> int:
     if match is None or factor is None:
         raise ValueError(f"{text!r} is not a size such as 500MB or 10GiB")
     return int(float(match[1]) * factor)
+
+
+def duration_text(seconds: float) -> str:
+    """For a person: `45 s`, `12 min`, `5.5 h`, `3.2 d`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} d"
+
+
+def size_text(size: int) -> str:
+    """Bytes for a person, in binary units: `512 B`, `1.5 GiB`."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    step = min(max(size, 1).bit_length() - 1, 59) // 10
+    return f"{size} B" if step == 0 else f"{size / 1024**step:.1f} {units[step]}"

@@ -1,0 +1,86 @@
+"""`replicator check`: what can be proved of a policy before its first run, and at any time after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from replicator.cli.options import Session, json_option, pass_session
+from replicator.cli.output import columns, emit, write
+from replicator.cli.signals import Terminated
+from replicator.errors import Error, UsageError
+
+if TYPE_CHECKING:
+    from replicator.sync.check import Checked
+
+FOUND = 3  # finished, but something is wrong, or could not be looked at
+TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs tells nothing
+RETRIES = 1
+
+
+@click.command()
+@click.argument("policy")
+@click.option("--nagios", is_flag=True, allow_from_autoenv=False, help="One line with figures for graphs; exit with 0 "
+              "ok, 1 warning, 2 critical, 3 unknown.")  # fmt: skip
+@json_option
+@pass_session
+def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
+    """Prove what can be proved of POLICY, of replicator.toml, before its first run; useful at any time.
+
+    Looks at both metastores, the notification log and how far it reaches back, clocks, rights, room, keepers, roles,
+    the slot, lag, and the last runs. Writes small hidden files where runs will write, and removes them; nothing else is
+    changed. Exits with 0 when all is well or worth a warning only, with 3 when something is critical or could not be
+    looked at.
+
+    \b
+    Example:
+      replicator check west
+      replicator check west --nagios
+    """
+    from replicator.metastore.thrift import ThriftMetastore
+    from replicator.sync.check import check as look
+    from replicator.sync.checks.finding import NAGIOS, nagios_line
+
+    if nagios and as_json:
+        raise UsageError("--nagios and --json exclude each other", hint="give one of them")
+    report = look(
+        session.config.policy(policy), others=list(session.config.policies.values()),
+        connect=lambda uri: ThriftMetastore(uri, timeout=TIMEOUT, retries=RETRIES),
+    )  # fmt: skip
+    if nagios:
+        write([nagios_line(report.policy, report.findings)])
+        return NAGIOS[report.status]
+    emit(asdict(report), as_json, _lines(report))
+    return 0 if report.status in ("ok", "warning") else FOUND
+
+
+def as_plugin(answer: Callable[[], int]) -> int:
+    """Runs a command line for Nagios, to which its own errors would look like warnings: a failure before or beside the
+    check is told as its one line, and is unknown."""
+    from replicator.sync.checks.finding import NAGIOS, nagios_failure
+
+    try:
+        return answer()
+    except click.ClickException as error:
+        message = error.format_message()
+    except Error as error:
+        message = f"{error.message} ({error.hint})" if error.hint else error.message
+    except (click.Abort, KeyboardInterrupt, Terminated):
+        message = "interrupted"
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    write([nagios_failure(message)])
+    return NAGIOS["unknown"]
+
+
+def _lines(report: Checked) -> Iterable[str]:
+    rows: list[tuple[str, str, str]] = []
+    for finding in report.findings:
+        rows.append((finding.health, finding.name, finding.text))
+        if finding.hint:
+            rows.append(("", "", f"hint: {finding.hint}"))
+    yield from columns(("health", "what", "found"), rows)
+    yield f"{report.policy}: {report.status}" + ("; runs backwards: the target is the primary" * report.backwards)

@@ -1,0 +1,237 @@
+"""Check: what can be proved of a policy before its first run, and at any time after. Reads both metastores and the
+policy's places; writes and removes small files where a run will write.
+
+Each thing looked at is a finding, and a failure to look at it is one, too: nothing but the program's own faults is
+raised. What is looked at, and how it is judged, is in `checks`.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+
+from cmroot.errors import Error
+from cmroot.place import join
+from replicator.errors import ObjectNotFound
+from replicator.events.scope import Patterns
+from replicator.load.replica import POSITION
+from replicator.load.target import default_warehouse
+from replicator.metastore.client import MetastoreReader
+from replicator.policy import Policy
+from replicator.report import json_text
+from replicator.sync.checks import metastores, places, standing
+from replicator.sync.checks.finding import Finding, Health, worst
+from replicator.sync.checks.places import Probed, Room, told
+from replicator.sync.checks.standing import Pair
+from replicator.sync.memory import History, Memory
+from replicator.sync.status import Status, status
+
+SAMPLE = 200  # tables of a database whose locations are looked at
+RUNS = 20  # of the history, newest first
+
+Connect = Callable[[str], AbstractContextManager[MetastoreReader]]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`status`: the worst of the findings. `backwards`: roles were turned, the target is the primary."""
+
+    policy: str
+    status: Health
+    backwards: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+    __str__ = json_text
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Who is replicated to whom now; turned roles turn metastores and roots. Pairs keep the policy's names."""
+
+    source: MetastoreReader
+    target: MetastoreReader
+    cmroot: str
+    names: Sequence[tuple[str, str]]
+
+
+def check(
+    policy: Policy, *, others: Sequence[Policy] = (), connect: Connect, clock: Callable[[], float] = clocks.time,
+    room: Callable[[str], Room] = places.disk_room,
+) -> Checked:  # fmt: skip
+    """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its URI."""
+    began = clocks.monotonic()
+    run = _Check(policy, clock, room)
+    with ExitStack() as stack:
+        source = run.reach("source", policy.source, connect, stack)
+        target = run.reach("target", policy.target, connect, stack)
+        pairs: list[Pair] = []
+        if source and target:
+            pairs = run.scope(source, target)
+            run.sides(source, target)
+            run.progress(_way(policy, source, target, pairs), pairs)
+        if source:
+            run.overlaps(source, others, connect)
+        run.runs()
+        run.places(source, target, pairs)
+    findings = run.findings
+    return Checked(
+        policy.name, worst(each.health for each in findings), standing.runs_backwards(pairs), findings,
+        round(clocks.monotonic() - began, 3),
+    )  # fmt: skip
+
+
+def _way(policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair]) -> _Way:
+    if standing.runs_backwards(pairs):
+        return _Way(target, source, policy.target_cmroot, [(pair.target_name, pair.name) for pair in pairs])
+    return _Way(source, target, policy.cmroot, [(pair.name, pair.target_name) for pair in pairs])
+
+
+class _Check:
+    """The findings of one check, in the order in which they were made."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float], room: Callable[[str], Room]) -> None:
+        self.policy, self._clock, self._room = policy, clock, room
+        self.findings: list[Finding] = []
+
+    def _look(self, name: str, look: Callable[[], Finding | Iterable[Finding]], failed: Health = "unknown") -> None:
+        """Adds what `look` finds; what it raises is a finding of this name."""
+        try:
+            found = look()
+            self.findings += [found] if isinstance(found, Finding) else list(found)
+        except (Error, OSError) as error:
+            self.findings.append(Finding(name, failed, *told(error)))
+
+    def reach(self, side: str, uri: str, connect: Connect, stack: ExitStack) -> MetastoreReader | None:
+        """The metastore, or None, and then that is critical."""
+        before = len(self.findings)
+        metastore = None
+        try:
+            metastore = stack.enter_context(connect(uri))
+            self.findings.append(metastores.answers(side, metastore, clocks.monotonic))
+        except (Error, OSError) as error:
+            self.findings.append(Finding(side, "critical", *told(error)))
+        return metastore if self.findings[before].health != "critical" else None
+
+    def scope(self, source: MetastoreReader, target: MetastoreReader) -> list[Pair]:
+        try:
+            pairs = standing.pairs_of(self.policy, source, target)
+        except (Error, OSError) as error:
+            self.findings.append(Finding("databases", "unknown", *told(error)))
+            return []
+        self._look("databases", lambda: standing.judge_databases(self.policy, pairs))
+        self._look("partitions", lambda: standing.judge_filters(self.policy, source))
+        self._look("roles", lambda: standing.judge_roles(pairs))
+        return pairs
+
+    def sides(self, source: MetastoreReader, target: MetastoreReader) -> None:
+        defaults = metastores.default_database
+        self._look("versions", lambda: metastores.levels_fit(defaults(source), defaults(target)))
+        self._look("sides", lambda: metastores.are_two(source, target))
+        for side, metastore in (("source", source), ("target", target)):
+            self._look(
+                f"clock {side}",
+                lambda side=side, metastore=metastore: metastores.judge_clock(  # type: ignore[misc]
+                    side, metastores.newest_event(metastore), now=self._clock()
+                ),
+                "ok" if side == "target" else "unknown",  # a target need not keep a log
+            )
+
+    def progress(self, way: _Way, pairs: Sequence[Pair]) -> None:
+        """The log, the slot, and the lag, in the direction in which the policy runs now."""
+        forwards = way.cmroot == self.policy.cmroot
+        self._look("log", lambda: metastores.log_is_on(way.source, way.source.database_names()))
+        try:
+            root = standing.root_of(way.cmroot)
+            cursor = standing.captured_event(root)
+        except (Error, OSError) as error:
+            self.findings.append(Finding("cmroot", "critical", *told(error)))
+            return
+        if forwards:
+            target, root_id = way.target, root.id if root else None
+            self._look("replicas", lambda: standing.judge_target(pairs, target, root_id))
+        self._look("events", lambda: self._reach(way.source, cursor))
+        self._look("slot", lambda: standing.judge_slot(self.policy, root, pairs if forwards else ()))
+        self._look("lag", lambda: standing.judge_lag(self.policy, list(self._lags(way))))
+
+    def runs(self) -> None:
+        """What the policy remembers, which stays on the target's side when roles are turned."""
+        try:
+            root = standing.root_of(self.policy.target_cmroot)
+            history = Memory(root, self.policy.name).runs(RUNS) if root else History([], [])
+        except (Error, OSError) as error:
+            self.findings.append(Finding("last run", "unknown", *told(error)))
+            return
+        schedule = self.policy.schedule
+        self._look("last run", lambda: standing.judge_runs(history, schedule=schedule, now=self._clock()))
+        if root:
+            self._look("turn", lambda: standing.judge_turn(Memory(root, self.policy.name).read_turn()), "critical")
+
+    def _reach(self, source: MetastoreReader, cursor: int | None) -> Finding:
+        reach = metastores.read_reach(source, cursor)
+        return metastores.judge_reach(reach, now=self._clock(), schedule=self.policy.schedule)
+
+    def _lags(self, way: _Way) -> Iterator[Status]:
+        for name, there in way.names:
+            try:
+                replicated = POSITION in way.target.database(there).parameters
+            except ObjectNotFound:
+                continue
+            if replicated:
+                yield status(way.target, there, source=way.source, source_db=name, clock=self._clock)
+
+    def overlaps(self, source: MetastoreReader, others: Sequence[Policy], connect: Connect) -> None:
+        existing: dict[str, list[str]] = {}
+        for uri in {self.policy.source, *(other.source for other in others)}:
+            try:
+                with connect(uri) as metastore:
+                    existing[uri] = (source if uri == self.policy.source else metastore).database_names()
+            except (Error, OSError):
+                continue  # told as unknown, for the policies that it concerns
+        self._look("overlap", lambda: standing.judge_overlaps(self.policy, others, existing))
+
+    def places(self, source: MetastoreReader | None, target: MetastoreReader | None, pairs: Sequence[Pair]) -> None:
+        written = dict(self._written(target))
+        probes: list[Probed] = []
+        for key, place in written.items():
+            root = key in ("cmroot", "target_cmroot")
+            found, probed = places.judge_place(key, place, root=root, clock=self._clock)
+            self.findings.append(found)
+            probes += [probed] if probed else []
+        self._look("clock stores", lambda: places.judge_store_clocks(probes))
+        self._look("room", lambda: places.judge_room(written, self._room))
+        if source and pairs:
+            self._look("keeper", lambda: self._keepers(source, pairs))
+
+    def _written(self, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
+        """The places that runs write to, by their keys."""
+        policy = self.policy
+        yield from (("cmroot", policy.cmroot), ("target_cmroot", policy.target_cmroot))
+        yield "dumps", join(policy.dumps, policy.name)
+        if policy.warehouse:
+            yield "warehouse", policy.warehouse
+        elif target is not None:
+            try:
+                yield "warehouse", default_warehouse(target)
+            except Error as error:
+                self.findings.append(Finding("write warehouse", "unknown", *told(error)))
+        if policy.external_base:
+            yield "external", policy.external_base
+        for before, after in policy.map_location.items():
+            yield f"map_location {before}", after
+
+    def _keepers(self, source: MetastoreReader, pairs: Sequence[Pair]) -> list[Finding]:
+        return places.judge_keepers(self.policy.cmroot, self._locations(source, pairs), self.policy.keeper)
+
+    def _locations(self, source: MetastoreReader, pairs: Sequence[Pair]) -> list[str]:
+        """Of the databases, and of some tables of each: more would take as long as a capture."""
+        patterns = Patterns.parse(self.policy.include, self.policy.exclude)
+        found = []
+        for pair in pairs:
+            names = [name for name in source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
+            tables = [table for table in source.tables(pair.name, names) if not table.is_view]
+            found += [table.location for table in tables if table.location]
+            found += [pair.source.location] if pair.source and pair.source.location else []
+        return found

@@ -1,0 +1,71 @@
+"""Findings of a check: their health, the worst of several, and the one line that Nagios reads. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Health = Literal["ok", "warning", "critical", "unknown"]
+
+NAGIOS: dict[Health, int] = {"ok": 0, "warning": 1, "critical": 2, "unknown": 3}
+"""The exit codes of a Nagios plugin."""
+
+_GRAVITY: list[Health] = ["ok", "warning", "unknown", "critical"]  # what could not be looked at may be anything
+_FORBIDDEN = str.maketrans({"|": "/", "\n": " ", "\r": " "})  # a bar begins the figures, and there is one line
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number for a graph. `unit`: s, B or nothing; `warning` and `critical`: the bounds it was judged by."""
+
+    label: str
+    value: float
+    unit: str = ""
+    warning: float | None = None
+    critical: float | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `unknown`: it could not be; `hint`: what to do next; empty where nothing is."""
+
+    name: str
+    health: Health
+    text: str
+    hint: str = ""
+    figures: tuple[Figure, ...] = ()
+
+
+def worst(healths: Iterable[Health]) -> Health:
+    """The gravest; ok for none."""
+    return max(healths, key=_GRAVITY.index, default="ok")
+
+
+def nagios_line(policy: str, findings: Sequence[Finding]) -> str:
+    """`REPLICATOR <STATE> - <policy>: <what is wrong> | <figures>`."""
+    state = worst(finding.health for finding in findings)
+    wrong = [finding for health in reversed(_GRAVITY[1:]) for finding in findings if finding.health == health]
+    told = "; ".join(f"{finding.name}: {finding.text}" for finding in wrong) or f"{len(findings)} checks passed"
+    figures = " ".join(_figure(figure) for finding in findings for figure in finding.figures)
+    return _plain(f"REPLICATOR {state.upper()} - {policy}: {told}") + (f" | {figures}" if figures else "")
+
+
+def nagios_failure(message: str) -> str:
+    """The line of a check that did not come to an answer; it ends with 3."""
+    return _plain(f"REPLICATOR UNKNOWN - {message}")
+
+
+def _figure(figure: Figure) -> str:
+    """'label'=value[unit];[warning];[critical]"""
+    label = figure.label.replace("'", "").replace("=", "")
+    bounds = ";".join("" if bound is None else f"{bound:g}" for bound in (figure.warning, figure.critical))
+    return f"'{label}'={_number(figure.value)}{figure.unit};{bounds}".rstrip(";")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:.3f}"
+
+
+def _plain(text: str) -> str:
+    return text.translate(_FORBIDDEN)
