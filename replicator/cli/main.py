@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from replicator.cli.capture import capture
+from replicator.cli.check import as_plugin, check
 from replicator.cli.cm import cm
 from replicator.cli.demo import demo
 from replicator.cli.dump import dump
@@ -61,7 +62,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     context.default_map = _default_map(settings)
 
 
-for _command in (capture, cm, demo, dump, gateway, load, metastore, repair, restore, role, show, status, verify):
+for _command in (capture, check, cm, demo, dump, gateway, load, metastore, repair, restore, role, show, status, verify):
     cli.add_command(_command)
 
 
@@ -88,12 +89,14 @@ def _defaults_of(group: click.Group, defaults: Mapping[str, Any]) -> dict[str, A
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command line and returns the exit code; every failure is told, as JSON when `--json` is among them."""
+    """Runs a command line and returns the exit code; every failure is told, as JSON when `--json` is among them, and as
+    a plugin does when `--nagios` is."""
+    if "--nagios" in arguments:
+        return as_plugin(lambda: _answer(arguments))
     as_json = "--json" in arguments
     verbose = bool({"-v", "--verbose"} & set(arguments))
     try:
-        answer = cli.main(args=list(arguments), prog_name="replicator", standalone_mode=False)
-        return answer if isinstance(answer, int) else 0
+        return _answer(arguments)
     except click.ClickException as error:
         return _tell_usage(error, as_json)
     except (click.Abort, KeyboardInterrupt):
@@ -107,6 +110,11 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except Exception as error:
         return _tell_unexpected(error, as_json, verbose)
+
+
+def _answer(arguments: Sequence[str]) -> int:
+    answer = cli.main(args=list(arguments), prog_name="replicator", standalone_mode=False)
+    return answer if isinstance(answer, int) else 0
 
 
 def _tell(name: str, message: str, hint: str, code: int, as_json: bool) -> int:
