@@ -21,7 +21,7 @@ FLOORS = [
     {"replicator.dump", "replicator.gateway"},
     {"replicator.load"},
     {"replicator.sync", "replicator.lifecycle"},
-    {"replicator.api"},
+    {"replicator.api", "replicator.cm"},
     {"replicator.demo", "replicator.cli"},
 ]  # fmt: skip
 ROOMS_OF_LIBRARIES = {

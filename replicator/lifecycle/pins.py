@@ -18,12 +18,11 @@ from cmroot import pins
 from cmroot.expire import held_by
 from cmroot.lease import Lease, acquire
 from cmroot.log import Segment, segments
-from cmroot.place import join, store_for
 from cmroot.references import work
 from cmroot.root import ChangeRoot
 from cmroot.waiting import patiently
-from replicator.dump.layout import FINISHED, Point, open_parts
-from replicator.dump.points import parse_moment, resolve_until
+from replicator.dump.layout import Point
+from replicator.dump.points import end_of_dump, parse_moment, resolve_until
 from replicator.engine import AutoEngine
 from replicator.errors import UsageError
 from replicator.report import json_text
@@ -89,13 +88,8 @@ def resolve_at(root: ChangeRoot, log: Sequence[Segment], text: str | None) -> Po
     newest = resolve_until(log, None)
     if text is None:
         return newest
-    if store_for(text).exists(join(text, FINISHED)):
-        _, metadata = open_parts(text)
-        if metadata.root_id != root.id:
-            raise UsageError(
-                f"--at {text}: that dump is of another $cmroot ({metadata.root})", hint="name its own root"
-            )
-        return metadata.end
+    if (end := end_of_dump(text, "--at", root.id)) is not None:
+        return end
     event, _ = parse_moment(text, "--at")
     if event is not None and event > newest.event:
         raise UsageError(f"--at {text}: the newest captured event is {newest.event}", hint="capture first")

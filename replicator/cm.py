@@ -1,0 +1,118 @@
+"""The `cm` commands as Python functions: each opens a `$cmroot`, does one thing, and returns what the command prints.
+
+    from replicator import cm
+    cm.hold("before-migration", cmroot="/w/cmroot")
+    cm.expire(cmroot="/w/cmroot", older_than=timedelta(days=7))
+
+`at` is an event id, a time, or the directory of a finished dump. Errors are those of `replicator.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from cmroot.check import Checked
+from cmroot.compact import Compacted
+from cmroot.expire import Expired
+from cmroot.restore import Restored
+from cmroot.root import open_existing
+from replicator.api import engines
+from replicator.engine import AutoEngine
+from replicator.lifecycle import files, kept, pins, upkeep
+from replicator.lifecycle.files import FoundList
+from replicator.lifecycle.kept import LIMIT, KeptList
+from replicator.lifecycle.pins import PinList, Pinned
+from replicator.lifecycle.upkeep import PATIENCE
+
+
+def ls(
+    *, cmroot: str, table: str = "", needed_by: str = "", limit: int = LIMIT, engine: AutoEngine | None = None
+) -> KeptList:
+    """What is kept, the largest first; see replicator.lifecycle.kept.list_kept."""
+    with _given(engine) as work:
+        return kept.list_kept(open_existing(cmroot), work, table=table, need=needed_by, limit=limit)
+
+
+def find(*, cmroot: str, path: str = "", table: str = "", checksum: str = "", limit: int = LIMIT) -> FoundList:
+    """Files of the past; see replicator.lifecycle.files.find_files."""
+    return files.find_files(open_existing(cmroot), path=path, table=table, checksum=checksum, limit=limit)
+
+
+def restore(
+    what: str, *, cmroot: str, to: str | None = None, at: str | None = None, overwrite: bool = False
+) -> Restored:
+    """Puts one kept file back; see replicator.lifecycle.files.put_back."""
+    return files.put_back(open_existing(cmroot), what, to, at=at, overwrite=overwrite)
+
+
+def slots(*, cmroot: str, held: bool = True, engine: AutoEngine | None = None) -> PinList:
+    """Slots, holds and dumps; with `held` what each holds back. See replicator.lifecycle.pins.list_pins."""
+    with _given(engine) as work:
+        return pins.list_pins(open_existing(cmroot), work if held else None)
+
+
+def create_slot(name: str, *, cmroot: str, at: str | None = None, consumer: str = "") -> Pinned:
+    """Registers a consumer; see replicator.lifecycle.pins.create_slot."""
+    return pins.create_slot(open_existing(cmroot), name, at, consumer=consumer)
+
+
+def confirm_slot(name: str, *, cmroot: str, at: str, back: bool = False) -> Pinned:
+    """Says how far a consumer has come; see replicator.lifecycle.pins.confirm_slot."""
+    return pins.confirm_slot(open_existing(cmroot), name, at, back=back)
+
+
+def drop_slot(name: str, *, cmroot: str) -> Pinned:
+    """Forgets a consumer; see replicator.lifecycle.pins.drop_slot."""
+    return pins.drop_slot(open_existing(cmroot), name)
+
+
+def hold(name: str, *, cmroot: str, at: str | None = None, reason: str = "") -> Pinned:
+    """Keeps a moment; see replicator.lifecycle.pins.hold."""
+    return pins.hold(open_existing(cmroot), name, at, reason=reason)
+
+
+def release(name: str, *, cmroot: str, dump: bool = False) -> Pinned:
+    """Lets go of a hold, or of the pin of a dump; see replicator.lifecycle.pins.release."""
+    return pins.release(open_existing(cmroot), name, dump=dump)
+
+
+def plan_expiry(
+    *, cmroot: str, older_than: timedelta, max_slot_lag: timedelta | None = None, engine: AutoEngine | None = None
+) -> dict[str, Any]:
+    """What an expiry would do, as the command tells it with `--dry-run`."""
+    with _given(engine) as work:
+        return upkeep.plan_expired(open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag)
+
+
+def expire(
+    *, cmroot: str, older_than: timedelta, max_slot_lag: timedelta | None = None, wait: timedelta = PATIENCE,
+    engine: AutoEngine | None = None,
+) -> Expired:  # fmt: skip
+    """Removes what nobody needs; see cmroot.expire. `wait`: for the lease of another run."""
+    with _given(engine) as work:
+        return upkeep.expire_root(
+            open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag, patience=wait
+        )  # fmt: skip
+
+
+def check(*, cmroot: str, bytes: bool = True, limit: int = LIMIT, engine: AutoEngine | None = None) -> Checked:
+    """Compares everything with what it should be; see cmroot.check."""
+    with _given(engine) as work:
+        return upkeep.check_root(open_existing(cmroot), work, bytes=bytes, limit=limit)
+
+
+def compact(*, cmroot: str, wait: timedelta = PATIENCE) -> Compacted:
+    """Merges small segments of the log; see cmroot.compact."""
+    return upkeep.compact_log(open_existing(cmroot), patience=wait)
+
+
+@contextmanager
+def _given(engine: AutoEngine | None) -> Iterator[AutoEngine]:
+    if engine is not None:
+        yield engine
+    else:
+        with engines() as own:
+            yield own
