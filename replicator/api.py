@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 
 from cmroot.root import create_or_open, open_existing
 from replicator.dump.dump import Dumped, write_dump
@@ -36,6 +37,8 @@ from replicator.sync.status import Status
 from replicator.sync.status import status as _status
 from replicator.sync.verify import Level, Verified
 from replicator.sync.verify import verify as _verify
+from replicator.sync.wait import Goal, Waited
+from replicator.sync.wait import wait as _wait
 
 
 @contextmanager
@@ -174,6 +177,17 @@ def status(
         here = stack.enter_context(connect(source)) if source else None
         root = open_existing(cmroot) if cmroot else None
         return _status(there, db.lower(), source=here, root=root, source_db=source_db)
+
+
+def wait(
+    *, target: str, db: str, source: str | None = None, until_event: int | None = None,
+    until_lag: timedelta | None = None, timeout: timedelta = timedelta(minutes=10),
+) -> Waited:  # fmt: skip
+    """Waits until a target's database has come far enough; see replicator.sync.wait.wait."""
+    with ExitStack() as stack:
+        there = stack.enter_context(connect(target))
+        here = stack.enter_context(connect(source)) if source else None
+        return _wait(there, db.lower(), Goal(until_event, until_lag), timeout=timeout, source=here)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from cmroot.errors import (
 __all__ = [
     "BootstrapNeeded", "ChecksumMismatch", "CommitOutcomeUnknown", "ConfigError", "Error", "FilesMissing",
     "FormatError", "JavaError", "KeepError", "LeaseHeld", "MetastoreError", "MetastoreStartError",
-    "MetastoreUnreachable", "MomentLost", "NoSpace", "NotWritable", "NotificationLogOff", "ObjectExists",
+    "MetastoreUnreachable", "MomentLost", "NoSpace", "NotReached", "NotWritable", "NotificationLogOff", "ObjectExists",
     "ObjectNotFound", "Refused", "UsageError",
 ]  # fmt: skip
 
@@ -85,6 +85,13 @@ class Refused(Error):
     """A safety rule refused the operation."""
 
     exit_code = 6
+
+
+class NotReached(Error):
+    """What was waited for did not come within the time that was given. Nothing was changed; wait again."""
+
+    exit_code = 75
+    transient = True
 
 
 class FilesMissing(Error):

@@ -30,6 +30,7 @@ from replicator.cli.show import show
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.status import status
 from replicator.cli.verify import verify
+from replicator.cli.wait import wait
 from replicator.config import Config, read_config
 from replicator.errors import Error
 
@@ -62,7 +63,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     context.default_map = _default_map(settings)
 
 
-for _command in (capture, check, cm, demo, dump, gateway, load, metastore, repair, restore, role, show, status, verify):
+for _command in (capture, check, cm, demo, dump, gateway, load, metastore, repair, restore, role, show, status, verify, wait):
     cli.add_command(_command)
 
 

@@ -1,0 +1,51 @@
+"""`replicator wait`: until a target has come far enough."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from datetime import timedelta
+
+import click
+
+from replicator.cli.options import METASTORE, Duration, Session, json_option, pass_session, target_option
+from replicator.cli.output import aligned, count_text, emit
+
+
+@click.command()
+@target_option
+@click.option("--db", required=True, metavar="NAME", help="The database, by its name on the target.")
+@click.option("--source", metavar="METASTORE", help=f"For --until-lag. The source: {METASTORE}")
+@click.option(
+    "--until-event", type=click.IntRange(0), metavar="N", help="Until the target has this event of the source."
+)
+@click.option("--until-lag", type=Duration(), metavar="DURATION", help="Until the oldest event that the target lacks "
+              "is at most this old.")  # fmt: skip
+@click.option("--timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION",
+              help="Give up after this long, with exit code 75; 0s asks once.")  # fmt: skip
+@json_option
+@pass_session
+def wait(
+    session: Session, target: str, db: str, source: str | None, until_event: int | None, until_lag: timedelta | None,
+    timeout: timedelta, as_json: bool,
+) -> None:  # fmt: skip
+    """Wait until a replicated database has come to an event, or close enough behind its source. For scripts.
+
+    A metastore that does not answer is asked again until the time is over.
+
+    \b
+    Example:
+      replicator wait --target thrift://b:9083 --db sales --until-event 4711
+      replicator wait --target dr --db sales --source prod --until-lag 30s --timeout 5m
+    """
+    from replicator.sync.wait import Goal
+    from replicator.sync.wait import wait as until
+
+    with ExitStack() as stack:
+        there = stack.enter_context(session.metastore(target))
+        here = stack.enter_context(session.metastore(source)) if source else None
+        waited = until(there, db.lower(), Goal(until_event, until_lag), timeout=timeout, source=here)
+    lag = None
+    if waited.lag_seconds is not None and waited.lag_events is not None:
+        lag = f"{count_text(waited.lag_events, 'event')}, {waited.lag_seconds:.0f} s"
+    lines = [(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", f"{waited.seconds:.1f} s")]
+    emit(waited, as_json, aligned(lines))
