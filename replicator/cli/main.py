@@ -63,7 +63,23 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     context.default_map = _default_map(settings)
 
 
-for _command in (capture, check, cm, demo, dump, gateway, load, metastore, repair, restore, role, show, status, verify, wait):
+for _command in (
+    capture,
+    check,
+    cm,
+    demo,
+    dump,
+    gateway,
+    load,
+    metastore,
+    repair,
+    restore,
+    role,
+    show,
+    status,
+    verify,
+    wait,
+):
     cli.add_command(_command)
 
 
