@@ -29,7 +29,7 @@ Environment = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 
 WAVE = 4  # Spark tasks for each core that are sent together; the driver holds as many results
-GROUP_TASKS = 64  # Spark tasks after a shuffle, at least: an executor holds the groups of one at once
+GROUP_TASKS = 64  # Spark tasks after a shuffle of much, on few cores: an executor holds the groups of one at once
 
 
 class Engine(Protocol):
@@ -147,7 +147,7 @@ class SparkEngine:
         if not waiting:
             return
         width = WAVE * self.parallelism
-        partitions = max(GROUP_TASKS, width)
+        partitions = max(width, min(GROUP_TASKS, GROUP_TASKS // 16 * len(waiting)))
         grouped = (
             context.parallelize(waiting, len(waiting))
             .mapPartitions(Reading(read, key).partition)
