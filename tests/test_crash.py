@@ -246,6 +246,7 @@ def test_a_first_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fa
         Fault("after", "thrift", "drop table"), Fault("after", "thrift", r"alter table .*\.renamed"),
         Fault("after", "thrift", r"alter table .*\.stage"), Fault("after", "thrift", r"alter table .*\.(left|right)"),
         Fault("after", "rename", r"\.db/.*/added\d+$"), Fault("before", "thrift", "alter database", 2),
+        Fault("before", "rename", r"\.db/.*/added\d+$"),  # a part copy of a file that the newer dump does not name
     ],
     ids=str,
 )  # fmt: skip

@@ -24,8 +24,7 @@ from cmroot.keep import Keeper, choose_keeper
 from cmroot.place import is_local, join, local_path, raise_named, store_for
 from cmroot.recycle import recycle
 from cmroot.versions import open_version, version_size
-
-ASIDE = ".replicating-"  # a name that no reader of tables looks at; a crash leaves it, the next load sweeps it
+from replicator.load.asides import ASIDE
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):

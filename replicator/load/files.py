@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import threading
 from bisect import bisect_right as bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from cmroot.place import is_local, local_path, store_for
 from replicator.errors import Error
+from replicator.load.asides import noted
 from replicator.load.copying import (
     Placed,
     Roots,
@@ -160,6 +161,16 @@ def run_copy_task(task: CopyTask) -> CopyReport:
             _count(done, file, placed)
         return done
 
+    with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY)):
+        _share_out(mine, work, report)
+    seen = report.copied + report.skipped + report.missing_count
+    if seen != len(mine):
+        raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")
+    return report
+
+
+def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyReport], report: CopyReport) -> None:
+    """A task's files by one thread, or by several where they are large."""
     threads = THREADS if sum(file.size or 0 for file in mine) > LARGE * len(mine) else 1
     if threads == 1:
         report.add(work(mine))
@@ -168,10 +179,6 @@ def run_copy_task(task: CopyTask) -> CopyReport:
         with ThreadPoolExecutor(threads) as pool:
             for future in [pool.submit(work, _handed_out(queue, guard)) for _ in range(threads)]:
                 report.add(future.result())
-    seen = report.copied + report.skipped + report.missing_count
-    if seen != len(mine):
-        raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")
-    return report
 
 
 def _handed_out(queue: Iterator[Wanted], guard: threading.Lock) -> Iterator[Wanted]:

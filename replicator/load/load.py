@@ -23,6 +23,7 @@ from replicator.dump.reader import DumpReader
 from replicator.dump.slots import confirm
 from replicator.engine import AutoEngine
 from replicator.errors import FilesMissing, UsageError
+from replicator.load.asides import sweep_asides
 from replicator.load.commit import Commit
 from replicator.load.copying import Roots
 from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
@@ -107,6 +108,7 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
     root = create_or_open(options.cmroot or join(_warehouse(target, options), ".cmroot")).place
     with acquire(root, "load"):
         sweep_incoming(root)
+        sweep_asides(root)
         plan = plan_load(reader, target, options)
         outcome = _outcome(plan, reader)
         commit = Commit(plan, target, root, engine, options.jobs)
