@@ -1,0 +1,81 @@
+"""Leaving: replicas of databases and tables that a policy does not name any more go, with consent. Their data goes to
+the target's `$cmroot` first. What replication did not make stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cmroot.lease import acquire
+from cmroot.root import ChangeRoot
+from replicator.dump.layout import BOOTSTRAP, DumpMetadata, Point, Scope
+from replicator.engine import AutoEngine
+from replicator.load.commit import Commit
+from replicator.load.placement import Placement
+from replicator.load.plan import Plan
+from replicator.load.replica import SOURCE, Mark
+from replicator.load.squash import squash
+from replicator.load.target import TargetDatabase, read_target, table_position
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.model import Table
+from replicator.roles import may_load_into
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What goes of one of the target's databases: `tables`, and with `whole` the database itself. `staying`: tables
+    that keep the database there, as replication did not make them."""
+
+    db: str
+    tables: list[Table]
+    whole: bool
+    staying: list[str]
+
+    @property
+    def empty(self) -> bool:
+        return not self.tables and not self.whole
+
+
+def plan_database(target: MetastoreReader, db: str, root_id: str) -> Leaving:
+    """A database that left. `root_id`: of the source's `$cmroot` that its tables were made from. Raises Refused for one
+    that is a primary or fenced."""
+    there = read_target(target, [db])[db]
+    may_load_into(f"database {db} of the target", there.role(db))
+    ours = _ours(there, root_id)
+    staying = sorted(set(there.tables) - {table.name for table in ours})
+    return Leaving(db, ours, there.database is not None and not staying, staying)
+
+
+def _ours(there: TargetDatabase, root_id: str) -> list[Table]:
+    return [
+        table
+        for table in there.tables.values()
+        if table_position(table) is not None and table.parameters.get(SOURCE) == root_id
+    ]
+
+
+def drop(leaving: Sequence[Leaving], target: Metastore, root: ChangeRoot, *, engine: AutoEngine, jobs: int) -> int:
+    """Carries it out; returns how many files were recycled. `root`: the target's. May run twice."""
+    recycled = 0
+    with acquire(root.place, "drop what left the policy"):
+        for each in leaving:
+            commit = Commit(_plan(each), target, root.place, engine, jobs)
+            commit.prepare()
+            commit.drop_databases()
+            recycled += commit.changed.recycled
+    return recycled
+
+
+def _plan(leaving: Leaving) -> Plan:
+    """A load's plan that only drops."""
+    nowhere = Point(0, 0, 0)
+    metadata = DumpMetadata(
+        id=f"leaving-{leaving.db}", kind=BOOTSTRAP, created="", scope=Scope(databases=(leaving.db,)), source="",
+        root="", root_id="", begin=None, end=nowhere, locations={}, records=0, files=0, removed=0, bytes=0, observed=0,
+        buckets=0,
+    )  # fmt: skip
+    return Plan(
+        metadata=metadata, placement=Placement({leaving.db: leaving.db}, {}, {}, None), mark=Mark(0, 0, ""), after=0,
+        squashed=squash((), (), bootstrap=False), drops=list(leaving.tables),
+        drop_databases=[leaving.db] if leaving.whole else [],
+    )  # fmt: skip

@@ -1,0 +1,276 @@
+"""The steps of a policy's run, one method each: capture, decide, dump, load, confirm. Runs and plans put them together.
+
+Every step may run twice; who calls holds the policy's lease. Leases of the roots, which other policies, captures and
+expiries take for seconds, are waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from cmroot.log import Segment, segments
+from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, unpin_dump
+from cmroot.waiting import patiently
+from replicator.dump.dump import Dumped, write_dump
+from replicator.dump.layout import INCREMENTAL, Point
+from replicator.dump.points import point_at, resolve_until
+from replicator.dump.reader import DumpReader
+from replicator.dump.slots import BOOTSTRAP
+from replicator.engine import AutoEngine
+from replicator.errors import BootstrapNeeded, ConfigError, Error, ObjectNotFound
+from replicator.events.capture import Captured, capture
+from replicator.events.fold import read_records
+from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
+from replicator.events.scope import Patterns
+from replicator.load.load import Loaded, LoadOptions, load
+from replicator.load.plan import ByDifference
+from replicator.policy import METADATA, Policy
+from replicator.progress import Progress
+from replicator.roles import Role
+from replicator.sync.dumps import PolicyDumps, new_dump_id
+from replicator.sync.memory import RememberedScope
+from replicator.sync.pieces import Piece, Work, decide
+from replicator.sync.repair import REPAIR
+from replicator.sync.roles import epochs_to_dump, establish
+from replicator.sync.way import Way
+
+NO_WAIT = timedelta(0)
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """What the caller of a run consents to, and how it works.
+
+    adopt: tables and databases of the target that replication did not make become replicas; what is equal stays, what
+    differs goes to the target's `$cmroot`. drop_left: replicas of what left the policy go there, too. draining: the
+    source is fenced, and its last changes are fetched by who fenced it. scan, deep: as capture's. jobs: tables
+    committed side by side. patience: how long to wait for the lease of a root."""
+
+    adopt: bool = False
+    drop_left: bool = False
+    draining: bool = False
+    scan: bool = True
+    deep: bool = False
+    jobs: int = 2
+    patience: timedelta = timedelta(seconds=60)
+
+
+class Steps:
+    """One run at work on a policy with a direction. `warnings`: what a person should know of it."""
+
+    def __init__(
+        self, way: Way, options: SyncOptions, *, engines: AutoEngine, progress: Progress, clock: Callable[[], float]
+    ) -> None:
+        self.way, self.options, self.engines, self.progress, self.clock = way, options, engines, progress, clock
+        self.policy = way.policy
+        self.dumps = PolicyDumps(way.policy.dumps, way.policy.name)
+        self.warnings: list[str] = []
+
+    # ---- before ---------------------------------------------------------------------------------------------------
+
+    def roles(self) -> dict[str, int]:
+        """The epochs of the source's databases; those that are nobody's become primary. Raises Refused where roles
+        forbid the direction."""
+        pairs = self.way.matching
+        if self.options.draining:
+            return epochs_to_dump(self.way.source, [pair.name for pair in pairs if pair.here], draining=True)
+        settled = all(
+            pair.here is not None
+            and pair.here_mark.role is Role.PRIMARY
+            and pair.there_mark.role in (Role.REPLICA, Role.NONE)
+            and pair.there_mark.epoch <= pair.here_mark.epoch
+            for pair in pairs
+        )
+        if settled:
+            return {pair.name: pair.here_mark.epoch for pair in pairs}
+        names = [(pair.name, pair.replica) for pair in pairs]
+        return establish(self.way.source, self.way.target, names, settle=NO_WAIT)  # the policy's lease excludes others
+
+    def capture(self) -> Captured:
+        """Lost events are made up for by comparing everything that is captured."""
+        there = [pair.name for pair in self.way.matching if pair.here is not None]
+        if not there and not segments(self.way.root.place):
+            raise ObjectNotFound(
+                f"policy {self.policy.name}: no database of {self.way.source.uri} matches "
+                f"{', '.join(self.policy.databases)}",
+                hint="patterns match whole names of databases; see `databases` in docs/policies.md",
+            )
+
+        def once() -> Captured:
+            return capture(
+                self.way.source, self.way.root, databases=there, scan=self.options.scan, deep=self.options.deep,
+                repair=True, keeper=self.policy.keeper, engine=self.engines, progress=self.progress, clock=self.clock,
+            )  # fmt: skip
+
+        captured = patiently(once, self.options.patience)
+        self.warnings += captured.warnings
+        return captured
+
+    def decide(self, remembered: RememberedScope | None) -> Work:
+        """What is to be dumped; ranges of the log that hold nothing of a piece's databases make no dump."""
+        log = segments(self.way.root.place)
+        end = resolve_until(log, None).position
+        work = decide(
+            self.way.pairs, root_id=self.way.root.id, first=log[0].first, end=end,
+            remembered=list(remembered.databases) if remembered else [],
+            rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.way, "")),
+        )  # fmt: skip
+        pieces = []
+        for piece in work.pieces:
+            if piece.begin is None or self._loading(piece) or concerned(log, piece.begin, set(piece.databases)):
+                pieces.append(piece)
+            else:
+                work.current.extend(piece.databases)
+        return Work(pieces, work.current, work.left, work.lost)
+
+    def _loading(self, piece: Piece) -> bool:
+        return any(pair.loading for pair in self.way.pairs if pair.name in piece.databases)
+
+    # ---- dump and load --------------------------------------------------------------------------------------------
+
+    def dump(self, piece: Piece, epochs: dict[str, int], *, slot: str = "") -> Dumped:
+        """Writes a piece's dump into a directory of its own."""
+        root, id = self.way.root, new_dump_id(self.clock)
+        log = segments(root.place)
+        begin = None if piece.begin is None else _point(log, piece.begin)
+        out = self.dumps.place_of(resolve_until(log, None).event, id)
+        patterns = Patterns.parse(self.policy.include, self.policy.exclude)
+
+        def once() -> Dumped:
+            return write_dump(
+                root, out, source=self.way.source.uri, databases=piece.databases, patterns=patterns, since=begin,
+                slot="" if piece.bootstrap else slot, id=id, empty=True, epochs=epochs, progress=self.progress,
+                clock=self.clock,
+            )  # fmt: skip
+
+        return patiently(once, self.options.patience)
+
+    def load(self, place: str) -> Loaded:
+        """Replays one dump of the policy's; its pin in the source's root is not needed any more then."""
+        options = self.load_options(DumpReader(place))
+        target, engines, progress = self.way.target, self.engines, self.progress
+        loaded = patiently(
+            lambda: load(place, target, options, engine=engines, progress=progress), self.options.patience
+        )
+        unpin_dump(self.way.root.place, DumpReader(place).metadata.id)
+        self.warnings += loaded.warnings
+        return loaded
+
+    def load_options(self, reader: DumpReader) -> LoadOptions:
+        """A bootstrap keeps what the target has and what is equal; only with consent what replication did not make."""
+        bootstrap = reader.metadata.kind != INCREMENTAL
+        return LoadOptions(
+            warehouse=self.way.warehouse, cmroot=self.way.target_root.place,
+            rename=self.way.renames(reader.metadata.scope.databases), map_locations=self.way.map_locations,
+            external=self.way.external, overwrite=self.options.adopt and bootstrap, jobs=self.options.jobs,
+            source_root=self.way.root.place, by_difference=ByDifference() if bootstrap else None,
+        )  # fmt: skip
+
+    def finish_interrupted(self) -> list[Loaded]:
+        """Loads that a killed run has begun are ended with their own dumps: what was copied is not copied again. Where
+        that fails, the run makes a new dump from the checkpoint, which holds the same and more."""
+        done = []
+        for id in dict.fromkeys(pair.loading for pair in self.way.matching if pair.made_from == self.way.root.id):
+            place = self.dumps.find(id) if id and not id.startswith(REPAIR) else None
+            if place is None:
+                continue
+            try:
+                done.append(self.load(place))
+            except Error as error:
+                if error.transient:
+                    raise
+                self.warnings.append(f"the load of {place} was interrupted and cannot be ended: {error}")
+        return done
+
+    # ---- the slot -------------------------------------------------------------------------------------------------
+
+    def protect(self, work: Work) -> None:
+        """Before anything is dumped: the policy's slot is there, and behind nothing that a piece begins at."""
+        root, name = self.way.root.place, self.policy.slot
+        log = segments(root)
+        begins = [piece.begin for piece in work.pieces if piece.begin is not None]
+        needs = _point(log, min(begins)) if begins else resolve_until(log, None)
+        slot = find_slot(root, name)
+        if slot is not None and slot.given_up:
+            self.warnings.append(f"slot {name} was given up at {slot.given_up}: it lagged too far behind")
+            drop_slot(root, name)
+            slot = None
+        if slot is None:
+            now = iso(self.clock())
+            awaits = "" if begins else BOOTSTRAP
+            create_slot(root, Slot(name, needs.position, needs.event, created=now, confirmed=now, awaits=awaits))
+        elif slot.position > needs.position and begins:
+            self.warnings.append(
+                f"the target is at position {needs.position}, its slot was at {slot.position}: it was taken back"
+            )
+            confirm_slot(root, name, needs.position, needs.event, now=self.clock, back=True)
+
+    def confirm(self, position: int) -> None:
+        """After the loads: every database of the policy is at this position, or nothing up to it concerns it."""
+        root, name = self.way.root.place, self.policy.slot
+        slot = find_slot(root, name)
+        if slot is not None and slot.given_up:
+            return  # the next run that dumps makes a new one
+        if slot is not None and slot.position >= position and not slot.awaits:
+            return
+        point = _point(segments(root), position)
+        if slot is None:
+            now = iso(self.clock())
+            create_slot(root, Slot(name, point.position, point.event, created=now, confirmed=now))
+        else:
+            confirm_slot(root, name, position, point.event, now=self.clock, back=True)
+
+
+def refuse_unsupported(policy: Policy) -> None:
+    """Keys that no load obeys yet must not be passed over in silence. Raises ConfigError naming the key."""
+    wrong = {
+        "partitions": bool(policy.partitions), "external": policy.external == METADATA,
+        "publish": policy.publish != "mirror",
+    }  # fmt: skip
+    for key, given in wrong.items():
+        if given:
+            raise ConfigError(
+                f"policies.{policy.name}.{key}: sync does not do this yet", hint="leave it out, or use the default"
+            )
+
+
+def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:
+    """Whether any record after a position is about one of these databases."""
+    for segment in log:
+        if segment.last > after:
+            for record in read_records(segment, after):
+                if _databases(record.change) & databases:
+                    return True
+    return False
+
+
+def _databases(change: Change) -> set[str]:
+    if isinstance(change, EventsRead | EventsLost):
+        return set()
+    named = {touched_db(change) or ""}
+    return named | {change.db} if isinstance(change, AlterTable) else named
+
+
+def scope_of(way: Way, recorded: str) -> RememberedScope:
+    """What the policy replicates now, by its own names."""
+    policy = way.policy
+    return RememberedScope(
+        databases={pair.known_as: policy.target_name(pair.known_as) for pair in way.matching},
+        include=policy.include, exclude=policy.exclude,
+        partitions={table: str(text) for table, text in policy.partitions.items()}, recorded=recorded,
+    )  # fmt: skip
+
+
+def _patterns(scope: RememberedScope) -> tuple[object, ...]:
+    return scope.include, scope.exclude, scope.partitions
+
+
+def _point(log: list[Segment], position: int) -> Point:
+    point = point_at(log, position)
+    if point is None:
+        raise BootstrapNeeded(
+            f"the captured log does not have position {position} any more", hint="run again: a bootstrap is made"
+        )
+    return point

@@ -1,0 +1,141 @@
+"""Which way a policy runs: who is replicated to whom, and what each side has of its databases now. Reads only.
+
+A policy names a source and a target; the roles of their databases say which of both is right. When the target is the
+primary, the policy runs backwards: metastores, roots and names change sides, and nothing is edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cmroot.place import is_local, join, normal
+from cmroot.root import ChangeRoot, create_or_open
+from replicator.load.replica import LOADING, POSITION, SOURCE
+from replicator.load.target import default_warehouse
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.model import Database
+from replicator.policy import Policy, matching_databases
+from replicator.roles import Role, RoleMark, mark_of
+from replicator.sync.memory import RememberedScope
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One database of a policy, in the direction in which it runs: its names, and what each side has (None: nothing).
+    `name` is the source's, `replica` the target's, `known_as` the policy's. `matches`: False for one that left."""
+
+    name: str
+    replica: str
+    known_as: str
+    here: Database | None
+    there: Database | None
+    matches: bool = True
+
+    @property
+    def here_mark(self) -> RoleMark:
+        return mark_of(self.here.parameters, self.name) if self.here else RoleMark()
+
+    @property
+    def there_mark(self) -> RoleMark:
+        return mark_of(self.there.parameters, self.replica) if self.there else RoleMark()
+
+    @property
+    def made_from(self) -> str | None:
+        """Id of the source's `$cmroot` that the replica was made from."""
+        return self.there.parameters.get(SOURCE) if self.there else None
+
+    @property
+    def position(self) -> int | None:
+        """The replica's checkpoint."""
+        text = self.there.parameters.get(POSITION, "") if self.there else ""
+        return int(text) if text.isdigit() else None
+
+    @property
+    def loading(self) -> str:
+        """Id of a dump whose load into the replica has begun and not ended; nothing when there is none."""
+        return self.there.parameters.get(LOADING, "") if self.there else ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A policy with a direction: `source` and `root` are those of the side that is replicated."""
+
+    policy: Policy
+    source: Metastore
+    target: Metastore
+    root: ChangeRoot
+    target_root: ChangeRoot
+    pairs: tuple[Pair, ...]
+    reverse: bool = False
+
+    @property
+    def matching(self) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.matches]
+
+    @property
+    def warehouse(self) -> str | None:
+        """Of the target; None: as its metastore says."""
+        return None if self.reverse else self.policy.warehouse
+
+    @property
+    def external(self) -> str | None:
+        return None if self.reverse else self.policy.external_base
+
+    @property
+    def map_locations(self) -> list[tuple[str, str]]:
+        """Backwards, what was put below the external directory goes back to where it came from."""
+        pairs = list(self.policy.map_location.items())
+        if not self.reverse:
+            return pairs
+        back = [(there, here) for here, there in pairs]
+        if is_local(self.policy.cmroot):
+            warehouse = self.policy.warehouse or default_warehouse(self.source)
+            back.append((self.policy.external_base or join(normal(warehouse), "external"), "/"))
+        return back
+
+    def renames(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        """(source name, target name) of those databases that have two."""
+        chosen = set(names)
+        return [(pair.name, pair.replica) for pair in self.pairs if pair.name in chosen and pair.name != pair.replica]
+
+
+def find_way(policy: Policy, source: Metastore, target: Metastore, remembered: RememberedScope | None) -> Way:
+    """`source`, `target`: as the policy names them. `remembered`: what its last run replicated. The roots are made
+    when they are missing. Raises FormatError for roles that cannot be understood."""
+    pairs = survey(policy, source, target, remembered)
+    root, target_root = create_or_open(policy.cmroot), create_or_open(policy.target_cmroot)
+    if not runs_backwards([pair for pair in pairs if pair.matches]):
+        return Way(policy, source, target, root, target_root, tuple(pairs))
+    turned = (Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs)
+    return Way(policy, target, source, target_root, root, tuple(turned), reverse=True)
+
+
+def survey(
+    policy: Policy, source: MetastoreReader, target: MetastoreReader, remembered: RememberedScope | None
+) -> list[Pair]:
+    """Every database that matches the policy on either side, and those that its last run had."""
+    here, there = source.database_names(), target.database_names()
+    original = {replica: name for name, replica in policy.rename_db.items()}
+    back = [original.get(replica, replica) for replica in there]
+    back = [name for name, replica in zip(back, there, strict=True) if policy.target_name(name) == replica]
+    matching = dict.fromkeys(matching_databases(policy, [*here, *back]))
+    names = {name: policy.target_name(name) for name in matching} | {
+        name: replica for name, replica in (remembered.databases if remembered else {}).items() if name not in matching
+    }
+    return [
+        Pair(
+            name, replica, name,
+            source.database(name) if name in here else None, target.database(replica) if replica in there else None,
+            matches=name in matching,
+        )
+        for name, replica in names.items()
+    ]  # fmt: skip
+
+
+def runs_backwards(pairs: Sequence[Pair]) -> bool:
+    """Whether roles were turned: a target is the primary, and no source is. `pairs`: as the policy names them."""
+    turned = any(
+        pair.there_mark.role is Role.PRIMARY and pair.there_mark.epoch >= pair.here_mark.epoch for pair in pairs
+    )
+    return turned and not any(pair.here_mark.role is Role.PRIMARY for pair in pairs)

@@ -1,0 +1,86 @@
+"""A policy between the two metastores of a test module, with places of its own; see `story` for the databases."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from plain_tables import PlainDatabase
+
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import connect
+from replicator.policy import Policy, parse_policy
+from replicator.progress import Silent
+from replicator.sync.memory import Memory
+from replicator.sync.run import Remembering, SyncRun, sync_once
+from replicator.sync.steps import SyncOptions
+
+_numbers = itertools.count(1)
+
+
+def local_engine() -> AutoEngine:
+    return AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
+
+
+class Replication:
+    """One policy, `name`; its databases are called `<name>_<something>` at the source. `here`: a directory of the
+    test. Both sides have a warehouse of their own in it."""
+
+    def __init__(self, source: Running, target: Running, here: Path, **keys: Any) -> None:
+        self.name = f"p{next(_numbers)}"
+        self.source_uri, self.target_uri, self.here = source.uri, target.uri, here
+        self.source, self.target = connect(source.uri), connect(target.uri)
+        self.keys: dict[str, Any] = {
+            "source": source.uri, "target": target.uri, "databases": f"{self.name}_.*",
+            "cmroot": str(here / "cmroot"), "target_cmroot": str(here / "target" / ".cmroot"),
+            "dumps": str(here / "dumps"), "warehouse": str(here / "target"), "engine": "local", **keys,
+        }  # fmt: skip
+
+    @property
+    def policy(self) -> Policy:
+        return parse_policy(self.name, self.keys, lambda text: text)
+
+    def db(self, name: str = "a") -> PlainDatabase:
+        """A database of the source, made when it is new."""
+        found = PlainDatabase(self.source, f"{self.name}_{name}", self.here / "source")
+        if not found.exists():
+            found.create()
+        return found
+
+    def replica(self, name: str = "a") -> PlainDatabase:
+        return PlainDatabase(self.target, f"{self.name}_{name}", self.here / "target")
+
+    def sync(
+        self, *, remembering: Remembering | None = None, clock: Callable[[], float] | None = None, **options: Any
+    ) -> SyncRun:  # fmt: skip
+        more: dict[str, Any] = {"clock": clock} if clock else {}
+        return sync_once(
+            self.policy, self.source, self.target, engines=local_engine(), progress=Silent(),
+            options=SyncOptions(**options), remembering=remembering, **more,
+        )  # fmt: skip
+
+    @property
+    def memory(self) -> Memory:
+        return Remembering(self.policy).memory
+
+    def is_same(self, *names: str) -> None:
+        for name in names or ("a",):
+            shown, wanted = self.replica(name).shown(), self.db(name).shown()
+            differing = [key for key in wanted | shown if shown.get(key) != wanted.get(key)]
+            assert not differing, [(key, wanted.get(key), shown.get(key)) for key in differing]
+
+    def config(self) -> Path:
+        """The policy as a configuration file."""
+        path = self.here / "replicator.toml"
+        lines = [f"[policies.{self.name}]"]
+        for key, value in self.keys.items():
+            if isinstance(value, dict):
+                value = "{" + ", ".join(f'"{one}" = "{other}"' for one, other in value.items()) + "}"
+                lines.append(f"{key} = {value}")
+            else:
+                lines.append(f"{key} = {value!r}" if isinstance(value, list) else f'{key} = "{value}"')
+        path.write_text("\n".join(lines) + "\n")
+        return path
