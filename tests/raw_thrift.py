@@ -12,12 +12,14 @@ from replicator.gateway.messages import (
     CALL,
     EXCEPTION,
     LIST,
+    MAP,
     STRING,
     STRUCT,
     Field,
     Fields,
     Header,
     Listed,
+    Mapped,
     parse_header,
     read_struct,
     text,
@@ -54,7 +56,7 @@ class RawClient:
         self.socket = socket.create_connection((host, int(port)), timeout)
 
     def call(self, name: str, *arguments: Any, **numbered: Any) -> Said:
-        """Arguments by position, or as f3=...: text, bool, list of texts, or Fields for a struct."""
+        """Arguments by position, or as f3=...: a text, a bool, a list, a map of texts, or Fields for a struct."""
         given = dict(enumerate(arguments, 1)) | {int(key[1:]): value for key, value in numbered.items()}
         return self.send(message(name, struct(given)))
 
@@ -106,4 +108,6 @@ def _typed(value: Any) -> tuple[int, Any]:
     if isinstance(value, list):
         kinds = [_typed(item) for item in value]
         return LIST, Listed(kinds[0][0] if kinds else STRING, tuple(item for _, item in kinds))
+    if isinstance(value, dict):
+        return MAP, Mapped(STRING, STRING, tuple((key.encode(), each.encode()) for key, each in value.items()))
     return STRUCT, value

@@ -116,7 +116,7 @@ def parse_header(data: bytes | bytearray) -> Header | None:
         return None
     kind = data[3]
     (length,) = _int(data[4:8])
-    if not CALL <= kind <= ONEWAY or not 0 < length <= NAME_LIMIT:
+    if not CALL <= kind <= ONEWAY or not 0 <= length <= NAME_LIMIT:
         raise Garbage("not a message of the binary protocol: no such kind, or no such name")
     if len(data) < 12 + length:
         return None

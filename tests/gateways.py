@@ -1,0 +1,151 @@
+"""A gateway in front of a real metastore, for tests: what goes through it, and what `$cmroot` has afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from plain_tables import PlainDatabase
+from raw_thrift import RawClient, Said
+
+from cmroot.content import locate
+from cmroot.root import ChangeRoot, create_or_open
+from cmroot.taken import read_taken
+from replicator.gateway.server import Gateway, opened
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+
+ALL = 1 << 62
+GRACE = timedelta(seconds=0.5)
+_numbers = itertools.count(1)
+
+
+@dataclass
+class Guarded:
+    """One database behind a gateway. `direct` speaks to the metastore, `client` through the gateway."""
+
+    running: Running
+    root: ChangeRoot
+    gateway: Gateway
+    direct: ThriftMetastore
+    database: PlainDatabase
+    client: RawClient
+
+    @property
+    def db(self) -> str:
+        return self.database.name
+
+    @property
+    def uri(self) -> str:
+        return self.gateway.uri
+
+    def call(self, name: str, *arguments: Any, **numbered: Any) -> Said:
+        """A call through the gateway; must succeed."""
+        said = self.client.call(name, *arguments, **numbered)
+        assert not said.failed, said.message
+        return said
+
+    def place(self, name: str) -> Path:
+        return self.database.home / name
+
+    @cached_property
+    def through(self) -> ThriftMetastore:
+        return connect(self.gateway.uri)
+
+    # ---- what was taken -------------------------------------------------------------------------------------------
+
+    def taken(self) -> dict[str, str]:
+        """`table/partition/path` -> content, of what waits for the capture; its bytes are looked at."""
+        found = {}
+        for row, _ in self.entries():
+            path = Path(locate(self.root.place, row["checksum"], row["size"]))
+            found["/".join(filter(None, (row["table"], row["partition"], row["path"])))] = path.read_text()
+        return found
+
+    def entries(self) -> list[tuple[dict[str, Any], int]]:
+        """(file entry, event) of everything that was taken in this database."""
+        return [
+            (row, taken.event)
+            for taken in read_taken(self.root.place, ALL)
+            for row in taken.rows().to_pylist()
+            if row["db"] == self.db
+        ]
+
+    def events(self) -> dict[int, str]:
+        """Of this database: id -> type."""
+        return {event.id: event.type for event in self.direct.next_events(0) if event.db == self.db}
+
+    def is_settled(self) -> bool:
+        return list(Path(self.root.place, "taking").iterdir()) == []
+
+
+@contextlib.contextmanager
+def guarded(
+    running: Running, here: Path, *, upstream: str | None = None, cmroot: Path | None = None, **options: Any
+) -> Iterator[Guarded]:  # fmt: skip
+    """A gateway with a `$cmroot` of its own, and an empty database behind it. `upstream`: another way to there."""
+    root = create_or_open(str(cmroot or here / "cmroot"))
+    with connect(running.uri) as direct, connect(upstream or running.uri) as asked:
+        database = PlainDatabase(direct, f"guarded{next(_numbers)}", running.warehouse)
+        database.create()
+        with (
+            opened(asked, root, "127.0.0.1:0", **{"grace": GRACE, **options}) as gateway,
+            RawClient(gateway.uri) as client,
+        ):
+            yield Guarded(running, root, gateway, direct, database, client)
+
+
+class Wire:
+    """A way to a metastore that can be cut: forwards connections, and calls `on_call` with the bytes of each request.
+
+    What `on_call` returns: None to go on; "cut" to close the connection before the metastore sees the call; "swallow"
+    to close it when the answer is there."""
+
+    def __init__(self, uri: str) -> None:
+        host, _, port = uri.removeprefix("thrift://").rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"thrift://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.on_call: Callable[[bytes], str | None] = lambda data: None
+        self._closed = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError), socket.create_connection(self._target) as upstream:
+            verdict: list[str | None] = [None]
+            threading.Thread(target=self._answers, args=(client, upstream, verdict), daemon=True).start()
+            while data := client.recv(1 << 16):
+                verdict[0] = self.on_call(data)
+                if verdict[0] == "cut":
+                    return
+                upstream.sendall(data)
+
+    @staticmethod
+    def _answers(client: socket.socket, upstream: socket.socket, verdict: list[str | None]) -> None:
+        with contextlib.suppress(OSError):
+            while data := upstream.recv(1 << 16):
+                if verdict[0] == "swallow":
+                    break
+                client.sendall(data)
+        with contextlib.suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._closed = True
+        self._listener.close()

@@ -1,0 +1,103 @@
+"""Drops through the gateway as captures see them: recorded with their bytes, for loads of earlier moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gateways import Guarded, guarded
+from raw_thrift import struct
+from story import Story
+
+from cmroot.log import segments
+from replicator.metastore.embedded import Running
+from replicator.model import Column
+
+TWO_KEYS = (Column("p", "string"), Column("q", "string"))
+FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
+PURGING = struct({1: {"ifPurge": "TRUE"}})
+
+
+def contents(place: Path) -> dict[str, str]:
+    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[Story]:
+    """A replicated database, and a gateway on its `$cmroot`; `story.through` is a client of it."""
+    story = Story(source_metastore, target_metastore, tmp_path)
+    story.source.create()
+    story.source.table("t", FILES)
+    story.source.partitioned("parts", {"a": {"f": "first a"}, "b": {"f": "b"}})
+    story.bootstrap()
+    with guarded(source_metastore, tmp_path, cmroot=story.cmroot) as guard:
+        story.guard = guard  # type: ignore[attr-defined]
+        yield story
+
+
+def test_rubber_banding_through_the_gateway(story: Story) -> None:
+    """p=x has A, is dropped, and has B: all between two captures. A load that ends before the drop shows A."""
+    guard: Guarded = story.guard  # type: ignore[attr-defined]
+    source, metastore = story.source, story.source.metastore
+    source.add("parts", {"x": {"f": "A"}})
+    made = metastore.current_event_id()
+    guard.call("drop_partition", story.db, "parts", ["x"], True)
+    source.add("parts", {"x": {"f": "B"}})
+    source.table("young", {"f": "young"})
+    young = metastore.current_event_id()
+    guard.call("drop_table", story.db, "young", True)
+    first = story.last
+    assert story.dump("--until", str(made), since=first).code == 0
+    loaded = story.load()
+    assert (loaded.code, loaded.said["missing"]) == (0, []), loaded
+    assert (story.target.home / "parts" / "p=x" / "f").read_text() == "A"
+    assert story.dump("--until", str(young), since=story.here / "dump2").code == 0
+    assert story.load().said["missing"] == []
+    assert (story.target.home / "young" / "f").read_text() == "young"
+    story.catch_up()
+    assert (story.target.home / "parts" / "p=x" / "f").read_text() == "B"
+    assert guard.entries() == [], "the capture has recorded them"
+
+
+def test_drops_between_captures_leave_a_log_that_adds_up(story: Story) -> None:
+    guard: Guarded = story.guard  # type: ignore[attr-defined]
+    for number in range(3):
+        story.source.table(f"t{number}", {"f": f"{number}", "same": "same"})
+        if number == 1:
+            assert story.capture().code == 0
+        guard.call("drop_table", story.db, f"t{number}", True)
+    guard.call("drop_table", story.db, "t", True)
+    request = struct({1: story.db, 2: "parts", 3: struct({1: ["p=a"]}), 4: True})
+    guard.call("drop_partitions_req", request)
+    story.catch_up()
+    live: dict[str, int] = {}
+    for segment in segments(str(story.cmroot)):
+        for batch in segment.file_batches():
+            for row in batch.to_pylist():
+                assert row["checksum"] is not None, row
+                live[row["checksum"]] = live.get(row["checksum"], 0) + {"add": 1, "release": -1}[row["op"]]
+    assert sorted(live.values())[-1] == 1 and sum(live.values()) == 1, "only parts/p=b is left"
+
+
+def test_a_capture_waits_for_what_is_not_decided(story: Story) -> None:
+    """A drop under way, as the capture sees it: its event is left for the next one."""
+    from cmroot.journal import Owner, Source
+    from cmroot.taking import Taking
+
+    metastore = story.source.metastore
+    location = metastore.table(story.db, "t").location
+    assert location
+    taking = Taking.begin(
+        str(story.cmroot), before_event=metastore.current_event_id(), call="drop_table", db=story.db, table="t",
+        sources=[Source(location, "t")], owners=[Owner("t", "", location)],
+    )  # fmt: skip
+    taking.protect()
+    taking.sent()
+    metastore.drop_table(story.db, "t")
+    dropped = metastore.current_event_id()
+    answer = story.capture("--no-scan")
+    assert answer.code == 0 and answer.said["through_event"] < dropped
+    taking.settle({"t": dropped})
+    assert story.capture().said["through_event"] == dropped
+    story.catch_up()
