@@ -15,10 +15,11 @@ from typing import Any
 import click
 
 from replicator.errors import Error
+from replicator.quantity import duration_text as duration_text
+from replicator.quantity import size_text as size_text
 
 SHOWN = 20  # things a person is told one by one; JSON has all of them
 BROKEN_PIPE = 141  # 128 + SIGPIPE
-UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def emit(value: Mapping[str, Any] | Any, as_json: bool, lines: Iterable[str] | None = None) -> None:
@@ -87,14 +88,6 @@ def shortened(things: Iterable[str]) -> list[str]:
     """The first things, and how many more there are."""
     all_ = list(things)
     return all_ if len(all_) <= SHOWN else [*all_[:SHOWN], f"... and {len(all_) - SHOWN} more (--json lists all)"]
-
-
-def size_text(size: int) -> str:
-    """Bytes for a person: binary units."""
-    if size < 1024:
-        return f"{size} B"
-    step = min((size.bit_length() - 1) // 10, len(UNITS))
-    return f"{size / 1024**step:.1f} {UNITS[step - 1]}"
 
 
 def time_text(seconds: float | None) -> str | None:
