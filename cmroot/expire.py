@@ -22,7 +22,7 @@ from cmroot.expiry import Count, Expired, ExpiryPlan, GivenUp, Held
 from cmroot.lease import acquire
 from cmroot.log import Segment, segments
 from cmroot.pins import DumpPin, Pins, Slot, give_up_slot, read_pins, seconds, unpin_dump
-from cmroot.plans import new_plan, sweep_plans, write_part
+from cmroot.plans import new_plan, sweep_asides, sweep_plans, write_part
 from cmroot.references import KEY, Grouping, read_references, sources
 from cmroot.removal import Since, remove
 from cmroot.retention import DECIDED, GOING, TALLY, Rules, decide, needing, tally
@@ -72,6 +72,7 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
     began = time.monotonic()
     with plan, acquire(root, "expire", now=now) as lease:
         sweep_plans(root, now(), plan.directory)
+        sweep_asides(root, now())
         pins = read_pins(root).whole()
         planned = {slot.slot for slot in plan.given_up}
         lagging, left = _without_lagging(pins, now(), plan.max_slot_lag, planned)

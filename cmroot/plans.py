@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import Superseded
-from cmroot.place import aside_name, is_local, join, local_path, naming, store_for
+from cmroot.place import ASIDE, aside_name, is_local, join, local_path, naming, store_for
 
 ABANDONED = timedelta(days=1)
-"""How old a plan on an object store must be before it is nobody's: no lock tells there."""
+"""How old something must be to be nobody's, where no lock tells: a plan on an object store, a file half written."""
 
 _ROWS = 8192
 
@@ -93,6 +93,18 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
         store.remove(join(expiring, name + ".lock"))
         swept.append(name)
     return swept
+
+
+def sweep_asides(root: str, moment: float) -> None:
+    """Remove what writers of pins and plans that were killed left half written. They take no lease, so only what is old
+    enough to be nobody's goes; on object stores nothing is written aside."""
+    if not is_local(root):
+        return
+    for directory in ("slots", "holds", "dumps", "expiring"):
+        with contextlib.suppress(FileNotFoundError), os.scandir(join(local_path(root), directory)) as entries:
+            for entry in entries:
+                if entry.name.startswith(ASIDE) and moment - entry.stat().st_mtime > ABANDONED.total_seconds():
+                    os.unlink(entry.path)
 
 
 def _alive(root: str, name: str, moment: float) -> bool:

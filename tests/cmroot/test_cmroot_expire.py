@@ -335,6 +335,16 @@ def test_an_abandoned_plan_is_swept(ground: SmallRoot) -> None:
         list(left.rows())
 
 
+def test_pins_that_were_half_written_are_swept_a_day_later(local: SmallRoot) -> None:
+    half = Path(local.root, "slots", ".aside-1-2")
+    half.write_bytes(b"{")
+    moment = time.time()
+    local.expire(now=moment + HOUR)
+    assert half.exists()
+    local.expire(now=moment + 25 * HOUR)
+    assert not half.exists()
+
+
 def test_nothing_is_removed_while_bytes_are_filed(local: SmallRoot) -> None:
     with filing(local.root), filing(local.root), pytest.raises(Filing), removing(local.root, patience=timedelta(0)):
         raise AssertionError
@@ -374,9 +384,8 @@ def _waits(root: str) -> bool:
         return False
 
 
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
 def test_on_an_object_store_takings_and_removals_see_each_other(root: str) -> None:
-    if is_local(root):
-        pytest.skip("local roots have locks")
     store = store_for(root)
     store.write_bytes(join(root, "taking/1/journal.json"), b"{}")
     with pytest.raises(Filing), removing(root, patience=timedelta(0)):
