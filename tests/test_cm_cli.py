@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from story import Answer, Story, command
 
 from cmroot.lease import acquire
 from cmroot.log import segments
+from replicator import cm
+from replicator.api import engines
 from replicator.cli.main import run
 from replicator.metastore.embedded import Running
 
@@ -359,14 +362,17 @@ def dumps(story: Kept, events: list[int]) -> list[tuple[Any, Any]]:
     return found
 
 
-def test_listing_and_checking_run_on_spark(story: Kept) -> None:
+def test_listing_and_checking_run_on_spark_and_from_python(story: Kept) -> None:
     story.source.table("t", {"a": "aaa", "b": "bb"})
     story.captured()
     (story.source.home / "t" / "a").unlink()
     story.captured()
-    spark = ("--engine", "spark", "--master", "local[2]")
-    listed = story.done("ls", *spark)
-    assert {need: count["entries"] for need, count in listed["by_need"].items()} == {"live": 1, "nobody": 1}
-    assert listed["entries"] == story.done("ls", "--engine", "local")["entries"]
-    checked = story.done("check", *spark)
-    assert (checked["status"], checked["entries"], checked["bytes_read"]) == ("sound", 2, 5)
+    root = str(story.cmroot)
+    with engines("spark", "local[2]") as spark:
+        listed = cm.ls(cmroot=root, engine=spark)
+        checked = cm.check(cmroot=root, engine=spark)
+    assert {need: count["entries"] for need, count in listed.by_need.items()} == {"live": 1, "nobody": 1}
+    assert listed.entries == story.done("ls", "--engine", "local")["entries"]
+    assert (checked.status, checked.entries, checked.bytes_read) == ("sound", 2, 5)
+    assert cm.expire(cmroot=root, older_than=timedelta(0)).removed.entries == 1
+    assert sorted(each["size"] for each in cm.find(cmroot=root, table=f"{story.db}.t").entries) == [2, 3]
