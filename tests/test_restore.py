@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import random
-import shutil
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-import xxhash
-from faults import Fault, run_with
+from hmsclient.genthrift.hive_metastore import ttypes
+from metastores import MetastoreFactory
 from past import Past, state_of
-from plain_tables import _storage
-from story import Answer, Story, command
+from story import Story, command
+from then import Then, differences, fails, restore
 
-from cmroot.content import locate
+from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
-from replicator.model import EXTERNAL, Table
 
 SEED = 20260301
 STEPS, EVENTS = 40, 20
 
 
-def restore(story: Story, to: object, *more: str, target: str | None = None) -> Answer:
-    return command(
-        "restore", "--cmroot", str(story.cmroot), "--db", story.db, "--to", str(to), "--target",
-        target or story.source_uri, "--engine", "local", "--jobs", "1", *more,
-    )  # fmt: skip
+@pytest.fixture
+def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+    return Story(source_metastore, target_metastore, tmp_path)
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
-    """A source with two tables, captured."""
-    return Story(source_metastore, target_metastore, tmp_path)
+def then(story: Story) -> Then:
+    return Then(story)
+
+
+@pytest.fixture(scope="module")
+def calm(source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Then:
+    """For those who change nothing of it: each restores into a database of its own."""
+    return Then(Story(source_metastore, target_metastore, tmp_path_factory.mktemp("calm")))
+
+
+@pytest.fixture
+def into(calm: Then, request: pytest.FixtureRequest) -> str:
+    """The name of a database that is not there yet."""
+    return f"{calm.story.db}_{len(calm.databases())}"
 
 
 def test_every_state_of_a_history_comes_back_as_it_was(story: Story) -> None:
@@ -53,251 +61,97 @@ def test_every_state_of_a_history_comes_back_as_it_was(story: Story) -> None:
         assert not names, (event, [(name, wanted.get(name), found.get(name)) for name in names])
 
 
-# ---- one story: what was, and what is -----------------------------------------------------------------------------
+# ---- beside what is live ------------------------------------------------------------------------------------------
 
 
-class Then:
-    """A captured database, what it was `before` at event `event`, and what it is since. `outside`: of its directory."""
-
-    def __init__(self, story: Story) -> None:
-        self.story, self.source = story, story.source
-        self.outside = story.here / "outside"
-        self.source.create()
-        self.source.table("t", {"first": self.text("1"), "second": self.text("2")})
-        self.source.table("dropped", {"file": self.text("dropped")})
-        self.source.partitioned("parts", {"a": {"file": self.text("a")}, "b": {"file": self.text("b")}})
-        self.outside.mkdir()
-        (self.outside / "data").write_text(self.text("outside"))
-        made = Table(
-            db=story.db, name="ext", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"}, storage=_storage(self.outside)
-        )
-        self.source.metastore.create_table(made)
-        self.source.function("f")
-        self.capture()
-        self.event, self.before = self.now()
-        self.source.write("t", {"first": self.text("new"), "third": self.text("3")})
-        self.source.drop("dropped")
-        self.source.drop_partitions("parts", ["a"])
-        self.source.table("later", {"file": self.text("later")})
-        self.source.function("g")
-        (self.outside / "data").unlink()
-        (self.outside / "data").write_text(self.text("outside, other"))
-        self.capture()
-        self.latest, self.after = self.now()
-
-    def text(self, word: str) -> str:
-        """Content that no other test has: they share a metastore, whose `$cmroot` would have its bytes."""
-        return f"{self.story.db}: {word}"
-
-    def capture(self) -> None:
-        assert self.story.capture().code == 0
-
-    def now(self) -> tuple[int, dict[str, Any]]:
-        return self.source.metastore.current_event_id(), self.state()
-
-    def state(self, db: str | None = None, uri: str | None = None) -> dict[str, Any]:
-        return state_of(uri or self.story.source_uri, db or self.story.db)
-
-    @property
-    def into(self) -> str:
-        return f"{self.story.db}_restored_{self.event}"
-
-    def kept(self, text: str) -> Path:
-        """Where `$cmroot` keeps the bytes of a text."""
-        data = self.text(text).encode()
-        return Path(locate(str(self.story.cmroot), xxhash.xxh3_128_hexdigest(data), len(data)))
-
-    def databases(self) -> list[str]:
-        return [name for name in self.source.metastore.database_names() if name.startswith(self.story.db)]
-
-
-@pytest.fixture
-def then(story: Story) -> Then:
-    return Then(story)
-
-
-def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[Any]:
-    return [(name, wanted.get(name), found.get(name)) for name in wanted | found if found.get(name) != wanted.get(name)]
-
-
-def fails(answer: Answer, code: int, error: str, *named: object) -> None:
-    assert (answer.code, answer.error) == (code, error), answer.said
-    for name in named:
-        assert str(name) in answer.message, answer.message
-    assert answer.said["hint"]
-
-
-def test_a_database_comes_back_beside_the_live_one_and_shares_nothing_with_it(then: Then) -> None:
-    answer = restore(then.story, then.event)
+def test_a_database_comes_back_beside_the_live_one_and_shares_nothing_with_it(calm: Then) -> None:
+    answer = restore(calm.story, calm.event)
     assert answer.code == 0, answer
     said = answer.said
-    assert (said["status"], said["into"], said["event"]) == ("restored", then.into, then.event)
+    assert (said["status"], said["into"], said["event"]) == ("restored", calm.into, calm.event)
     assert (said["tables"], said["files"], said["files_missing"]) == (["dropped", "ext", "parts", "t"], 6, 0)
-    assert said["files_from_source"] == 2 and said["files_copied"] == 6
-    assert not differences(then.state(then.into), then.before)
-    assert not differences(then.state(), then.after)
-    homes = (then.source.home, then.source.home.with_name(f"{then.into}.db"), then.outside, then.story.cmroot)
-    inodes = [{path.stat().st_ino for path in home.rglob("*") if path.is_file()} for home in homes]
-    assert inodes[1] and not inodes[1] & (inodes[0] | inodes[2] | inodes[3])
-    assert str(then.outside) not in (Path(said["into"]).name, *places(then, then.into))
+    assert said["files_copied"] == 6
+    assert not differences(calm.state(calm.into), calm.before)
+    assert not differences(calm.state(), calm.after)
+    home = calm.source.home.with_name(f"{calm.into}.db")
+    others = (calm.source.home, calm.outside, calm.story.cmroot)
+    assert inodes(home) and not inodes(home) & {inode for place in others for inode in inodes(place)}
+    tables = calm.source.metastore.tables(calm.into, said["tables"])
+    assert all(table.location and table.location.startswith(f"file:{home}/") for table in tables)
 
 
-def places(then: Then, db: str) -> list[str]:
-    """Locations without what is below the database's directory."""
-    home = f"file:{then.source.home.with_name(f'{db}.db')}"
-    tables = then.source.metastore.tables(db, then.source.metastore.table_names(db))
-    return [table.location for table in tables if table.location and not table.location.startswith(f"{home}/")]
+def inodes(place: Path) -> set[int]:
+    return {path.stat().st_ino for path in place.rglob("*") if path.is_file()}
 
 
-def test_what_comes_back_is_a_plain_database(then: Then) -> None:
-    assert restore(then.story, then.event).code == 0
-    metastore = then.source.metastore
-    marked = [metastore.database(then.into), *metastore.tables(then.into, metastore.table_names(then.into))]
+def test_what_comes_back_is_a_plain_database(calm: Then, into: str) -> None:
+    assert restore(calm.story, calm.event, "--into", into).code == 0
+    metastore = calm.source.metastore
+    marked = [metastore.database(into), *metastore.tables(into, metastore.table_names(into))]
     assert not [key for thing in marked for key in thing.parameters if key.startswith(("repl", "replicator"))]
-    assert not list((then.story.cmroot / "dumps").iterdir())  # what it needed is let go of
-    plain = command("status", "--target", then.story.source_uri, "--db", then.into)
+    assert not list((calm.story.cmroot / "dumps").iterdir())  # what it needed is let go of
+    plain = command("status", "--target", calm.story.source_uri, "--db", into)
     assert plain.said["status"] == "no replica"
 
 
-def test_single_tables_come_back_alone(then: Then) -> None:
-    answer = restore(then.story, then.event, "--table", "T", "--table", "parts", "--into", f"{then.story.db}_some")
+def test_single_tables_come_back_alone(calm: Then, into: str) -> None:
+    answer = restore(calm.story, calm.event, "--table", "T", "--table", "parts", "--into", into)
     assert (answer.code, answer.said["tables"]) == (0, ["parts", "t"])
-    found = then.state(f"{then.story.db}_some")
-    wanted = {key: value for key, value in then.before.items() if key.startswith(("table t", "table parts"))}
+    found = calm.state(into)
+    wanted = {key: value for key, value in calm.before.items() if key.startswith(("table t", "table parts"))}
     assert not differences({key: value for key, value in found.items() if key != "database"}, wanted)
 
 
-def test_another_metastore_takes_it_under_the_same_name(then: Then) -> None:
-    answer = restore(
-        then.story, then.event, "--into", then.story.db, "--warehouse", str(then.story.warehouse),
-        target=then.story.target_uri,
-    )  # fmt: skip
+def test_another_metastore_takes_it_under_the_same_name(calm: Then) -> None:
+    story = calm.story
+    own = ["--into", story.db, "--warehouse", str(story.warehouse)]
+    answer = restore(story, calm.event, *own, target=story.target_uri)
     assert answer.code == 0, answer
-    assert not differences(then.state(uri=then.story.target_uri), then.before)
+    assert not differences(calm.state(uri=story.target_uri), calm.before)
 
 
-def test_the_state_at_a_time_is_that_of_the_last_record_then(then: Then) -> None:
-    captured = max(path.stat().st_mtime for path in (then.story.cmroot / "log").iterdir())
+def test_the_state_at_a_time_is_that_of_the_last_record_then(calm: Then, into: str) -> None:
+    captured = max(path.stat().st_mtime for path in (calm.story.cmroot / "log").iterdir())
     time = datetime.fromtimestamp(int(captured) - 3600, UTC)
-    fails(restore(then.story, time.isoformat()), 2, "UsageError", "captured since event")
+    fails(restore(calm.story, time.isoformat()), 2, "UsageError", "captured since event")
     later = datetime.now(UTC).replace(year=2100)
-    fails(restore(then.story, later.isoformat()), 2, "UsageError", f"nothing is captured after event {then.latest}")
-    said = [restore(then.story, then.event, "--dry-run").said, restore(then.story, then.latest, "--dry-run").said]
-    assert restore(then.story, said[1]["time"]).said["event"] == then.latest
-    assert not differences(then.state(f"{then.story.db}_restored_{then.latest}"), then.after)
+    fails(restore(calm.story, later.isoformat()), 2, "UsageError", f"nothing is captured after event {calm.latest}")
+    last = restore(calm.story, calm.latest, "--dry-run").said["time"]
+    assert restore(calm.story, last, "--into", into).said["event"] == calm.latest
+    assert not differences(calm.state(into), calm.after)
 
 
-def test_a_table_or_database_that_was_not_there_then_is_told(then: Then) -> None:
-    fails(restore(then.story, then.event, "--table", "later", "--table", "t"), 1, "ObjectNotFound", "later", then.event)
-    fails(restore(then.story, then.event, "--table", "later"), 1, "ObjectNotFound", "later", then.event)
-    story = then.story
-    fails(command("restore", "--cmroot", str(story.cmroot), "--db", "nowhere", "--to", "1", "--target",
-                  story.source_uri), 1, "ObjectNotFound", "nowhere")  # fmt: skip
-    assert then.databases() == [story.db]
+def test_a_table_or_database_that_was_not_there_then_is_told(calm: Then) -> None:
+    before = calm.databases()
+    for tables in (["later", "t"], ["later"]):
+        chosen = [word for name in tables for word in ("--table", name)]
+        fails(restore(calm.story, calm.event, *chosen), 1, "ObjectNotFound", "later", calm.event)
+    arguments = ["--cmroot", str(calm.story.cmroot), "--target", calm.story.source_uri]
+    fails(command("restore", *arguments, "--db", "nowhere", "--to", "1"), 1, "ObjectNotFound", "nowhere")
+    assert calm.databases() == before
 
 
-# ---- nothing live is touched by mistake ---------------------------------------------------------------------------
+def test_a_database_that_exists_is_refused(calm: Then, into: str) -> None:
+    before = calm.source.everything()
+    fails(restore(calm.story, calm.event, "--into", calm.story.db.upper()), 6, "Refused", calm.story.db)
+    assert calm.source.everything() == before
+    assert restore(calm.story, calm.event, "--into", into).code == 0
+    fails(restore(calm.story, calm.event, "--into", into), 6, "Refused", into)
+    fails(restore(calm.story, calm.event, "--into", into, "--dry-run"), 6, "Refused", into)
 
 
-def test_a_database_that_exists_is_refused(then: Then) -> None:
-    before = then.source.everything()
-    fails(restore(then.story, then.event, "--into", then.story.db.upper()), 6, "Refused", then.story.db)
-    assert then.source.everything() == before
-    assert restore(then.story, then.event).code == 0
-    fails(restore(then.story, then.event), 6, "Refused", then.into)
-    fails(restore(then.story, then.event, "--dry-run"), 6, "Refused", then.into)
-
-
-def test_a_directory_that_holds_something_is_refused(then: Then) -> None:
-    place = then.source.home.with_name(f"{then.into}.db") / "t"
-    place.mkdir(parents=True)
-    (place / "precious").write_text("precious")
-    fails(restore(then.story, then.event), 6, "Refused", place.parent)
-    assert (place / "precious").read_text() == "precious" and then.databases() == [then.story.db]
-    assert restore(then.story, then.event, "--force").code == 0
-    assert not differences(then.state(then.into), then.before)
-
-
-def test_forced_the_live_database_becomes_what_it_was_and_loses_no_byte(then: Then) -> None:
-    then.source.write("t", {"unseen": then.text("never captured")})
-    answer = restore(
-        then.story, then.event, "--into", then.story.db, "--force", "--target-cmroot", str(then.story.cmroot)
-    )
-    assert answer.code == 0, answer
-    assert answer.said["dropped"] == [f"{then.story.db}.later"]
-    assert not differences(then.state(), then.before)
-    for text in ("later", "3", "new", "outside, other", "never captured"):
-        assert then.kept(text).read_text() == then.text(text)
-    then.capture()
-    assert not differences(then.state(), then.before)
-    again = restore(then.story, then.latest)  # the way back is open
-    assert again.code == 0
-    assert not differences(then.state(f"{then.story.db}_restored_{then.latest}"), then.after)
-
-
-def test_forced_a_single_live_table_comes_back_and_the_others_stay(then: Then) -> None:
-    answer = restore(then.story, then.event, "--table", "t", "--into", then.story.db, "--force")
-    assert (answer.code, answer.said["dropped"]) == (0, [])
-    wanted = {
-        key: then.before[key] if key in ("table t", "table t files") else value for key, value in then.after.items()
-    }
-    assert not differences(then.state(), wanted)
-
-
-def test_forced_into_a_replica_it_is_one_no_more(then: Then) -> None:
-    story = then.story
-    assert story.dump().code == 0 and story.load().code == 0
-    replica = ["--into", story.db, "--force", "--warehouse", str(story.warehouse)]
-    answer = restore(story, then.event, *replica, target=story.target_uri)
-    assert answer.code == 0 and "replica" in answer.said["warnings"][0]
-    assert not differences(then.state(uri=story.target_uri), then.before)
-    fails(story.load(), 6, "Refused", "not made by replication")
-
-
-def test_a_dropped_database_comes_back_under_its_own_name(then: Then) -> None:
-    metastore, home = then.source.metastore, then.source.home
-    for name in metastore.table_names(then.story.db):
-        metastore.drop_table(then.story.db, name)
-    for name in ("f", "g"):
-        metastore.drop_function(then.story.db, name)
-    metastore.drop_database(then.story.db)
-    shutil.rmtree(home)
-    assert then.databases() == []
-    answer = restore(then.story, then.event, "--into", then.story.db)
-    assert answer.code == 0, answer
-    assert not differences(then.state(), then.before)
-    assert (then.outside / "data").read_text() == then.text("outside, other")  # what was never the database's own stays
-
-
-def test_a_place_that_another_table_has_by_now_is_not_cleared(then: Then) -> None:
-    metastore = then.source.metastore
-    metastore.drop_table(then.story.db, "ext")
-    made = Table(
-        db=then.story.db, name="heir", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"}, storage=_storage(then.outside)
-    )
-    metastore.create_table(made)
-    then.capture()
-    alone = ["--table", "ext", "--into", then.story.db, "--force"]
-    fails(restore(then.story, then.event, *alone), 6, "Refused", "heir", then.outside)
-    assert (then.outside / "data").read_text() == then.text("outside, other")
-    assert restore(then.story, then.event, "--table", "ext").code == 0
-
-
-# ---- what is to be had --------------------------------------------------------------------------------------------
-
-
-def test_a_dry_run_says_what_would_be_and_changes_nothing(then: Then) -> None:
-    everything, root = then.source.everything(), tree(then.story.cmroot)
-    events = then.source.metastore.current_event_id()
-    said = restore(then.story, then.event, "--dry-run").said
-    assert (said["status"], said["into"], said["files"], said["files_to_copy"]) == ("planned", then.into, 6, 6)
+def test_a_dry_run_says_what_would_be_and_changes_nothing(calm: Then, into: str) -> None:
+    everything, root = calm.source.everything(), tree(calm.story.cmroot)
+    events = calm.source.metastore.current_event_id()
+    said = restore(calm.story, calm.event, "--dry-run", "--into", into).said
+    assert (said["status"], said["into"], said["files"], said["files_to_copy"]) == ("planned", into, 6, 6)
     assert (said["files_from_source"], said["files_from_cmroot"], said["bytes_to_copy"]) == (2, 4, said["bytes"])
     assert said["missing"] == [] and said["tables"] == ["dropped", "ext", "parts", "t"]
-    forced = restore(then.story, then.event, "--dry-run", "--into", then.story.db, "--force").said
-    assert forced["dropped"] == [f"{then.story.db}.later"]
-    assert forced["replaced"] == [f"{then.story.db}.{name}" for name in ("ext", "parts", "t")]
-    assert then.source.everything() == everything and tree(then.story.cmroot) == root
-    assert then.source.metastore.current_event_id() == events
+    forced = restore(calm.story, calm.event, "--dry-run", "--into", calm.story.db, "--force").said
+    assert forced["dropped"] == [f"{calm.story.db}.later"]
+    assert forced["replaced"] == [f"{calm.story.db}.{name}" for name in ("ext", "parts", "t")]
+    assert calm.source.everything() == everything and tree(calm.story.cmroot) == root
+    assert calm.source.metastore.current_event_id() == events and into not in calm.databases()
 
 
 def tree(place: Path) -> dict[str, bytes]:
@@ -308,6 +162,9 @@ def tree(place: Path) -> dict[str, bytes]:
         for path in place.rglob("*")
         if path.is_file() and path.name.split("-")[0] not in own
     }
+
+
+# ---- what is to be had --------------------------------------------------------------------------------------------
 
 
 def test_data_that_is_nowhere_any_more_is_told_before_anything_is_done(then: Then) -> None:
@@ -355,50 +212,67 @@ def test_a_file_that_was_touched_but_not_changed_is_there(then: Then) -> None:
     assert (answer.code, answer.said["files_from_source"]) == (0, 2)
 
 
-def test_a_file_that_no_capture_saw_is_told(then: Then) -> None:
-    then.source.add("parts", {"short": {"file": "short-lived"}})
+def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Then) -> None:
+    then.source.add("parts", {"short": {"file": then.text("short-lived")}})
+    file = then.source.home / "parts" / "p=short" / "file"
+    inserted = ttypes.InsertEventRequestData(filesAdded=[f"file:{file}"], filesAddedChecksum=[""])
+    request = ttypes.FireEventRequest(
+        True, ttypes.FireEventRequestData(insertData=inserted), dbName=then.story.db, tableName="parts",
+        partitionVals=["short"],
+    )  # fmt: skip
+    then.source.metastore._change("fire", lambda client: client.fire_listener_event(request))
     event = then.source.metastore.current_event_id()
     then.source.drop_partitions("parts", ["short"])
     then.capture()
     answer = restore(then.story, event)
-    assert answer.code in (0, 1)
-    if answer.code:  # the event named the file
-        assert "before a capture could read it" in answer.said["missing"][0]["reason"]
+    fails(answer, 1, "FilesMissing", "1 files")
+    (missing,) = answer.said["missing"]
+    assert missing["object"] == f"{then.story.db}.parts/p=short"
+    assert "before a capture could read it" in missing["reason"]
 
 
-# ---- killed -------------------------------------------------------------------------------------------------------
+# ---- events that were lost ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("after", "thrift", "create database"),
-        Fault("after", "rename", r"restored.*/t/first$"),
-        Fault("after", "thrift", "create table", 2),
-        Fault("after", "thrift", "alter database", 1),
-        Fault("after", "thrift", "alter table", 2),
-        Fault("before", "thrift", "alter database", 3),
-    ],
-    ids=str,
-)
-def test_a_restore_that_was_killed_is_run_again(then: Then, fault: Fault) -> None:
-    arguments = [
-        "restore", "--cmroot", str(then.story.cmroot), "--db", then.story.db, "--to", str(then.event), "--target",
-        then.story.source_uri, "--engine", "local", "--jobs", "1",
-    ]  # fmt: skip
-    run_with(fault, arguments)
-    assert then.into in then.databases()
-    fails(restore(then.story, then.latest, "--into", then.into), 6, "Refused", "begun by another restore")
-    assert restore(then.story, then.event).code == 0
-    assert not differences(then.state(then.into), then.before)
-    assert not [key for key in then.source.metastore.database(then.into).parameters if "repl" in key]
+@pytest.fixture
+def forgetful(metastore_factory: MetastoreFactory, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts a third metastore, again with other settings for the same data. It runs only while it is needed."""
+    directory = tmp_path / "forgetful"
+
+    def start(**settings: str) -> Running:
+        embedded.stop(directory)
+        return metastore_factory(directory=directory, settings=settings)
+
+    yield start
+    embedded.stop(directory)
 
 
-def test_a_forced_restore_over_the_live_database_that_was_killed_is_run_again(then: Then) -> None:
-    arguments = [
-        "restore", "--cmroot", str(then.story.cmroot), "--db", then.story.db, "--to", str(then.event), "--target",
-        then.story.source_uri, "--engine", "local", "--jobs", "1", "--into", then.story.db, "--force",
-    ]  # fmt: skip
-    run_with(Fault("after", "thrift", "drop table", 2), arguments)
-    assert command(*arguments).code == 0
-    assert not differences(then.state(), then.before)
+def test_across_a_gap_the_states_before_and_after_come_back_and_none_between(
+    forgetful: Callable[..., Running], target_metastore: Running, tmp_path: Path
+) -> None:
+    story = Story(forgetful(), target_metastore, tmp_path)
+    then = Then(story)
+    story.source.table("unseen", {"file": then.text("unseen")})
+    story.source.drop("later")
+    inside, lost = then.now()
+    forgetful(**{"hive.metastore.event.db.listener.timetolive": "1s"})  # cleans at its start
+    deadline = time.monotonic() + 30
+    while story.source.metastore.next_events(inside - 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert story.capture().code == 5
+    assert story.capture("--repair").code == 0
+    story.source.table("after", {"file": then.text("after")})
+    then.capture()
+    after, newest = then.now()
+    for event, wanted in ((then.event, then.before), (then.latest, then.after), (after, newest)):
+        answer = restore(story, event)
+        assert answer.code == 0, answer
+        assert not differences(then.state(f"{story.db}_restored_{event}"), wanted)
+    for event in range(then.latest + 1, inside):
+        refused = restore(story, event)
+        fails(refused, 5, "MomentLost", f"events {then.latest + 1} to {inside} were lost")
+        assert f"event {then.latest}, the last before" in refused.said["hint"]
+    answer = restore(story, inside)  # the repair saw what had become of it
+    assert answer.code == 0
+    assert not differences(then.state(f"{story.db}_restored_{inside}"), lost)
