@@ -6,7 +6,9 @@ large. Tasks are few and fat: a Spark task costs 25 to 50 ms of Python start-up 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import sys
 import threading
@@ -165,10 +167,15 @@ class SparkEngine:
                 yield from unpack(answer)
 
     def stop(self) -> None:
+        """Safe to run twice, and when Spark's process has died: the next use starts a new one."""
         with self._lock:
-            if self._context is not None:
-                self._context.stop()
-                self._context = None
+            context, self._context = self._context, None
+            if context is not None:
+                try:
+                    context.stop()
+                except Exception as error:
+                    logging.getLogger(__name__).info("Spark did not stop by itself: %s", error)
+                _forget_dead_gateway()
 
     def _start(self) -> Any:
         os.environ.update(self._environment() if callable(self._environment) else self._environment)
@@ -202,6 +209,20 @@ class SparkEngine:
                 f"Spark did not start with master {master}: {str(error)[:500]}",
                 hint="check JAVA_HOME (Java 17 or newer) and the master's address, or use --engine local",
             ) from error
+
+
+def _forget_dead_gateway() -> None:
+    """pyspark keeps the process of its first context for later ones, also when it is gone."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is None or process.poll() is None:
+        return
+    with SparkContext._lock:
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
 
 
 class _Careful:

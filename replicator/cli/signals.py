@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
-from types import FrameType
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Self
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -22,3 +26,50 @@ def raise_on_sigterm() -> None:
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
+
+
+class Stopping:
+    """For the length of a block SIGINT and SIGTERM are a wish: what is at work may come to its end, for so long; then,
+    or at a second signal, Terminated is raised in it. `code`: the exit code that the first signal means, else 0."""
+
+    def __init__(self, grace: timedelta) -> None:
+        self._grace = grace.total_seconds()
+        self._before: dict[int, object] = {}
+        self.code = 0
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = os.pipe()  # no Event: setting one in a handler may meet its own lock
+        for number, handler in (
+            (signal.SIGINT, self._wish), (signal.SIGTERM, self._wish), (signal.SIGALRM, self._insist)
+        ):  # fmt: skip
+            self._before[number] = signal.signal(number, handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def is_set(self) -> bool:
+        return bool(self.code)
+
+    def wait(self, timeout: float) -> bool:
+        """Waits so many seconds, or until a signal; whether one came."""
+        select.select([self._reader], [], [], max(0.0, timeout))
+        return self.is_set()
+
+    def _wish(self, number: int, frame: FrameType | None) -> None:
+        if self.code:
+            self._insist(number, frame)
+        self.code = 128 + number
+        os.write(self._writer, b"x")
+        signal.setitimer(signal.ITIMER_REAL, self._grace)
+
+    def _insist(self, number: int, frame: FrameType | None) -> None:
+        for each in self._before:
+            signal.signal(each, signal.SIG_IGN)  # cleaning up is not interrupted; SIGKILL stays for what hangs
+        raise Terminated

@@ -1,0 +1,185 @@
+"""`replicator sync`: run a policy, once or again and again."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from replicator.cli.options import Duration, EngineChoice, Session, engine_options, json_option, pass_session
+from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, write
+from replicator.cli.signals import Stopping, Terminated
+
+if TYPE_CHECKING:
+    from replicator.engine import AutoEngine
+    from replicator.metastore.thrift import ThriftMetastore
+    from replicator.policy import Policy
+    from replicator.sync.follow import Followed
+    from replicator.sync.run import SyncRun
+
+GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
+
+policy_argument = click.argument("policy", metavar="POLICY")
+adopt_option = click.option(
+    "--adopt", is_flag=True, help="Take over what the target holds under the replicas' names and replication did not "
+    "make: what is equal stays, what differs goes to the target's $cmroot.",
+)  # fmt: skip
+drop_left_option = click.option(
+    "--drop-left", "--consent-drop", "drop_left", is_flag=True,
+    help="Drop replicas of databases that the policy does not name any more; their data goes to the target's $cmroot.",
+)  # fmt: skip
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side."
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A policy, its metastores as it names them, and engines; open for the length of a block."""
+
+    policy: Policy
+    source: ThriftMetastore
+    target: ThriftMetastore
+    engines: AutoEngine
+    others: Sequence[Policy]
+
+
+def opened(session: Session, stack: ExitStack, name: str, choice: EngineChoice | None = None) -> Opened:
+    """Raises UsageError when there is no such policy. `choice`: without one the engine is the policy's."""
+    policy = session.config.policy(name)
+    if choice is None or choice.engine == "auto":
+        master, conf = (choice.master, choice.spark_conf) if choice else (None, ())
+        choice = EngineChoice(policy.engine, master, conf)
+    return Opened(
+        policy, stack.enter_context(session.metastore(policy.source)),
+        stack.enter_context(session.metastore(policy.target)), stack.enter_context(session.engines(choice)),
+        list(session.config.policies.values()),
+    )  # fmt: skip
+
+
+@click.command()
+@policy_argument
+@click.option("--once/--follow", "once", default=True, help="One run (default), or one after the other until stopped.")
+@click.option("--schedule", type=Duration(), help="Of --follow, from the begin of one run to the next; default: the "
+              "policy's.")  # fmt: skip
+@adopt_option
+@drop_left_option
+@click.option("--deep", is_flag=True, help="Scan partitions one by one, too.")
+@jobs_option
+@engine_options
+@json_option
+@pass_session
+def sync(
+    session: Session, policy: str, once: bool, schedule: timedelta | None, adopt: bool, drop_left: bool, deep: bool,
+    jobs: int, engine: EngineChoice, as_json: bool,
+) -> int:  # fmt: skip
+    """Run a policy: a bootstrap if it must, else what has changed since the last run. Safe to kill and to run again.
+
+    With --follow one Spark session is kept, failures are tried again, and SIGTERM or Ctrl-C end it after the run that
+    is at work (for 30 s at most). Exit 7 while another run of the policy is at work.
+
+    \b
+    Example:
+      replicator sync west
+      replicator sync west --follow --schedule 10s
+    """
+    from replicator.sync.run import Remembering, sync_once
+    from replicator.sync.steps import SyncOptions
+
+    with ExitStack() as stack:
+        work = opened(session, stack, policy, engine)
+        remembering = Remembering(work.policy)
+
+        def run(scan: bool = True) -> SyncRun:
+            options = SyncOptions(adopt=adopt, drop_left=drop_left, scan=scan, deep=deep and scan, jobs=jobs)
+            return sync_once(
+                work.policy, work.source, work.target, engines=work.engines, progress=session.progress,
+                options=options, others=work.others, remembering=remembering,
+            )  # fmt: skip
+
+        if once:
+            done = run()
+            emit(done, as_json, run_lines(done))
+            return 3 if done.missing_directories else 0
+        return _follow(session, work, run, schedule or work.policy.schedule, as_json)
+
+
+def run_lines(run: SyncRun) -> Iterable[str]:
+    """A run for a person."""
+    origins = {
+        "the source": run.files_from_source, "$cmroot": run.files_from_cmroot,
+        "the target itself": run.files_from_target,
+    }  # fmt: skip
+    said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
+    return aligned(
+        [
+            (run.status, f"{run.policy} ({run.kind}{', backwards' if run.reverse else ''})"),
+            ("target", f"at event {run.to_event}, position {run.position}"),
+            ("databases", shortened(run.databases)),
+            ("whole", shortened(f"{db}: {why}" for db, why in run.bootstrapped.items())),
+            ("records", f"{run.records:,}, {run.squashed:,} of them squashed" if run.moved else None),
+            ("copied", f"{count_text(run.files_copied, 'file')}, {size_text(run.bytes_copied)}"
+                       + (f" ({said})" if said else "") if run.moved else None),
+            ("in place", count_text(run.files_skipped, "file") if run.files_skipped else None),
+            ("removed", count_text(run.files_removed, "file") if run.files_removed else None),
+            ("dropped", shortened(run.dropped)),
+            ("left", shortened(run.left)),
+            ("missing", shortened(run.missing_directories)),
+            ("lag", f"{run.lag_seconds:.0f} s" if run.lag_seconds is not None else None),
+            ("warning", shortened(run.warnings)),
+            ("took", f"{run.seconds:.1f} s ({', '.join(f'{name} {took:.1f}' for name, took in run.steps.items())})"),
+        ]
+    )  # fmt: skip
+
+
+# ---- --follow -----------------------------------------------------------------------------------------------------
+
+
+def _follow(session: Session, work: Opened, run: Callable[[bool], SyncRun], schedule: timedelta, as_json: bool) -> int:
+    from replicator.sync.follow import Followed, Pace, follow
+
+    def told(done: SyncRun) -> None:
+        if not as_json:
+            copied = f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
+            records = count_text(done.records, "record")
+            write([f"{done.kind} to event {done.to_event}: {records}, {copied}, {done.seconds:.1f} s"])
+
+    def failed(error: Exception, wait: float) -> None:
+        hint = getattr(error, "hint", "")
+        note(f"{type(error).__name__}: {error}{f' ({hint})' if hint else ''}; trying again in {wait:.1f} s")
+        if session.verbose:
+            note("".join(traceback.format_exception(error)))
+
+    def newest(reverse: bool) -> int:
+        return (work.target if reverse else work.source).current_event_id()
+
+    total = Followed(work.policy.name)
+    with Stopping(GRACE) as stop:
+        try:
+            follow(
+                total, run, newest, pace=Pace(schedule), stop=stop, engines=work.engines, told=told,
+                failed=failed,
+            )  # fmt: skip
+        except Terminated:
+            total.status = "interrupted"  # in the middle of a run, which the next one completes
+    total.exit_code = stop.code
+    emit(total, as_json, _followed_lines(total))
+    return stop.code
+
+
+def _followed_lines(total: Followed) -> Iterable[str]:
+    return aligned(
+        [
+            (total.status, f"{total.policy} after {count_text(total.rounds, 'run')}, {total.synced:,} of them loaded"),
+            ("target", f"at event {total.to_event}, position {total.position}"),
+            ("records", f"{total.records:,}"),
+            ("copied", f"{count_text(total.files_copied, 'file')}, {size_text(total.bytes_copied)}"),
+            ("failures", f"{total.failures:,}, the last: {total.last_error}" if total.failures else None),
+            ("warning", shortened(total.warnings)),
+        ]
+    )
