@@ -29,6 +29,7 @@ from replicator.cli.role import role
 from replicator.cli.show import show
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.status import status
+from replicator.cli.sync import sync
 from replicator.cli.verify import verify
 from replicator.cli.wait import wait
 from replicator.config import Config, read_config
@@ -77,6 +78,7 @@ for _command in (
     role,
     show,
     status,
+    sync,
     verify,
     wait,
 ):
