@@ -33,6 +33,8 @@ from replicator.progress import Progress, Silent
 from replicator.sync.repair import Repaired, RepairOptions
 from replicator.sync.repair import repair as _repair
 from replicator.sync.roles import epochs_to_dump
+from replicator.sync.sampling import Budget, Sampled, memory_of
+from replicator.sync.sampling import verify_sample as _verify_sample
 from replicator.sync.status import Status
 from replicator.sync.status import status as _status
 from replicator.sync.verify import Level, Verified
@@ -144,6 +146,22 @@ def verify(
             here, there, names(db), rename=parse_pairs(rename_db, "--rename-db"),
             map_locations=parse_pairs(map_location, "--map-location"), patterns=Patterns.parse(include, exclude),
             level=level, engine=work, progress=progress or Silent(),
+        )  # fmt: skip
+
+
+def verify_sample(
+    *, source: str, target: str, db: str | Sequence[str], target_cmroot: str, tables: int | None = None,
+    size: int | None = None, rename_db: Sequence[str] = (), map_location: Sequence[str] = (),
+    include: Sequence[str] = (), exclude: Sequence[str] = (), level: Level = "checksum",
+    engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> Sampled:  # fmt: skip
+    """Compares the tables that were compared longest ago: at most so many, or so many bytes; see
+    replicator.sync.sampling.verify_sample."""
+    with _given(engine) as work, connect(source) as here, connect(target) as there:
+        return _verify_sample(
+            here, there, names(db), Budget(tables, size), memory_of(open_existing(target_cmroot).place),
+            rename=parse_pairs(rename_db, "--rename-db"), map_locations=parse_pairs(map_location, "--map-location"),
+            patterns=Patterns.parse(include, exclude), level=level, engine=work, progress=progress or Silent(),
         )  # fmt: skip
 
 

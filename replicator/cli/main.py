@@ -90,9 +90,11 @@ def _default_map(config: Config) -> dict[str, Any]:
     defaults = config.default_values()
     of_target = defaults.pop("target_cmroot", None)
     found = _defaults_of(cli, defaults)
-    found["load"].pop("cmroot", None)
+    for name in ("load", "verify"):
+        found[name].pop("cmroot", None)
     if of_target is not None:
-        found["load"]["cmroot"] = found["repair"]["target_cmroot"] = found["restore"]["target_cmroot"] = of_target
+        found["load"]["cmroot"] = found["verify"]["cmroot"] = of_target
+        found["repair"]["target_cmroot"] = found["restore"]["target_cmroot"] = of_target
     return found
 
 

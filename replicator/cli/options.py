@@ -16,7 +16,7 @@ import click
 from replicator.config import Config
 from replicator.errors import UsageError
 from replicator.progress import Bars, Progress, Silent
-from replicator.quantity import parse_duration
+from replicator.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from replicator.engine import AutoEngine
@@ -95,6 +95,20 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in cli
             return value
         try:
             return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), parameter, context)
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
+    """`500MB`, `10GiB`; a bare number is bytes."""
+
+    name = "size"
+
+    def convert(self, value: str | int, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
         except ValueError as error:
             self.fail(str(error), parameter, context)
 

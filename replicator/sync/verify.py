@@ -55,23 +55,24 @@ def verify(
     source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], *,
     rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
     patterns: Patterns | None = None, tables: Mapping[str, Sequence[str]] | None = None, level: Level = "checksum",
-    engine: AutoEngine, progress: Progress,
+    part: tuple[int, int] = (0, 1), engine: AutoEngine, progress: Progress,
 ) -> Verified:  # fmt: skip
     """Compares databases of the source with what they are on the target.
 
     rename, map_locations: as the loads were given them; map_locations is needed only for partitions and properties that
     lie neither in their table nor in their database. tables: by database only these, by their source names; no other is
-    asked for. Of `databases` then only their own properties and their functions are compared. Raises ObjectNotFound for
-    a database the source does not have."""
+    asked for. Of `databases` then only their own properties and their functions are compared. part: (number, of how
+    many) of the files' contents to read; names and sizes are compared all. Raises ObjectNotFound for a database the
+    source does not have."""
     began = clocks.monotonic()
     names = [name.lower() for name in databases]
     report = Verified(level=level, databases=list(dict.fromkeys([*names, *(tables or ())])))
     with progress.task("compare objects") as advance:
         metadata = MetadataComparison(source, target, dict(rename), map_locations, patterns or Patterns(), advance)
         pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
-        later = _compare_pairs(pairs, level, engine, report, metadata.differences)
+        later = _compare_pairs(pairs, level, part, engine, report, metadata.differences)
     if later:
-        _compare_large(later, level, engine, progress, report, metadata.differences)
+        _compare_large(later, level, part, engine, progress, report, metadata.differences)
     report.objects = metadata.objects
     report.differences, report.difference_count = metadata.differences.found, metadata.differences.count
     report.differing = sorted(metadata.differences.objects)
@@ -98,8 +99,9 @@ def _chosen_pairs(
 
 
 def _compare_pairs(
-    pairs: Iterator[FilePair], level: Level, engines: AutoEngine, report: Verified, differences: Differences
-) -> list[Later]:
+    pairs: Iterator[FilePair], level: Level, part: tuple[int, int], engines: AutoEngine, report: Verified,
+    differences: Differences,
+) -> list[Later]:  # fmt: skip
     """Compares metadata by drawing `pairs`, and their files as they come; the first of them choose the engine. Returns
     the objects whose contents were too much for one task."""
     if level == "metadata":
@@ -111,18 +113,18 @@ def _compare_pairs(
     engine = engines.for_work(len(ahead), size)
     objects = TASK_OBJECTS if engine.name == "spark" else THREAD_OBJECTS
     later: list[Later] = []
-    for compared in engine.run(compare_files, _tasks(itertools.chain(ahead, pairs), level, objects)):
+    for compared in engine.run(compare_files, _tasks(itertools.chain(ahead, pairs), level, part, objects)):
         _take(compared, report, differences)
         later += compared.later
     return later
 
 
 def _compare_large(
-    later: Sequence[Later], level: Level, engines: AutoEngine, progress: Progress, report: Verified,
-    differences: Differences,
+    later: Sequence[Later], level: Level, part: tuple[int, int], engines: AutoEngine, progress: Progress,
+    report: Verified, differences: Differences,
 ) -> None:  # fmt: skip
     engine = engines.for_work(sum(files for _, files, _ in later), sum(size for _, _, size in later))
-    tasks = list(_shares(later, level))
+    tasks = list(_shares(later, level, part))
     with progress.task("compare large objects", total=len(tasks)) as advance:
         for compared in engine.run(compare_files, tasks):
             _take(compared, report, differences)
@@ -146,15 +148,15 @@ def _take(compared: FilesCompared, report: Verified, differences: Differences) -
     differences.merge(compared.differences)
 
 
-def _shares(later: Sequence[Later], level: Level) -> Iterator[FileTask]:
+def _shares(later: Sequence[Later], level: Level, part: tuple[int, int]) -> Iterator[FileTask]:
     """Objects of more than TASK_BYTES: several tasks read a share of each one's files."""
     for pair, _, size in later:
         shares = -(-size // TASK_BYTES)
         for share in range(shares):
-            yield FileTask([pair], level, TASK_BYTES, share, shares)
+            yield FileTask([pair], level, TASK_BYTES, share, shares, part)
 
 
-def _tasks(pairs: Iterable[FilePair], level: Level, objects: int) -> Iterator[FileTask]:
+def _tasks(pairs: Iterable[FilePair], level: Level, part: tuple[int, int], objects: int) -> Iterator[FileTask]:
     """Fat tasks: so many objects, or so many bytes as far as the metastore knows them."""
     batch: list[FilePair] = []
     size = 0
@@ -162,7 +164,7 @@ def _tasks(pairs: Iterable[FilePair], level: Level, objects: int) -> Iterator[Fi
         batch.append(pair)
         size += pair.size
         if len(batch) == objects or size > TASK_BYTES:
-            yield FileTask(batch, level, TASK_BYTES)
+            yield FileTask(batch, level, TASK_BYTES, part=part)
             batch, size = [], 0
     if batch:
-        yield FileTask(batch, level, TASK_BYTES)
+        yield FileTask(batch, level, TASK_BYTES, part=part)
