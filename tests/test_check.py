@@ -33,7 +33,7 @@ from replicator.sync.checks.finding import NAGIOS, Figure, Finding, nagios_line,
 from replicator.sync.checks.metastores import Reach, event_life, judge_clock, judge_reach
 from replicator.sync.checks.places import Probed, Room, clock_ahead, judge_store_clocks
 from replicator.sync.checks.standing import judge_marks, judge_runs, judge_turn
-from replicator.sync.memory import History, Memory, Run, Step, Turn
+from replicator.sync.memory import History, Memory, RememberedScope, Run, Step, Turn
 
 _numbers = itertools.count(1)
 PLENTY = Room(total=1000, free=900)
@@ -241,6 +241,13 @@ def test_names_that_are_not_at_the_source_are_told(scene: Scene) -> None:
         "rename_db": "warning", f"partitions {scene.db}.nosuch": "warning", f"partitions {scene.db}.p": "critical",
         f"partitions {scene.db}.t": "critical",
     }  # fmt: skip
+
+
+def test_a_database_that_left_the_policy_is_told(scene: Scene) -> None:
+    memory = Memory(create_or_open(scene.values["target_cmroot"]), "west")
+    memory.write_scope(RememberedScope(databases={scene.db: scene.db, "left": "left"}, recorded="2027-01-15T08:00:00Z"))
+    found = scene.finding("scope")
+    assert found.health == "warning" and "left" in found.text and scene.db not in found.text
 
 
 def test_a_filter_about_a_partition_key_is_fine(scene: Scene) -> None:

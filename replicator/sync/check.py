@@ -14,19 +14,18 @@ from dataclasses import dataclass, field
 
 from cmroot.errors import Error
 from cmroot.place import join
-from replicator.errors import ObjectNotFound
+from replicator.errors import FormatError
 from replicator.events.scope import Patterns
-from replicator.load.replica import POSITION
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import MetastoreReader
-from replicator.policy import Policy
+from replicator.policy import Policy, same_metastore
 from replicator.report import json_text
 from replicator.sync.checks import metastores, places, standing
 from replicator.sync.checks.finding import Finding, Health, worst
 from replicator.sync.checks.places import Probed, Room, told
-from replicator.sync.checks.standing import Pair
 from replicator.sync.memory import History, Memory
 from replicator.sync.status import Status, status
+from replicator.sync.way import Pair, runs_backwards, survey
 
 SAMPLE = 200  # tables of a database whose locations are looked at
 RUNS = 20  # of the history, newest first
@@ -49,12 +48,15 @@ class Checked:
 
 @dataclass(frozen=True)
 class _Way:
-    """Who is replicated to whom now; turned roles turn metastores and roots. Pairs keep the policy's names."""
+    """Who is replicated to whom now, as `sync.way` would have it; but no root is made here. `pairs`: in this direction;
+    `named`: as the policy names them."""
 
     source: MetastoreReader
     target: MetastoreReader
     cmroot: str
-    names: Sequence[tuple[str, str]]
+    pairs: Sequence[Pair]
+    named: Sequence[Pair]
+    backwards: bool
 
 
 def check(
@@ -64,29 +66,33 @@ def check(
     """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its URI."""
     began = clocks.monotonic()
     run = _Check(policy, clock, room)
+    way = None
     with ExitStack() as stack:
         source = run.reach("source", policy.source, connect, stack)
         target = run.reach("target", policy.target, connect, stack)
-        pairs: list[Pair] = []
         if source and target:
-            pairs = run.scope(source, target)
+            way = run.scope(source, target)
             run.sides(source, target)
-            run.progress(_way(policy, source, target, pairs), pairs)
+        if way:
+            run.progress(way)
         if source:
             run.overlaps(source, others, connect)
         run.runs()
-        run.places(source, target, pairs)
-    findings = run.findings
-    return Checked(
-        policy.name, worst(each.health for each in findings), standing.runs_backwards(pairs), findings,
-        round(clocks.monotonic() - began, 3),
-    )  # fmt: skip
+        run.places(way, target)
+    status = worst(each.health for each in run.findings)
+    backwards = way is not None and way.backwards
+    return Checked(policy.name, status, backwards, run.findings, round(clocks.monotonic() - began, 3))
 
 
 def _way(policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair]) -> _Way:
-    if standing.runs_backwards(pairs):
-        return _Way(target, source, policy.target_cmroot, [(pair.target_name, pair.name) for pair in pairs])
-    return _Way(source, target, policy.cmroot, [(pair.name, pair.target_name) for pair in pairs])
+    try:
+        backwards = runs_backwards([pair for pair in pairs if pair.matches])
+    except FormatError:  # a finding of its own
+        backwards = False
+    if not backwards:
+        return _Way(source, target, policy.cmroot, pairs, pairs, backwards)
+    turned = [Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs]
+    return _Way(target, source, policy.target_cmroot, turned, pairs, backwards)
 
 
 class _Check:
@@ -115,16 +121,25 @@ class _Check:
             self.findings.append(Finding(side, "critical", *told(error)))
         return metastore if self.findings[before].health != "critical" else None
 
-    def scope(self, source: MetastoreReader, target: MetastoreReader) -> list[Pair]:
+    def scope(self, source: MetastoreReader, target: MetastoreReader) -> _Way | None:
+        """The policy's databases, and the direction in which it runs."""
         try:
-            pairs = standing.pairs_of(self.policy, source, target)
+            root = standing.root_of(self.policy.target_cmroot)
+            remembered = Memory(root, self.policy.name).read_scope() if root else None
+        except (Error, OSError) as error:
+            self.findings.append(Finding("scope", "warning", *told(error)))
+            remembered = None
+        try:
+            pairs = survey(self.policy, source, target, remembered)
         except (Error, OSError) as error:
             self.findings.append(Finding("databases", "unknown", *told(error)))
-            return []
-        self._look("databases", lambda: standing.judge_databases(self.policy, pairs))
-        self._look("partitions", lambda: standing.judge_filters(self.policy, source))
+            return None
+        way = _way(self.policy, source, target, pairs)
+        if not way.backwards:  # else what left is looked for at the other side
+            self._look("databases", lambda: standing.judge_databases(self.policy, pairs))
+            self._look("partitions", lambda: standing.judge_filters(self.policy, source))
         self._look("roles", lambda: standing.judge_roles(pairs))
-        return pairs
+        return way
 
     def sides(self, source: MetastoreReader, target: MetastoreReader) -> None:
         defaults = metastores.default_database
@@ -139,9 +154,8 @@ class _Check:
                 "ok" if side == "target" else "unknown",  # a target need not keep a log
             )
 
-    def progress(self, way: _Way, pairs: Sequence[Pair]) -> None:
+    def progress(self, way: _Way) -> None:
         """The log, the slot, and the lag, in the direction in which the policy runs now."""
-        forwards = way.cmroot == self.policy.cmroot
         self._look("log", lambda: metastores.log_is_on(way.source, way.source.database_names()))
         try:
             root = standing.root_of(way.cmroot)
@@ -149,11 +163,11 @@ class _Check:
         except (Error, OSError) as error:
             self.findings.append(Finding("cmroot", "critical", *told(error)))
             return
-        if forwards:
-            target, root_id = way.target, root.id if root else None
-            self._look("replicas", lambda: standing.judge_target(pairs, target, root_id))
+        root_id = root.id if root else None
+        if not way.backwards:
+            self._look("replicas", lambda: standing.judge_target(way.pairs, way.target, root_id))
         self._look("events", lambda: self._reach(way.source, cursor))
-        self._look("slot", lambda: standing.judge_slot(self.policy, root, pairs if forwards else ()))
+        self._look("slot", lambda: standing.judge_slot(self.policy, root, way.pairs))
         self._look("lag", lambda: standing.judge_lag(self.policy, list(self._lags(way))))
 
     def runs(self) -> None:
@@ -174,26 +188,26 @@ class _Check:
         return metastores.judge_reach(reach, now=self._clock(), schedule=self.policy.schedule)
 
     def _lags(self, way: _Way) -> Iterator[Status]:
-        for name, there in way.names:
-            try:
-                replicated = POSITION in way.target.database(there).parameters
-            except ObjectNotFound:
-                continue
-            if replicated:
-                yield status(way.target, there, source=way.source, source_db=name, clock=self._clock)
+        for pair in way.pairs:
+            if pair.position is not None and pair.matches:
+                yield status(way.target, pair.replica, source=way.source, source_db=pair.name, clock=self._clock)
 
     def overlaps(self, source: MetastoreReader, others: Sequence[Policy], connect: Connect) -> None:
+        beside = [other for other in others if same_metastore(other.target, self.policy.target)]
         existing: dict[str, list[str]] = {}
-        for uri in {self.policy.source, *(other.source for other in others)}:
+        for uri in {self.policy.source, *(other.source for other in beside)}:
             try:
+                if uri == self.policy.source:
+                    existing[uri] = source.database_names()
+                    continue
                 with connect(uri) as metastore:
-                    existing[uri] = (source if uri == self.policy.source else metastore).database_names()
+                    existing[uri] = metastore.database_names()
             except (Error, OSError):
                 continue  # told as unknown, for the policies that it concerns
-        self._look("overlap", lambda: standing.judge_overlaps(self.policy, others, existing))
+        self._look("overlap", lambda: standing.judge_overlaps(self.policy, beside, existing))
 
-    def places(self, source: MetastoreReader | None, target: MetastoreReader | None, pairs: Sequence[Pair]) -> None:
-        written = dict(self._written(target))
+    def places(self, way: _Way | None, target: MetastoreReader | None) -> None:
+        written = dict(self._written(way, target))
         probes: list[Probed] = []
         for key, place in written.items():
             root = key in ("cmroot", "target_cmroot")
@@ -202,36 +216,36 @@ class _Check:
             probes += [probed] if probed else []
         self._look("clock stores", lambda: places.judge_store_clocks(probes))
         self._look("room", lambda: places.judge_room(written, self._room))
-        if source and pairs:
-            self._look("keeper", lambda: self._keepers(source, pairs))
+        if way is not None:
+            self._look("keeper", lambda: places.judge_keepers(way.cmroot, self._locations(way), self.policy.keeper))
 
-    def _written(self, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
-        """The places that runs write to, by their keys."""
-        policy = self.policy
+    def _written(self, way: _Way | None, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
+        """The places that runs write to, by their keys; backwards, the warehouse that the data goes back to."""
+        policy, backwards = self.policy, way is not None and way.backwards
         yield from (("cmroot", policy.cmroot), ("target_cmroot", policy.target_cmroot))
         yield "dumps", join(policy.dumps, policy.name)
-        if policy.warehouse:
+        receiver = way.target if way is not None else target
+        if policy.warehouse and not backwards:
             yield "warehouse", policy.warehouse
-        elif target is not None:
+        elif receiver is not None:
             try:
-                yield "warehouse", default_warehouse(target)
+                yield "warehouse", default_warehouse(receiver)
             except Error as error:
                 self.findings.append(Finding("write warehouse", "unknown", *told(error)))
-        if policy.external_base:
+        if policy.external_base and not backwards:
             yield "external", policy.external_base
         for before, after in policy.map_location.items():
-            yield f"map_location {before}", after
+            yield f"map_location {before}", before if backwards else after
 
-    def _keepers(self, source: MetastoreReader, pairs: Sequence[Pair]) -> list[Finding]:
-        return places.judge_keepers(self.policy.cmroot, self._locations(source, pairs), self.policy.keeper)
-
-    def _locations(self, source: MetastoreReader, pairs: Sequence[Pair]) -> list[str]:
+    def _locations(self, way: _Way) -> list[str]:
         """Of the databases, and of some tables of each: more would take as long as a capture."""
         patterns = Patterns.parse(self.policy.include, self.policy.exclude)
         found = []
-        for pair in pairs:
-            names = [name for name in source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
-            tables = [table for table in source.tables(pair.name, names) if not table.is_view]
+        for pair in way.pairs:
+            if pair.here is None or not pair.matches:
+                continue
+            names = [name for name in way.source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
+            tables = [table for table in way.source.tables(pair.name, names) if not table.is_view]
             found += [table.location for table in tables if table.location]
-            found += [pair.source.location] if pair.source and pair.source.location else []
+            found += [pair.here.location] if pair.here.location else []
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cmroot.log import segments
@@ -11,63 +10,41 @@ from cmroot.pins import Pins, find_slot, read_pins
 from cmroot.place import join, normal, store_for
 from cmroot.root import FORMAT, ChangeRoot, open_existing
 from replicator.errors import FormatError, ObjectNotFound
-from replicator.load.replica import POSITION, SOURCE
 from replicator.metastore.client import MetastoreReader
-from replicator.model import Database
-from replicator.policy import Policy, matching_databases, overlaps, same_metastore
+from replicator.policy import Policy, overlaps, same_metastore
 from replicator.quantity import duration_text
-from replicator.roles import Role, RoleMark, mark_of
+from replicator.roles import Role, RoleMark
 from replicator.sync.checks.finding import Figure, Finding, Health
 from replicator.sync.memory import History, Turn
 from replicator.sync.status import Status
+from replicator.sync.way import Pair
 
 PERIODS_WARNING, PERIODS_CRITICAL = 2, 4  # schedules without a run that succeeded
 NEAR = 0.75  # part of `max_lag` from which lag is a warning
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One database of the policy: its names, and what each side has of it now (None: it is not there)."""
-
-    name: str
-    target_name: str
-    source: Database | None
-    target: Database | None
-
-
-def pairs_of(policy: Policy, source: MetastoreReader, target: MetastoreReader) -> list[Pair]:
-    """The policy's databases as they are named at the source now."""
-    found = []
-    for name in matching_databases(policy, source.database_names()):
-        there = policy.target_name(name)
-        found.append(Pair(name, there, _database(source, name), _database(target, there)))
-    return found
-
-
-def _database(metastore: MetastoreReader, name: str) -> Database | None:
-    try:
-        return metastore.database(name)
-    except ObjectNotFound:
-        return None
 
 
 # The scope
 
 
 def judge_databases(policy: Policy, pairs: Sequence[Pair]) -> list[Finding]:
-    if not pairs:
+    names = [pair.name for pair in pairs if pair.here is not None and pair.matches]
+    if not names:
         return [
             Finding(
                 "databases", "critical", f"none of the source matches {', '.join(policy.databases)}",
                 "patterns match whole names of databases",
             )
         ]  # fmt: skip
-    names = [pair.name for pair in pairs]
     found = [Finding("databases", "ok", _listed(names), figures=(Figure("databases", len(names)),))]
     missing = sorted(set(policy.rename_db) - set(names))
     if missing:
         hint = "mend `rename_db`, or drop the line"
         found.append(Finding("rename_db", "warning", f"not at the source: {_listed(missing)}", hint))
+    left = [pair.name for pair in pairs if not pair.matches or pair.here is None]
+    if left:
+        text = f"replicated before, and not in the policy or not at the source any more: {_listed(left)}"
+        hint = "a plan shows what the next run would drop; it drops with consent only"
+        found.append(Finding("scope", "warning", text, hint))
     return found
 
 
@@ -92,13 +69,12 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
     """Whether what the target has under the replicas' names is this policy's. root_id: of the source's `$cmroot`."""
     foreign, strange = [], []
     for pair in pairs:
-        if pair.target is None:
+        if pair.there is None or not pair.matches:
             continue
-        made_from = pair.target.parameters.get(SOURCE)
-        if made_from is not None and made_from != root_id:
-            foreign.append(f"{pair.target_name} (from {made_from})")
-        elif made_from is None and target.table_names(pair.target_name):
-            strange.append(pair.target_name)
+        if pair.made_from is not None and pair.made_from != root_id:
+            foreign.append(f"{pair.replica} (from {pair.made_from})")
+        elif pair.made_from is None and target.table_names(pair.replica):
+            strange.append(pair.replica)
     found = []
     if foreign:
         found.append(
@@ -138,30 +114,11 @@ def judge_overlaps(policy: Policy, others: Iterable[Policy], existing: dict[str,
 # Roles
 
 
-def marks(pair: Pair) -> tuple[RoleMark, RoleMark]:
-    """Of the source's database and the target's; none for one that is not there. Raises FormatError."""
-    here, there = (
-        mark_of(database.parameters, f"database {database.name}") if database else RoleMark()
-        for database in (pair.source, pair.target)
-    )
-    return here, there
-
-
-def runs_backwards(pairs: Sequence[Pair]) -> bool:
-    """Whether roles were turned: a target is the primary, and no source is."""
-    try:
-        both = [marks(pair) for pair in pairs]
-    except FormatError:
-        return False
-    turned = any(there.role is Role.PRIMARY and there.epoch >= here.epoch for here, there in both)
-    return turned and not any(here.role is Role.PRIMARY for here, _ in both)
-
-
 def judge_roles(pairs: Sequence[Pair]) -> list[Finding]:
     found = []
     for pair in pairs:
         try:
-            here, there = marks(pair)
+            here, there = pair.here_mark, pair.there_mark
         except FormatError as error:
             found.append(Finding(f"role {pair.name}", "critical", error.message, error.hint))
             continue
@@ -170,7 +127,7 @@ def judge_roles(pairs: Sequence[Pair]) -> list[Finding]:
             found.append(Finding(f"role {pair.name}", health, text, hint))
     if found:
         return found
-    told = sorted({judge_marks(*marks(pair))[1] for pair in pairs})
+    told = sorted({judge_marks(pair.here_mark, pair.there_mark)[1] for pair in pairs})
     return [Finding("roles", "ok", "; ".join(told) or "there is no database")]
 
 
@@ -230,7 +187,7 @@ def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -
     if any(place.rpartition("/")[2] == policy.slot and "/slots/" in place for place in pins.damaged):
         return found
     slot = find_slot(root.place, policy.slot)
-    replicated = any(pair.target is not None and POSITION in pair.target.parameters for pair in pairs)
+    replicated = any(pair.position is not None for pair in pairs)
     if slot is None and replicated:
         found.append(
             Finding(
