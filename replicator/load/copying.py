@@ -104,8 +104,8 @@ def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed
 
 
 def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Placed:
-    """What `place_file` would do, as far as can be told without copying: present, source (it would be copied, from
-    wherever its bytes are) or missing. Changes nothing."""
+    """What `place_file` would do, as far as can be told without copying: present, missing, or where the bytes would come
+    from, by name and size. Changes nothing."""
     if wanted.checksum is not None and wanted.size is not None:
         if is_local(wanted.target):
             there = _status(local_path(wanted.target))
@@ -121,7 +121,14 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
                 ):
                     return Placed("present", wanted.size)
     found = probe_file(wanted, roots, in_place=False)
-    return found if found.origin == "missing" else Placed("source", found.size)
+    if found.origin == "missing" or wanted.checksum is None or wanted.size is None:
+        return found
+    if is_kept(roots.target, wanted.checksum, wanted.size):
+        return Placed("target", found.size)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if store_for(wanted.source).size(wanted.source) == wanted.size:
+            return Placed("source", found.size)
+    return Placed("cmroot", found.size)
 
 
 def _place_local(

@@ -163,7 +163,8 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
 @dataclass(frozen=True)
 class Price:
     """What a load would copy and take away: files and bytes by their contents, not as the dump names them. `missing`:
-    files whose bytes are not to be had."""
+    files whose bytes are not to be had. files_from_...: where the files' bytes would come from, by name and size; those
+    from the target are what its `$cmroot` keeps."""
 
     files: int
     bytes: int
@@ -171,6 +172,9 @@ class Price:
     bytes_removed: int
     partitions_removed: int
     missing: int
+    files_from_source: int = 0
+    files_from_cmroot: int = 0
+    files_from_target: int = 0
 
 
 def price(
@@ -184,7 +188,8 @@ def price(
     ) if metadata.files else CopyReport()  # fmt: skip
     extra = surplus(plan, reader, target, roots, engine)
     return Price(
-        report.copied, report.bytes_copied, extra.files, extra.bytes, extra.partitions, report.missing_count
+        report.copied, report.bytes_copied, extra.files, extra.bytes, extra.partitions, report.missing_count,
+        report.from_source, report.from_cmroot, report.from_target,
     )  # fmt: skip
 
 
