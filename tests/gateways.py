@@ -112,16 +112,25 @@ class Wire:
     def __init__(self, uri: str) -> None:
         host, _, port = uri.removeprefix("thrift://").rpartition(":")
         self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"thrift://127.0.0.1:{self._listener.getsockname()[1]}"
         self.on_call: Callable[[bytes], str | None] = lambda data: None
-        self._closed = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._listener = self._listen(0)
+        self.uri = f"thrift://127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def _accept(self) -> None:
-        while not self._closed:
+    def _listen(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return listener
+
+    def open_again(self, uri: str) -> None:
+        """After `close`: under the same address, to another metastore."""
+        self._target = ("127.0.0.1", int(uri.rpartition(":")[2]))
+        self.on_call = lambda data: None
+        self._listener = self._listen(int(self.uri.rpartition(":")[2]))
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
             try:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
             except OSError:
                 return
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
@@ -147,5 +156,6 @@ class Wire:
             client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
         self._listener.close()

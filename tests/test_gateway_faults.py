@@ -1,0 +1,337 @@
+"""The gateway when things go wrong: a full root, a metastore that dies in a call, a gateway that is killed.
+
+Afterwards a table is either whole, or dropped with every byte kept and recorded."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from faults import Fault, _install, _Steps
+from gateways import Guarded, Wire, guarded
+from metastores import MetastoreFactory
+from plain_tables import PlainDatabase
+from raw_thrift import RawClient
+
+from cmroot.content import locate
+from cmroot.root import create_or_open
+from cmroot.taken import read_taken, undecided_since
+from replicator.errors import FormatError
+from replicator.gateway.server import Gateway, opened
+from replicator.metastore import embedded
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+
+FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
+KEPT = {"t/one": FILES["one"], "t/two": FILES["two"]}
+
+
+@pytest.fixture
+def guard(source_metastore: Running, tmp_path: Path) -> Iterator[Guarded]:
+    with guarded(source_metastore, tmp_path) as made:
+        made.database.table("t", FILES)
+        yield made
+
+
+def contents(place: Path) -> dict[str, str]:
+    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+
+
+def until(done: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# ---- $cmroot ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`small("size=2m")`: a filesystem of that size, mounted for the length of the test; again: remounted."""
+    place = tmp_path / "small"
+
+    def mount(options: str) -> Path:
+        again = ["-o", f"remount,{options}"] if place.is_mount() else ["-t", "tmpfs", "-o", options]
+        place.mkdir(exist_ok=True)
+        done = subprocess.run(["mount", *again, "none", str(place)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+        return place
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def refuses_drop(guard: Guarded, says: str) -> None:
+    """A drop of `t` fails with a declared error, and `t` is as it was."""
+    state = contents(guard.place("t"))
+    said = guard.client.call("drop_table", guard.db, "t", True)
+    assert said.failed and not said.protocol_error
+    assert says in said.message and "nothing was dropped" in said.message, said.message
+    assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == state
+    guard.call("get_table", guard.db, "t")
+
+
+def test_a_drop_is_refused_while_cmroot_is_full(
+    source_metastore: Running, tmp_path: Path, small: Callable[[str], Path]
+) -> None:
+    with guarded(source_metastore, tmp_path, cmroot=small("size=400k") / "cmroot") as guard:
+        guard.database.table("t", {**FILES, "large": "x" * 1_000_000})
+        refuses_drop(guard, "No space left")
+        small("size=8m")
+        guard.call("drop_table", guard.db, "t", True)
+        assert guard.taken() == {**KEPT, "t/large": "x" * 1_000_000}
+        assert not guard.place("t").exists() and guard.is_settled()
+
+
+@pytest.mark.parametrize("directory", ["taking", "files"])
+def test_a_drop_is_refused_while_cmroot_cannot_be_written(guard: Guarded, directory: str) -> None:
+    part = Path(guard.root.place, directory)
+    part.rename(part.with_name("aside"))
+    part.write_text("in the way")
+    refuses_drop(guard, str(part))
+    part.unlink()
+    part.with_name("aside").rename(part)
+    guard.call("drop_table", guard.db, "t", True)
+    assert guard.taken() == KEPT and guard.is_settled()
+
+
+def test_a_cmroot_on_the_same_device_that_fills_up_refuses_too(
+    source_metastore: Running, tmp_path: Path, small: Callable[[str], Path]
+) -> None:
+    """Warehouse and root on one filesystem, which has no room for a journal."""
+    home = small("size=2m,nr_inodes=100")
+    with guarded(source_metastore, tmp_path, cmroot=home / "cmroot") as guard:
+        database = PlainDatabase(guard.direct, guard.db + "x", home)
+        database.create()
+        database.table("t", FILES)
+        with suppress(OSError):
+            for number in range(200):
+                (home / f"filler{number}").touch()
+        said = guard.client.call("drop_table", database.name, "t", True)
+        assert said.failed and "No space left" in said.message
+        assert contents(database.home / "t") == FILES and guard.direct.table_names(database.name) == ["t"]
+        for filler in home.glob("filler*"):
+            filler.unlink()
+        guard.call("drop_table", database.name, "t", True)
+        assert not (database.home / "t").exists() and guard.is_settled()
+
+
+# ---- the metastore ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wire(source_metastore: Running) -> Iterator[Wire]:
+    made = Wire(source_metastore.uri)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("way", ["cut", "swallow"])
+def test_a_connection_that_dies_in_a_drop_is_told_and_settled(
+    source_metastore: Running, tmp_path: Path, wire: Wire, way: str
+) -> None:
+    """Cut before the metastore has seen the call, the table is whole; after, it is dropped and kept."""
+    with guarded(source_metastore, tmp_path, upstream=wire.uri) as guard:
+        guard.database.table("t", FILES)
+        wire.on_call = lambda data: way if b"drop_table" in data else None
+        said = guard.client.call("drop_table", guard.db, "t", True)
+        assert said.failed and "went away" in said.message and not said.protocol_error
+        wire.on_call = lambda data: None
+        assert guard.is_settled()
+        if way == "cut":
+            assert "nothing was dropped" in said.message
+            assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
+            with RawClient(guard.uri) as client:
+                assert not client.call("drop_table", guard.db, "t", True).failed
+        else:
+            assert "the drop happened" in said.message
+        assert guard.direct.table_names(guard.db) == [] and guard.taken() == KEPT
+        assert {guard.events()[event] for _, event in guard.entries()} == {"DROP_TABLE"}
+
+
+def test_a_call_that_passes_is_told_when_the_metastore_goes_away(
+    source_metastore: Running, tmp_path: Path, wire: Wire
+) -> None:
+    with guarded(source_metastore, tmp_path, upstream=wire.uri) as guard:
+        wire.on_call = lambda data: "cut" if b"get_table" in data else None
+        said = guard.client.call("get_table", guard.db, "t")
+        assert said.protocol_error and "went away during get_table" in said.message
+        with pytest.raises((EOFError, ConnectionResetError)):
+            guard.client.receive()
+        with RawClient(guard.uri) as client:
+            assert not client.call("get_all_databases").failed
+
+
+def test_a_metastore_that_is_down_is_told_to_each_call(metastore_factory: MetastoreFactory, tmp_path: Path) -> None:
+    """And one that is killed in a drop, with no answer to be had for a while: the drop waits in $cmroot."""
+    running = metastore_factory("dying")
+    wire = Wire(running.uri)
+    with guarded(running, tmp_path, upstream=wire.uri, grace=timedelta(seconds=1)) as guard:
+        guard.database.table("t", FILES)
+
+        def kill(data: bytes) -> str | None:
+            if b"drop_table" in data:
+                os.kill(running.pid, signal.SIGKILL)
+                return "cut"
+            return None
+
+        wire.on_call = kill
+        said = guard.client.call("drop_table", guard.db, "t", True)
+        assert said.failed and "not known whether" in said.message
+        assert not guard.place("t").exists() and not guard.is_settled()
+        assert undecided_since(guard.root.place) is not None
+        wire.close()
+        with RawClient(guard.uri) as client:
+            said = client.call("get_all_databases")
+            assert said.protocol_error and "does not answer" in said.message
+        with RawClient(guard.uri) as client:
+            said = client.call("drop_table", guard.db, "t", True)
+            assert said.failed and "does not answer" in said.message
+        again = embedded.start(running.directory, env=os.environ)
+        wire.open_again(again.uri)
+        with connect(again.uri) as direct:
+            until(guard.is_settled)
+            assert direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
+
+
+# ---- the gateway itself, killed at every step -----------------------------------------------------------------------
+
+SPAWN = multiprocessing.get_context("forkserver")
+
+
+def _gateway(uri: str, root: str, fault: Fault, pipe: Connection) -> None:
+    """Runs in a child: a gateway that is killed at a step. It never ends by itself."""
+    with connect(uri) as upstream:
+        gateway = Gateway(upstream, create_or_open(root), "127.0.0.1:0", grace=timedelta(0))
+        _install(_Steps(fault))
+        pipe.send(gateway.uri)
+        pipe.recv()
+
+
+@pytest.mark.parametrize("kind", ["table", "partition"])
+def test_a_gateway_killed_at_any_step_leaves_a_table_or_its_bytes(
+    source_metastore: Running, tmp_path: Path, kind: str
+) -> None:
+    SPAWN.set_forkserver_preload(["replicator.gateway.server", "cmroot.remote", "faults", "pyarrow.parquet"])
+    root = create_or_open(str(tmp_path / "cmroot")).place
+    with connect(source_metastore.uri) as direct:
+        database = PlainDatabase(direct, f"killed_{kind}", source_metastore.warehouse)
+        database.create()
+        kept = {}
+        for number in range(1, 200):
+            table = f"t{number}"
+            database.partitioned(table, {"a": {"f": f"a of {table}"}, "b": {"f": f"b of {table}"}})
+            arguments = [database.name, table, True] if kind == "table" else [database.name, table, ["a"], True]
+            killed = drop_with(source_metastore.uri, root, Fault("after", "any", "", number), f"drop_{kind}", arguments)
+            settle(direct, root)
+            names = direct.partition_names(database.name, table) if table in direct.table_names(database.name) else []
+            there = {name: (database.home / table / name / "f") for name in ("p=a", "p=b")}
+            for name, file in there.items():
+                assert file.exists() == (name in names), (number, name)
+                if name not in names:
+                    kept[f"{table}/{name}"] = f"{name[-1]} of {table}"
+            if kind == "partition":
+                assert "p=b" in names
+            assert recorded(root) == kept, number
+            if not killed:
+                assert number > 15
+                return
+    raise AssertionError("it is killed again and again")
+
+
+def drop_with(uri: str, root: str, fault: Fault, name: str, arguments: list[object]) -> bool:
+    """A drop through a gateway of its own; whether that was killed."""
+    ours, theirs = SPAWN.Pipe()
+    child = SPAWN.Process(target=_gateway, args=(uri, root, fault, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        with RawClient(ours.recv()) as client:
+            assert not client.call(name, *arguments).failed
+        return False
+    except (EOFError, ConnectionResetError):
+        child.join(30)
+        assert child.exitcode == -signal.SIGKILL
+        return True
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+
+
+def settle(direct: ThriftMetastore, root: str, grace: timedelta = timedelta(0)) -> None:
+    """The next start puts right what the last one left."""
+    with opened(direct, create_or_open(root), "127.0.0.1:0", grace=grace):
+        until(lambda: not any((Path(root) / "taking").iterdir()))
+
+
+def recorded(root: str) -> dict[str, str]:
+    found = {}
+    for taken in read_taken(root, 1 << 62):
+        for row in taken.rows().to_pylist():
+            key = f"{row['table']}/{row['partition']}"
+            assert key not in found
+            found[key] = Path(locate(root, row["checksum"], row["size"])).read_text()
+    return found
+
+
+def test_a_gateway_killed_before_it_heard_of_a_drop_finds_it_done(source_metastore: Running, tmp_path: Path) -> None:
+    """The metastore had the call when the gateway died, and went on with it."""
+    root = str(tmp_path / "cmroot")
+    with guarded(source_metastore, tmp_path, cmroot=Path(root)) as guard:
+        guard.database.table("t", FILES)
+    wire = Wire(source_metastore.uri)
+    ours, theirs = SPAWN.Pipe()
+    child = SPAWN.Process(target=_gateway, args=(wire.uri, root, Fault("after", "link", "never"), theirs), daemon=True)
+    child.start()
+    uri = ours.recv()
+
+    def kill(data: bytes) -> str | None:
+        if b"drop_table" not in data:
+            return None
+        child.kill()
+        child.join()
+        return "swallow"
+
+    wire.on_call = kill
+    with RawClient(uri) as client, pytest.raises((EOFError, ConnectionResetError)):
+        client.call("drop_table", guard.db, "t", True)
+    wire.on_call = lambda data: None
+    with connect(source_metastore.uri) as direct:
+        settle(direct, root, timedelta(seconds=30))
+        assert direct.table_names(guard.db) == []
+    assert recorded_files(root) == KEPT
+    wire.close()
+
+
+def recorded_files(root: str) -> dict[str, str]:
+    return {
+        f"{row['table']}/{row['path']}": Path(locate(root, row["checksum"], row["size"])).read_text()
+        for taken in read_taken(root, 1 << 62)
+        for row in taken.rows().to_pylist()
+    }
+
+
+def test_a_damaged_journal_stops_the_start_by_name(source_metastore: Running, tmp_path: Path) -> None:
+    root = create_or_open(str(tmp_path / "cmroot"))
+    (tmp_path / "cmroot" / "taking" / "one").mkdir()
+    (tmp_path / "cmroot" / "taking" / "one" / "journal.json").write_text("{")
+    with (
+        connect(source_metastore.uri) as direct,
+        pytest.raises(FormatError, match=r"one/journal\.json"),
+        opened(direct, root, "127.0.0.1:0"),
+    ):
+        pass
