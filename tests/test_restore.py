@@ -121,10 +121,10 @@ def test_the_state_at_a_time_is_that_of_the_last_record_then(calm: Then, into: s
     assert not differences(calm.state(into), calm.after)
 
 
-def test_a_table_or_database_that_was_not_there_then_is_told(calm: Then) -> None:
+def test_a_table_or_database_that_was_not_there_then_is_told(calm: Then, into: str) -> None:
     before = calm.databases()
     for tables in (["later", "t"], ["later"]):
-        chosen = [word for name in tables for word in ("--table", name)]
+        chosen = ["--into", into, *(word for name in tables for word in ("--table", name))]
         fails(restore(calm.story, calm.event, *chosen), 1, "ObjectNotFound", "later", calm.event)
     arguments = ["--cmroot", str(calm.story.cmroot), "--target", calm.story.source_uri]
     fails(command("restore", *arguments, "--db", "nowhere", "--to", "1"), 1, "ObjectNotFound", "nowhere")
