@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 
@@ -157,6 +158,7 @@ def _link_incoming(root: str, aside: str, kept: Kept) -> None:
                 return
             except FileExistsError:
                 if _holds(root, final, descriptor, kept):
+                    _renew(final)
                     return
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(final), exist_ok=True)
@@ -166,6 +168,12 @@ def _link_incoming(root: str, aside: str, kept: Kept) -> None:
                 os.rename(aside, final)  # no links to be had: a rename replaces equal bytes at worst
                 return
     raise KeepError(f"{aside}: could not be given its name {final}", hint="run the same command again")
+
+
+def _renew(final: str) -> None:
+    """Sets the change time, from which the retention of an entry without references runs, and nothing else."""
+    with contextlib.suppress(OSError):  # another's file, or gone this moment: it is as old as it was
+        os.chmod(final, stat.S_IMODE(os.stat(final).st_mode))
 
 
 def _steady(before: os.stat_result, after: os.stat_result, size: int) -> bool:

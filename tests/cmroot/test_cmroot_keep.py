@@ -293,6 +293,21 @@ def test_a_recycled_directory_is_gone_and_all_its_data_kept(root: str, place: st
     assert recycle_tree(root, join(place, "w/t")) == []
 
 
+def test_recycling_what_is_kept_already_renews_its_age_and_leaves_its_times(local_root: str, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).write_bytes(b"equal")
+        os.utime(tmp_path / name, ns=(1, 1))
+    kept = recycle(local_root, str(tmp_path / "first"))
+    final = Path(locate(local_root, kept.checksum, kept.size))
+    before = final.stat()
+    while (tmp_path / "tick").write_bytes(b"") == 0 and (tmp_path / "tick").stat().st_ctime_ns == before.st_ctime_ns:
+        pass  # the filesystem's clock ticks every few milliseconds
+    recycle(local_root, str(tmp_path / "second"))
+    after = final.stat()
+    assert after.st_ctime_ns > before.st_ctime_ns
+    assert (after.st_mtime_ns, after.st_mode, after.st_ino) == (1, before.st_mode, before.st_ino)
+
+
 def test_recycling_leaves_what_links_lead_to(local_root: str, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/f").write_bytes(b"1")
