@@ -1,0 +1,194 @@
+"""Whatever happens, in whatever order: a slot's state can be loaded exactly, and without slots nothing unneeded stays.
+
+Random histories: several writers change a source; captures, dumps, loads and expiries of everything that nobody needs
+run between them, some of them killed at a random step and run again. `scripts/soak_crash` plays longer ones.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Fault, run_with
+from plain_tables import PlainDatabase
+from story import Answer, Story, command
+
+from cmroot.content import content_name
+from cmroot.root import open_existing
+from replicator.events.fold import open_manifest
+from replicator.metastore.embedded import Running
+
+CONSUMERS = ("near", "far")
+ROUNDS = 8
+KILLS = 0.3  # how often a command is killed first
+
+
+class Writer:
+    """One of those who change the source: tables of its own, and one that all share."""
+
+    def __init__(self, name: str, database: PlainDatabase, chance: random.Random) -> None:
+        self.name, self._database, self._chance = name, database, chance
+        self._tables: dict[str, list[str]] = {}  # partition values
+        self._number = 0
+
+    def begin(self) -> None:
+        self._make()
+
+    def step(self) -> None:
+        act = self._chance.choice((self._write, self._write, self._drop_partition, self._make, self._drop, self._rename))
+        act()
+
+    def _text(self) -> str:
+        """Few different contents, so that one is often dropped here and used there."""
+        return f"content {self._chance.randrange(6)}"
+
+    def _make(self) -> None:
+        self._number += 1
+        table = f"{self.name}{self._number}"
+        values = ["1", "2"]
+        self._database.partitioned(table, {value: {"f": self._text(), "g": self._text()} for value in values})
+        self._tables[table] = values
+
+    def _any(self) -> str:
+        if not self._tables:
+            self._make()
+        return self._chance.choice(sorted(self._tables))
+
+    def _write(self) -> None:
+        table = self._any()
+        if not self._tables[table] or self._chance.random() < 0.4:
+            self._number += 1
+            value = str(self._number)
+            self._tables[table].append(value)
+            self._database.add(table, {value: {"f": self._text()}})
+        else:
+            value = self._chance.choice(self._tables[table])
+            self._database.write(f"{table}/p={value}", {self._chance.choice("fgh"): self._text()})
+
+    def _drop_partition(self) -> None:
+        table = self._any()
+        if self._tables[table]:
+            self._database.drop_partitions(table, [self._tables[table].pop()])
+
+    def _drop(self) -> None:
+        table = self._any()
+        self._database.drop(table)
+        del self._tables[table]
+
+    def _rename(self) -> None:
+        table = self._any()
+        self._number += 1
+        self._database.rename(table, new := f"{self.name}{self._number}")
+        self._tables[new] = self._tables.pop(table)
+
+
+class History:
+    """One random history of one source with two consumers, each with a slot and a replica."""
+
+    def __init__(self, source: Running, target: Running, here: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.story = Story(source, target, here)
+        self.story.source.create()
+        self.writers = [Writer(name, self.story.source, self.chance) for name in ("a", "b", "c")]
+        self.states: list[tuple[int, dict[str, Any]]] = []  # event, what the source showed then
+        self.at = dict.fromkeys(CONSUMERS, -1)  # index of the state that a replica has
+        self.dumps = 0
+
+    def begin(self) -> None:
+        for writer in self.writers:
+            writer.begin()
+        self.capture()
+        for consumer in CONSUMERS:
+            self.follow(consumer, first=True)
+
+    def turn(self) -> None:
+        """Some changes, then what runs in between; what is captured is a state to come back to."""
+        for _ in range(self.chance.randrange(1, 5)):
+            self.chance.choice(self.writers).step()
+            if self.chance.random() < 0.3:
+                self.run(self.story.capture_arguments())
+        self.story.source.metastore.alter_database(  # each state has an event of its own
+            self.story.db, self.story.source.metastore.database(self.story.db)
+        )
+        self.writers[0]._make()
+        self.capture()
+        for work in self.chance.sample((self.expire, self.follow_one, self.nothing), 2):
+            work()
+
+    def capture(self) -> None:
+        self.run(self.story.capture_arguments())
+        event = self.story.source.metastore.current_event_id()
+        self.states.append((event, self.story.source.shown()))
+
+    def expire(self) -> None:
+        self.run(["cm", "expire", "--cmroot", str(self.story.cmroot), "--older-than", "0s", "--engine", "local"])
+
+    def nothing(self) -> None:
+        pass
+
+    def follow_one(self) -> None:
+        """The near consumer comes often, the far one seldom."""
+        self.follow("far" if self.chance.random() < 0.15 else "near")
+
+    def follow(self, consumer: str, *, first: bool = False) -> None:
+        """One step of a consumer: to some later state, by a dump from where its slot is."""
+        later = range(self.at[consumer] + 1, len(self.states))
+        if not later:
+            return
+        chosen = later[-1] if first else self.chance.choice(later)
+        event, wanted = self.states[chosen]
+        self.dumps += 1
+        out = self.story.here / f"{consumer}{self.dumps}"
+        dump = [*self.story.dump_arguments(out), "--slot", consumer, "--until", str(event), "--no-capture"]
+        self.run(dump, done=out / "_finished_dump")
+        replica = PlainDatabase(self.story.target.metastore, f"{self.story.db}_{consumer}", self.story.warehouse)
+        loaded = self.run([*self.story.load_arguments(out), "--rename-db", f"{self.story.db}={replica.name}"])
+        assert loaded.said.get("missing", []) == []
+        assert replica.shown() == wanted, (consumer, event)
+        self.at[consumer] = chosen
+
+    def run(self, arguments: list[str], done: Path | None = None) -> Answer:
+        """Runs a command, killed at a random step first now and then; it was killed too late when `done` is there.
+        Afterwards it must have succeeded."""
+        if self.chance.random() < KILLS:
+            fault = Fault(self.chance.choice(("before", "after")), "any", "", self.chance.randrange(1, 40))
+            run_with(fault, arguments, must=False)
+            if done is not None and done.exists():
+                return Answer(0, {})
+        answer = command(*arguments)
+        assert answer.code == 0, (arguments, answer)
+        return answer
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def every_slot_can_be_loaded(self) -> None:
+        for consumer in CONSUMERS:
+            while self.at[consumer] + 1 < len(self.states):
+                self.follow(consumer)
+
+    def without_slots_nothing_unneeded_is_kept(self) -> None:
+        for consumer in CONSUMERS:
+            assert command("cm", "slots", "drop", consumer, "--cmroot", str(self.story.cmroot)).code == 0
+        self.expire()
+        with open_manifest(open_existing(str(self.story.cmroot))) as manifest:
+            needed = {
+                content_name(row[6], row[3])
+                for name in manifest.table_names(self.story.db)
+                for row in manifest.table_files(self.story.db, name)
+            }
+        assert {path.name for path in (self.story.cmroot / "files").rglob("xxh3*")} == needed
+        self.story.roots_are_in_order()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_slot_can_be_loaded_and_without_slots_nothing_unneeded_is_kept(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path, seed: int
+) -> None:
+    history = History(source_metastore, target_metastore, tmp_path, seed)
+    history.begin()
+    for _ in range(ROUNDS):
+        history.turn()
+    history.every_slot_can_be_loaded()
+    history.without_slots_nothing_unneeded_is_kept()
