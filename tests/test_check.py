@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -222,6 +223,47 @@ def test_what_a_trial_of_a_keeper_wrote_is_removed(scene: Scene) -> None:
     before = tree(scene.here)
     assert healths(scene.check()) == {}
     assert tree(scene.here) == before
+
+
+# ---- object stores ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+    server = pytest.importorskip("moto.server", reason="moto is not installed")
+    running = server.ThreadedMotoServer(port=0)
+    running.start()
+    host, port = running.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    before = dict(os.environ)
+    os.environ.update(settings)
+    import s3fs
+
+    s3fs.S3FileSystem(skip_instance_cache=True).mkdir("checked")
+    yield "s3a://checked"
+    os.environ.clear()
+    os.environ.update(before)
+    running.stop()
+
+
+def test_places_in_a_bucket_are_tried_and_left_as_they_were(scene: Scene, bucket: str) -> None:
+    import s3fs
+
+    scene.values |= {key: f"{bucket}/{key}" for key in ("cmroot", "target_cmroot", "dumps", "warehouse")}
+    checked = scene.check()
+    assert healths(checked) == {}
+    assert next(f.text for f in checked.findings if f.name.startswith("keeper ")).startswith("copy, for ")
+    assert s3fs.S3FileSystem(skip_instance_cache=True).find("checked") == []
+
+
+def test_a_bucket_that_is_not_there_is_critical(scene: Scene, bucket: str) -> None:
+    scene.values |= {"cmroot": "s3a://no-such-bucket/cm", "dumps": "s3a://no-such-bucket/dumps"}
+    found = healths(scene.check())
+    assert found["write cmroot"] == found["write dumps"] == "critical"
 
 
 # ---- scope --------------------------------------------------------------------------------------------------------
@@ -513,6 +555,12 @@ def test_the_command_answers_people_programs_and_nagios(
     assert run(["check", "west", "--nagios"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("REPLICATOR OK - west: ") and out.count("\n") == 1
+
+
+def test_the_python_function_answers_as_the_command(configured: Callable[..., Path]) -> None:
+    path = configured(databases="nosuch")
+    checked = api.check("west", config=path)
+    assert checked.status == "critical" and json.loads(str(checked))["policy"] == "west"
 
 
 def test_what_is_critical_ends_with_3_and_for_nagios_with_2(

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from replicator.sync.check import Checked
 
 FOUND = 3  # finished, but something is wrong, or could not be looked at
-TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs tells nothing
-RETRIES = 1
 
 
 @click.command()
@@ -40,16 +38,12 @@ def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
       replicator check west
       replicator check west --nagios
     """
-    from replicator.metastore.thrift import ThriftMetastore
     from replicator.sync.check import check as look
     from replicator.sync.checks.finding import NAGIOS, nagios_line
 
     if nagios and as_json:
         raise UsageError("--nagios and --json exclude each other", hint="give one of them")
-    report = look(
-        session.config.policy(policy), others=list(session.config.policies.values()),
-        connect=lambda uri: ThriftMetastore(uri, timeout=TIMEOUT, retries=RETRIES),
-    )  # fmt: skip
+    report = look(session.config.policy(policy), others=list(session.config.policies.values()))
     if nagios:
         write([nagios_line(report.policy, report.findings)])
         return NAGIOS[report.status]

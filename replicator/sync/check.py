@@ -18,6 +18,7 @@ from replicator.errors import FormatError
 from replicator.events.scope import Patterns
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.thrift import ThriftMetastore
 from replicator.policy import Policy, same_metastore
 from replicator.report import json_text
 from replicator.sync.checks import metastores, places, standing
@@ -29,8 +30,15 @@ from replicator.sync.way import Pair, runs_backwards, survey
 
 SAMPLE = 200  # tables of a database whose locations are looked at
 RUNS = 20  # of the history, newest first
+TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs tells nothing
+RETRIES = 1
 
 Connect = Callable[[str], AbstractContextManager[MetastoreReader]]
+
+
+def impatient(uri: str) -> ThriftMetastore:
+    """A metastore by its URI that is given up on soon."""
+    return ThriftMetastore(uri, timeout=TIMEOUT, retries=RETRIES)
 
 
 @dataclass(frozen=True)
@@ -60,8 +68,8 @@ class _Way:
 
 
 def check(
-    policy: Policy, *, others: Sequence[Policy] = (), connect: Connect, clock: Callable[[], float] = clocks.time,
-    room: Callable[[str], Room] = places.disk_room,
+    policy: Policy, *, others: Sequence[Policy] = (), connect: Connect = impatient,
+    clock: Callable[[], float] = clocks.time, room: Callable[[str], Room] = places.disk_room,
 ) -> Checked:  # fmt: skip
     """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its URI."""
     began = clocks.monotonic()
