@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-_FUNCTIONS = ("capture", "repair", "restore", "verify", "verify_sample", "wait", "status", "engines")
+_FUNCTIONS = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "engines")
 _CALLABLE_PACKAGES = ("dump", "load")  # packages that are called like the functions of the same name
 
 

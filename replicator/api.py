@@ -13,8 +13,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 from cmroot.root import create_or_open, open_existing
+from replicator.config import read_config
 from replicator.dump.dump import Dumped, write_dump
 from replicator.dump.slots import confirmed
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
@@ -30,6 +32,8 @@ from replicator.load.placement import parse_pairs
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import connect
 from replicator.progress import Progress, Silent
+from replicator.sync.check import Checked
+from replicator.sync.check import check as _check
 from replicator.sync.repair import Repaired, RepairOptions
 from replicator.sync.repair import repair as _repair
 from replicator.sync.roles import epochs_to_dump
@@ -206,6 +210,12 @@ def wait(
         there = stack.enter_context(connect(target))
         here = stack.enter_context(connect(source)) if source else None
         return _wait(there, db.lower(), Goal(until_event, until_lag), timeout=timeout, source=here)
+
+
+def check(policy: str, *, config: str | os.PathLike[str] | None = None) -> Checked:
+    """What can be proved of a policy of `replicator.toml` (another file: `config`); see replicator.sync.check.check."""
+    read = read_config(None if config is None else Path(config))
+    return _check(read.policy(policy), others=list(read.policies.values()))
 
 
 @contextmanager
