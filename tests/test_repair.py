@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
 
 from cmroot.listing import list_tree
@@ -356,6 +357,38 @@ def test_a_target_that_holds_the_data_already_is_taken_over_by_difference(shop: 
     loaded = shop.load(shop.dumps[0].dump, overwrite=True, by_difference=ByDifference())
     assert (loaded.files_copied, loaded.bytes_copied, loaded.files_skipped) == (1, 1500, 6)
     shop.assert_same()
+
+
+# ---- killed -------------------------------------------------------------------------------------------------------
+
+KILLS = (
+    Fault("after", "thrift", "alter database", 1),  # the mark that it has begun
+    Fault("after", "rename", "recycle-", 1),  # the data of a partition that goes is protected
+    Fault("after", "thrift", r"drop \d+ partitions", 1),
+    Fault("after", "rename", "sales/f2$", 1),  # one file is copied
+    Fault("before", "thrift", "alter table", 1),
+    Fault("before", "thrift", "alter database", 2),  # all is right, and the database still says that it is repaired
+)
+
+
+def test_a_repair_that_is_killed_anywhere_is_run_again(shop: Shop) -> None:
+    command = [
+        "repair", "--source", shop.source.metastore.uri, "--target", shop.target.metastore.uri, "--cmroot",
+        shop.root.place, "--target-cmroot", str(shop.cmroot), "--db", shop.source.name, "--rename-db",
+        f"{shop.source.name}={shop.target.name}", "--scratch", str(shop.work),
+    ]  # fmt: skip
+    before = shop.checkpoint()
+    for fault in KILLS:
+        overwrite(shop.target.home / "sales/f1", "0ne" * 100)
+        (shop.target.home / "sales/f2").unlink()
+        shop.target.alter("sales", colour="blue")
+        shop.target.drop_partitions("days", ["a"])
+        shop.target.add("days", {"z": {"x": "not of the source"}})
+        assert run_with(fault, command).killed
+        assert shop.repair().status == "repaired", fault
+        shop.assert_same()
+        assert shop.checkpoint() == before
+        assert {b"0ne" * 100, b"not of the source"} <= shop.kept()
 
 
 # ---- refusals -----------------------------------------------------------------------------------------------------

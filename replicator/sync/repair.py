@@ -149,7 +149,7 @@ def planned(
 
     `root`: the source's. Raises BootstrapNeeded for a target without a checkpoint of this source, Refused for one whose
     load has begun and not ended, ObjectNotFound for a database or named table that does not exist."""
-    point = _checkpoint(root, target, options)
+    point, begun = _checkpoint(root, target, options)
     found = None
     names = options.tables or options.differing
     if names is None:
@@ -167,7 +167,7 @@ def planned(
             reread=options.level == "checksum", drop_extra=options.drop_extra, only_tables=bool(options.tables)
         ),
     )  # fmt: skip
-    if not names:
+    if not names and not begun:  # one that was killed at its very end still has its mark to take off
         yield RepairPlan(point, found, [], None, chosen)
         return
     with _state(root, source.uri, options, tables, point, progress) as reader:
@@ -219,8 +219,8 @@ def repair(
 # ---- the target's checkpoint, and the state there -----------------------------------------------------------------
 
 
-def _checkpoint(root: ChangeRoot, target: MetastoreReader, options: RepairOptions) -> Point:
-    """Up to where the target was loaded completely."""
+def _checkpoint(root: ChangeRoot, target: MetastoreReader, options: RepairOptions) -> tuple[Point, bool]:
+    """Up to where the target was loaded completely, and whether a repair has begun and not ended."""
     parameters = target.database(options.target_db).parameters
     position, event = (parameters.get(key, "") for key in (POSITION, LAST_ID))
     if not position.isdigit() or not event.isdigit():
@@ -242,7 +242,7 @@ def _checkpoint(root: ChangeRoot, target: MetastoreReader, options: RepairOption
     for segment in segments(root.place):
         if segment.first <= int(position) <= segment.last:
             for record in read_records(segment, int(position) - 1, int(position)):
-                return Point(record.position, int(event), record.time)
+                return Point(record.position, int(event), record.time), bool(unfinished)
     raise BootstrapNeeded(
         f"{root.place}: the captured log does not have position {position}, where the target is",
         hint="dump without --since and load that",
