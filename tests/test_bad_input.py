@@ -161,6 +161,15 @@ def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: Story) -> N
     pending.catch_up()
 
 
+def test_a_dump_of_what_is_captured_needs_no_manifest(pending: Story) -> None:
+    """One that is folded anew knows no directories: that does not mean that there are none."""
+    assert pending.capture().code == 0
+    for path in pending.cmroot.glob("manifest.sqlite*"):
+        path.unlink()
+    dumped = pending.dump("--no-capture")
+    assert (dumped.code, dumped.said["missing_directories"]) == (0, [])
+
+
 # ---- metastores ---------------------------------------------------------------------------------------------------
 
 

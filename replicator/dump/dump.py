@@ -26,7 +26,7 @@ from replicator.dump.slots import begin_of, confirmed, pinned
 from replicator.dump.writer import DumpWriter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.events.fold import manifest_at, open_manifest, read_records
-from replicator.events.manifest import Manifest
+from replicator.events.manifest import SETTLED, Manifest
 from replicator.events.record import (
     AddPartitions,
     AlterTable,
@@ -329,7 +329,7 @@ class _Dump:
 
     def _missing_directories(self) -> Iterator[str]:
         """Objects in scope whose directory the last capture did not find: it left them to be listed again."""
-        if self._current:
+        if self._current and self._manifest.recall(SETTLED) == str(self._end.position):  # not folded anew from the log
             for batch in self._manifest.unlisted():
                 yield from (thing.label for thing in batch if self._in_scope((thing.db, thing.table)))
 

@@ -29,7 +29,7 @@ from replicator.events.decode import NamedFile, decode
 from replicator.events.fold import open_manifest
 from replicator.events.keepers import Keepers
 from replicator.events.listing import Listed, ListTask, list_objects, nothing_left, unseen_files
-from replicator.events.manifest import DataObject, KnownFile, Manifest
+from replicator.events.manifest import SETTLED, DataObject, KnownFile, Manifest
 from replicator.events.reader import read_events
 from replicator.events.record import (
     AddPartitions,
@@ -445,6 +445,7 @@ class _Run:
                 keeper=self.report.keeper,
             )  # fmt: skip
         self._manifest.advance(self._position, self._cursor, self._now())
+        self._manifest.remember(SETTLED, str(self._position))
         self._manifest.commit()
         self._takings.finish()
         return self.report

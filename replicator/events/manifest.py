@@ -44,6 +44,8 @@ CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mti
 """
 _PAGE = 10_000
 
+SETTLED = "settled"  # what a capture remembers: up to this position it has listed every directory there is
+
 
 @dataclass(frozen=True)
 class DataObject:
