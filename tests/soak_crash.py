@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from faults import Fault, run_with
 from test_crash import Crashing, crashing, keep, run_again
+from test_retention import History
+
+from replicator.metastore.embedded import Running
 
 __all__ = ["crashing", "keep"]
 
@@ -88,3 +92,15 @@ def test_kill_upon_kill(crashing: Crashing, seed: int) -> None:
             if not run_with(fault, arguments, must=False).killed:
                 break
         crashing.finish_load(arguments)
+
+
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_long_random_histories_of_writers_expiries_and_slots(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path, seed: int
+) -> None:
+    history = History(source_metastore, target_metastore, tmp_path, seed)
+    history.begin()
+    for _ in range(20):
+        history.turn()
+    history.every_slot_can_be_loaded()
+    history.without_slots_nothing_unneeded_is_kept()

@@ -21,7 +21,7 @@ from replicator.events.fold import open_manifest
 from replicator.metastore.embedded import Running
 
 CONSUMERS = ("near", "far")
-ROUNDS = 8
+ROUNDS = 5
 KILLS = 0.3  # how often a command is killed first
 
 
@@ -37,8 +37,8 @@ class Writer:
         self._make()
 
     def step(self) -> None:
-        act = self._chance.choice((self._write, self._write, self._drop_partition, self._make, self._drop, self._rename))
-        act()
+        acts = (self._write, self._write, self._drop_partition, self._make, self._drop, self._rename)
+        self._chance.choice(acts)()
 
     def _text(self) -> str:
         """Few different contents, so that one is often dropped here and used there."""

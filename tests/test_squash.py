@@ -477,7 +477,8 @@ class History:
             position = written[thing.table]
         rows = [
             {"position": position, "op": op, "db": DB, "table": thing.table, "partition": thing.partition, "path": path,
-             "location": thing.location, "size": 1 if text else None, "mtime_ns": 1, "checksum": text, "identity": text, "version": None}
+             "location": thing.location, "size": 1 if text else None, "mtime_ns": 1,
+             "checksum": text, "identity": text, "version": None}
             for op, path, text in changed
         ]  # fmt: skip
         return pa.Table.from_pylist(rows, schema=FILES)
