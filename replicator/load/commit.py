@@ -298,7 +298,8 @@ class Commit:
             except ObjectExists:
                 step.exists = True
         there = self._target.table(*step.name)
-        if _comparable_table(there) != _comparable_table(step.table):
+        unmarked = there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)  # taken over as it was
+        if unmarked or _comparable_table(there) != _comparable_table(step.table):
             wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
             self._target.alter_table(*step.name, wanted)
             self.changed.count()
