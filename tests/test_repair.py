@@ -77,6 +77,14 @@ class Shop:
             progress=Silent(),
         )  # fmt: skip
 
+    def command(self) -> list[str]:
+        """The same repair, for a process of its own."""
+        return [
+            "repair", "--source", self.source.metastore.uri, "--target", self.target.metastore.uri, "--cmroot",
+            self.root.place, "--target-cmroot", str(self.cmroot), "--db", self.source.name, "--rename-db",
+            f"{self.source.name}={self.target.name}", "--scratch", str(self.work),
+        ]  # fmt: skip
+
     def planned(self, **changes: Any) -> dict[str, Any]:
         with repairs.planned(
             self.root, self.source.metastore, self.target.metastore, self.options(**changes), engine=ENGINE,
@@ -372,11 +380,6 @@ KILLS = (
 
 
 def test_a_repair_that_is_killed_anywhere_is_run_again(shop: Shop) -> None:
-    command = [
-        "repair", "--source", shop.source.metastore.uri, "--target", shop.target.metastore.uri, "--cmroot",
-        shop.root.place, "--target-cmroot", str(shop.cmroot), "--db", shop.source.name, "--rename-db",
-        f"{shop.source.name}={shop.target.name}", "--scratch", str(shop.work),
-    ]  # fmt: skip
     before = shop.checkpoint()
     for fault in KILLS:
         overwrite(shop.target.home / "sales/f1", "0ne" * 100)
@@ -384,11 +387,23 @@ def test_a_repair_that_is_killed_anywhere_is_run_again(shop: Shop) -> None:
         shop.target.alter("sales", colour="blue")
         shop.target.drop_partitions("days", ["a"])
         shop.target.add("days", {"z": {"x": "not of the source"}})
-        assert run_with(fault, command).killed
+        assert run_with(fault, shop.command()).killed
         assert shop.repair().status == "repaired", fault
         shop.assert_same()
         assert shop.checkpoint() == before
         assert {b"0ne" * 100, b"not of the source"} <= shop.kept()
+
+
+def test_increments_go_on_after_a_repair_that_was_killed(shop: Shop) -> None:
+    (shop.target.home / "sales/f2").unlink()
+    shop.target.drop_partitions("days", ["a"])
+    assert run_with(Fault("after", "rename", "sales/f2$", 1), shop.command()).killed
+    shop.source.write("sales", {"f4": "four"})
+    shop.source.add("days", {"d": {"x": "dddd"}})
+    assert shop.catch_up().bytes_copied == 8
+    assert "replicator.loading" not in shop.checkpoint()
+    assert (shop.repair().status, shop.repair().status) == ("repaired", "same")
+    shop.assert_same()
 
 
 # ---- refusals -----------------------------------------------------------------------------------------------------
