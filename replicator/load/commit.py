@@ -298,7 +298,8 @@ class Commit:
             except ObjectExists:
                 step.exists = True
         there = self._target.table(*step.name)
-        unmarked = there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)  # taken over as it was
+        adopted = self._plan.by_difference is not None  # a table that is equal may be one that others made
+        unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
         if unmarked or _comparable_table(there) != _comparable_table(step.table):
             wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
             self._target.alter_table(*step.name, wanted)
