@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +53,21 @@ class Replication:
     def replica(self, name: str = "a") -> PlainDatabase:
         return PlainDatabase(self.target, f"{self.name}_{name}", self.here / "target")
 
+    @classmethod
+    def beside(cls, other: Replication) -> Replication:
+        """Another policy between the same metastores, with the same roots."""
+        found = cls.__new__(cls)
+        found.__dict__ |= {**other.__dict__, "name": f"p{next(_numbers)}"}
+        found.keys = {**other.keys, "databases": f"{found.name}_.*"}
+        return found
+
     def sync(
-        self, *, remembering: Remembering | None = None, clock: Callable[[], float] | None = None, **options: Any
+        self, *, others: Sequence[Policy] = (), remembering: Remembering | None = None, clock: Callable[[], float] | None = None, **options: Any
     ) -> SyncRun:  # fmt: skip
         more: dict[str, Any] = {"clock": clock} if clock else {}
         return sync_once(
             self.policy, self.source, self.target, engines=local_engine(), progress=Silent(),
-            options=SyncOptions(**options), remembering=remembering, **more,
+            options=SyncOptions(**options), others=others, remembering=remembering, **more,
         )  # fmt: skip
 
     @property

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from random import Random
 
 import pytest
+from faults import Fault, run_with
 from policies import Replication
+from story import command
 
 from cmroot.pins import find_slot
+from replicator.errors import ConfigError, ObjectNotFound, Refused
 from replicator.metastore.embedded import Running
 from replicator.sync.run import Remembering
 
@@ -37,3 +42,182 @@ def test_a_policy_is_whole_first_then_increments_then_nothing_new(pair: Replicat
     assert slot and (slot.position, slot.awaits) == (third.position, "")
     kinds = [run.kind for run in pair.memory.runs().runs]
     assert kinds == ["nothing", "incremental", "bootstrap"]
+
+
+def test_a_new_database_is_bootstrapped_beside_the_others_increment(pair: Replication) -> None:
+    pair.sync()
+    pair.db("a").write("t", {"second": "2"})
+    pair.db("b").table("u", {"first": "1"})
+    run = pair.sync()
+    assert run.bootstrapped == {f"{pair.name}_b": "the target does not have it"}
+    assert (len(run.dumps), run.files_copied) == (2, 2)
+    pair.is_same("a", "b")
+    slot = find_slot(str(pair.here / "cmroot"), pair.name)
+    assert slot and slot.position == run.position
+    pair.db("a").write("t", {"third": "3"})
+    pair.db("b").write("u", {"second": "2"})
+    assert len(pair.sync().dumps) == 1  # together from now on
+    pair.is_same("a", "b")
+
+
+def test_changes_elsewhere_move_the_checkpoint_without_a_dump(pair: Replication) -> None:
+    pair.sync()
+    other = Replication.beside(pair)
+    other.db("a").table("t", {"first": "1"})
+    run = pair.sync()
+    assert (run.status, run.dumps) == ("nothing", [])
+    said = pair.target.database(f"{pair.name}_a").parameters
+    assert said["repl.last.id"] == str(run.to_event) == str(pair.source.current_event_id())
+    assert said["replicator.position"] == str(run.position)
+    pair.db("a").write("t", {"second": "2"})
+    assert pair.sync().kind == "incremental"
+    pair.is_same()
+
+
+def test_a_replica_that_was_dropped_by_hand_is_made_again_and_said_to_be(pair: Replication) -> None:
+    pair.db("b").table("u", {"first": "1"})
+    pair.sync()
+    pair.replica("a").drop("t")
+    pair.target.drop_database(f"{pair.name}_a")
+    run = pair.sync()
+    assert run.bootstrapped == {f"{pair.name}_a": "the target had it, and lost it"}
+    pair.is_same("a", "b")
+
+
+def test_a_table_dropped_on_the_target_comes_back_when_the_source_changes_it(pair: Replication) -> None:
+    pair.sync()
+    pair.replica("a").drop("t")
+    pair.db("a").write("t", {"second": "2"})
+    run = pair.sync()
+    assert run.kind == "bootstrap" and any("not enough" in text for text in run.warnings)
+    pair.is_same()
+
+
+def test_a_table_made_by_hand_under_a_replicated_name_is_refused_and_taken_over_with_consent(pair: Replication) -> None:
+    pair.sync()
+    pair.replica("a").table("mine", {"own": "own"})
+    pair.db("a").table("mine", {"first": "1"})
+    with pytest.raises(Refused, match=r"mine of the target was not made by replication"):
+        pair.sync()
+    last = pair.memory.runs().last
+    assert last and last.status == "failed" and "mine" in last.error
+    assert pair.replica("a").shown()["mine"]["files"].keys() == {"own"}
+    pair.replica("a").rename("mine", "moved")
+    pair.sync()
+    assert pair.replica("a").shown()["mine"]["files"].keys() == {"first"}
+
+
+def test_data_that_the_target_has_is_adopted_without_a_copy(pair: Replication) -> None:
+    replica = pair.replica("a")
+    replica.create()
+    replica.table("t", {"first": "1"})
+    with pytest.raises(Refused, match="not made by replication"):
+        pair.sync()
+    run = pair.sync(adopt=True)
+    assert (run.files_copied, run.bytes_copied, run.files_skipped) == (0, 0, 1)
+    pair.is_same()
+    pair.db("a").write("t", {"second": "2"})
+    assert pair.sync().files_copied == 1
+    pair.is_same()
+
+
+def test_two_runs_of_a_policy_at_once_are_refused_with_exit_7(pair: Replication) -> None:
+    with pair.memory.lease("sync"):
+        answer = command("--config", str(pair.config()), "sync", pair.name)
+        assert (answer.code, answer.error) == (7, "LeaseHeld")
+    assert command("--config", str(pair.config()), "sync", pair.name).code == 0
+
+
+def test_what_leaves_the_policy_stays_until_there_is_consent(pair: Replication) -> None:
+    pair.db("b").table("u", {"first": "1"})
+    pair.sync()
+    pair.keys["databases"] = f"{pair.name}_a"
+    run = pair.sync()
+    assert run.left == [f"{pair.name}_b"] and any("--drop-left" in text for text in run.warnings)
+    assert pair.replica("b").shown()
+    assert pair.sync().left == [f"{pair.name}_b"]  # not forgotten
+    run = pair.sync(drop_left=True)
+    assert (run.dropped, run.files_removed) == ([f"{pair.name}_b"], 1)
+    assert not pair.replica("b").exists()
+    assert list((pair.here / "target" / ".cmroot" / "files").rglob("xxh3_128-*"))
+    assert pair.sync(drop_left=True).status == "nothing"
+    pair.is_same("a")
+
+
+def test_a_database_dropped_at_the_source_is_dropped_on_the_target(pair: Replication) -> None:
+    pair.db("b").table("u", {"first": "1"})
+    pair.sync()
+    pair.db("b").drop("u")
+    pair.source.drop_database(f"{pair.name}_b")
+    assert pair.sync().kind == "incremental"
+    assert not pair.replica("b").exists()
+    pair.is_same("a")
+    assert pair.sync().status == "nothing"
+
+
+def test_tables_that_newly_match_are_brought_by_difference(pair: Replication) -> None:
+    pair.db("a").table("later", {"first": "1"})
+    pair.keys["exclude"] = "later"
+    pair.sync()
+    assert set(pair.replica("a").shown()) == {"t"}
+    del pair.keys["exclude"]
+    run = pair.sync()
+    assert run.bootstrapped == {f"{pair.name}_a": "the policy's patterns changed"}
+    assert (run.files_copied, run.files_skipped) == (1, 1)
+    pair.is_same()
+
+
+def test_a_load_that_was_interrupted_is_ended_with_its_own_dump(pair: Replication) -> None:
+    pair.sync()
+    pair.db("a").write("t", {"second": "2"})
+    pair.db("a").table("u", {"first": "1"})
+    arguments = ["--config", str(pair.config()), "sync", pair.name]
+    assert run_with(Fault("before", "thrift", "create table"), arguments).killed
+    (begun,) = {pair.target.database(f"{pair.name}_a").parameters["replicator.loading"]}
+    pair.db("a").write("t", {"third": "3"})
+    run = pair.sync()
+    assert begun in run.dumps[0] and len(run.dumps) == 2
+    pair.is_same()
+    assert [each.status for each in pair.memory.runs().runs] == ["done", "killed", "done"]
+
+
+def test_a_run_that_is_killed_anywhere_is_completed_by_the_next(pair: Replication) -> None:
+    random = Random(20260301)
+    arguments = ["--config", str(pair.config()), "sync", pair.name]
+    traced = run_with(Fault("before", "trace"), arguments)
+    assert traced.code == 0
+    count = len(traced.steps)
+    source = pair.db("a")
+    for number in range(5):
+        source.table(f"t{number}", {"file": str(number)})
+        source.write("t", {f"more{number}": str(number)})
+        if number:
+            source.drop(f"t{number - 1}")
+        ended = run_with(Fault("after", "any", "", random.randrange(1, count)), arguments, must=False)
+        assert ended.killed or ended.code == 0, ended
+    pair.sync()
+    pair.is_same()
+    assert list((pair.here / "cmroot" / "dumps").iterdir()) == []
+    assert {each.status for each in pair.memory.runs().runs} <= {"done", "killed"}
+
+
+def test_old_dumps_are_removed_and_new_ones_stay(pair: Replication) -> None:
+    (old,) = pair.sync().dumps
+    pair.db("a").write("t", {"second": "2"})
+    (young,) = pair.sync(clock=lambda: time.time() + 6 * 86_400).dumps
+    assert Path(old).exists() and Path(young).exists()
+    pair.sync(clock=lambda: time.time() + 8 * 86_400)
+    assert not Path(old).exists() and Path(young).exists()
+
+
+def test_a_policy_that_matches_nothing_says_so(pair: Replication) -> None:
+    pair.keys["databases"] = "no_such_.*"
+    with pytest.raises(ObjectNotFound, match="no database"):
+        pair.sync()
+
+
+def test_a_policy_whose_databases_overlap_anothers_is_refused(pair: Replication) -> None:
+    other = Replication.beside(pair)
+    other.keys["databases"] = pair.keys["databases"]
+    with pytest.raises(ConfigError, match="both write"):
+        pair.sync(others=[other.policy])

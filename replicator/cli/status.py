@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from replicator.cli.options import METASTORE, Session, json_option, pass_session, target_option
+from replicator.cli.lag import tell_lag
+from replicator.cli.options import METASTORE, Session, json_option, pass_session
 from replicator.cli.output import aligned, emit, shortened, size_text, time_text
+from replicator.errors import UsageError
 
 if TYPE_CHECKING:
     from replicator.sync.status import Status
 
 
 @click.command()
-@target_option
-@click.option("--db", required=True, metavar="NAME", help="The database, by its name on the target.")
+@click.argument("policy", metavar="[POLICY]", required=False)
+@click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
+@click.option("--db", metavar="NAME", help="The database, by its name on the target.")
 @click.option("--source", metavar="METASTORE", help=f"Tell the lag, too. The source: {METASTORE}")
 @click.option("--cmroot", metavar="PLACE", help="The source's root: tells the time of the target's state, and "
               "the lag in bytes.")  # fmt: skip
@@ -26,17 +29,25 @@ if TYPE_CHECKING:
 @json_option
 @pass_session
 def status(
-    session: Session, target: str, db: str, source: str | None, cmroot: str | None, source_db: str | None, as_json: bool
-) -> None:
-    """Say how far a replicated database is: event id, position, time; with --source how far behind.
+    session: Session, policy: str | None, target: str | None, db: str | None, source: str | None, cmroot: str | None,
+    source_db: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Say how far a replicated database is: event id, position, time; with --source how far behind. Of a policy, the
+    same as lag.
 
     \b
     Example:
+      replicator status west
       replicator status --target thrift://b:9083 --db sales --source thrift://a:9083 --cmroot /warehouse/.cmroot
     """
     from cmroot.root import open_existing
     from replicator.sync.status import status as ask
 
+    if policy is not None:
+        tell_lag(session, policy, as_json)
+        return
+    if target is None or db is None:
+        raise UsageError("status needs a policy, or --target and --db", hint="see `replicator status --help`")
     with ExitStack() as stack:
         report = ask(
             stack.enter_context(session.metastore(target)), db.lower(),

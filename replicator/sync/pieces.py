@@ -30,11 +30,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Work:
-    """`pieces` in order. `current`: databases that are at the log's end already. `left`: replicas of databases that
-    are in the policy no more. `lost`: replicas whose source is gone, and whose drop no record tells."""
+    """`pieces` in order. `current`: databases that are at the log's end already. `passed`: pieces whose databases no
+    record since their checkpoint concerns, so that the checkpoint can move without a dump. `left`: replicas of
+    databases that are in the policy no more. `lost`: replicas whose source is gone, and whose drop no record tells."""
 
     pieces: list[Piece] = field(default_factory=list)
     current: list[str] = field(default_factory=list)
+    passed: list[Piece] = field(default_factory=list)
     left: list[Pair] = field(default_factory=list)
     lost: list[Pair] = field(default_factory=list)
 

@@ -17,6 +17,7 @@ import msgspec
 from cmroot.lease import Lease
 from cmroot.root import create_or_open
 from replicator.dump.dump import Dumped
+from replicator.dump.layout import Point
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.load.load import Loaded
@@ -134,11 +135,11 @@ def run_once(
     kept = remembering or Remembering(policy)
     options = options or SyncOptions()
     report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
-    with _recorded(report, kept, lease, clock):
+    with recorded(report, kept, lease, clock):
         with report.timed("look"):
             refuse_unsupported(policy)
-            _refuse_turn(kept.memory, options)
-            _sweep(kept, clock)
+            refuse_turn(kept.memory, options)
+            sweep(kept, clock)
             remembered = kept.memory.read_scope()
             way = look(policy, source, target, remembered, others)
             report.reverse = way.reverse
@@ -152,10 +153,11 @@ def run_once(
         lease.check()
         ends = _replicate(steps, work, epochs, report)
         report.to_event, report.position = captured.through_event, min([captured.position, *ends])
+        steps.advance(work, Point(captured.position, captured.through_event, 0))
         steps.confirm(report.position)
-        _leave(steps, work, report)
-        _remember_scope(kept.memory, way, work, remembered, report, clock)
-        _tidy(steps, kept, clock)
+        leave(steps, leavings(steps, work), report)
+        remember_scope(kept.memory, way, work, remembered, report, clock)
+        tidy(steps, kept, clock)
         report.lag_seconds = behind(way.source, report.to_event, clock)
         report.warnings = list(dict.fromkeys(steps.warnings))
         report.databases = [pair.name for pair in way.matching]
@@ -183,7 +185,7 @@ def look(
     return way
 
 
-def _refuse_turn(memory: Memory, options: SyncOptions) -> None:
+def refuse_turn(memory: Memory, options: SyncOptions) -> None:
     turn = None if options.draining else memory.unfinished_turn()
     if turn is not None:
         raise Refused(
@@ -243,9 +245,8 @@ def leavings(steps: Steps, work: Work) -> list[Leaving]:
     return [each for each in found if not each.empty]
 
 
-def _leave(steps: Steps, work: Work, report: SyncRun) -> None:
+def leave(steps: Steps, leaving: Sequence[Leaving], report: SyncRun) -> None:
     """With consent, what left the policy goes; else it is told."""
-    leaving = leavings(steps, work)
     if leaving and steps.options.drop_left:
         with report.timed("leave"):
             report.files_removed += drop(
@@ -264,7 +265,7 @@ def _leave(steps: Steps, work: Work, report: SyncRun) -> None:
         )
 
 
-def _tidy(steps: Steps, kept: Remembering, clock: Callable[[], float]) -> None:
+def tidy(steps: Steps, kept: Remembering, clock: Callable[[], float]) -> None:
     if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
         steps.dumps.tidy(steps.way.root, steps.policy.retention, clock=clock)
         kept.memory.prune_runs(steps.policy.retention, now=clock)
@@ -282,13 +283,13 @@ def behind(source: MetastoreReader, event: int, clock: Callable[[], float]) -> f
 # ---- memory -------------------------------------------------------------------------------------------------------
 
 
-def _sweep(kept: Remembering, clock: Callable[[], float]) -> None:
+def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
     if not kept.swept:
         kept.memory.close_killed(now=clock)
         kept.swept = True
 
 
-def _remember_scope(
+def remember_scope(
     memory: Memory, way: Way, work: Work, before: RememberedScope | None, report: SyncRun, clock: Callable[[], float]
 ) -> None:  # fmt: skip
     """What left stays remembered until it is dropped, as nothing else tells that it was the policy's."""
@@ -304,7 +305,7 @@ def _remember_scope(
 
 
 @contextmanager
-def _recorded(
+def recorded(
     report: SyncRun, kept: Remembering, lease: Lease, clock: Callable[[], float]
 ) -> Iterator[None]:  # fmt: skip
     """A run's file in the history: running, then done or failed. Of rounds in which nothing was new, one file tells the

@@ -7,9 +7,12 @@ expiries take for seconds, are waited for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
+import msgspec
+
+from cmroot.lease import acquire
 from cmroot.log import Segment, segments
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, unpin_dump
 from cmroot.waiting import patiently
@@ -26,15 +29,16 @@ from replicator.events.record import AlterTable, Change, EventsLost, EventsRead,
 from replicator.events.scope import Patterns
 from replicator.load.load import Loaded, LoadOptions, load
 from replicator.load.plan import ByDifference
+from replicator.load.replica import LOADING, POSITION, Mark
 from replicator.policy import METADATA, Policy
 from replicator.progress import Progress
-from replicator.roles import Role
+from replicator.roles import Role, mark_of, may_load_into
 from replicator.sync.dumps import PolicyDumps, new_dump_id
 from replicator.sync.memory import RememberedScope
 from replicator.sync.pieces import Piece, Work, decide
 from replicator.sync.repair import REPAIR
 from replicator.sync.roles import epochs_to_dump, establish
-from replicator.sync.way import Way
+from replicator.sync.way import Pair, Way
 
 NO_WAIT = timedelta(0)
 
@@ -122,8 +126,8 @@ class Steps:
             if piece.begin is None or self._loading(piece) or concerned(log, piece.begin, set(piece.databases)):
                 pieces.append(piece)
             else:
-                work.current.extend(piece.databases)
-        return Work(pieces, work.current, work.left, work.lost)
+                work.passed.append(piece)
+        return replace(work, pieces=pieces)
 
     def _loading(self, piece: Piece) -> bool:
         return any(pair.loading for pair in self.way.pairs if pair.name in piece.databases)
@@ -183,6 +187,30 @@ class Steps:
                     raise
                 self.warnings.append(f"the load of {place} was interrupted and cannot be ended: {error}")
         return done
+
+    def advance(self, work: Work, end: Point) -> None:
+        """Moves the checkpoints of databases that nothing up to `end` concerns: status and lag tell them from those
+        that wait. Refuses what a load would refuse."""
+        chosen = {name: piece.begin for piece in work.passed for name in piece.databases}
+        if not chosen:
+            return
+
+        def once() -> None:
+            with acquire(self.way.target_root.place, "move checkpoints"):
+                for pair in self.way.pairs:
+                    if pair.name in chosen and pair.there is not None:
+                        self._advance(pair, chosen[pair.name], end)
+
+        patiently(once, self.options.patience)
+
+    def _advance(self, pair: Pair, begin: int | None, end: Point) -> None:
+        there = self.way.target.database(pair.replica)
+        label = f"database {pair.replica} of the target"
+        may_load_into(label, mark_of(there.parameters, label))
+        if there.parameters.get(POSITION) == str(begin) and not there.parameters.get(LOADING):
+            mark = Mark(end.event, end.position, self.way.root.id).parameters()
+            moved = msgspec.structs.replace(there, parameters=there.parameters | mark)
+            self.way.target.alter_database(pair.replica, moved)
 
     # ---- the slot -------------------------------------------------------------------------------------------------
 

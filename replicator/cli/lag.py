@@ -1,0 +1,119 @@
+"""`replicator lag` and `replicator history`: how far a policy's target is behind, and what its runs did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from replicator.cli.options import Session, json_option, pass_session
+from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text
+from replicator.cli.sync import policy_argument
+from replicator.quantity import duration_text
+
+if TYPE_CHECKING:
+    from replicator.sync.lag import Lag
+    from replicator.sync.memory import Run
+
+
+@click.command()
+@policy_argument
+@json_option
+@pass_session
+def lag(session: Session, policy: str, as_json: bool) -> None:
+    """Say how far a policy's target is behind: per policy, database and table, in events, seconds and bytes.
+
+    Also what blocks, and how long the source's event log still holds what is needed next.
+
+    \b
+    Example:
+      replicator lag west
+      replicator lag west --json
+    """
+    tell_lag(session, policy, as_json)
+
+
+def tell_lag(session: Session, policy: str, as_json: bool) -> None:
+    from replicator.sync.lag import lag as measure
+
+    found = session.config.policy(policy)
+    with ExitStack() as stack:
+        source = stack.enter_context(session.metastore(found.source))
+        target = stack.enter_context(session.metastore(found.target))
+        report = measure(found, source, target)
+    emit(asdict(report), as_json, _lag_lines(report))
+
+
+def _lag_lines(report: Lag) -> Iterable[str]:
+    goal = f" (at most {duration_text(report.max_lag_seconds)})" if report.max_lag_seconds is not None else ""
+    log = []
+    if report.needed_seconds is not None:
+        log.append(f"the next event needed is {duration_text(report.needed_seconds)} old")
+    if report.kept_seconds is not None:
+        log.append(f"events are kept for {duration_text(report.kept_seconds)}")
+    if report.reaches_back_seconds is not None:
+        log.append(f"it reaches back {duration_text(report.reaches_back_seconds)}")
+    yield from aligned(
+        [
+            (report.status, report.policy + (" (backwards)" if report.reverse else "")),
+            ("lag", f"{count_text(report.events, 'event')}, {duration_text(report.seconds)}, "
+                    f"{size_text(report.bytes)}{goal}"),
+            ("target", f"at event {report.event}" if report.event is not None else None),
+            ("captured", f"to event {report.captured_event}" if report.captured_event is not None else None),
+            ("source", f"at event {report.source_event}"),
+            ("event log", ", ".join(log) or None),
+            ("blocked by", shortened(report.blocks)),
+            ("last run", report.last_run or None),
+            ("warning", shortened(report.warnings)),
+        ]
+    )  # fmt: skip
+    rows = [
+        (each.db, each.status, each.event, each.events, f"{each.seconds:.0f}", size_text(each.bytes))
+        for each in report.databases
+    ]
+    yield from columns(("database", "status", "at event", "events", "seconds", "bytes"), rows, ("events", "seconds"))
+    waiting = [(each.table, each.events, f"{each.seconds:.0f}", size_text(each.bytes)) for each in report.tables[:20]]
+    if waiting:
+        yield from columns(("table", "events", "seconds", "bytes"), waiting, ("events", "seconds"))
+
+
+@click.command()
+@policy_argument
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest runs, so many.")
+@json_option
+@pass_session
+def history(session: Session, policy: str, limit: int, as_json: bool) -> None:
+    """Show a policy's runs, newest first. One entry stands for all rounds in a row that found nothing new.
+
+    \b
+    Example:
+      replicator history west --limit 5
+    """
+    import msgspec
+
+    from cmroot.root import open_existing
+    from replicator.sync.memory import Memory
+
+    found = session.config.policy(policy)
+    kept = Memory(open_existing(found.target_cmroot), found.name).runs(limit)
+    for path in kept.damaged:
+        note(f"{path}: cannot be understood, and is left out")
+    answer = {"status": "shown", "policy": policy, "runs": msgspec.to_builtins(kept.runs), "damaged": kept.damaged}
+    emit(answer, as_json, _history_lines(kept.runs))
+
+
+def _history_lines(runs: list[Run]) -> Iterable[str]:
+    if not runs:
+        return ["no run is remembered"]
+    rows = [
+        (
+            run.started[:19] + "Z", run.status, run.kind + (" backwards" if run.reverse else ""), run.to_event,
+            run.records, run.files, size_text(run.bytes), run.error or "; ".join(run.warnings[:1]),
+        )
+        for run in runs
+    ]  # fmt: skip
+    head = ("started", "status", "kind", "to event", "records", "files", "bytes", "said")
+    return columns(head, rows, ("to event", "records", "files"))

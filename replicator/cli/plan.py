@@ -1,0 +1,114 @@
+"""`replicator plan` and `replicator apply`: look at what a policy's next run would do, then do exactly that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import click
+
+from replicator.cli.options import EngineChoice, Session, engine_options, json_option, pass_session
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+from replicator.cli.sync import adopt_option, drop_left_option, jobs_option, opened, policy_argument, run_lines
+
+if TYPE_CHECKING:
+    from replicator.sync.plan import SyncPlan
+
+
+@click.command()
+@policy_argument
+@click.option("--out", required=True, metavar="FILE", help="Where the plan goes; what is there is replaced.")
+@adopt_option
+@drop_left_option
+@engine_options
+@json_option
+@pass_session
+def plan(
+    session: Session, policy: str, out: str, adopt: bool, drop_left: bool, engine: EngineChoice, as_json: bool
+) -> None:  # fmt: skip
+    """Show what the next run of a policy would do, with its price, and write it down for apply.
+
+    Captures, and writes the dumps that the run would; the target is not changed.
+
+    \b
+    Example:
+      replicator plan west --out plan.json
+      replicator apply plan.json
+    """
+    import msgspec
+
+    from cmroot.place import store_for
+    from replicator.sync.plan import encode_plan, make
+    from replicator.sync.steps import SyncOptions
+
+    with ExitStack() as stack:
+        work = opened(session, stack, policy, engine)
+        made = make(
+            work.policy, work.source, work.target, engines=work.engines, progress=session.progress,
+            options=SyncOptions(adopt=adopt, drop_left=drop_left), others=work.others,
+        )  # fmt: skip
+    store_for(out).write_bytes(out, encode_plan(made))
+    emit({"status": "planned", "plan": out, **msgspec.to_builtins(made)}, as_json, _plan_lines(made, out))
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN")
+@jobs_option
+@engine_options
+@json_option
+@pass_session
+def apply(session: Session, plan: str, jobs: int, engine: EngineChoice, as_json: bool) -> None:
+    """Do what a plan says, and nothing else. Safe to run again after a crash.
+
+    Exit 6, and nothing is changed, when the world has moved since: the policy, the roles, the target's checkpoint, or
+    what it holds.
+
+    \b
+    Example:
+      replicator apply plan.json
+    """
+    from replicator.sync.plan import apply as carry_out
+    from replicator.sync.plan import read_plan
+
+    wanted = read_plan(plan)
+    with ExitStack() as stack:
+        work = opened(session, stack, wanted.policy, engine)
+        done = carry_out(
+            wanted, work.policy, work.source, work.target, engines=work.engines, progress=session.progress, jobs=jobs,
+            others=work.others,
+        )  # fmt: skip
+    emit(done, as_json, run_lines(done))
+
+
+def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
+    """A plan for a person."""
+    cost = plan.cost
+    changes = []
+    for load in plan.loads:
+        for key, value in load.steps.items():
+            if isinstance(value, list) and value:
+                changes.append(f"{key.replace('_', ' ')}: {', '.join(map(str, shortened(map(str, value))))}")
+    origins = {
+        "the source": cost.files_from_source, "$cmroot": cost.files_from_cmroot,
+        "the target's $cmroot": cost.files_from_target,
+    }  # fmt: skip
+    said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
+    removed = f"{count_text(cost.files_removed, 'file')}, {count_text(cost.partitions_removed, 'partition')}"
+    return aligned(
+        [
+            ("planned", f"{plan.policy}{' (backwards)' if plan.reverse else ''}: {out}"),
+            ("nothing", "there is nothing to do" if plan.empty else None),
+            ("loads", [f"{load.kind} of {', '.join(load.databases)}" + (f": {load.why}" if load.why else "")
+                       for load in plan.loads]),
+            ("to", f"event {plan.to_event}, position {plan.position}"),
+            ("events", f"{cost.events:,}, {count_text(cost.records, 'record')}, {cost.squashed:,} of them squashed"),
+            ("objects", f"{cost.objects:,} touched"),
+            ("copy", f"{count_text(cost.files, 'file')}, {size_text(cost.bytes)}" + (f" ({said})" if said else "")),
+            ("remove", f"{removed}, {size_text(cost.bytes_removed)}" if cost.files_removed else None),
+            ("not to be had", count_text(cost.missing, "file") if cost.missing else None),
+            ("changes", changes),
+            ("drop" if plan.drop_left else "left", shortened(plan.drops if plan.drop_left else plan.left)),
+            ("warning", shortened(plan.warnings)),
+        ]
+    )  # fmt: skip
