@@ -19,10 +19,12 @@ from replicator.cli.cm import cm
 from replicator.cli.demo import demo
 from replicator.cli.dump import dump
 from replicator.cli.gateway import gateway
+from replicator.cli.lag import history, lag
 from replicator.cli.load import load
 from replicator.cli.metastore import metastore
 from replicator.cli.options import Session
 from replicator.cli.output import failure, show_error
+from replicator.cli.plan import apply, plan
 from replicator.cli.repair import repair
 from replicator.cli.restore import restore
 from replicator.cli.role import role
@@ -65,14 +67,18 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
 
 
 for _command in (
+    apply,
     capture,
     check,
     cm,
     demo,
     dump,
     gateway,
+    history,
+    lag,
     load,
     metastore,
+    plan,
     repair,
     restore,
     role,
