@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -68,24 +69,35 @@ def remove_taken(taken: Taken) -> None:
         return
 
 
+class _Source(msgspec.Struct, frozen=True):
+    table: str
+
+
 class _Journal(msgspec.Struct, frozen=True):
     before_event: int
+    db: str = ""
+    sources: tuple[_Source, ...] = ()
 
 
 def undecided_since(root: str) -> int | None:
     """The newest event from before the oldest taking that is under way; None when there is none. Events after it may
     be about files whose entries are yet to come."""
+    return min((journal.before_event for journal in _journals(root)), default=None)
+
+
+def under_way(root: str) -> set[tuple[str, str]]:
+    """(database, table) of what is being taken: its directories may be out of sight, and may come back."""
+    return {(journal.db, source.table) for journal in _journals(root) for source in journal.sources}
+
+
+def _journals(root: str) -> Iterator[_Journal]:
     store, taking = store_for(root), join(root, "taking")
-    events = []
     for name in store.list(taking):
         try:
-            events.append(
-                msgspec.json.decode(store.read_bytes(join(taking, name, JOURNAL)), type=_Journal).before_event
-            )
+            yield msgspec.json.decode(store.read_bytes(join(taking, name, JOURNAL)), type=_Journal)
         except FileNotFoundError:
             continue  # decided this moment
         except msgspec.DecodeError as error:
             raise FormatError(
                 f"{join(taking, name, JOURNAL)}: {error}", hint="start the gateway on this root once: it puts it right"
             ) from error
-    return min(events, default=None)

@@ -94,6 +94,8 @@ def test_a_capture_waits_for_what_is_not_decided(story: Story) -> None:
     )  # fmt: skip
     taking.protect()
     taking.sent()
+    scanned = story.capture()
+    assert (scanned.code, scanned.said["missing_directories"], scanned.said["observed"]) == (0, [], 0), scanned
     metastore.drop_table(story.db, "t")
     dropped = metastore.current_event_id()
     answer = story.capture("--no-scan")

@@ -20,7 +20,7 @@ from cmroot.log import SegmentWriter, sweep_log
 from cmroot.place import normal
 from cmroot.recycle import sweep_incoming
 from cmroot.root import ChangeRoot
-from cmroot.taken import undecided_since
+from cmroot.taken import undecided_since, under_way
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, ObjectNotFound
 from replicator.events.apply import Rename, followed
@@ -342,6 +342,7 @@ class _Run:
         if not count:
             return []
         missing: list[DataObject] = []
+        taken = under_way(self._root.place)
         engine = self._engine.for_work(count)
         with self._progress.task("list and keep files", total=count) as advance:
             postponed = True
@@ -357,7 +358,9 @@ class _Run:
                         self._manifest.unlist([(each.table_id, each.partition_id) for each in listed.postponed])
         self._manifest.unlist([(thing.table_id, thing.partition_id) for thing in missing])
         self._named.clear()
-        return missing
+        if missing:  # what a gateway has out of sight is not lost: its event will tell, or it comes back
+            taken |= under_way(self._root.place)
+        return [thing for thing in missing if (thing.db, thing.table) not in taken]
 
     def _list_tasks(self) -> Iterator[ListTask]:
         for objects in self._manifest.unlisted(LIST_BATCH):
