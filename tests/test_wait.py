@@ -69,8 +69,8 @@ class Replication:
 
     def wait(self, goal: Goal, time: Turned, timeout: timedelta = MINUTE, db: str = "") -> Waited:
         return wait(
-            self.target, db or self.shop.name, goal, timeout=timeout, source=self.source if goal.lag is not None else None,
-            clock=time.clock, sleep=time.sleep,
+            self.target, db or self.shop.name, goal, timeout=timeout, clock=time.clock, sleep=time.sleep,
+            source=self.source if goal.lag is not None else None,
         )  # fmt: skip
 
 
