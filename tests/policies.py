@@ -62,7 +62,8 @@ class Replication:
         return found
 
     def sync(
-        self, *, others: Sequence[Policy] = (), remembering: Remembering | None = None, clock: Callable[[], float] | None = None, **options: Any
+        self, *, others: Sequence[Policy] = (), remembering: Remembering | None = None,
+        clock: Callable[[], float] | None = None, **options: Any,
     ) -> SyncRun:  # fmt: skip
         more: dict[str, Any] = {"clock": clock} if clock else {}
         return sync_once(

@@ -19,7 +19,7 @@ import xxhash
 from cmroot.place import store_for
 from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
-from replicator.errors import FormatError, Refused
+from replicator.errors import BootstrapNeeded, FormatError, Refused
 from replicator.load.copying import Roots
 from replicator.load.load import Price, describe, plan_load, price
 from replicator.metastore.client import Metastore
@@ -269,24 +269,28 @@ def _compare(plan: SyncPlan, steps: Steps, leaving: Sequence[Leaving]) -> list[P
 
 
 def _moved(planned: PlannedLoad, steps: Steps) -> list[str]:
+    now = {pair.replica: pair.position for pair in steps.way.pairs if pair.name in planned.databases}
+    positions = [
+        f"{db} is at position {now.get(db)}, was at {position}"
+        for db, position in planned.checkpoints.items()
+        if now.get(db) != position
+    ]
+    if positions:
+        return positions
     try:
-        now = _planned(steps, planned.dump, planned.why)
+        again = _planned(steps, planned.dump, planned.why)
     except FormatError as error:
         return [f"its dump cannot be read any more: {error.message}"]
-    if now.id != planned.id:
+    except (Refused, BootstrapNeeded) as error:
+        return [error.message]
+    if again.id != planned.id:
         return [f"{planned.dump} is another dump"]
-    if now.digest == planned.digest:
+    if again.digest == planned.digest:
         return []
     differing = [
-        f"{db} is at position {now.checkpoints.get(db)}, was at {position}"
-        for db, position in planned.checkpoints.items()
-        if now.checkpoints.get(db) != position
-    ]
-    keys = planned.steps.keys() | now.steps.keys()
-    differing += [
-        f"{key}: {now.steps.get(key, 'nothing')} instead of {planned.steps.get(key, 'nothing')}"
-        for key in sorted(keys)
-        if planned.steps.get(key) != now.steps.get(key)
+        f"{key}: {again.steps.get(key, 'nothing')} instead of {planned.steps.get(key, 'nothing')}"
+        for key in sorted(planned.steps.keys() | again.steps.keys())
+        if planned.steps.get(key) != again.steps.get(key)
     ]
     return differing or [f"the target's files in {', '.join(planned.databases)} are not what they were"]
 

@@ -1,0 +1,227 @@
+"""Following a policy, and metastores that go away meanwhile: restarts, a day without the source, cleaned events."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from metastores import MetastoreFactory
+from policies import Replication, local_engine
+from story import command
+
+from replicator.errors import ConfigError, LeaseHeld, MetastoreUnreachable
+from replicator.metastore import embedded
+from replicator.metastore.embedded import Running
+from replicator.sync.follow import Followed, Pace, follow
+from replicator.sync.run import SyncRun
+
+PATIENCE = 60.0
+
+
+@dataclass
+class Restarted:
+    """A metastore of one test's own, that stops and starts again at the same port with its data."""
+
+    factory: MetastoreFactory
+    directory: Path
+    running: Running = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.running = self.factory(directory=self.directory)
+
+    def stop(self) -> None:
+        embedded.stop(self.directory)
+
+    def start(self, **settings: str) -> None:
+        port = int(self.running.uri.rpartition(":")[2])
+        self.running = self.factory(directory=self.directory, port=port, settings=settings)
+
+
+@pytest.fixture
+def mortal(metastore_factory: MetastoreFactory, tmp_path: Path) -> Iterator[Callable[[str], Restarted]]:
+    made: list[Restarted] = []
+
+    def make(name: str) -> Restarted:
+        made.append(Restarted(metastore_factory, tmp_path / name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+class Following:
+    """`replicator sync --follow` in a child process."""
+
+    def __init__(self, pair: Replication, schedule: str = "300ms") -> None:
+        arguments = ["--config", str(pair.config()), "sync", pair.name, "--follow", "--schedule", schedule, "--json"]
+        self.errors = (pair.here / "errors").open("w+")
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "replicator.cli.main", *arguments], stdout=subprocess.PIPE, stderr=self.errors,
+            text=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.kill()
+        self.child.wait()
+        self.errors.close()
+
+    def told(self) -> str:
+        self.errors.flush()
+        return Path(self.errors.name).read_text()
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> dict[str, object]:
+        self.child.send_signal(how)
+        out, _ = self.child.communicate(timeout=PATIENCE)
+        assert self.child.returncode == 128 + how, self.told()
+        said = json.loads(out)
+        assert isinstance(said, dict)
+        return said
+
+
+def until(what: Callable[[], object], told: Callable[[], str] = str) -> float:
+    """Seconds until it holds."""
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < PATIENCE, told()
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_a_change_is_soon_on_the_target_and_both_metastores_may_restart(
+    mortal: Callable[[str], Restarted], tmp_path: Path
+) -> None:
+    source, target = mortal("s"), mortal("t")
+    pair = Replication(source.running, target.running, tmp_path)
+    pair.db("a").table("t", {"first": "1"})
+    pair.sync()
+    home = pair.replica("a").home / "t"
+    with Following(pair) as following:
+        pair.db("a").write("t", {"second": "2"})
+        until((home / "second").exists, following.told)
+        pair.db("a").write("t", {"third": "3"})
+        assert until((home / "third").exists, following.told) < 20  # 0.5 to 1.5 s on an idle machine
+        source.stop()
+        until(lambda: "MetastoreUnreachable" in following.told() or "CommitOutcomeUnknown" in following.told())
+        source.start()
+        target.stop()
+        pair.db("a").write("t", {"fourth": "4"})
+        target.start()
+        until((home / "fourth").exists, following.told)
+        said = following.end()
+    assert said["status"] == "stopped" and isinstance(said["failures"], int) and said["failures"] > 0
+    pair.sync()
+    pair.is_same()
+    assert "failed" in {run.status for run in pair.memory.runs().runs}
+
+
+def test_a_source_that_is_gone_is_said_to_be_and_nothing_is_lost_when_it_is_back(
+    mortal: Callable[[str], Restarted], target_metastore: Running, tmp_path: Path
+) -> None:
+    source = mortal("s")
+    pair = Replication(source.running, target_metastore, tmp_path)
+    pair.db("a").table("t", {"first": "1"})
+    pair.sync()
+    pair.db("a").alter("t", round="1")
+    pair.db("a").write("t", {"second": "2"})
+    source.stop()
+    answer = command("--config", str(pair.config()), "sync", pair.name)
+    assert (answer.code, answer.error) == (75, "MetastoreUnreachable")
+    # It comes back after a day, when its log no longer has what was not captured.
+    source.start(**{"hive.metastore.event.db.listener.timetolive": "1s"})
+    until(lambda: not pair.source.next_events(0))
+    source.stop()
+    source.start()
+    run = pair.sync()
+    assert run.kind == "incremental" and any("were lost" in text for text in run.warnings)
+    assert run.files_copied == 1
+    pair.is_same()
+
+
+# ---- decisions ----------------------------------------------------------------------------------------------------
+
+
+class Turning:
+    """A clock that is turned by waiting, and a stop after so many waits."""
+
+    def __init__(self, waits: int) -> None:
+        self.now, self.left, self.waited = 100.0, waits, list[float]()
+
+    def clock(self) -> float:
+        return self.now
+
+    def is_set(self) -> bool:
+        return self.left == 0
+
+    def wait(self, timeout: float) -> bool:
+        self.left -= 1
+        self.waited.append(round(timeout, 3))
+        self.now += timeout
+        return self.is_set()
+
+
+def test_failures_wait_twice_as_long_each_time_up_to_a_minute_and_a_success_forgets_them() -> None:
+    pace = Pace(timedelta(seconds=10), now=lambda: 0.0, dice=lambda low, high: high)
+    pace.begin()
+    assert [pace.failed() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert pace.succeeded() == 11
+    assert pace.failed() == 1
+
+
+def test_the_schedule_is_from_begin_to_begin_and_a_long_scan_is_made_less_often() -> None:
+    turning = Turning(0)
+    pace = Pace(timedelta(seconds=10), now=turning.clock, dice=lambda low, high: 1.0)
+    assert pace.begin()
+    turning.now += 4
+    pace.scanned(4)
+    assert pace.succeeded() == 6
+    turning.now += 6
+    assert not pace.begin()
+    turning.now += 10
+    assert pace.begin()
+
+
+def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_tried_again() -> None:
+    turning, events = Turning(6), iter([7, 7, 7, 8, 8, 8])
+    made: list[bool] = []
+    errors: list[str] = []
+
+    def once(scan: bool) -> SyncRun:
+        made.append(scan)
+        if len(made) == 2:
+            raise LeaseHeld("another")
+        if len(made) == 3:
+            raise MetastoreUnreachable("gone")
+        return SyncRun("p", dumps=["d"], steps={"capture": 3.0})
+
+    total = Followed("p")
+    follow(
+        total, once, lambda reverse: next(events), pace=Pace(timedelta(seconds=4), now=turning.clock,
+        dice=lambda low, high: 1.0), stop=turning, engines=local_engine(), told=lambda run: None,
+        failed=lambda error, wait: errors.append(type(error).__name__),
+    )  # fmt: skip
+    assert made == [True, False, False, True]
+    assert errors == ["LeaseHeld", "MetastoreUnreachable"]
+    assert (total.rounds, total.skipped, total.failures, total.synced) == (2, 2, 2, 2)
+
+
+def test_what_trying_again_cannot_mend_ends_the_following() -> None:
+    def once(scan: bool) -> SyncRun:
+        raise ConfigError("wrong")
+
+    with pytest.raises(ConfigError):
+        follow(
+            Followed("p"), once, lambda reverse: 1, pace=Pace(timedelta(seconds=1)), stop=Turning(3),
+            engines=local_engine(), told=lambda run: None, failed=lambda error, wait: None,
+        )  # fmt: skip
