@@ -29,6 +29,7 @@ from replicator.load.copying import Roots
 from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
 from replicator.load.placement import Placement
 from replicator.load.plan import ByDifference, Plan, check_target, make_plan, stay
+from replicator.load.proof import prove
 from replicator.load.prune import prune, surplus
 from replicator.load.squash import squash, surviving_partitions
 from replicator.load.target import database_location, default_warehouse, read_target
@@ -122,7 +123,7 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             commit.prepare()
             pruned = prune(plan, reader, target, roots, engine)
             _copy(reader, plan, roots, engine, progress, outcome, allow_missing=options.allow_missing)
-            _commit(reader, plan, commit, progress, outcome)
+            _commit(reader, plan, commit, target, progress, outcome)
             outcome.objects_changed = commit.changed.objects + pruned.partitions
             outcome.files_removed += commit.changed.recycled + pruned.files
             outcome.warnings = plan.warnings + pruned.warnings
@@ -340,7 +341,9 @@ def _missing(report: CopyReport) -> list[dict[str, object]]:
 # ---- commit -------------------------------------------------------------------------------------------------------
 
 
-def _commit(reader: DumpReader, plan: Plan, commit: Commit, progress: Progress, outcome: Loaded) -> None:
+def _commit(
+    reader: DumpReader, plan: Plan, commit: Commit, target: Metastore, progress: Progress, outcome: Loaded
+) -> None:
     began = clocks.monotonic()
     commit.databases()
     with progress.task("commit tables", total=len(plan.tables)) as advance:
@@ -350,6 +353,7 @@ def _commit(reader: DumpReader, plan: Plan, commit: Commit, progress: Progress, 
     commit.statistics()
     commit.functions()
     commit.drop_databases()
+    prove(plan, target)
     commit.checkpoint()
     outcome.commit_seconds = round(clocks.monotonic() - began, 3)
 
