@@ -16,7 +16,7 @@ import xxhash
 
 from cmroot.log import DICTIONARY
 from cmroot.log import FILES as SCHEMA
-from cmroot.parts import LinesWriter, ParquetWriter, PartsWriter
+from cmroot.parts import LinesWriter, ParquetWriter, PartsWriter, conform
 from cmroot.place import join, normal, store_for
 from replicator.dump import layout
 from replicator.errors import UsageError
@@ -80,6 +80,7 @@ class DumpWriter:
         """File entries, with the columns of cmroot.log.FILES. A rename's record comes before its entries."""
         if not rows.num_rows:
             return
+        rows = conform(rows, SCHEMA)
         added = rows["op"].to_pylist().count("add")
         self.files += added
         self.removed += rows.num_rows - added
