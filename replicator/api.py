@@ -34,13 +34,20 @@ from replicator.metastore.thrift import connect
 from replicator.progress import Progress, Silent
 from replicator.sync.check import Checked
 from replicator.sync.check import check as _check
+from replicator.sync.lag import Lag
+from replicator.sync.lag import lag as _lag
+from replicator.sync.plan import SyncPlan
+from replicator.sync.plan import apply as _apply
+from replicator.sync.plan import make as _plan
 from replicator.sync.repair import Repaired, RepairOptions
 from replicator.sync.repair import repair as _repair
 from replicator.sync.roles import epochs_to_dump
+from replicator.sync.run import SyncRun, sync_once
 from replicator.sync.sampling import Budget, Sampled, memory_of
 from replicator.sync.sampling import verify_sample as _verify_sample
 from replicator.sync.status import Status
 from replicator.sync.status import status as _status
+from replicator.sync.steps import SyncOptions
 from replicator.sync.verify import Level, Verified
 from replicator.sync.verify import verify as _verify
 from replicator.sync.wait import Goal, Waited
@@ -216,6 +223,55 @@ def check(policy: str, *, config: str | os.PathLike[str] | None = None) -> Check
     """What can be proved of a policy of `replicator.toml` (another file: `config`); see replicator.sync.check.check."""
     read = read_config(None if config is None else Path(config))
     return _check(read.policy(policy), others=list(read.policies.values()))
+
+
+def sync(
+    policy: str, *, config: str | os.PathLike[str] | None = None, adopt: bool = False, drop_left: bool = False,
+    jobs: int = 2, engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> SyncRun:  # fmt: skip
+    """One run of a policy of `replicator.toml` (another file: `config`); see replicator.sync.run.sync_once."""
+    read = read_config(None if config is None else Path(config))
+    found, options = read.policy(policy), SyncOptions(adopt=adopt, drop_left=drop_left, jobs=jobs)
+    with _given(engine) as work, connect(found.source) as here, connect(found.target) as there:
+        return sync_once(
+            found, here, there, engines=work, progress=progress or Silent(), options=options,
+            others=list(read.policies.values()),
+        )  # fmt: skip
+
+
+def plan(
+    policy: str, *, config: str | os.PathLike[str] | None = None, adopt: bool = False, drop_left: bool = False,
+    engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> SyncPlan:  # fmt: skip
+    """What the next run of a policy would do, with its price; see replicator.sync.plan.make."""
+    read = read_config(None if config is None else Path(config))
+    found, options = read.policy(policy), SyncOptions(adopt=adopt, drop_left=drop_left)
+    with _given(engine) as work, connect(found.source) as here, connect(found.target) as there:
+        return _plan(
+            found, here, there, engines=work, progress=progress or Silent(), options=options,
+            others=list(read.policies.values()),
+        )  # fmt: skip
+
+
+def apply(
+    plan: SyncPlan, *, config: str | os.PathLike[str] | None = None, jobs: int = 2, engine: AutoEngine | None = None,
+    progress: Progress | None = None,
+) -> SyncRun:  # fmt: skip
+    """Does what a plan says, and nothing else; see replicator.sync.plan.apply."""
+    read = read_config(None if config is None else Path(config))
+    found = read.policy(plan.policy)
+    with _given(engine) as work, connect(found.source) as here, connect(found.target) as there:
+        return _apply(
+            plan, found, here, there, engines=work, progress=progress or Silent(), jobs=jobs,
+            others=list(read.policies.values()),
+        )  # fmt: skip
+
+
+def lag(policy: str, *, config: str | os.PathLike[str] | None = None) -> Lag:
+    """How far a policy is behind, per database and table; see replicator.sync.lag.lag."""
+    found = read_config(None if config is None else Path(config)).policy(policy)
+    with connect(found.source) as here, connect(found.target) as there:
+        return _lag(found, here, there)
 
 
 @contextmanager
