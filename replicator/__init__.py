@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-_FUNCTIONS = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "engines")
-_CALLABLE_PACKAGES = ("dump", "load")  # packages that are called like the functions of the same name
+_FUNCTIONS = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "engines", "plan",
+              "apply", "lag")  # fmt: skip
+_CALLABLE_PACKAGES = ("dump", "load", "sync")  # packages that are called like the functions of the same name
 
 
 def __getattr__(name: str) -> Any:
