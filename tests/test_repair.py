@@ -22,8 +22,8 @@ from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.events.capture import capture
 from replicator.events.scope import Patterns
+from replicator.load.difference import ByDifference
 from replicator.load.load import Loaded, LoadOptions, load
-from replicator.load.plan import ByDifference
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.model import Column

@@ -41,10 +41,11 @@ from replicator.events.record import (
     SetStatistics,
     encode,
 )
+from replicator.load.admission import check_target
 from replicator.load.commit import Commit
 from replicator.load.files import fold_entries
 from replicator.load.placement import Placement
-from replicator.load.plan import check_target, make_plan
+from replicator.load.plan import make_plan
 from replicator.load.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
 from replicator.load.squash import squash, surviving_partitions
 from replicator.load.target import read_target

@@ -22,7 +22,8 @@ from replicator.engine import AutoEngine
 from replicator.errors import ObjectExists, ObjectNotFound
 from replicator.events.compare import comparable
 from replicator.load.placement import relative
-from replicator.load.plan import PASSING, Plan, TablePlan, passing_name, rename_order
+from replicator.load.plan import Plan, TablePlan
+from replicator.load.renames import PASSING, passing_name, rename_order
 from replicator.load.replica import LOADING, OWN, RENAMED, SOURCE, replica_partition, replica_statistics
 from replicator.load.squash import Lineage, PartitionFate
 from replicator.load.target import applied_position

@@ -23,12 +23,14 @@ from replicator.dump.reader import DumpReader
 from replicator.dump.slots import confirm
 from replicator.engine import AutoEngine
 from replicator.errors import FilesMissing, UsageError
+from replicator.load.admission import check_target
 from replicator.load.asides import sweep_asides
 from replicator.load.commit import Commit
 from replicator.load.copying import Roots
+from replicator.load.difference import ByDifference, stay
 from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
 from replicator.load.placement import Placement
-from replicator.load.plan import ByDifference, Plan, check_target, make_plan, stay
+from replicator.load.plan import Plan, make_plan
 from replicator.load.proof import prove
 from replicator.load.prune import prune, surplus
 from replicator.load.squash import squash, surviving_partitions

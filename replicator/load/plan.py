@@ -6,39 +6,22 @@ turn file entries into target files. Its size grows with tables, not with files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from replicator.dump.layout import BOOTSTRAP, DumpMetadata
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.events.scope import Patterns
+from replicator.load.difference import ByDifference
 from replicator.load.files import FileRules, PartitionRule, TableRule
 from replicator.load.placement import Placement, relative
+from replicator.load.renames import passing_name
 from replicator.load.replica import Mark, replica_database, replica_function, replica_table
 from replicator.load.squash import Lineage, Squashed
 from replicator.load.target import TargetDatabase, applied_position, table_position
 from replicator.model import Database, Function, Table
-from replicator.roles import after_restore, may_load_into
 
 Name = tuple[str, str]
-Key = TypeVar("Key")
-
-PASSING = "__replicator_swap"  # ends the name of what is on its way, where renames go round in a circle
-
-
-@dataclass(frozen=True)
-class ByDifference:
-    """A bootstrap loaded over what is there: tables that can be altered into the dump's stay, and stay where they are;
-    files that are the same stay, the rest is copied; what tables hold besides goes to the target's $cmroot.
-
-    reread: files of the right size and time are read, too. drop_extra: tables in the dump's scope that it does not
-    hold go, whoever made them (else: those that replication made). only_tables: the database's own properties and its
-    functions are left alone."""
-
-    reread: bool = False
-    drop_extra: bool = False
-    only_tables: bool = False
 
 
 @dataclass
@@ -111,85 +94,6 @@ class Plan:
                     )
                 )
         return FileRules(placement=self.placement, tables=rules, after=self.after)
-
-
-def check_target(
-    metadata: DumpMetadata, placement: Placement, target: Mapping[str, TargetDatabase], *, overwrite: bool,
-    exact: bool = False, by_difference: bool = False,
-) -> int | None:  # fmt: skip
-    """The position after which the dump's records are to be applied; None when the target has them all.
-
-    Raises Refused for a target that replication did not make, that replicates another source, that is the source, or
-    that is newer than the dump (`overwrite` allows all but the source itself, `exact` that too), or whose role forbids
-    it (`exact` allows a primary); BootstrapNeeded for an incremental dump that begins after the target's checkpoint."""
-    positions = []
-    for source_name, name in placement.databases.items():
-        there = target[name]
-        _refuse_role(metadata, source_name, name, there, exact=exact)
-        if not exact:
-            _refuse_source(metadata, source_name, there)
-        if not overwrite:
-            _refuse_foreign(metadata, name, there)
-        positions.append(there.position if there.source in (None, metadata.root_id) else None)
-        overwritten = overwrite and not (by_difference and there.source == metadata.root_id)
-        if there.position is not None and there.position > metadata.end.position and not overwritten:
-            raise Refused(
-                f"database {name} of the target is at position {there.position}, newer than the dump's end "
-                f"({metadata.end.position}, event {metadata.end.event})",
-                hint="load a newer dump, or --overwrite to take the target back to this one",
-            )
-    unfinished = any(target[name].loading not in (None, "") for name in placement.databases.values())
-    if metadata.kind == BOOTSTRAP:
-        done = all(position == metadata.end.position for position in positions) and not unfinished
-        if exact:  # a replica may have been changed since; what a restore began is its own
-            done = done and all(target[name].restoring for name in placement.databases.values())
-        done = done and not by_difference  # the checkpoint says what was loaded, not what became of it
-        return None if done else 0
-    assert metadata.begin is not None
-    if any(position is None or position < metadata.begin.position for position in positions):
-        behind = min((position or 0) for position in positions)
-        raise BootstrapNeeded(
-            f"the dump begins at position {metadata.begin.position} (event {metadata.begin.event}), the target is at "
-            f"{behind or 'no position'}",
-            hint="load the dumps between first, in order, or a bootstrap dump",
-        )
-    if all(position == metadata.end.position for position in positions) and not unfinished:
-        return None
-    return min(position for position in positions if position is not None)
-
-
-def _refuse_role(
-    metadata: DumpMetadata, source_name: str, name: str, there: TargetDatabase, *, exact: bool
-) -> None:  # fmt: skip
-    label = f"database {name} of the target"
-    if exact:
-        after_restore(there.role(label), label)
-    else:
-        may_load_into(label, there.role(label), source_epoch=metadata.epochs.get(source_name))
-
-
-def _refuse_source(metadata: DumpMetadata, source_name: str, there: TargetDatabase) -> None:
-    location = metadata.locations.get(source_name)
-    if location and there.database and there.database.location and relative(there.database.location, location) == "":
-        raise Refused(
-            f"the target's database {there.database.name} lies at the source's location {location}: it is the source",
-            hint="name another metastore with --target, or another database with --rename-db",
-        )
-
-
-def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) -> None:
-    if there.database is None:
-        return
-    if there.source is None and not there.empty:
-        raise Refused(
-            f"database {name} of the target was not made by replication and holds {len(there.tables)} tables",
-            hint="load into another name with --rename-db, or --overwrite to replace what the dump also has",
-        )
-    if there.source not in (None, metadata.root_id):
-        raise Refused(
-            f"database {name} of the target replicates another source ($cmroot {there.source})",
-            hint="load into another name with --rename-db, or --overwrite",
-        )
 
 
 def make_plan(
@@ -434,23 +338,6 @@ def _refuse_occupied(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
                 )
 
 
-def stay(placement: Placement, tables: Iterable[Table], target: Mapping[str, TargetDatabase]) -> Placement:
-    """A placement by which tables that the target has lie where they lie there, unless that is a place of the
-    source. `tables`: the source's."""
-    own = []
-    for table in tables:
-        there = target[placement.database(table.db)].tables.get(table.name)
-        if there is None or table.is_view or not table.location or not there.location:
-            continue
-        wanted = placement.table(table.db, table.location)
-        homes = (table.location, placement.source_locations.get(table.db))
-        of_target = relative(there.location, placement.target_locations[table.db]) is not None
-        of_source = any(home and relative(there.location, home) is not None for home in homes)
-        if relative(there.location, wanted) != "" and (of_target or not of_source):
-            own.append((table.location, there.location))
-    return replace(placement, mappings=(*own, *placement.mappings))
-
-
 def _can_become(there: Table, wanted: Table) -> bool:
     """Whether altering suffices, at another place too: data that lies where the table was by mistake stays there."""
     return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys
@@ -460,41 +347,3 @@ def _same_shape(there: Table, wanted: Table) -> bool:
     """Whether altering suffices to make one the other: same kind of thing, same partition keys, same place."""
     same_place = (there.location or "") == (wanted.location or "")
     return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys and same_place
-
-
-def passing_name(name: Name) -> Name:
-    """A table's name on its way."""
-    return name[0], name[1] + PASSING
-
-
-def rename_order(
-    renames: Mapping[Key, Key], occupied: Iterable[Key], passing: Callable[[Key], Key]
-) -> list[tuple[Key, Key]]:
-    """Renames (from, to) in an order in which every target name is free; a circle is opened by a passing name.
-
-    Raises Refused when a name is taken by something that does not leave it."""
-    waiting = dict(renames)
-    taken = set(occupied) | set(waiting)
-    ways = set(waiting.values())
-    order = []
-    while waiting:
-        free = [old for old, new in waiting.items() if new not in taken]
-        if free:
-            for old in free:
-                order.append((old, waiting.pop(old)))
-                taken.discard(old)
-                taken.add(order[-1][1])
-            continue
-        circle = next((old for old in waiting if old in ways and passing(old) not in taken), None)
-        if circle is None:
-            blocked = ", ".join(f"{old} -> {new}" for old, new in list(waiting.items())[:5])
-            raise Refused(
-                f"renames of the source meet names that the target uses otherwise: {blocked}",
-                hint="drop or rename what has these names on the target, then load again",
-            )
-        aside = passing(circle)
-        order.append((circle, aside))
-        waiting[aside] = waiting.pop(circle)
-        taken.discard(circle)
-        taken.add(aside)
-    return order

@@ -29,8 +29,8 @@ from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.events.fold import read_records
 from replicator.events.scope import Patterns
 from replicator.load.copying import Roots
+from replicator.load.difference import ByDifference
 from replicator.load.load import LoadOptions, Price, describe, load, plan_load, price
-from replicator.load.plan import ByDifference
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import Metastore, MetastoreReader

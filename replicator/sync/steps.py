@@ -27,8 +27,8 @@ from replicator.events.capture import Captured, capture
 from replicator.events.fold import read_records
 from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
 from replicator.events.scope import Patterns
+from replicator.load.difference import ByDifference
 from replicator.load.load import Loaded, LoadOptions, load
-from replicator.load.plan import ByDifference
 from replicator.load.replica import LOADING, POSITION, Mark
 from replicator.policy import METADATA, Policy
 from replicator.progress import Progress
