@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from metastores import MetastoreFactory
 from policies import Replication, local_engine
 from story import command
 
+from replicator.engine import SparkEngine
 from replicator.errors import ConfigError, LeaseHeld, MetastoreUnreachable
 from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
+from replicator.metastore.java import find_java, spark_environment
 from replicator.sync.follow import Followed, Pace, follow
 from replicator.sync.run import SyncRun
 
@@ -225,3 +228,18 @@ def test_what_trying_again_cannot_mend_ends_the_following() -> None:
             Followed("p"), once, lambda reverse: 1, pace=Pace(timedelta(seconds=1)), stop=Turning(3),
             engines=local_engine(), told=lambda run: None, failed=lambda error, wait: None,
         )  # fmt: skip
+
+
+def test_a_spark_that_died_is_started_anew() -> None:
+    engine = SparkEngine("local[1]", environment=lambda: spark_environment(find_java(os.environ)))
+    try:
+        assert list(engine.run(abs, [-1])) == [1]
+        process = engine.context._gateway.proc
+        process.kill()
+        process.wait()
+        with pytest.raises(Exception, match=r"refused|Spark job failed|network"):
+            list(engine.run(abs, [-2]))
+        engine.stop()
+        assert list(engine.run(abs, [-3])) == [3]
+    finally:
+        engine.stop()
