@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 
@@ -11,9 +13,11 @@ from faults import Fault, run_with
 from policies import Replication
 from story import command
 
-from cmroot.pins import find_slot
+from cmroot.pins import drop_slot, find_slot, give_up_slot
 from replicator.errors import ConfigError, ObjectNotFound, Refused
 from replicator.metastore.embedded import Running
+from replicator.roles import Role
+from replicator.sync.roles import read_role, set_role
 from replicator.sync.run import Remembering
 
 
@@ -221,3 +225,79 @@ def test_a_policy_whose_databases_overlap_anothers_is_refused(pair: Replication)
     other.keys["databases"] = pair.keys["databases"]
     with pytest.raises(ConfigError, match="both write"):
         pair.sync(others=[other.policy])
+
+
+def turn(pair: Replication, *, fence: bool = False) -> None:
+    """The roles of a switchover, set by hand."""
+    turned = (
+        [(pair.source, Role.FENCED, 1)] if fence else [(pair.source, Role.REPLICA, 1), (pair.target, Role.PRIMARY, 2)]
+    )
+    for metastore, role, more in turned:
+        mark = read_role(metastore, f"{pair.name}_a")
+        set_role(metastore, f"{pair.name}_a", role, mark.epoch + more, expect=mark, settle=timedelta(0), force=True)
+
+
+def test_a_policy_whose_roles_were_turned_runs_backwards_and_copies_the_difference(pair: Replication) -> None:
+    pair.db("a").table("outside", {"x": "1"}, kind="EXTERNAL_TABLE")
+    pair.sync()
+    turn(pair)
+    pair.replica("a").write("t", {"written there": "22"})
+    run = pair.sync()
+    assert (run.reverse, run.kind) == (True, "bootstrap")
+    assert (run.files_copied, run.bytes_copied) == (1, 2)
+    shown, wanted = pair.db("a").shown(), pair.replica("a").shown()
+    assert shown == wanted and "written there" in shown["t"]["files"]
+    pair.replica("a").write("t", {"more": "333"})
+    run = pair.sync()
+    assert (run.reverse, run.kind, run.files_copied) == (True, "incremental", 1)
+    assert pair.sync().status == "nothing"
+    assert read_role(pair.source, f"{pair.name}_a").role is Role.REPLICA
+    assert {each.reverse for each in pair.memory.runs().runs[:3]} == {True}
+    for metastore, role in ((pair.target, Role.REPLICA), (pair.source, Role.PRIMARY)):  # and back
+        mark = read_role(metastore, f"{pair.name}_a")
+        set_role(metastore, f"{pair.name}_a", role, mark.epoch + 2, expect=mark, settle=timedelta(0), force=True)
+    pair.db("a").write("t", {"home again": "4444"})
+    run = pair.sync()
+    assert (run.reverse, run.kind, run.files_copied, run.bytes_copied) == (False, "bootstrap", 1, 4)
+    pair.is_same()
+    pair.db("a").write("t", {"at last": "5"})
+    assert pair.sync().kind == "incremental"
+    pair.is_same()
+
+
+def test_a_fenced_source_is_refused_but_to_who_drains_it(pair: Replication) -> None:
+    pair.sync()
+    pair.db("a").write("t", {"last": "1"})
+    turn(pair, fence=True)
+    with pytest.raises(Refused, match="fenced"):
+        pair.sync()
+    assert pair.sync(draining=True).files_copied == 1
+    pair.is_same()
+
+
+def test_a_slot_that_was_given_up_or_dropped_is_made_again(pair: Replication) -> None:
+    pair.sync()
+    root = str(pair.here / "cmroot")
+    give_up_slot(root, pair.name, now=time.time)
+    pair.db("a").write("t", {"second": "2"})
+    assert any("given up" in text for text in pair.sync().warnings)
+    drop_slot(root, pair.name)
+    pair.db("a").write("t", {"third": "3"})
+    run = pair.sync()
+    slot = find_slot(root, pair.name)
+    assert slot and slot.position == run.position and not slot.given_up
+    pair.is_same()
+
+
+def test_what_a_policy_remembers_may_be_lost(pair: Replication) -> None:
+    pair.db("b").table("u", {"first": "1"})
+    pair.sync()
+    shutil.rmtree(pair.here / "target" / ".cmroot" / "policies")
+    shutil.rmtree(pair.here / "dumps")
+    pair.db("b").drop("u")
+    pair.source.drop_database(f"{pair.name}_b")
+    pair.db("a").write("t", {"second": "2"})
+    run = pair.sync()
+    assert (run.kind, run.files_copied) == ("incremental", 1)
+    assert not pair.replica("b").exists()
+    pair.is_same()

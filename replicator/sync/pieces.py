@@ -83,6 +83,8 @@ def _why(pair: Pair, *, ours: bool, known: bool, rescoped: bool) -> str:
         return "the policy's patterns changed"
     if pair.there is None:
         return "the target had it, and lost it" if known else "the target does not have it"
+    if pair.turned and not ours:
+        return "roles were turned, and it became a replica"
     if ours and (pair.position is None or pair.loading):
         return "no load has come to its end"
     if ours:

@@ -130,6 +130,7 @@ def make(
         way = look(policy, source, target, remembered, others)
         steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
         epochs = steps.roles()
+        steps.forget_checkpoints()
         steps.warnings += [
             f"the load of dump {id} has begun and not ended: this plan holds the same and more"
             for id in sorted({pair.loading for pair in way.matching if pair.loading})

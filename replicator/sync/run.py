@@ -145,6 +145,7 @@ def run_once(
             report.reverse = way.reverse
             steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
             epochs = steps.roles()
+            steps.forget_checkpoints()
         way = _finish(steps, report, lambda: look(policy, source, target, remembered, others))
         with report.timed("capture"):
             captured = steps.capture()

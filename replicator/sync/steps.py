@@ -29,7 +29,7 @@ from replicator.events.record import AlterTable, Change, EventsLost, EventsRead,
 from replicator.events.scope import Patterns
 from replicator.load.difference import ByDifference
 from replicator.load.load import Loaded, LoadOptions, load
-from replicator.load.replica import LOADING, POSITION, Mark
+from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
 from replicator.policy import METADATA, Policy
 from replicator.progress import Progress
 from replicator.roles import Role, mark_of, may_load_into
@@ -41,6 +41,7 @@ from replicator.sync.roles import epochs_to_dump, establish
 from replicator.sync.way import Pair, Way
 
 NO_WAIT = timedelta(0)
+_CHECKPOINT = {LAST_ID, POSITION, SOURCE, LOADING}
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,17 @@ class Steps:
             return {pair.name: pair.here_mark.epoch for pair in pairs}
         names = [(pair.name, pair.replica) for pair in pairs]
         return establish(self.way.source, self.way.target, names, settle=NO_WAIT)  # the policy's lease excludes others
+
+    def forget_checkpoints(self) -> None:
+        """A primary that was a replica has a checkpoint from then. When it is a replica again, that must not be taken
+        for a state it is in: its own writers have changed it since."""
+        for pair in self.way.matching:
+            if pair.here is None or not pair.here.parameters.keys() & _CHECKPOINT or self.options.draining:
+                continue
+            here = self.way.source.database(pair.name)
+            if mark_of(here.parameters, pair.name).role is Role.PRIMARY:
+                kept = {key: value for key, value in here.parameters.items() if key not in _CHECKPOINT}
+                self.way.source.alter_database(pair.name, msgspec.structs.replace(here, parameters=kept))
 
     def capture(self) -> Captured:
         """Lost events are made up for by comparing everything that is captured."""
@@ -163,12 +175,14 @@ class Steps:
         return loaded
 
     def load_options(self, reader: DumpReader) -> LoadOptions:
-        """A bootstrap keeps what the target has and what is equal; only with consent what replication did not make."""
-        bootstrap = reader.metadata.kind != INCREMENTAL
+        """A bootstrap keeps what the target has and what is equal; what replication did not make, only with consent, or
+        where turned roles say that the side is a replica now."""
+        bootstrap, names = reader.metadata.kind != INCREMENTAL, reader.metadata.scope.databases
+        turned = all(pair.there is None or pair.turned for pair in self.way.pairs if pair.name in names)
         return LoadOptions(
             warehouse=self.way.warehouse, cmroot=self.way.target_root.place,
-            rename=self.way.renames(reader.metadata.scope.databases), map_locations=self.way.map_locations,
-            external=self.way.external, overwrite=self.options.adopt and bootstrap, jobs=self.options.jobs,
+            rename=self.way.renames(names), map_locations=self.way.map_locations,
+            external=self.way.external, overwrite=bootstrap and (self.options.adopt or turned), jobs=self.options.jobs,
             source_root=self.way.root.place, by_difference=ByDifference() if bootstrap else None,
         )  # fmt: skip
 

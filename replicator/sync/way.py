@@ -52,6 +52,12 @@ class Pair:
         return int(text) if text.isdigit() else None
 
     @property
+    def turned(self) -> bool:
+        """The replica's side has become a replica, and no load has come to its end there yet: what it holds was made
+        by its own writers, and a role says that it is to be the other side's now."""
+        return self.there_mark.role is Role.REPLICA and self.position is None
+
+    @property
     def loading(self) -> str:
         """Id of a dump whose load into the replica has begun and not ended; nothing when there is none."""
         return self.there.parameters.get(LOADING, "") if self.there else ""
