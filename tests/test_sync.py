@@ -41,7 +41,6 @@ def test_a_policy_is_whole_first_then_increments_then_nothing_new(pair: Replicat
     pair.sync(remembering=kept)
     third = pair.sync(remembering=kept)
     assert (third.status, third.kind, third.dumps, third.lag_seconds) == ("nothing", "nothing", [], 0.0)
-    assert third.seconds < 1
     slot = find_slot(str(pair.here / "cmroot"), pair.name)
     assert slot and (slot.position, slot.awaits) == (third.position, "")
     kinds = [run.kind for run in pair.memory.runs().runs]
