@@ -19,9 +19,10 @@ if os.environ.get("CI"):
     settings.load_profile("gate")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def metastore_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetastoreFactory]:
-    """`metastore_factory(name="source", **settings of start) -> Running`; all are stopped when the session ends."""
+    """`metastore_factory(name="source", **settings of start) -> Running`; all are stopped when the module ends: an idle
+    server takes 300 MB, and some of the processor."""
     directories: list[Path] = []
 
     def start(name: str = "metastore", directory: Path | None = None, **options: object) -> Running:
