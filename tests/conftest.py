@@ -13,6 +13,9 @@ from metastores import MetastoreFactory
 from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
 
+# A server of a test lives for a minute: the second compiler costs it a third of that and never pays.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # The same examples each time where a run gates a change; new ones everywhere else.
 settings.register_profile("gate", derandomize=True)
 if os.environ.get("CI"):
