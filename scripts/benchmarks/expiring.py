@@ -29,7 +29,7 @@ from cmroot.log import ADD, RELEASE, SegmentWriter
 from cmroot.pins import Slot, create_slot, iso
 from cmroot.root import create_or_open
 
-ENTRIES = {"full": (250_000, 1_000_000), "small": (10_000, 40_000)}
+ENTRIES = {"full": (1_000_000,), "small": (10_000, 40_000)}
 BYTES = 20
 LIVE, HELD = "0", "1"  # the last digit of their checksums
 STEP = 50_000
