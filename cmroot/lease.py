@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -104,11 +105,11 @@ def _decode(data: bytes, path: str) -> Holder | None:
     return holder
 
 
-class _Base:
+class _Base(ABC):
     """What both leases share: the block."""
 
-    def release(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def release(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self

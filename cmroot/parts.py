@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -95,7 +96,7 @@ class _HashingSink:
         return self._digest.hexdigest()
 
 
-class _PartWriter:
+class _PartWriter(ABC):
     """A part being written. The end of a `with` block publishes it and sets `part`; an error leaves nothing."""
 
     kind = ""
@@ -115,8 +116,9 @@ class _PartWriter:
         """Bytes that have gone to the file so far; what is still in buffers not counted."""
         return self._sink.size
 
+    @abstractmethod
     def _complete(self) -> None:
-        raise NotImplementedError
+        """Write what is still in buffers, and the format's own end."""
 
     def close(self) -> Part:
         """Publish; safe to run twice."""

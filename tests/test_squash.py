@@ -9,6 +9,7 @@ planner, file rules and committer replay them on a second model.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -636,6 +637,22 @@ def test_a_manifest_folded_from_the_log_is_the_one_that_capture_had(happened: An
         assert list(folded.partitions(DB, name)) == list(history.manifest.partitions(DB, name))
         assert sorted(folded.table_files(DB, name)) == sorted(history.manifest.table_files(DB, name))
         assert folded.statistics(DB, name) == history.manifest.statistics(DB, name)
+
+
+@thorough
+@given(st.lists(steps, max_size=24))
+def test_every_reference_that_was_begun_is_live_or_was_ended_once(happened: Any) -> None:
+    """What expiry believes: a reference too few that is live, and bytes go that the source has."""
+    history = History()
+    for step in [*FIRST, *happened, ("list",)]:
+        history.run(step)
+    balance: Counter[str] = Counter()
+    for rows in [*history.rows, *history.manifest.ended()]:
+        for op, checksum in zip(rows["op"].to_pylist(), rows["checksum"].to_pylist(), strict=True):
+            if checksum is not None:
+                balance[checksum] += {"add": 1, "release": -1}[op]
+    live = Counter(file[6] for name in history.source.tables for file in history.manifest.table_files(DB, name))
+    assert {text: count for text, count in balance.items() if count} == live
 
 
 @thorough
