@@ -1,9 +1,10 @@
-"""Real metastores for tests: each is the server of pyspark's jars on a directory of its own."""
+"""Real metastores for tests, each the server of pyspark's jars on a directory of its own; and filesystems that fill."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,35 @@ def source_metastore(metastore_factory: MetastoreFactory) -> Running:
 def target_metastore(metastore_factory: MetastoreFactory) -> Running:
     """A second one, to replicate to."""
     return metastore_factory("target")
+
+
+@pytest.fixture
+def forgetful(metastore_factory: MetastoreFactory, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts a third metastore, again with other settings for the same data. It runs only while it is needed."""
+    directory = tmp_path / "forgetful"
+
+    def start(**settings: str) -> Running:
+        embedded.stop(directory)
+        return metastore_factory(directory=directory, settings=settings)
+
+    yield start
+    embedded.stop(directory)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`small("size=2m")`: a filesystem with these options, mounted for the length of the test; again: remounted."""
+    place = tmp_path / "small"
+
+    def mount(options: str) -> Path:
+        again = ["-o", f"remount,{options}"] if place.is_mount() else ["-t", "tmpfs", "-o", options]
+        place.mkdir(exist_ok=True)
+        command = ["mount", *again, "none", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+        return place
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", str(place)], check=True)

@@ -25,7 +25,12 @@ from replicator.metastore.thrift import ThriftMetastore, connect
 
 ALL = 1 << 62
 GRACE = timedelta(seconds=0.5)
+FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
 _numbers = itertools.count(1)
+
+
+def contents(place: Path) -> dict[str, str]:
+    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
 
 
 @dataclass

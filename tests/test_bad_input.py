@@ -17,13 +17,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from story import Answer, Story, command
 
 from cmroot.checksum import checksum_file
 from cmroot.content import is_kept, locate
-from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
 from replicator.metastore.server import free_port
 
@@ -280,19 +278,6 @@ def test_a_metastore_that_goes_away_in_the_middle_of_a_load(pending: Story, call
     pending.is_same()
 
 
-@pytest.fixture
-def forgetful(metastore_factory: MetastoreFactory, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts a third metastore, again with other settings for the same data. It runs only while it is needed."""
-    directory = tmp_path / "forgetful"
-
-    def start(**settings: str) -> Running:
-        embedded.stop(directory)
-        return metastore_factory(directory=directory, settings=settings)
-
-    yield start
-    embedded.stop(directory)
-
-
 def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
     forgetful: Callable[..., Running], target_metastore: Running, tmp_path: Path
 ) -> None:
@@ -348,25 +333,6 @@ def until(done: Callable[[], bool], seconds: float = 90) -> None:
 
 
 # ---- $cmroot ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """`small("2m")`: a filesystem of that size, mounted for the length of the test; again: resized."""
-    place = tmp_path / "small"
-
-    def mount(options: str) -> Path:
-        again = ["-o", f"remount,{options}"] if place.is_mount() else ["-t", "tmpfs", "-o", options]
-        place.mkdir(exist_ok=True)
-        command = ["mount", *again, "none", str(place)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-        return place
-
-    yield mount
-    if place.is_mount():
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def test_a_cmroot_below_a_file_cannot_be_written(story: Story, tmp_path: Path) -> None:

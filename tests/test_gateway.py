@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateways import Guarded, guarded
+from gateways import FILES, Guarded, contents, guarded
 from raw_thrift import RawClient, struct
 
 from replicator.metastore.embedded import Running
@@ -19,7 +19,6 @@ from replicator.metastore.java import find_java, spark_environment
 from replicator.model import EXTERNAL, Column, Table
 
 TWO_KEYS = (Column("p", "string"), Column("q", "string"))
-FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
 PURGING = struct({1: {"ifPurge": "TRUE"}})
 
 
@@ -27,10 +26,6 @@ PURGING = struct({1: {"ifPurge": "TRUE"}})
 def guard(source_metastore: Running, tmp_path: Path) -> Iterator[Guarded]:
     with guarded(source_metastore, tmp_path) as made:
         yield made
-
-
-def contents(place: Path) -> dict[str, str]:
-    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
 
 
 # ---- what deletes ---------------------------------------------------------------------------------------------------

@@ -6,21 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gateways import Guarded, guarded
+from gateways import FILES, Guarded, guarded
 from raw_thrift import struct
 from story import Story
 
 from cmroot.log import segments
 from replicator.metastore.embedded import Running
-from replicator.model import Column
-
-TWO_KEYS = (Column("p", "string"), Column("q", "string"))
-FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
-PURGING = struct({1: {"ifPurge": "TRUE"}})
-
-
-def contents(place: Path) -> dict[str, str]:
-    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateways import Guarded, guarded
+from gateways import FILES, Guarded, contents, guarded
 from metastores import MetastoreFactory
 from raw_thrift import RawClient, message, struct
 from story import Answer, command
@@ -21,21 +21,12 @@ from cmroot.root import create_or_open
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
 from replicator.gateway.server import opened, parse_listen
 from replicator.metastore.embedded import Running
-from replicator.model import Column
-
-TWO_KEYS = (Column("p", "string"), Column("q", "string"))
-FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
-PURGING = struct({1: {"ifPurge": "TRUE"}})
 
 
 @pytest.fixture
 def guard(source_metastore: Running, tmp_path: Path) -> Iterator[Guarded]:
     with guarded(source_metastore, tmp_path) as made:
         yield made
-
-
-def contents(place: Path) -> dict[str, str]:
-    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
 
 
 # ---- what passes ----------------------------------------------------------------------------------------------------

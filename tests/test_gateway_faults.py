@@ -7,7 +7,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from faults import Fault, _install, _Steps
-from gateways import Guarded, Wire, guarded
+from gateways import FILES, Guarded, Wire, contents, guarded
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from raw_thrift import RawClient
@@ -31,7 +30,6 @@ from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 
-FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
 KEPT = {"t/one": FILES["one"], "t/two": FILES["two"]}
 
 
@@ -42,10 +40,6 @@ def guard(source_metastore: Running, tmp_path: Path) -> Iterator[Guarded]:
         yield made
 
 
-def contents(place: Path) -> dict[str, str]:
-    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
-
-
 def until(done: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not done():
@@ -54,24 +48,6 @@ def until(done: Callable[[], bool], seconds: float = 60) -> None:
 
 
 # ---- $cmroot ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """`small("size=2m")`: a filesystem of that size, mounted for the length of the test; again: remounted."""
-    place = tmp_path / "small"
-
-    def mount(options: str) -> Path:
-        again = ["-o", f"remount,{options}"] if place.is_mount() else ["-t", "tmpfs", "-o", options]
-        place.mkdir(exist_ok=True)
-        done = subprocess.run(["mount", *again, "none", str(place)], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-        return place
-
-    yield mount
-    if place.is_mount():
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def refuses_drop(guard: Guarded, says: str) -> None:

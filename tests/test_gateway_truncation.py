@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from gateways import Guarded, guarded
+from gateways import FILES, Guarded, guarded
 from raw_thrift import struct
 
 from replicator.gateway.messages import (
@@ -31,8 +31,6 @@ from replicator.gateway.messages import (
 )
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-
-FILES = {"one": "1\x01one\n", "two": "2\x01two\n"}
 
 
 class Newer:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from hmsclient.genthrift.hive_metastore import ttypes
-from metastores import MetastoreFactory
 from past import Past, state_of
 from story import Story, command
 from then import Then, differences, fails, restore
 
-from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
 
 SEED = 20260301
@@ -232,19 +230,6 @@ def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Then) 
 
 
 # ---- events that were lost ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def forgetful(metastore_factory: MetastoreFactory, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts a third metastore, again with other settings for the same data. It runs only while it is needed."""
-    directory = tmp_path / "forgetful"
-
-    def start(**settings: str) -> Running:
-        embedded.stop(directory)
-        return metastore_factory(directory=directory, settings=settings)
-
-    yield start
-    embedded.stop(directory)
 
 
 def test_across_a_gap_the_states_before_and_after_come_back_and_none_between(
