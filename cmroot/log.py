@@ -90,7 +90,10 @@ def _marked(root: str) -> Iterator[Segment]:
 
 def sweep_log(root: str, *, clock: Callable[[], float] = time.time) -> list[str]:
     """Remove unfinished segments, which no reader has ever seen, and those that were merged into another more than an
-    hour ago; under the lease. Returns their names."""
+    hour ago; under the lease. Returns their names.
+
+    One without a marker whose positions lie before the log's end and in no other segment was finished once: it stays,
+    and `segments` names the gap, until its marker is restored."""
     log, store = join(root, "log"), store_for(root)
     found, covered = finished(root)
     staying = {segment.place for segment in found}
@@ -101,10 +104,22 @@ def sweep_log(root: str, *, clock: Callable[[], float] = time.time) -> list[str]
             store.remove(join(segment.place, MARKER))  # first: from here on it is not a damaged segment but none
     swept = []
     for name in store.list(log):
-        if join(log, name) not in staying:
+        if join(log, name) not in staying and not _is_lost(name, found):
             store.remove_tree(join(log, name))
             swept.append(name)
     return swept
+
+
+def _is_lost(name: str, found: list[Segment]) -> bool:
+    """Whether a directory without a marker has the place of positions that the finished segments lack."""
+    match = SEGMENT_NAME.fullmatch(name)
+    if not match or not found:
+        return False
+    missing = int(match[1])
+    for segment in found:
+        if segment.first <= missing <= segment.last:
+            missing = segment.last + 1
+    return missing <= min(int(match[2]), found[-1].last)
 
 
 class SegmentWriter:

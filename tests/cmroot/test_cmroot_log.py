@@ -220,6 +220,18 @@ def test_an_unfinished_segment_is_invisible_and_swept(root: str) -> None:
     assert store_for(root).list(join(root, "log")) == [name_of(whole.place)]
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_segment_that_lost_its_marker_is_not_swept_but_missed(root: str, lost: int) -> None:
+    for position in (1, 2, 3):
+        write_segment(root, position, position)
+    place = join(root, "log", f"{lost:020d}-{lost:020d}")
+    marker = store_for(root).read_bytes(join(place, MARKER))
+    store_for(root).remove(join(place, MARKER))
+    assert sweep_log(root) == []
+    store_for(root).write_bytes(join(place, MARKER), marker)
+    assert [segment.first for segment in segments(root)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("way", ["abort", "error"])
 def test_an_aborted_segment_leaves_nothing(root: str, way: str) -> None:
     writer = SegmentWriter(root, 1)
