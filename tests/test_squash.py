@@ -45,6 +45,7 @@ from replicator.events.record import (
 from replicator.load.admission import check_target
 from replicator.load.commit import Commit
 from replicator.load.files import fold_entries
+from replicator.load.gathering import gathered
 from replicator.load.placement import Placement
 from replicator.load.plan import make_plan
 from replicator.load.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
@@ -522,7 +523,7 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
     for path in removed:
         target.files.pop(path, None)
     commit.tables(lambda steps: None)
-    commit.partitions(surviving_partitions(squashed, records), lambda steps: None)
+    commit.partitions(gathered(surviving_partitions(squashed, records), size=2, waiting=3), lambda steps: None)
     commit.statistics()
     commit.checkpoint()
 

@@ -29,6 +29,7 @@ from replicator.load.commit import Commit
 from replicator.load.copying import Roots
 from replicator.load.difference import ByDifference, stay
 from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
+from replicator.load.gathering import gathered
 from replicator.load.placement import Placement
 from replicator.load.plan import Plan, make_plan
 from replicator.load.proof import prove
@@ -351,7 +352,7 @@ def _commit(
     with progress.task("commit tables", total=len(plan.tables)) as advance:
         commit.tables(advance)
     with progress.task("commit partitions") as advance:
-        commit.partitions(surviving_partitions(plan.squashed, reader.records(plan.after)), advance)
+        commit.partitions(gathered(surviving_partitions(plan.squashed, reader.records(plan.after))), advance)
     commit.statistics()
     commit.functions()
     commit.drop_databases()

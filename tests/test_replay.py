@@ -1,0 +1,68 @@
+"""Fast replay: what many events say one by one is committed in few calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from policies import Replication
+
+from replicator.load.gathering import Named, gathered
+from replicator.load.squash import Called, Lineage
+from replicator.metastore.embedded import Running
+from replicator.model import Partition
+
+
+def lineage(name: str) -> Lineage:
+    return Lineage(before=("db", name), names=[Called(0, "db", name, None)])
+
+
+def named(*numbers: int) -> Named:
+    return [(f"p={number}", Partition(values=(str(number),))) for number in numbers]
+
+
+def test_partitions_of_many_records_come_in_full_batches_and_in_their_order() -> None:
+    one, other = lineage("one"), lineage("other")
+    stream = [pair for number in range(10) for pair in ((one, named(number)), (other, named(number)))]
+    batches = [(table.names[0].table, [name for name, _ in some]) for table, some in gathered(stream, size=4)]
+    in_order = [f"p={number}" for number in range(10)]
+    assert [len(some) for _, some in batches] == [4, 4, 4, 4, 2, 2]
+    for table in ("one", "other"):
+        assert [name for called, some in batches if called == table for name in some] == in_order
+
+
+def test_a_record_of_more_than_a_batch_is_cut_and_nothing_waits_beyond_the_bound() -> None:
+    assert [len(some) for _, some in gathered([(lineage("t"), named(*range(10)))], size=4)] == [4, 4, 2]
+    taken: list[int] = []
+
+    def stream() -> Iterator[tuple[Lineage, Named]]:
+        for number in range(6):
+            taken.append(number)
+            yield lineage(str(number)), named(number)
+
+    held = gathered(stream(), size=4, waiting=3)
+    next(held)
+    assert taken == [0, 1, 2]
+    assert len(list(held)) == 5
+
+
+def test_partitions_added_and_altered_one_by_one_are_committed_together(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    pair = Replication(source_metastore, target_metastore, tmp_path)
+    db = pair.db("a")
+    db.partitioned("t", {"old": {"f": "1"}})
+    db.partitioned("u", {"old": {"f": "1"}})
+    pair.sync()
+    before = pair.target.current_event_id()
+    for number in range(12):
+        for table in ("t", "u"):
+            db.add(table, {f"{number:02d}": {"f": str(number)}})
+            db.alter_partition(table, f"{number:02d}", note=str(number), totalSize="1")
+    db.alter_partition("t", "old", note="altered")
+    run = pair.sync()
+    assert (run.status, run.records) == ("synced", 49)
+    made = Counter((event.type, event.table) for event in pair.target.next_events(before))
+    assert made["ADD_PARTITION", "t"] == made["ADD_PARTITION", "u"] == 1
+    pair.is_same("a")
