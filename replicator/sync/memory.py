@@ -19,14 +19,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 import msgspec
-import xxhash
 
 from cmroot.lease import Lease, acquire
 from cmroot.place import join, store_for
 from cmroot.root import ChangeRoot
 from replicator.errors import ConfigError, FormatError
+from replicator.sync.sealed import seal, unseal
 
-VERSION = 1
 POLICIES = "policies"  # in a target's $cmroot
 KEPT_RUNS = 50  # that are kept however old they are
 
@@ -135,15 +134,6 @@ class History:
         return next((run for run in self.runs if run.status == "done"), None)
 
 
-class _File(msgspec.Struct, frozen=True):
-    """A file: the checksum is of the bytes of `body` as they are in the file."""
-
-    format: str
-    version: int
-    xxh3_128: str
-    body: msgspec.Raw
-
-
 _FORMAT: dict[type[Any], str] = {
     Run: "replicator-run", RememberedScope: "replicator-scope", Turn: "replicator-turn"
 }  # fmt: skip
@@ -208,7 +198,7 @@ class Memory:
     def prune_runs(self, older_than: timedelta, *, now: Callable[[], float], keep: int = KEPT_RUNS) -> int:
         """Under the lease: removes runs that began so long ago, but never the newest `keep`, nor anything that is not a
         run's file. Returns how many. Safe to run twice."""
-        oldest = _stamp(iso(now() - older_than.total_seconds()))
+        oldest = stamp(iso(now() - older_than.total_seconds()))
         gone = [name for name in self._run_names()[max(0, keep) :] if name < oldest]
         for name in gone:
             self._store.remove(join(self._runs, name))
@@ -245,16 +235,14 @@ class Memory:
     # ---- files ----------------------------------------------------------------------------------------------------
 
     def _write(self, path: str, value: Run | RememberedScope | Turn) -> None:
-        body = msgspec.json.encode(value)
-        file = _File(_FORMAT[type(value)], VERSION, xxhash.xxh3_128_hexdigest(body), msgspec.Raw(body))
-        self._store.write_bytes(path, msgspec.json.encode(file) + b"\n")
+        self._store.write_bytes(path, seal(_FORMAT[type(value)], value))
 
     def _read(self, path: str, kind: type[M]) -> M | None:
         try:
             data = self._store.read_bytes(path)
         except FileNotFoundError:
             return None
-        value = _decode(data, kind, path)
+        value = unseal(data, kind, _FORMAT[kind], path, _HINT[kind])
         if isinstance(value, Run | Turn) and value.policy != self.policy:
             raise FormatError(f"{path}: is of the policy {value.policy}", hint=_HINT[kind])
         return value
@@ -270,29 +258,13 @@ def iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def _decode(data: bytes, kind: type[M], path: str) -> M:
-    try:
-        file = msgspec.json.decode(data, type=_File)
-        if file.format != _FORMAT[kind]:
-            raise FormatError(f"{path}: a {file.format}, not a {_FORMAT[kind]}", hint=_HINT[kind])
-        if file.version != VERSION:
-            raise FormatError(
-                f"{path}: version {file.version}, this release knows {VERSION}", hint="use the release that wrote it"
-            )
-        if xxhash.xxh3_128_hexdigest(bytes(file.body)) != file.xxh3_128:
-            raise FormatError(f"{path}: damaged: its checksum is another", hint=_HINT[kind])
-        return msgspec.json.decode(file.body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: damaged: {error}", hint=_HINT[kind]) from error
-
-
 def _file_name(run: Run) -> str:
     if not _RUN_ID.fullmatch(run.id):
         raise ValueError(f"{run.id!r} cannot be the id of a run")
-    return f"{_stamp(run.started)}-{run.id}.json"
+    return f"{stamp(run.started)}-{run.id}.json"
 
 
-def _stamp(moment: str) -> str:
+def stamp(moment: str) -> str:
     """A time as a file's name that sorts by time, in UTC. ValueError for a text that is no time."""
     found = datetime.fromisoformat(moment)
     found = (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
