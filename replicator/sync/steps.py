@@ -41,7 +41,8 @@ from replicator.sync.roles import epochs_to_dump, establish
 from replicator.sync.way import Pair, Way
 
 NO_WAIT = timedelta(0)
-_CHECKPOINT = {LAST_ID, POSITION, SOURCE, LOADING}
+CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING})
+"""Properties of a database that say how far it is as a replica."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,11 @@ class Steps:
         """A primary that was a replica has a checkpoint from then. When it is a replica again, that must not be taken
         for a state it is in: its own writers have changed it since."""
         for pair in self.way.matching:
-            if pair.here is None or not pair.here.parameters.keys() & _CHECKPOINT or self.options.draining:
+            if pair.here is None or not pair.here.parameters.keys() & CHECKPOINT or self.options.draining:
                 continue
             here = self.way.source.database(pair.name)
             if mark_of(here.parameters, pair.name).role is Role.PRIMARY:
-                kept = {key: value for key, value in here.parameters.items() if key not in _CHECKPOINT}
+                kept = {key: value for key, value in here.parameters.items() if key not in CHECKPOINT}
                 self.way.source.alter_database(pair.name, msgspec.structs.replace(here, parameters=kept))
 
     def capture(self) -> Captured:

@@ -106,12 +106,17 @@ class Way:
         return [(pair.name, pair.replica) for pair in self.pairs if pair.name in chosen and pair.name != pair.replica]
 
 
-def find_way(policy: Policy, source: Metastore, target: Metastore, remembered: RememberedScope | None) -> Way:
-    """`source`, `target`: as the policy names them. `remembered`: what its last run replicated. The roots are made
-    when they are missing. Raises FormatError for roles that cannot be understood."""
+def find_way(
+    policy: Policy, source: Metastore, target: Metastore, remembered: RememberedScope | None, *,
+    reverse: bool | None = None,
+) -> Way:  # fmt: skip
+    """`source`, `target`: as the policy names them. `remembered`: what its last run replicated. `reverse`: which way,
+    whatever the roles say (None: as they say). The roots are made when they are missing. Raises FormatError for roles
+    that cannot be understood."""
     pairs = survey(policy, source, target, remembered)
     root, target_root = create_or_open(policy.cmroot), create_or_open(policy.target_cmroot)
-    if not runs_backwards([pair for pair in pairs if pair.matches]):
+    backwards = runs_backwards([pair for pair in pairs if pair.matches]) if reverse is None else reverse
+    if not backwards:
         return Way(policy, source, target, root, target_root, tuple(pairs))
     turned = (Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs)
     return Way(policy, target, source, target_root, root, tuple(turned), reverse=True)
@@ -140,8 +145,13 @@ def survey(
 
 
 def runs_backwards(pairs: Sequence[Pair]) -> bool:
-    """Whether roles were turned: a target is the primary, and no source is. `pairs`: as the policy names them."""
-    turned = any(
-        pair.there_mark.role is Role.PRIMARY and pair.there_mark.epoch >= pair.here_mark.epoch for pair in pairs
-    )
+    """Whether roles were turned: a target is the primary (or was, and is fenced to be drained into its replica), and no
+    source is. `pairs`: as the policy names them."""
+    turned = any(_leads(pair) and pair.there_mark.epoch >= pair.here_mark.epoch for pair in pairs)
     return turned and not any(pair.here_mark.role is Role.PRIMARY for pair in pairs)
+
+
+def _leads(pair: Pair) -> bool:
+    """Whether the target is the side that is replicated."""
+    role = pair.there_mark.role
+    return role is Role.PRIMARY or (role is Role.FENCED and pair.here_mark.role is Role.REPLICA)
