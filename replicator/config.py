@@ -54,11 +54,21 @@ class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jobs: int | None = None
 
 
+class GuardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What no job removes, and how much one run may: see `replicator.guard.removal.Limits`. max_bytes: a size."""
+
+    max_share: float | None = None
+    max_bytes: int | str | None = None
+    min_depth: int | None = None
+    protected: tuple[str, ...] = ()
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file. `spark`: settings for Spark, full names as keys. `policies`: by name, read and valid."""
 
     metastores: dict[str, MetastoreConfig] = {}
     defaults: Defaults = Defaults()
+    guard: GuardConfig = GuardConfig()
     spark: dict[str, str] = {}
     policies: dict[str, Policy] = {}
 
@@ -118,7 +128,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         raise ConfigError(
             f"{name}: {_as_key(str(error))}",
             hint=f"tables: metastores.NAME (uri), defaults ({', '.join(Defaults.__struct_fields__)}), spark, "
-            "policies.NAME",
+            f"policies.NAME, guard ({', '.join(GuardConfig.__struct_fields__)})",
         ) from error
     try:
         read = {key: parse_policy(key, value, config.metastore_uri) for key, value in written.items()}

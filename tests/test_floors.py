@@ -20,7 +20,8 @@ FLOORS = [
     {"replicator.events"},
     {"replicator.dump", "replicator.gateway"},
     {"replicator.load"},
-    {"replicator.sync", "replicator.lifecycle"},
+    {"replicator.sync", "replicator.lifecycle", "replicator.guard"},
+    {"replicator.housekeeping", "replicator.retention", "replicator.purge"},
     {"replicator.api", "replicator.cm"},
     {"replicator.demo", "replicator.cli"},
 ]  # fmt: skip
@@ -29,7 +30,7 @@ ROOMS_OF_LIBRARIES = {
     "thrift": {"replicator.metastore"},
     "hmsclient": {"replicator.metastore"},
     "click": {"replicator.cli"},
-    "sqlite3": {"replicator.events"},
+    "sqlite3": {"replicator.events", "replicator.guard"},
 }
 
 

@@ -19,6 +19,7 @@ from replicator.cli.cm import cm
 from replicator.cli.demo import demo
 from replicator.cli.dump import dump
 from replicator.cli.gateway import gateway
+from replicator.cli.guard import audit, legal_hold
 from replicator.cli.lag import history, lag
 from replicator.cli.load import load
 from replicator.cli.metastore import metastore
@@ -68,6 +69,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
 
 for _command in (
     apply,
+    audit,
     capture,
     check,
     cm,
@@ -76,6 +78,7 @@ for _command in (
     gateway,
     history,
     lag,
+    legal_hold,
     load,
     metastore,
     plan,

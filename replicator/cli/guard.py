@@ -1,0 +1,232 @@
+"""`replicator audit` and `replicator legal-hold`: what was removed and by whom, and what must not be. And the options
+that all jobs that remove have in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from replicator.cli.options import Session, Size, cmroot_option, dry_run_option, json_option, pass_session
+from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
+from replicator.config import GuardConfig
+
+if TYPE_CHECKING:
+    from replicator.guard.audit import AuditRow
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def guard_options(command: F) -> F:
+    """`--max-share`, `--max-bytes`, `--min-depth`, `--protect`, with `[guard]` of the file; handed to the command as
+    `limits: Limits`."""
+
+    @click.option(
+        "--max-share", type=click.FloatRange(0, 1), help="Refuse a run that would remove a larger share of what it "
+        "looked at, e.g. 0.2.",
+    )  # fmt: skip
+    @click.option("--max-bytes", type=Size(), help="Refuse a run that would remove more, e.g. 10TiB.")
+    @click.option("--min-depth", type=click.IntRange(1), help="Names below the root of the store that a removed path "
+                  "must have; default 2.")  # fmt: skip
+    @click.option("--protect", multiple=True, metavar="PLACE", help="Remove nothing at, below or above it; repeatable.")
+    @functools.wraps(command)
+    def wrapped(
+        *arguments: Any, max_share: float | None, max_bytes: int | None, min_depth: int | None,
+        protect: tuple[str, ...], **options: Any,
+    ) -> Any:  # fmt: skip
+        from replicator.errors import ConfigError
+        from replicator.guard.removal import MIN_DEPTH, Limits
+        from replicator.quantity import parse_size
+
+        session = click.get_current_context().find_object(Session)
+        set_ = session.config.guard if session else GuardConfig()
+        try:
+            most = parse_size(str(set_.max_bytes)) if max_bytes is None and set_.max_bytes is not None else max_bytes
+        except ValueError as error:
+            raise ConfigError(f"guard.max_bytes: {error}", hint="write a size such as 10TiB") from error
+        limits = Limits(
+            set_.max_share if max_share is None else max_share, most, min_depth or set_.min_depth or MIN_DEPTH,
+            (*set_.protected, *protect),
+        )  # fmt: skip
+        return command(*arguments, limits=limits, **options)
+
+    return wrapped  # type: ignore[return-value]
+
+
+@click.group()
+def audit() -> None:
+    """Who removed what, when and why, and where its bytes went: the record of housekeeping, retention and purge.
+
+    The record is Parquet in $cmroot/audit, which Spark reads as one dataset.
+
+    \b
+    Example: replicator audit ls --cmroot /cm --object sales.orders
+    """
+
+
+@audit.command(name="ls")
+@cmroot_option
+@click.option("--job", help="Only this job's: housekeeping, retention, purge.")
+@click.option("--run", help="Only this run's.")
+@click.option("--object", "object_", metavar="DB.TABLE", help="Only what was about this table.")
+@click.option("--path", metavar="PLACE", help="Only this path, and what lies below it.")
+@click.option("--outcome", type=click.Choice(["intended", "removed", "refused", "failed", "done"]))
+@click.option("--since", metavar="TIME", help="Only rows from then on; ISO 8601.")
+@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many rows.")
+@json_option
+@pass_session
+def ls(
+    session: Session, cmroot: str, job: str | None, run: str | None, object_: str | None, path: str | None,
+    outcome: str | None, since: str | None, limit: int, as_json: bool,
+) -> None:  # fmt: skip
+    """List what jobs did and refused, by job, run and time.
+
+    \b
+    Example:
+      replicator audit ls --cmroot /cm --job purge --since 2026-11-01
+      replicator audit ls --cmroot /cm --outcome refused --json
+    """
+    from cmroot.root import open_existing
+    from replicator.guard.audit import read_audit
+
+    root = open_existing(cmroot).place
+    found = list(
+        islice(read_audit(root, job=job, run=run, object=object_, path=path, outcome=outcome, since=since), limit + 1)
+    )
+    rows, more = found[:limit], len(found) > limit
+    answer = {"status": "shown", "root": root, "rows": [_fields(row) for row in rows], "more": more}
+    emit(answer, as_json, _audit_lines(rows, more))
+
+
+@audit.command(name="restore")
+@cmroot_option
+@click.option("--run", required=True, help="The run whose files come back; `audit ls` shows runs.")
+@click.option("--path", metavar="PLACE", help="Only this path, and what lies below it.")
+@dry_run_option
+@json_option
+@pass_session
+def restore(session: Session, cmroot: str, run: str, path: str | None, dry_run: bool, as_json: bool) -> int:
+    """Put files that a run removed back where they were, from $cmroot. Replaces nothing. Exit 3 when some are lost.
+
+    Metadata that went with them comes back with `replicator restore`, or is made again by hand.
+
+    \b
+    Example: replicator audit restore --cmroot /cm --run 20261121T020000Z-1f2e3d4c --path /w/sales.db/orders/day=1
+    """
+    from cmroot.root import open_existing
+    from replicator.guard.bring_back import bring_back
+
+    done = bring_back(open_existing(cmroot).place, run, path=path, dry_run=dry_run)
+    lines = [
+        (done.status, f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
+        ("there", count_text(len(done.there), "file") if done.there else None),
+        ("lost", shortened(f"{path}: {why}" for path, why in done.lost.items())),
+    ]
+    emit(done, as_json, aligned(lines))
+    return 3 if done.lost else 0
+
+
+@click.group(name="legal-hold")
+def legal_hold() -> None:
+    """Say what no job may remove, whatever its policy says. (`cm hold` keeps a past state; this keeps living data.)
+
+    \b
+    Example: replicator legal-hold add case-17 --cmroot /cm --on 'sales.orders/day=2026-*' --reason 'case 17'
+    """
+
+
+@legal_hold.command(name="add")
+@click.argument("name")
+@cmroot_option
+@click.option("--on", "pattern", required=True, metavar="PATTERN", help="A place, or a glob for DB.TABLE or "
+              "DB.TABLE/PARTITION.")  # fmt: skip
+@click.option("--reason", required=True, help="Told to whoever is refused.")
+@click.option("--until", default="", metavar="TIME", help="ISO 8601; default: for ever.")
+@json_option
+@pass_session
+def add(session: Session, name: str, cmroot: str, pattern: str, reason: str, until: str, as_json: bool) -> None:
+    """Add a legal hold. A hold on a table covers its partitions; one on a place, what lies below and above.
+
+    \b
+    Example: replicator legal-hold add litigation --cmroot /cm --on s3://lake/claims --reason 'case 17'
+    """
+    import time
+
+    from cmroot.pins import iso
+    from cmroot.root import create_or_open
+    from replicator.guard.audit import who
+    from replicator.guard.legal import LegalHold, add_hold
+
+    root = create_or_open(cmroot).place
+    hold = LegalHold(name=name, pattern=pattern, reason=reason, by=who(), created=iso(time.time()), until=until)
+    add_hold(root, hold)
+    emit({"status": "added", "root": root, **_fields(hold)}, as_json, [f"added    {name}: {pattern}"])
+
+
+@legal_hold.command(name="ls")
+@cmroot_option
+@json_option
+@pass_session
+def list_holds(session: Session, cmroot: str, as_json: bool) -> None:
+    """List legal holds, also those that have ended.
+
+    \b
+    Example: replicator legal-hold ls --cmroot /cm
+    """
+    from cmroot.root import open_existing
+    from replicator.guard.legal import all_holds
+
+    root = open_existing(cmroot).place
+    found = all_holds(root)
+    rows = [(hold.name, hold.pattern, hold.until or "for ever", hold.by, hold.reason) for hold in found]
+    lines = columns(("name", "on", "until", "by", "reason"), rows) if rows else ["no legal holds"]
+    emit({"status": "shown", "root": root, "holds": [_fields(hold) for hold in found]}, as_json, lines)
+
+
+@legal_hold.command(name="release")
+@click.argument("name")
+@cmroot_option
+@json_option
+@pass_session
+def release(session: Session, name: str, cmroot: str, as_json: bool) -> None:
+    """Release a legal hold; what it covered may be removed from now on.
+
+    \b
+    Example: replicator legal-hold release case-17 --cmroot /cm
+    """
+    from cmroot.root import open_existing
+    from replicator.guard.legal import release_hold
+
+    root = open_existing(cmroot).place
+    release_hold(root, name)
+    emit({"status": "released", "root": root, "name": name}, as_json, [f"released    {name}"])
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(value)
+    return found
+
+
+def _audit_lines(rows: list[AuditRow], more: bool) -> Iterable[str]:
+    if not rows:
+        return ["nothing is recorded"]
+    shown = [
+        (
+            row.time,
+            row.job,
+            row.run,
+            row.outcome,
+            row.what,
+            row.object,
+            row.partition or row.path,
+            row.detail or row.reason,
+        )
+        for row in rows
+    ]
+    lines = list(columns(("time", "job", "run", "outcome", "what", "object", "path", "why"), shown))
+    return [*lines, "there are more: see --limit"] if more else lines

@@ -1,0 +1,126 @@
+"""One thing that a job wants to remove, and the rules that no job may break. Pure.
+
+Whether the living metastore refers to a path is `live`; carrying out is `remove`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cmroot.place import normal, split_authority
+from replicator.errors import Refused
+from replicator.guard.legal import LegalHold
+
+MIN_DEPTH = 2
+"""Names below the store's root or bucket that a path must have: nothing like `/warehouse` or `s3://bucket/db` goes."""
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory that is to go. `what` it is: "path", "partition", "table", "version", "backup", "staging" or "trash".
+    object: "db.table" it belongs to, empty for none; partition: escaped name. reason: a sentence with the figures that
+    led to it. files, bytes: as the plan saw it. drops: the object goes as well, so its own references do not count."""
+
+    path: str
+    what: str
+    reason: str
+    object: str = ""
+    partition: str = ""
+    files: int = 0
+    bytes: int = 0
+    drops: bool = False
+
+    @property
+    def name(self) -> str:
+        """The object as legal holds name it."""
+        return f"{self.object}/{self.partition}" if self.partition else self.object
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one run may remove. max_share: of what the job looked at, 0 to 1; max_bytes; None: no limit of this
+    kind. protected: nothing at, below or above these places goes."""
+
+    max_share: float | None = None
+    max_bytes: int | None = None
+    min_depth: int = MIN_DEPTH
+    protected: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A removal that must not be, and why, as a sentence."""
+
+    removal: Removal
+    why: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A plan's removals, sorted by whether they may be."""
+
+    allowed: list[Removal] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.allowed)
+
+
+def judge(
+    removals: Iterable[Removal], limits: Limits, holds: Sequence[LegalHold],
+    in_use: Callable[[Removal], str] = lambda removal: "",
+) -> Judged:  # fmt: skip
+    """Each removal by itself: depth, protected places, legal holds, and who uses it (`in_use` says why not)."""
+    judged = Judged()
+    for removal in removals:
+        why = forbidden(removal, limits, holds) or in_use(removal)
+        if why:
+            judged.refused.append(Refusal(removal, why))
+        else:
+            judged.allowed.append(removal)
+    return judged
+
+
+def forbidden(removal: Removal, limits: Limits, holds: Sequence[LegalHold]) -> str:
+    """Why a removal must not be; empty when no rule is against it."""
+    path = normal(removal.path)
+    if depth(path) < limits.min_depth:
+        return f"{removal.path} lies {depth(path)} deep, and nothing above depth {limits.min_depth} is removed"
+    for place in limits.protected:
+        if related(path, normal(place)):
+            return f"{place} is protected"
+    for hold in holds:
+        if hold.covers(removal.name, path):
+            return f"legal hold {hold.name}: {hold.reason or hold.pattern}"
+    return ""
+
+
+def refuse_excess(judged: Judged, limits: Limits, total: int, noun: str) -> None:
+    """Raises Refused (exit 6) when what is allowed is more than one run may remove, before anything is. `total`: how
+    many the job looked at; `noun`: what they are, such as "partitions"."""
+    count = len(judged.allowed)
+    if limits.max_share is not None and total and count / total > limits.max_share:
+        raise Refused(
+            f"{count:,} of {total:,} {noun} would go, {count / total:.0%}; one run may remove {limits.max_share:.0%}",
+            hint="look at the plan with --dry-run; if it is right, raise --max-share for this run",
+            details={"removals": count, "total": total, "max_share": limits.max_share},
+        )
+    if limits.max_bytes is not None and judged.bytes > limits.max_bytes:
+        raise Refused(
+            f"{judged.bytes:,} bytes would go; one run may remove {limits.max_bytes:,}",
+            hint="look at the plan with --dry-run; if it is right, raise --max-bytes for this run",
+            details={"bytes": judged.bytes, "max_bytes": limits.max_bytes},
+        )
+
+
+def depth(path: str) -> int:
+    """Names below the store's root or bucket."""
+    return len([part for part in split_authority(path)[1].split("/") if part])
+
+
+def related(one: str, other: str) -> bool:
+    """Whether two normal places are the same, or one lies in the other."""
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")

@@ -1,0 +1,267 @@
+"""What every job that removes obeys: rules, legal holds, the living metastore, the record; and what it removed comes
+back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from plain_tables import PlainDatabase
+
+from cmroot.errors import Exists, FormatError
+from cmroot.root import ChangeRoot, create_or_open
+from replicator.cli.main import run as command
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.errors import ObjectNotFound, Refused, UsageError
+from replicator.guard.audit import begin_audit, read_audit
+from replicator.guard.bring_back import bring_back
+from replicator.guard.legal import LegalHold, add_hold, read_holds, release_hold
+from replicator.guard.live import LiveLocations
+from replicator.guard.removal import Limits, Removal, judge, refuse_excess
+from replicator.guard.remove import Remover
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.model import EXTERNAL
+
+NOW = 1_700_000_000.0
+
+
+def removal(path: str, **more: object) -> Removal:
+    return Removal(path=path, what="path", reason="the test says so", **more)  # type: ignore[arg-type]
+
+
+def hold(name: str, pattern: str, until: str = "") -> LegalHold:
+    return LegalHold(name=name, pattern=pattern, reason="case 17", by="me", created="2026-01-01", until=until)
+
+
+# ---- rules, without a metastore -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "limits", "told"),
+    [
+        ("/warehouse", Limits(), "1 deep"),
+        ("s3://bucket/a", Limits(), "1 deep"),
+        ("s3a://bucket/a/b", Limits(protected=("s3://bucket/a/b/c",)), "protected"),
+        ("/w/a/b", Limits(protected=("file:/w/a",)), "protected"),
+        ("/w/ab", Limits(protected=("/w/a",)), ""),
+        ("/w/a", Limits(min_depth=3), "2 deep"),
+    ],
+)
+def test_depth_and_protected_places(path: str, limits: Limits, told: str) -> None:
+    judged = judge([removal(path)], limits, [])
+    assert (told in judged.refused[0].why) if told else judged.allowed
+
+
+@pytest.mark.parametrize(
+    ("pattern", "object", "partition", "path", "covered"),
+    [
+        ("sales.orders", "Sales.Orders", "", "/x/y", True),
+        ("sales.orders", "sales.orders", "day=1", "/x/y", True),
+        ("sales.*", "sales.orders", "day=1", "/x/y", True),
+        ("sales.orders/day=2026-*", "sales.orders", "day=2026-01-01", "/x/y", True),
+        ("sales.orders/day=2026-*", "sales.orders", "day=2025-01-01", "/x/y", False),
+        ("sales.orders/day=2026-*", "sales.orders", "", "/x/y", True),
+        ("sales.orders", "sales.orders_old", "", "/x/y", False),
+        ("s3a://lake/claims/", "", "", "s3://lake/claims/2024", True),
+        ("/x/y/z", "", "", "/x/y", True),
+        ("/x/yy", "", "", "/x/y", False),
+        ("sales.orders", "", "", "/x/y", False),
+    ],
+)
+def test_a_legal_hold_covers(pattern: str, object: str, partition: str, path: str, covered: bool) -> None:
+    judged = judge([removal(path, object=object, partition=partition)], Limits(), [hold("h", pattern)])
+    assert bool(judged.refused) == covered
+    assert not covered or "case 17" in judged.refused[0].why
+
+
+def test_legal_holds_end_are_released_and_a_damaged_one_stops_everything(tmp_path: Path) -> None:
+    root = create_or_open(str(tmp_path / "cm")).place
+    add_hold(root, hold("past", "a.b", until="2020-01-01"))
+    add_hold(root, hold("now", "a.b", until="2030-01-01"))
+    assert [each.name for each in read_holds(root, NOW)] == ["now"]
+    with pytest.raises(Exists):
+        add_hold(root, hold("now", "c.d"))
+    for wrong in (hold("x/y", "a.b"), hold("x", "nonsense"), hold("x", "a.b", until="tomorrow")):
+        with pytest.raises(UsageError):
+            add_hold(root, wrong)
+    release_hold(root, "now")
+    with pytest.raises(ObjectNotFound):
+        release_hold(root, "now")
+    (tmp_path / "cm" / "legal" / "bad").write_text("{")
+    with pytest.raises(FormatError, match="nothing may be removed"):
+        read_holds(root, NOW)
+    release_hold(root, "bad")
+    assert read_holds(root, NOW) == []
+
+
+def test_a_run_that_would_remove_too_much_is_refused_as_a_whole() -> None:
+    found = judge([removal("/w/a/1", bytes=60), removal("/w/a/2", bytes=50)], Limits(), [])
+    refuse_excess(found, Limits(max_share=0.5, max_bytes=110), 4, "partitions")
+    with pytest.raises(Refused, match="2 of 3 partitions") as refused:
+        refuse_excess(found, Limits(max_share=0.5), 3, "partitions")
+    assert refused.value.exit_code == 6
+    with pytest.raises(Refused, match="110 bytes"):
+        refuse_excess(found, Limits(max_bytes=109), 100, "partitions")
+
+
+# ---- the living metastore -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
+    with connect(source_metastore.uri) as opened:
+        yield opened
+
+
+@pytest.fixture
+def db(metastore: ThriftMetastore, tmp_path: Path) -> PlainDatabase:
+    made = PlainDatabase(metastore, f"guard_{tmp_path.name.lower()}"[:60].replace("-", "_"), tmp_path / "w")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> ChangeRoot:
+    return create_or_open(str(tmp_path / "cm"))
+
+
+def remover(root: ChangeRoot, live: LiveLocations, limits: Limits | None = None) -> Remover:
+    engine = AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
+    return Remover(root.place, begin_audit(root.place, "test"), live, limits or Limits(), engine)
+
+
+def move(db: PlainDatabase, table: str, value: str, place: Path) -> None:
+    (found,) = next(iter(db.metastore.partitions(db.name, table, [f"p={value}"])))
+    storage = msgspec.structs.replace(found.storage, location=f"file:{place}")
+    db.metastore.alter_partitions(db.name, table, [msgspec.structs.replace(found, storage=storage)])
+
+
+def test_what_a_metastore_refers_to_blocks_what_is_at_above_and_below_it(db: PlainDatabase, tmp_path: Path) -> None:
+    db.partitioned("t", {"1": {"a": "x"}, "2": {"a": "y"}})
+    db.table("u", {"a": "z"}, kind=EXTERNAL)
+    (tmp_path / "link").symlink_to(db.home)
+    with LiveLocations(db.metastore) as live:
+
+        def blocked(place: Path | str, **own: str) -> str:
+            found = live.blocking(str(place), **own)
+            return found.object if found else ""
+
+        name = db.name
+        assert blocked(db.home / "t" / "p=1") == f"{name}.t/p=1"
+        assert blocked(f"file:{db.home}/t/p=1/") == f"{name}.t/p=1"
+        assert blocked(db.home / "t" / "p=1" / "deeper") == f"{name}.t/p=1", "lies in live data"
+        assert blocked(db.home / "u" / "v1") == f"{name}.u", "lies in a table's data"
+        assert blocked(db.home / "t" / "p=3") == "", "a partitioned table's directory is not data"
+        assert blocked(db.home / "t" / "p=10") == "", "a name that begins alike is another"
+        assert blocked(db.home / "t")
+        assert blocked(db.home)
+        assert blocked(tmp_path / "link" / "t" / "p=2") == f"{name}.t/p=2", "a link leads there"
+        assert blocked(db.home / "t" / "p=1", object=f"{name}.T", partition="p=1") == "", "what goes with it"
+        assert blocked(db.home / "t" / "p=1", object=f"{name}.t") == ""
+        assert blocked(db.home / "t", object=f"{name}.t", partition="p=1") != ""
+
+
+def test_what_events_say_since_is_known_at_the_next_look(db: PlainDatabase, tmp_path: Path) -> None:
+    db.partitioned("t", {"1": {"a": "x"}})
+    elsewhere = tmp_path / "w" / "elsewhere"
+    with LiveLocations(db.metastore) as live:
+
+        def blocked(place: Path) -> bool:
+            live.refresh()
+            return live.blocking(str(place)) is not None
+
+        home = db.home / "t"
+        assert not blocked(elsewhere)
+        move(db, "t", "1", elsewhere)
+        assert blocked(elsewhere) and not blocked(home / "p=1")
+        move(db, "t", "1", home / "p=1")
+        assert blocked(home / "p=1") and not blocked(elsewhere)
+        db.add("t", {"2": {"a": "y"}})
+        assert blocked(home / "p=2")
+        db.metastore.drop_partitions(db.name, "t", ["p=2"])
+        assert not blocked(home / "p=2")
+        db.table("u", {"a": "z"})
+        assert blocked(db.home / "u")
+        table = db.metastore.table(db.name, "u")
+        db.metastore.alter_table(db.name, "u", msgspec.structs.replace(table, name="renamed"))
+        there = db.metastore.table(db.name, "renamed").location
+        assert there and blocked(Path(there.removeprefix("file:")))
+        db.metastore.drop_table(db.name, "renamed")
+        assert not blocked(Path(there.removeprefix("file:")))
+        rows = len(live)
+    with LiveLocations(db.metastore) as again:
+        assert len(again) == rows, "what events said is what a walk finds"
+
+
+def test_removed_directories_are_in_cmroot_are_recorded_and_come_back(
+    db: PlainDatabase, root: ChangeRoot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db.partitioned("t", {"1": {"a": "live"}})
+    db.write("t/old-1", {"a": "one", "sub": "two"})
+    db.write("t/old-2", {"b": "three"})
+    db.write("t/held", {"c": "four"})
+    add_hold(root.place, hold("h", f"file:{db.home}/t/held"))
+    with LiveLocations(db.metastore) as live:
+        hands = remover(root, live)
+        wanted = [
+            removal(str(db.home / "t" / name), object=f"{db.name}.t")
+            for name in ("old-1", "old-2", "held", "p=1", "gone")
+        ]
+        judged = hands.look(wanted)
+        assert [Path(each.path).name for each in judged.allowed] == ["old-1", "old-2", "gone"]
+        assert list(read_audit(root.place)) == [], "a look records nothing"
+        done = hands.remove(wanted)
+    assert (done.files, done.bytes, len(done.removals)) == (3, 11, 3)
+    assert {Path(each.removal.path).name for each in done.refused} == {"held", "p=1"}
+    assert not (db.home / "t" / "old-1").exists()
+    assert (db.home / "t" / "p=1" / "a").read_text() == "live"
+    assert (db.home / "t" / "held" / "c").exists()
+
+    rows = list(read_audit(root.place, job="test"))
+    assert [row.outcome for row in rows if row.what == "path"].count("intended") == 3
+    files = [row for row in rows if row.what == "file"]
+    assert sum(row.bytes or 0 for row in files) == 11 and all(row.checksum for row in files)
+    assert all(row.reason == "the test says so" and "@" in row.who for row in rows)
+    directory = Path(root.place) / "audit" / "test" / hands.audit.run
+    assert pq.read_table(directory).num_rows == len(rows), "one Parquet dataset"
+
+    assert command(["audit", "ls", "--cmroot", root.place, "--path", f"{db.home}/t/old-1", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {row["what"] for row in shown["rows"]} == {"path", "file"}
+    arguments = ["audit", "restore", "--cmroot", root.place, "--run", hands.audit.run, "--json"]
+    assert command([*arguments, "--dry-run"]) == 0
+    assert not (db.home / "t" / "old-1").exists()
+    assert command(arguments) == 0
+    assert (db.home / "t" / "old-1" / "sub").read_text() == "two"
+    assert bring_back(root.place, hands.audit.run).files == 0, "what is there stays"
+    with pytest.raises(ObjectNotFound):
+        bring_back(root.place, "no such run")
+
+
+def test_a_symbolic_link_is_not_removed(db: PlainDatabase, root: ChangeRoot, tmp_path: Path) -> None:
+    db.write("other", {"a": "theirs"})
+    (db.home / "link").symlink_to(db.home / "other")
+    with LiveLocations(db.metastore) as live:
+        done = remover(root, live).remove([removal(str(db.home / "link"))])
+    assert "symbolic link" in done.refused[0].why
+    assert (db.home / "other" / "a").read_text() == "theirs"
+
+
+def test_a_killed_task_leaves_its_record_line_by_line(root: ChangeRoot, tmp_path: Path) -> None:
+    from cmroot.recycle import recycle_tree
+
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_text("bytes")
+    audit = begin_audit(root.place, "test", clock=time.time)
+    with pytest.raises(KeyboardInterrupt), audit.recorder() as recorder:
+        recorder.finish = lambda name: None  # type: ignore[method-assign]  # what a kill -9 leaves undone
+        recycle_tree(root.place, str(tmp_path / "d"), record=recorder.of(removal(str(tmp_path / "d"))))
+        raise KeyboardInterrupt
+    (row,) = read_audit(root.place, run=audit.run)
+    assert (row.path, row.bytes, row.outcome) == (str(tmp_path / "d" / "f"), 5, "removed")
