@@ -9,14 +9,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import bootstrapping, copying, decoding, expiring, gatewaying, keeping, loading, memory, scanning
+from benchmarks import bootstrapping, copying, decoding, expiring, gatewaying, keeping, loading, memory, replaying, scanning
 from benchmarks.measure import machine, record
 from replicator.cli.main import collect_rarely
 
 BENCHMARKS = {
     "copy": copying.run, "bootstrap": bootstrapping.run, "load": loading.run, "decode": decoding.run,
     "memory": memory.run, "scan": scanning.run, "expire": expiring.run, "gateway": gatewaying.run,
-    "keep": keeping.run,
+    "keep": keeping.run, "replay": replaying.run,
 }  # fmt: skip
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
