@@ -17,6 +17,7 @@ from replicator.cli.capture import capture
 from replicator.cli.check import as_plugin, check
 from replicator.cli.cm import cm
 from replicator.cli.demo import demo
+from replicator.cli.drill import drill
 from replicator.cli.dump import dump
 from replicator.cli.gateway import gateway
 from replicator.cli.guard import audit, legal_hold
@@ -33,6 +34,7 @@ from replicator.cli.show import show
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.status import status
 from replicator.cli.sync import sync
+from replicator.cli.turn import switchover
 from replicator.cli.verify import verify
 from replicator.cli.wait import wait
 from replicator.config import Config, read_config
@@ -74,6 +76,7 @@ for _command in (
     check,
     cm,
     demo,
+    drill,
     dump,
     gateway,
     history,
@@ -87,6 +90,7 @@ for _command in (
     role,
     show,
     status,
+    switchover,
     sync,
     verify,
     wait,
