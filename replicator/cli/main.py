@@ -29,6 +29,7 @@ from replicator.cli.output import failure, show_error
 from replicator.cli.plan import apply, plan
 from replicator.cli.repair import repair
 from replicator.cli.restore import restore
+from replicator.cli.retention import retention
 from replicator.cli.role import role
 from replicator.cli.show import show
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
@@ -87,6 +88,7 @@ for _command in (
     plan,
     repair,
     restore,
+    retention,
     role,
     show,
     status,
