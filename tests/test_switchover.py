@@ -87,3 +87,189 @@ def test_roles_turn_and_turn_back_and_nothing_is_lost(pair: Replication) -> None
     run = pair.sync()
     assert (run.reverse, run.files_copied) == (False, 1)
     same(pair)
+
+
+def test_a_writer_at_the_primary_loses_nothing_and_the_downtime_is_told(pair: Replication) -> None:
+    stop, acknowledged = threading.Event(), []
+    source = pair.db("a")
+
+    def write() -> None:
+        while not stop.is_set():
+            name = f"w{len(acknowledged)}"
+            source.add("days", {name: {"x": name * 10}})
+            source.write("t", {name: name})
+            acknowledged.append(name)
+
+    writer = threading.Thread(target=write)
+
+    def told(step: StepTold) -> None:
+        if step.name == "fence":  # as the runbook says
+            stop.set()
+            writer.join()
+
+    writer.start()
+    try:
+        done = turn(pair, told=told)
+    finally:
+        stop.set()
+        writer.join()
+    shown = pair.replica("a").shown()
+    assert len(acknowledged) > 3
+    assert [name for name in acknowledged if f"days/p={name}" not in shown or name not in shown["t"]["files"]] == []
+    same(pair)
+    steps = {step.name: step for step in done.steps}
+    assert done.downtime_seconds is not None
+    measured = sum(steps[name].seconds or 0 for name in ("fence", "drain", "verify", "promote"))
+    assert done.downtime_seconds == pytest.approx(measured, abs=1.0)
+    assert steps["drain"].detail["rounds"] >= 2 and steps["late"].detail["changes"] == 0
+
+
+def test_writers_that_go_on_after_the_drain_are_kept_listed_and_taken_away(pair: Replication) -> None:
+    def told(step: StepTold) -> None:
+        if step.name == "promote":
+            pair.db("a").write("t", {"too late": "lost?"})
+            pair.db("a").add("days", {"late": {"x": "late"}})
+
+    done = turn(pair, told=told)
+    late = next(step.detail for step in done.steps if step.name == "late")
+    assert (late["files"], late["bytes"]) == (2, 9)
+    assert [(each["table"], each["names"]) for each in late["tables"]] == [
+        (f"{pair.name}_a.t", []), (f"{pair.name}_a.days", ["p=late"])
+    ]  # fmt: skip
+    assert any("too late" not in text and "days" in text for text in done.warnings)
+    run = pair.sync()
+    assert (run.reverse, run.files_copied) == (True, 0)
+    same(pair)
+    kept = [path.read_text() for path in (pair.here / "cmroot/files").rglob("xxh3_128-*")]
+    assert "lost?" in kept and "late" in kept
+
+
+def test_a_dry_run_checks_and_changes_nothing(pair: Replication) -> None:
+    before = pair.db("a").everything(), pair.replica("a").everything(), roles(pair)
+    pair.db("a").write("t", {"second": "2"})
+    answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
+    assert (answer.code, answer.said["status"], answer.said["primary"]) == (0, "ready", "target")
+    assert pair.replica("a").everything() == before[1] and roles(pair) == before[2]
+    assert pair.memory.read_turn() is None
+    mark = read_role(pair.target, f"{pair.name}_a")
+    set_role(pair.target, f"{pair.name}_a", Role.FENCED, 1, expect=mark)
+    answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
+    assert answer.code == 6 and "not the replica" in answer.said["problems"][0]
+    with pytest.raises(Refused, match="not the replica"):
+        turn(pair)
+    assert pair.memory.read_turn() is None
+
+
+def test_a_policy_that_was_never_run_cannot_be_switched_over(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    fresh = Replication(source_metastore, target_metastore, tmp_path)
+    fresh.db("a").table("t", {"first": "1"})
+    with pytest.raises(Refused, match="not replicated yet"):
+        turn(fresh)
+
+
+def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: Replication) -> None:
+    from replicator.sync.verified import Memory, TableMemory, write_memory
+
+    place = str(pair.here / "target/.cmroot/verified")
+    write_memory(place, f"{pair.name}_a", Memory({"t": TableMemory(verified=1.0, outcome="different")}))
+    with pytest.raises(Refused, match="repair it first"):
+        turn(pair)
+    done = switchover(sides(pair), SwitchoverOptions(anyway=True))
+    assert any("repair it first" in text for text in done.warnings)
+
+
+def test_a_switchover_killed_at_every_step_is_completed_by_running_it_again(pair: Replication) -> None:
+    """Killed between what a step does and the mark that it is done, one step further each time."""
+    pair.db("a").write("t", {"second": "2"})
+    arguments = ["--config", str(pair.config()), "switchover", pair.name, "--to", "target"]
+    deaths = 0
+    while run_with(Fault("before", "rename", "turn.json", 4 if deaths else 3), arguments, must=False).killed:
+        deaths += 1
+        held = set(roles(pair).values())
+        assert not held >= {"primary at epoch 1", "primary at epoch 3"}
+        with pytest.raises(Refused, match="switchover was begun"):
+            pair.sync()
+        assert deaths < 12
+    assert deaths == 7
+    assert roles(pair) == are("replica at epoch 3", "primary at epoch 3")
+    same(pair)
+    answer = command(*arguments)
+    assert (answer.code, answer.said["status"]) == (0, "nothing")
+
+
+def test_a_switchover_killed_between_two_databases_is_completed(pair: Replication) -> None:
+    arguments = ["--config", str(pair.config()), "switchover", pair.name, "--to", "target"]
+    deaths = 0
+    while run_with(Fault("after", "thrift", "alter database", 1), arguments, must=False).killed:
+        deaths += 1
+        assert deaths < 20
+    assert roles(pair) == are("replica at epoch 3", "primary at epoch 3")
+    assert deaths >= 8
+    same(pair)
+
+
+def test_it_is_taken_back_before_the_flip_and_not_after(pair: Replication) -> None:
+    arguments = ["--config", str(pair.config()), "switchover", pair.name]
+    pair.db("a").write("t", {"second": "2"})
+    assert run_with(Fault("before", "rename", "turn.json", 4), arguments).killed  # drained
+    assert roles(pair)["a"] == "fenced at epoch 2"
+    answer = command(*arguments, "--abort")
+    assert (answer.code, answer.said["status"]) == (0, "aborted")
+    assert {roles(pair)[db] for db in ("a", "b")} == {"primary at epoch 3"}
+    assert command(*arguments, "--abort").code == 6  # there is none any more
+    pair.db("a").write("t", {"third": "3"})
+    assert pair.sync().files_copied == 1
+    assert run_with(Fault("after", "thrift", "alter database .*renamed"), arguments).killed
+    answer = command(*arguments, "--abort")
+    assert answer.code == 6 and "too late" in answer.message
+    assert command(*arguments).code == 0
+    assert roles(pair) == are("replica at epoch 5", "primary at epoch 5")
+
+
+def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Replication) -> None:
+    numbers = iter(range(1000))
+
+    class Busy:
+        """The source, with somebody who writes each time it is asked for its newest event."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "current_event_id":
+                pair.db("a").write("t", {f"f{next(numbers)}": "x"})
+            return getattr(pair.source, name)
+
+    busy = Sides(pair.policy, Busy(), pair.target, local_engine(), Silent())  # type: ignore[arg-type]
+    with pytest.raises(NotReached, match="still writes") as raised:
+        switchover(busy, SwitchoverOptions(drain=pair.policy.schedule * 0))
+    assert "--abort" in raised.value.hint and raised.value.exit_code == 75
+    assert roles(pair)["a"] == "fenced at epoch 2"
+    assert abort(sides(pair)).status == "aborted"
+    assert pair.sync().files_copied >= 0
+    same(pair)
+
+
+def test_a_second_operator_meets_the_lease(pair: Replication) -> None:
+    with pair.memory.lease("switchover"), pytest.raises(LeaseHeld):
+        turn(pair)
+
+
+def test_clocks_that_are_ten_minutes_off_change_nothing(pair: Replication) -> None:
+    pair.db("a").write("t", {"second": "2"})
+    for off, primary in ((-600.0, "target"), (600.0, "source")):
+        done = turn(pair, clock=lambda off=off: time.time() + off)
+        assert done.primary == primary
+        assert done.lag_seconds is not None and done.lag_seconds >= 0
+        assert done.downtime_seconds is not None and 0 <= done.downtime_seconds < 60
+    same(pair)
+
+
+def test_somebody_who_changes_a_role_in_the_middle_is_noticed(pair: Replication) -> None:
+    def told(step: StepTold) -> None:
+        if step.name == "drain":
+            mark = read_role(pair.source, f"{pair.name}_a")
+            set_role(pair.source, f"{pair.name}_a", Role.PRIMARY, 7, expect=mark, force=True)
+
+    with pytest.raises(Refused, match="not fenced"):
+        turn(pair, told=told)
+    assert read_role(pair.target, f"{pair.name}_a") != RoleMark(Role.PRIMARY, 3)
