@@ -16,7 +16,7 @@ __all__ = [
     "BootstrapNeeded", "ChecksumMismatch", "CommitOutcomeUnknown", "ConfigError", "Error", "FilesMissing",
     "FormatError", "JavaError", "KeepError", "LeaseHeld", "MetastoreError", "MetastoreStartError",
     "MetastoreUnreachable", "MomentLost", "NoSpace", "NotReached", "NotWritable", "NotificationLogOff", "ObjectExists",
-    "ObjectNotFound", "Refused", "UsageError",
+    "ObjectNotFound", "Refused", "StoreUnreachable", "UsageError",
 ]  # fmt: skip
 
 
@@ -89,6 +89,13 @@ class Refused(Error):
 
 class NotReached(Error):
     """What was waited for did not come within the time that was given. Nothing was changed; wait again."""
+
+    exit_code = 75
+    transient = True
+
+
+class StoreUnreachable(Error):
+    """The housekeeping store does not answer, or is busy. What was committed stays, the rest is done by the next run."""
 
     exit_code = 75
     transient = True

@@ -31,6 +31,8 @@ ROOMS_OF_LIBRARIES = {
     "hmsclient": {"replicator.metastore"},
     "click": {"replicator.cli"},
     "sqlite3": {"replicator.events", "replicator.guard"},
+    "sqlalchemy": {"replicator.housekeeping"},
+    "alembic": {"replicator.housekeeping"},
 }
 
 

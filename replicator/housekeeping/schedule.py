@@ -1,0 +1,152 @@
+"""Scheduling: the captured log, from where the store has come to its end, becomes items. Acts on the store only.
+
+Items and position become durable in one transaction: a run that is killed schedules nothing twice, and misses nothing.
+What tables were before each change is a fold of the log kept beside it, which can be lost: it is folded again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time as clocks
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from cmroot.log import Segment, segments
+from cmroot.root import ChangeRoot
+from replicator.events.fold import manifest_path, read_records
+from replicator.events.manifest import Manifest
+from replicator.events.record import AddPartitions, ChangeRecord
+from replicator.housekeeping import writing
+from replicator.housekeeping.decide import (
+    Again,
+    Decider,
+    Detach,
+    Disable,
+    Follow,
+    Operation,
+    Put,
+    Retime,
+    Settle,
+    Switch,
+    Trouble,
+)
+from replicator.housekeeping.store import Store
+from replicator.housekeeping.wishes import Defaults
+
+BATCH = 5000
+"""Records, or partitions in them, that become durable together."""
+
+
+@dataclass
+class Scheduled:
+    """What a scheduling did: records read, items that are new, cancelled, detached; tables whose properties were found
+    to be wrong now, with why; and how far it has come."""
+
+    records: int = 0
+    scheduled: int = 0
+    cancelled: int = 0
+    detached: int = 0
+    invalid: list[str] = field(default_factory=list)
+    position: int = 0
+
+
+def schedule(
+    root: ChangeRoot, store: Store, defaults: Defaults, *, clock: Callable[[], float] = clocks.time
+) -> Scheduled:  # fmt: skip
+    """Reads the log to its end; under the run's lease. May run again at any time; a second time it finds nothing."""
+    log = segments(root.place)
+    done = Scheduled(position=store.position())
+    with _folded(root, log, done.position) as known:
+        for records in _batches(log, done.position):
+            decider = Decider(defaults, int(clock()))
+            with store.transaction() as work:
+                for record in records:
+                    for operation in decider.operations(record, known):
+                        _carry_out(work, operation, record, decider.now, done)
+                    _fold(known, record)
+                done.position = records[-1].position
+                done.records += len(records)
+                writing.set_position(work, done.position)
+            known.commit()  # after the store: a fold that is behind is caught up, one that is ahead made anew
+    return done
+
+
+def _carry_out(work: Connection, operation: Operation, record: ChangeRecord, now: int, done: Scheduled) -> None:
+    match operation:
+        case Put(items=items, period=period, anew=anew, dropped=dropped):
+            if dropped:
+                names = sorted({each.partition for each in items})
+                ours = writing.removed_by_us(work, items[0].db, items[0].table, names, record.time)
+                items = [each for each in items if (each.partition, each.place) not in ours]
+            done.scheduled += writing.put(work, items, period, anew=anew)
+        case Detach(db=db, table=table, partitions=partitions):
+            done.detached += writing.detach(work, db, table, partitions, now)
+        case Disable(db=db, table=table, lifecycle=lifecycle, reason=reason):
+            done.cancelled += writing.disable(work, db, table, lifecycle, reason, now)
+        case Retime(db=db, table=table, lifecycle=lifecycle, period=period):
+            writing.retime(work, db, table, lifecycle, period, now)
+        case Switch(db=db, table=table, drops=drops):
+            writing.switch_table(work, db, table, drops, now)
+        case Follow(before=before, after=after, moved=moved):
+            writing.follow(work, before, after, moved, now)
+        case Again(paths=paths, by=by):
+            reason = f"event {record.event}: {by} refers to it again"
+            done.cancelled += writing.referenced_again(work, paths, reason, now)
+        case Trouble(item=item):
+            if writing.trouble(work, item):
+                done.invalid.append(f"{item.object}: {item.reason}")
+        case Settle(db=db, table=table, lifecycle=lifecycle):
+            writing.settle(work, db, table, lifecycle, now)
+
+
+# ---- the fold -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _folded(root: ChangeRoot, log: list[Segment], position: int) -> Iterator[Manifest]:
+    """The state at a position: metadata only, no files."""
+    path = fold_path(root)
+    known = Manifest(path)
+    try:
+        if known.position > position:
+            known.close()
+            for leftover in path.parent.glob(f"{path.name}*"):
+                leftover.unlink()
+            known = Manifest(path)
+        for records in _batches(log, known.position, position):
+            for record in records:
+                _fold(known, record)
+            known.commit()
+        yield known
+    finally:
+        known.close()
+
+
+def fold_path(root: ChangeRoot) -> Path:
+    beside = manifest_path(root)
+    return beside.with_name(beside.name.removesuffix(".sqlite") + "-housekeeping.sqlite")
+
+
+def _fold(known: Manifest, record: ChangeRecord) -> None:
+    known.apply(record)
+    known.advance(record.position, record.event, record.time)
+
+
+def _batches(log: Iterable[Segment], after: int, until: int | None = None) -> Iterator[list[ChangeRecord]]:
+    """Records with after < position <= until."""
+    batch: list[ChangeRecord] = []
+    weight = 0
+    for segment in log:
+        if segment.last <= after or (until is not None and segment.first > until):
+            continue
+        for record in read_records(segment, after, until):
+            batch.append(record)
+            weight += len(record.change.partitions) if isinstance(record.change, AddPartitions) else 1
+            if weight >= BATCH:
+                yield batch
+                batch, weight = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,55 @@
+"""The tables of the housekeeping store, for SQLite and PostgreSQL. Changed only together with a migration."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, String, Table, Text, text
+
+HEAD = 400
+"""Characters of a place that are indexed, to find what lies below another; PostgreSQL indexes no longer texts whole."""
+
+metadata = MetaData()
+_head = String(HEAD).with_variant(String(HEAD, collation="C"), "postgresql")  # bytes in order, as ranges need
+_number = BigInteger().with_variant(Integer, "sqlite")  # what SQLite counts up by itself
+
+item = Table(
+    "housekeeping_item",
+    metadata,
+    Column("id", _number, primary_key=True, autoincrement=True),
+    Column("lifecycle_type", String(20), nullable=False),
+    Column("database_name", Text, nullable=False),
+    Column("table_name", Text, nullable=False),
+    Column("partition_name", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("place", Text, nullable=False),
+    Column("place_head", _head, nullable=False),
+    Column("slot", String(32)),
+    Column("housekeeping_status", String(20), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("creation_timestamp", BigInteger, nullable=False),
+    Column("modified_timestamp", BigInteger, nullable=False),
+    Column("cleanup_timestamp", BigInteger, nullable=False),
+    Column("cleanup_delay", Text, nullable=False),
+    Column("cleanup_attempts", Integer, nullable=False),
+    Column("next_try", BigInteger, nullable=False),
+    Column("detached", Boolean, nullable=False),
+    Column("begun", BigInteger, nullable=False),
+    Column("client_id", Text, nullable=False),
+    Column("event", BigInteger, nullable=False),
+)
+"""`slot`: a digest of what may have one open item only: an attached object, or a path; null for all others."""
+
+ACTIVE_ONLY = text("housekeeping_status IN ('SCHEDULED', 'FAILED')")
+
+Index("housekeeping_item_slot", item.c.slot, unique=True)
+Index("housekeeping_item_due", item.c.cleanup_timestamp, item.c.id, sqlite_where=ACTIVE_ONLY,
+      postgresql_where=ACTIVE_ONLY)  # fmt: skip
+Index("housekeeping_item_below", item.c.place_head, sqlite_where=ACTIVE_ONLY, postgresql_where=ACTIVE_ONLY)
+Index("housekeeping_item_object", item.c.database_name, item.c.table_name, item.c.partition_name)
+
+state = Table(
+    "housekeeping_state",
+    metadata,
+    Column("key", String(50), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""`root`: the id of the one `$cmroot` whose log is read; `position`: up to where."""

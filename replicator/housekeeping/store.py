@@ -1,0 +1,259 @@
+"""The housekeeping store: items in SQLite beside the log, or in PostgreSQL by URL. Opening, migrating, reading.
+
+What changes items is `writing`. One run at a time writes (the run's lease); anybody may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Row,
+    Select,
+    Text,
+    create_engine,
+    event,
+    func,
+    inspect,
+    literal,
+    or_,
+    select,
+    text,
+    tuple_,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from cmroot.place import is_local, join, local_path
+from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable, UsageError
+from replicator.housekeeping.items import Item
+from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
+from replicator.housekeeping.wishes import EXPIRED
+
+if TYPE_CHECKING:
+    from cmroot.root import ChangeRoot
+
+REVISION = "0001"
+"""The newest migration that this release knows."""
+
+FILE = "housekeeping.sqlite"
+PAGE = 1000
+
+
+def store_url(root: str, url: str | None) -> str:
+    """Where a root's items are: `url`, or an SQLite file in a local root. Raises UsageError where neither can be."""
+    if url:
+        return url
+    if not is_local(root):
+        raise UsageError(
+            f"{root}: items cannot be kept on an object store",
+            hint="give --store postgresql://user@host/db, or sqlite:////path/file",
+        )
+    return f"sqlite:///{join(local_path(root), FILE)}"
+
+
+class Store:
+    """Items by what is asked. Raises StoreUnreachable (try again), NoSpace, or Error with the database's words."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is sent before the first question. Raises ConfigError for a URL that names no known database."""
+        try:
+            parsed = make_url(url)
+            if parsed.drivername in ("postgresql", "postgres"):
+                parsed = parsed.set(drivername="postgresql+psycopg")
+            if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+                raise ConfigError(f"{parsed.drivername}: items can be kept in sqlite or postgresql")
+            self._engine = _engine(parsed)
+        except (ArgumentError, NoSuchModuleError) as error:
+            raise ConfigError(f"--store: {error}", hint="e.g. postgresql://user@host/housekeeping") from error
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"--store: {error}", hint="pip install 'replicator[postgres]'") from error
+        self.url = parsed.render_as_string(hide_password=True)
+        self._sqlite = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All that is done in the block becomes durable together, or nothing."""
+        with self._named(), self._engine.begin() as connection:
+            yield connection
+
+    # ---- opening --------------------------------------------------------------------------------------------------
+
+    def prepare(self, root: ChangeRoot) -> None:
+        """Makes or migrates the tables; under the run's lease. Raises UsageError for the store of another root."""
+        if self._revision() != REVISION:
+            self._migrate()
+        with self.transaction() as connection:
+            known = _state(connection, "root")
+            if known is None:
+                connection.execute(state.insert().values(key="root", value=root.id))
+            elif known != root.id:
+                raise UsageError(
+                    f"{self.url}: holds the items of another $cmroot ({known}), not those of {root.place}",
+                    hint="give each $cmroot a store of its own",
+                )
+
+    def check(self) -> None:
+        """For those who only look, or change single items. Raises UsageError when no run has made the tables yet."""
+        if self._revision() is None:
+            raise UsageError(f"{self.url}: no items yet", hint="`replicator housekeeping run` makes them")
+        if self._revision() != REVISION:
+            raise UsageError(f"{self.url}: of an older release", hint="`replicator housekeeping run` migrates it")
+
+    def _revision(self) -> str | None:
+        if self._sqlite is not None and not self._sqlite.exists():
+            return None
+        with self.transaction() as connection:
+            if not inspect(connection).has_table("alembic_version"):
+                return None
+            found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        if found is not None and str(found) > REVISION:
+            raise FormatError(
+                f"{self.url}: revision {found}, this release knows {REVISION}", hint="use a newer release"
+            )
+        return None if found is None else str(found)
+
+    def _migrate(self) -> None:
+        from alembic import command
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+        with self.transaction() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def position(self) -> int:
+        """Of the captured log: everything up to it is scheduled."""
+        with self.transaction() as connection:
+            return int(_state(connection, "position") or 0)
+
+    def due(self, now: int, *, tables: bool, page: int = PAGE) -> Iterator[list[Item]]:
+        """Active items whose time has come, in pages, earliest first. tables: the items of whole tables, else all
+        others. What changes meanwhile is neither skipped nor given twice."""
+        of_table = (item.c.lifecycle_type == EXPIRED) & (item.c.partition_name == "")
+        query = (
+            select(item)
+            .where(ACTIVE_ONLY, item.c.cleanup_timestamp <= now, item.c.next_try <= now)
+            .where(of_table if tables else ~of_table)
+            .order_by(item.c.cleanup_timestamp, item.c.id)
+            .limit(page)
+        )
+        after: tuple[int, int] | None = None
+        while True:
+            rows = self._items(query if after is None else query.where(tuple_(*_DUE_KEY) > tuple_(*after)))
+            if not rows:
+                return
+            yield rows
+            after = (rows[-1].cleanup, rows[-1].id)
+
+    def find(self, *conditions: Any, after: int = 0, limit: int = PAGE) -> list[Item]:
+        """Items with id > after that meet all conditions (over `schema.item`), by id."""
+        return self._items(select(item).where(item.c.id > after, *conditions).order_by(item.c.id).limit(limit))
+
+    def count(self, *conditions: Any) -> int:
+        with self.transaction() as connection:
+            return int(connection.execute(select(func.count()).select_from(item).where(*conditions)).scalar_one())
+
+    def counts(self) -> dict[str, int]:
+        """Items by state."""
+        query = select(item.c.housekeeping_status, func.count()).group_by(item.c.housekeeping_status)
+        with self.transaction() as connection:
+            return {str(status): int(number) for status, number in connection.execute(query)}
+
+    def waiting_below(self, ids: Sequence[int], now: int) -> dict[int, str]:
+        """Of items, those below whose path another active item lies whose time has not come: id -> that path."""
+        if not ids:
+            return {}
+        due, other = item.alias("due"), item.alias("other")
+        head = func.substr(due.c.place, 1, HEAD - 1, type_=Text)
+        below = (other.c.place_head > head + "/") & (other.c.place_head < head + "0")  # "0" follows "/"
+        beginning = func.substr(other.c.place, 1, func.length(due.c.place) + 1, type_=Text)
+        long = (func.length(due.c.place) >= HEAD) & (other.c.place_head == due.c.place_head)
+        query = (
+            select(due.c.id, func.min(other.c.path))
+            .where(due.c.id.in_(ids), text(f"other.{ACTIVE_ONLY.text}"))
+            .where(or_(below, long), beginning == due.c.place + "/")
+            .where(other.c.cleanup_timestamp > literal(now))
+            .group_by(due.c.id)
+        )
+        with self.transaction() as connection:
+            return {int(row[0]): str(row[1]) for row in connection.execute(query)}
+
+    def _items(self, query: Select[Any]) -> list[Item]:
+        with self.transaction() as connection:
+            return [to_item(row) for row in connection.execute(query)]
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What a database says of itself, in our words."""
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._error(error) from error
+        except SQLAlchemyError as error:
+            raise Error(f"{self.url}: {error}") from error
+
+    def _error(self, error: DBAPIError) -> Error:
+        said = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+        message = f"housekeeping store {self.url}: {said}"
+        code = getattr(error.orig, "sqlite_errorname", "") or getattr(error.orig, "sqlstate", None) or ""
+        if code in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "53100"):
+            return NoSpace(message, hint="free space, then run the same command again")
+        away = error.connection_invalidated or code in ("SQLITE_BUSY", "SQLITE_LOCKED", "40001", "40P01", "57P01")
+        if away or (type(error.orig).__name__ == "OperationalError" and self._sqlite is None):
+            return StoreUnreachable(message, hint="nothing is lost; run the same command again when it answers")
+        return Error(message, hint="check the rights of the file, or the URL, user and database")
+
+
+_DUE_KEY = (item.c.cleanup_timestamp, item.c.id)
+
+
+def to_item(row: Row[Any]) -> Item:
+    return Item(
+        id=row.id, lifecycle=row.lifecycle_type, db=row.database_name, table=row.table_name,
+        partition=row.partition_name, path=row.path, place=row.place, status=row.housekeeping_status,
+        reason=row.reason, created=row.creation_timestamp, modified=row.modified_timestamp,
+        cleanup=row.cleanup_timestamp, delay=row.cleanup_delay, attempts=row.cleanup_attempts, next_try=row.next_try,
+        detached=row.detached, begun=row.begun, client=row.client_id, event=row.event,
+    )  # fmt: skip
+
+
+def _state(connection: Connection, key: str) -> str | None:
+    value = connection.execute(select(state.c.value).where(state.c.key == key)).scalar()
+    return None if value is None else str(value)
+
+
+def _engine(url: Any) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True, pool_size=2, connect_args={"connect_timeout": 10})
+    engine = create_engine(url, poolclass=NullPool)
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # SQLAlchemy says when a transaction begins
+        for pragma in ("busy_timeout=30000", "journal_mode=WAL", "synchronous=FULL", "cache_size=-65536"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine

@@ -1,0 +1,118 @@
+"""What a table's owner asks of housekeeping: TBLPROPERTIES as a value. Pure.
+
+Names and meanings are Beekeeper's, so tables work unchanged. What cannot be understood is a problem of that table and
+that lifecycle alone: nothing of it is removed, and a person is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from replicator.housekeeping.periods import Period, parse_period
+from replicator.model import Table
+
+UNREFERENCED, EXPIRED = "UNREFERENCED", "EXPIRED"
+"""Lifecycles: data that a table or partition has left behind; tables and partitions that have lived long enough."""
+
+REMOVE_UNREFERENCED = "beekeeper.remove.unreferenced.data"
+UNREFERENCED_PERIOD = "beekeeper.unreferenced.data.retention.period"
+EVENTS = "beekeeper.hive.event.whitelist"
+REMOVE_EXPIRED = "beekeeper.remove.expired.data"
+EXPIRED_PERIOD = "beekeeper.expired.data.retention.period"
+DROP_TABLES = "beekeeper.expired.data.table.deletion.enabled"
+
+ALTER_PARTITION, ALTER_TABLE, DROP_PARTITION, DROP_TABLE = (
+    "alter_partition", "alter_table", "drop_partition", "drop_table",
+)  # fmt: skip
+THREE_DAYS, THIRTY_DAYS = parse_period("P3D"), parse_period("P30D")
+DEFAULT_EVENTS = frozenset({ALTER_PARTITION, ALTER_TABLE})
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What holds where a table does not say. allow_immediate: zero and negative periods are meant."""
+
+    unreferenced: Period = THREE_DAYS
+    expired: Period = THIRTY_DAYS
+    allow_immediate: bool = False
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """unreferenced, expired: how long such data stays; None: it is not to be removed. events: after which changes old
+    locations are scheduled. drops_table: whether an expired table goes itself, not only its partitions. problems: by
+    lifecycle, why its properties cannot be followed."""
+
+    unreferenced: Period | None = None
+    events: frozenset[str] = DEFAULT_EVENTS
+    expired: Period | None = None
+    drops_table: bool = False
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def period(self, lifecycle: str) -> Period | None:
+        return self.unreferenced if lifecycle == UNREFERENCED else self.expired
+
+
+NOTHING = Wishes()
+
+
+def read_wishes(table: Table | None, defaults: Defaults) -> Wishes:
+    """Never raises. A view has none, nor has a table whose files are listed in metadata of their own (Iceberg)."""
+    if table is None or table.is_view or not any(key.startswith("beekeeper.") for key in table.parameters):
+        return NOTHING
+    given = table.parameters
+    problems: dict[str, str] = {}
+    found: dict[str, Period | None] = {}
+    for lifecycle, switch, key, default in (
+        (UNREFERENCED, REMOVE_UNREFERENCED, UNREFERENCED_PERIOD, defaults.unreferenced),
+        (EXPIRED, REMOVE_EXPIRED, EXPIRED_PERIOD, defaults.expired),
+    ):
+        try:
+            wanted = _switch(given, switch)
+            if wanted and is_iceberg(table):
+                raise ValueError(f"{switch}: an Iceberg table lists its files itself; use its own expiry of snapshots")
+            found[lifecycle] = _period(given, key, default, defaults) if wanted else None
+        except ValueError as error:
+            problems[lifecycle] = str(error)
+    drops = False
+    if EXPIRED not in problems:
+        try:
+            drops = _switch(given, DROP_TABLES)
+        except ValueError as error:
+            problems[EXPIRED] = str(error)
+            found[EXPIRED] = None
+    return Wishes(found.get(UNREFERENCED), _events(given), found.get(EXPIRED), drops, problems)
+
+
+def is_iceberg(table: Table) -> bool:
+    given = {key.lower(): value for key, value in table.parameters.items()}
+    return bool(given.get("metadata_location", "").strip()) or any(
+        "iceberg" in given.get(key, "").lower() for key in ("table_type", "spark.sql.sources.provider")
+    )
+
+
+def _switch(given: Mapping[str, str], key: str) -> bool:
+    text = given.get(key, "false").strip().lower()
+    if text not in ("true", "false"):
+        raise ValueError(f"{key}: {given[key]!r} is neither true nor false")
+    return text == "true"
+
+
+def _period(given: Mapping[str, str], key: str, default: Period, defaults: Defaults) -> Period:
+    if key not in given:
+        return default
+    try:
+        period = parse_period(given[key])
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    if not period.is_positive and not defaults.allow_immediate:
+        raise ValueError(f"{key}: {given[key]!r} leaves no time at all (--allow-immediate lets it)")
+    return period
+
+
+def _events(given: Mapping[str, str]) -> frozenset[str]:
+    """The list replaces the default; what is no event's name is ignored, and an empty list lets nothing through."""
+    if EVENTS not in given:
+        return DEFAULT_EVENTS
+    return frozenset(name.strip().lower() for name in given[EVENTS].split(","))

@@ -1,0 +1,282 @@
+"""Changing items: putting, following, detaching, cancelling them. Everything acts on an open transaction of the store.
+
+The one writer is whoever has the run's lease; so what is read here does not change before it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import xxhash
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
+
+from cmroot.place import normal
+from replicator.housekeeping.items import (
+    ACTIVE,
+    DELETED,
+    DISABLED,
+    EXHAUSTED,
+    INVALID_CONFIG,
+    OPEN,
+    SCHEDULED,
+    SKIPPED,
+    Item,
+)
+from replicator.housekeeping.periods import Period
+from replicator.housekeeping.schema import HEAD, item, state
+from replicator.housekeeping.wishes import EXPIRED, UNREFERENCED
+
+CHUNK = 500  # values in one statement
+OURS_MARGIN = 300  # seconds that the metastore's clock and ours may differ
+
+TABLES_STAY = "an expired table is dropped only with beekeeper.expired.data.table.deletion.enabled=true"
+
+T = TypeVar("T")
+
+
+def object_slot(db: str, table: str, partition: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\0".join((EXPIRED, db, table, partition)).encode())
+
+
+def path_slot(place: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\0".join((UNREFERENCED, place)).encode())
+
+
+def problem_slot(db: str, table: str, lifecycle: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\0".join((INVALID_CONFIG, db, table, lifecycle)).encode())
+
+
+def slot_of(one: Item) -> str | None:
+    """What an item occupies: see `schema.item`."""
+    if one.status == INVALID_CONFIG:
+        return problem_slot(one.db, one.table, one.lifecycle)
+    if one.status not in OPEN:
+        return None
+    if one.lifecycle == UNREFERENCED:
+        return path_slot(one.place)
+    return None if one.detached else object_slot(one.db, one.table, one.partition)
+
+
+def set_position(work: Connection, position: int) -> None:
+    if not work.execute(update(state).where(state.c.key == "position").values(value=str(position))).rowcount:
+        work.execute(state.insert().values(key="position", value=str(position)))
+
+
+def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool = False) -> int:
+    """Adds items, or goes on with the open ones of the same objects: their path, period and event are the new ones,
+    their time begins where it began (`anew`: now). How many are new. All have the same period; no two the same slot."""
+    new = 0
+    for some in chunks(items, CHUNK):
+        slots = {slot_of(each): each for each in some}
+        query = select(item.c.id, item.c.slot, item.c.creation_timestamp, item.c.housekeeping_status)
+        known = {row.slot: row for row in work.execute(query.where(item.c.slot.in_(list(slots))))}
+        changed = []
+        for slot, row in known.items():
+            one = slots[slot]
+            created = one.created if anew else row.creation_timestamp
+            stays = row.housekeeping_status in (SKIPPED, EXHAUSTED) and one.lifecycle == EXPIRED and not anew
+            changed.append(
+                {
+                    "b_id": row.id, "path": one.path, "place": one.place, "place_head": one.place[:HEAD],
+                    "housekeeping_status": row.housekeeping_status if stays else one.status,
+                    "creation_timestamp": created, "cleanup_timestamp": period.after(created),
+                    "modified_timestamp": one.modified, "cleanup_delay": one.delay, "event": one.event,
+                    "client_id": one.client, "begun": 0, "next_try": 0,
+                }
+            )  # fmt: skip
+        if changed:
+            names = [name for name in changed[0] if name != "b_id"]
+            work.execute(
+                update(item).where(item.c.id == bindparam("b_id")).values({name: bindparam(name) for name in names}),
+                changed,
+            )
+        fresh = [to_row(each) for slot, each in slots.items() if slot not in known]
+        if fresh:
+            work.execute(item.insert(), fresh)
+        new += len(fresh)
+    return new
+
+
+def to_row(one: Item) -> dict[str, Any]:
+    return {
+        "lifecycle_type": one.lifecycle, "database_name": one.db, "table_name": one.table,
+        "partition_name": one.partition, "path": one.path, "place": one.place, "place_head": one.place[:HEAD],
+        "slot": slot_of(one), "housekeeping_status": one.status, "reason": one.reason,
+        "creation_timestamp": one.created, "modified_timestamp": one.modified, "cleanup_timestamp": one.cleanup,
+        "cleanup_delay": one.delay, "cleanup_attempts": one.attempts, "next_try": one.next_try,
+        "detached": one.detached, "begun": one.begun, "client_id": one.client, "event": one.event,
+    }  # fmt: skip
+
+
+def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | None, now: int) -> int:
+    """The objects of these items are gone (partitions None: the table is): the items stay, and go at their time."""
+    gone = and_(_of(db, table), ~item.c.detached, item.c.housekeeping_status.in_(OPEN))
+    if partitions is None:
+        revived = and_(gone, item.c.housekeeping_status == SKIPPED, item.c.reason == TABLES_STAY)
+        work.execute(update(item).where(revived).values(housekeeping_status=SCHEDULED, reason=""))
+        paths = and_(gone, item.c.lifecycle_type == UNREFERENCED)
+        found = work.execute(update(item).where(paths).values(detached=True, modified_timestamp=now)).rowcount
+        objects = and_(gone, item.c.lifecycle_type == EXPIRED)
+        values = {"detached": True, "slot": None, "modified_timestamp": now}
+        return int(found + work.execute(update(item).where(objects).values(values)).rowcount)
+    found = 0
+    for some in chunks(partitions, CHUNK):
+        objects = and_(gone, item.c.lifecycle_type == EXPIRED, item.c.partition_name.in_(some))
+        values = {"detached": True, "slot": None, "modified_timestamp": now}
+        found += work.execute(update(item).where(objects).values(values)).rowcount
+    return found
+
+
+def disable(work: Connection, db: str, table: str, lifecycle: str, reason: str, now: int) -> int:
+    """Cancels what waits for a table's objects; not what has begun to go, which must come to its end, and not what was
+    made for objects that are gone."""
+    waiting = and_(
+        _of(db, table), item.c.lifecycle_type == lifecycle, item.c.housekeeping_status.in_(OPEN), ~item.c.detached,
+        item.c.begun == 0,
+    )  # fmt: skip
+    values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
+    return int(work.execute(update(item).where(waiting).values(values)).rowcount)
+
+
+def referenced_again(work: Connection, places: Iterable[str], reason: str, now: int) -> int:
+    """Old locations that something refers to again are not to go."""
+    found = 0
+    values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
+    for some in chunks(places, CHUNK):
+        slots = [path_slot(place) for place in some]
+        found += work.execute(update(item).where(item.c.slot.in_(slots)).values(values)).rowcount
+    return found
+
+
+def retime(work: Connection, db: str, table: str, lifecycle: str, period: Period, now: int) -> int:
+    """The period of a table has changed: the times of all that waits, from where they began."""
+    waiting = and_(
+        _of(db, table), item.c.lifecycle_type == lifecycle, item.c.housekeeping_status.in_(OPEN), ~item.c.detached
+    )
+    common = {"cleanup_delay": period.text, "modified_timestamp": now}
+    if period.fixed is not None:
+        values = {**common, "cleanup_timestamp": item.c.creation_timestamp + period.fixed}
+        return int(work.execute(update(item).where(waiting).values(values)).rowcount)
+    found = 0
+    for rows in _pages(work, waiting, item.c.id, item.c.creation_timestamp):
+        times = [{"b_id": row.id, "b_time": period.after(row.creation_timestamp)} for row in rows]
+        work.execute(
+            update(item).where(item.c.id == bindparam("b_id"))
+            .values(**common, cleanup_timestamp=bindparam("b_time")), times
+        )  # fmt: skip
+        found += len(rows)
+    return found
+
+
+def switch_table(work: Connection, db: str, table: str, drops: bool, now: int) -> None:
+    """Whether the table itself may go was changed."""
+    own = item.c.slot == object_slot(db, table, "")
+    before, after = (SKIPPED, SCHEDULED) if drops else (SCHEDULED, SKIPPED)
+    values = {"housekeeping_status": after, "reason": "" if drops else TABLES_STAY, "modified_timestamp": now}
+    which = and_(own, item.c.housekeeping_status == before, *([item.c.reason == TABLES_STAY] if drops else []))
+    work.execute(update(item).where(which).values(values))
+
+
+def follow(
+    work: Connection, before: tuple[str, str, str | None], after: tuple[str, str, str | None],
+    moved: tuple[str, str] | None, now: int,
+) -> int:  # fmt: skip
+    """A table (db, name, None) or a partition has another name; attached items go by it. moved: its directory moved
+    along, from, to: paths in it are at new places. All items of a table; of a partition its own."""
+    attached = and_(_of(before[0], before[1]), ~item.c.detached)
+    if before[2] is not None:
+        attached = and_(attached, item.c.partition_name == before[2])
+    found = 0
+    for rows in _pages(work, attached, *item.c):
+        changed = []
+        for row in rows:
+            partition = row.partition_name if after[2] is None else after[2]
+            path, place = _moved(row.path, row.place, moved)
+            one = Item(
+                lifecycle=row.lifecycle_type, db=after[0], table=after[1], partition=partition, path=path, place=place,
+                status=row.housekeeping_status, created=0, modified=0, cleanup=0, delay="",
+            )  # fmt: skip
+            changed.append(
+                {"b_id": row.id, "b_db": one.db, "b_table": one.table, "b_part": partition, "b_path": path,
+                 "b_place": place, "b_head": place[:HEAD], "b_slot": slot_of(one)}
+            )  # fmt: skip
+        statement = update(item).where(item.c.id == bindparam("b_id")).values(
+            database_name=bindparam("b_db"), table_name=bindparam("b_table"), partition_name=bindparam("b_part"),
+            path=bindparam("b_path"), place=bindparam("b_place"), place_head=bindparam("b_head"),
+            slot=bindparam("b_slot"), modified_timestamp=now,
+        )  # fmt: skip
+        work.execute(statement, changed)
+        found += len(changed)
+    return found
+
+
+def trouble(work: Connection, one: Item) -> bool:
+    """Notes that a table's properties cannot be understood; whether that is new, or said differently."""
+    slot = problem_slot(one.db, one.table, one.lifecycle)
+    known = work.execute(select(item.c.id, item.c.reason).where(item.c.slot == slot)).first()
+    if known is None:
+        work.execute(item.insert(), to_row(one))
+        return True
+    values = {"reason": one.reason, "path": one.path, "modified_timestamp": one.modified}
+    work.execute(update(item).where(item.c.id == known.id).values(values))
+    return bool(known.reason != one.reason)
+
+
+def settle(work: Connection, db: str, table: str, lifecycle: str, now: int) -> None:
+    """The properties are right again, or gone."""
+    values = {"housekeeping_status": DISABLED, "slot": None, "reason": "the properties were corrected",
+              "modified_timestamp": now}  # fmt: skip
+    work.execute(update(item).where(item.c.slot == problem_slot(db, table, lifecycle)).values(values))
+
+
+def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[str], time: int) -> set[tuple[str, str]]:
+    """(partition, place) of objects that a run dropped at about this time: their drop is no event to act on."""
+    found: set[tuple[str, str]] = set()
+    done_since = and_(item.c.housekeeping_status == DELETED, item.c.modified_timestamp >= time - OURS_MARGIN)
+    for some in chunks(partitions, CHUNK):
+        query = select(item.c.partition_name, item.c.place).where(
+            _of(db, table), item.c.lifecycle_type == EXPIRED, item.c.partition_name.in_(some), item.c.begun > 0,
+            item.c.begun <= time + OURS_MARGIN, item.c.housekeeping_status.in_(ACTIVE) | done_since,
+        )  # fmt: skip
+        found |= {(str(row.partition_name), str(row.place)) for row in work.execute(query)}
+    return found
+
+
+def settle_each(work: Connection, changes: Sequence[dict[str, Any]]) -> None:
+    """Writes outcomes: dicts with `id` and all of status, reason, attempts, next_try, begun, modified and slot."""
+    if changes:
+        statement = update(item).where(item.c.id == bindparam("b_id")).values(
+            housekeeping_status=bindparam("b_status"), reason=bindparam("b_reason"),
+            cleanup_attempts=bindparam("b_attempts"), next_try=bindparam("b_next_try"), begun=bindparam("b_begun"),
+            modified_timestamp=bindparam("b_modified"), slot=bindparam("b_slot"),
+        )  # fmt: skip
+        work.execute(statement, [{f"b_{name}": value for name, value in each.items()} for each in changes])
+
+
+def _of(db: str, table: str) -> ColumnElement[bool]:
+    return and_(item.c.database_name == db, item.c.table_name == table)
+
+
+def _moved(path: str, place: str, moved: tuple[str, str] | None) -> tuple[str, str]:
+    if moved:
+        old, new = normal(moved[0]), normal(moved[1])
+        if place == old or place.startswith(old + "/"):
+            tail = place[len(old) :]
+            return moved[1].rstrip("/") + tail, new + tail
+    return path, place
+
+
+def _pages(work: Connection, where: ColumnElement[bool], *columns: Any) -> Iterator[Sequence[Any]]:
+    """Rows by id, a page at a time; they may be changed meanwhile."""
+    last = 0
+    while rows := work.execute(select(*columns).where(where, item.c.id > last).order_by(item.c.id).limit(5000)).all():
+        last = rows[-1].id
+        yield rows
+
+
+def chunks(things: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(things)
+    while some := list(islice(iterator, size)):
+        yield some
