@@ -73,7 +73,11 @@ def audit() -> None:
 @click.option("--run", help="Only this run's.")
 @click.option("--object", "object_", metavar="DB.TABLE", help="Only what was about this table.")
 @click.option("--path", metavar="PLACE", help="Only this path, and what lies below it.")
-@click.option("--outcome", type=click.Choice(["intended", "removed", "refused", "failed", "done"]))
+@click.option(
+    "--outcome",
+    type=click.Choice(["intended", "removed", "refused", "failed", "done"]),
+    help="Only rows with this outcome.",
+)
 @click.option("--since", metavar="TIME", help="Only rows from then on; ISO 8601.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many rows.")
 @json_option
