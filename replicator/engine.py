@@ -32,6 +32,7 @@ Environment = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 WAVE = 4  # Spark tasks for each core that are sent together; the driver holds as many results
 GROUP_TASKS = 64  # Spark tasks after a shuffle of much, on few cores: an executor holds the groups of one at once
+_CATALOG = "spark.sql.catalogImplementation"
 
 
 class Engine(Protocol):
@@ -166,6 +167,35 @@ class SparkEngine:
                     raise answer
                 yield from unpack(answer)
 
+    def answer(self, query: str, rows: int) -> list[list[Any]]:
+        """The first rows of a query on the tables of a metastore; the engine has `hive_settings`. Raises Error with
+        Spark's words, also for anything that is no query: it is read inside parentheses, where nothing that changes
+        something can stand."""
+        context = self.context
+        if context.getConf().get(_CATALOG) != "hive":
+            raise Error("Spark runs already, without a metastore", hint="ask queries in a process of their own")
+        from pyspark.sql import SparkSession
+
+        try:
+            found = SparkSession.builder.getOrCreate().sql(f"SELECT * FROM (\n{query}\n) LIMIT {rows}").collect()
+        except Exception as error:
+            raise Error(f"the query failed: {_cause(error)}", hint="ask it in a Spark shell for all of it") from error
+        return [list(row) for row in found]
+
+    def session(self, settings: Mapping[str, str]) -> Any:
+        """A Spark session whose catalog is a metastore; `settings`: its `hive_settings`. Raises Error when Spark runs
+        already with another catalog: a process has one."""
+        with self._lock:
+            if self._context is None:
+                self._settings = {**settings, **self._settings}
+        conf = self.context.getConf()
+        uris = "spark.hadoop.hive.metastore.uris"
+        if conf.get(_CATALOG) != "hive" or conf.get(uris) != settings[uris]:
+            raise Error("Spark runs already, with another catalog", hint="run this command in a process of its own")
+        from pyspark.sql import SparkSession
+
+        return SparkSession.builder.getOrCreate()
+
     def stop(self) -> None:
         """Safe to run twice, and when Spark's process has died: the next use starts a new one."""
         with self._lock:
@@ -209,6 +239,19 @@ class SparkEngine:
                 f"Spark did not start with master {master}: {str(error)[:500]}",
                 hint="check JAVA_HOME (Java 17 or newer) and the master's address, or use --engine local",
             ) from error
+
+
+def hive_settings(uri: str, warehouse: str) -> dict[str, str]:
+    """For a SparkEngine that answers queries on the tables of a metastore, each time as they are now."""
+    return {
+        _CATALOG: "hive",
+        "spark.hadoop.hive.metastore.uris": uri,
+        "spark.sql.warehouse.dir": warehouse,
+        "spark.sql.hive.manageFilesourcePartitions": "true",
+        "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
+        "spark.sql.filesourceTableRelationCacheSize": "0",
+        "spark.sql.hive.caseSensitiveInferenceMode": "NEVER_INFER",  # the others write what they infer into the table
+    }
 
 
 def _forget_dead_gateway() -> None:
@@ -262,6 +305,10 @@ class AutoEngine:
             return self._local
         small = items <= self.SMALL_ITEMS and size <= self.SMALL_BYTES
         return self._local if small and self._choice == "auto" else self._spark
+
+    def session(self, settings: Mapping[str, str]) -> Any:
+        """A Spark session on a metastore, whatever the choice; see SparkEngine.session."""
+        return self._spark.session(settings)
 
     @property
     def start_seconds(self) -> float:

@@ -48,7 +48,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     target prefix. cmroot: the source's; target_cmroot: the target's, which also remembers the policy's runs. dumps:
     directory of the policies' dumps. warehouse: the target's, None: as its metastore says. external: "mirror",
     "metadata", or a place below which external data go. schedule: from the begin of one run to the next. retention: of
-    dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing."""
+    dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing.
+    smoke: queries on the replica that drills ask."""
 
     name: str
     source: str
@@ -71,6 +72,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     verify: VerifyBudget | None = None
     publish: Publish = "mirror"
     engine: EngineName = "auto"
+    smoke: tuple[str, ...] = ()
 
     @property
     def slot(self) -> str:
@@ -185,6 +187,7 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     verify: _VerifyInFile | None = None
     publish: Publish = "mirror"
     engine: EngineName = "auto"
+    smoke: str | list[str] = []
 
 
 KEYS = _InFile.__struct_fields__
@@ -225,6 +228,7 @@ def parse_policy(name: str, values: Any, uri: Callable[[str], str]) -> Policy:
         verify=None if written.verify is None else reading.budget(written.verify),
         publish=written.publish,
         engine=written.engine,
+        smoke=(written.smoke,) if isinstance(written.smoke, str) else tuple(written.smoke),
     )
     _fits_together(reading, policy)
     return policy

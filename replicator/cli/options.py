@@ -55,7 +55,7 @@ class Session:
         from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 
         settings = self.config.spark | parse_settings(choice.spark_conf, "--spark-conf")
-        engines = AutoEngine(LocalEngine(), SparkEngine(choice.master, settings, _java_environment), choice.engine)
+        engines = AutoEngine(LocalEngine(), SparkEngine(choice.master, settings, java_environment), choice.engine)
         try:
             yield engines
         finally:
@@ -66,7 +66,7 @@ class Session:
         return Bars() if sys.stderr.isatty() else Silent()
 
 
-def _java_environment() -> Mapping[str, str]:
+def java_environment() -> Mapping[str, str]:
     from replicator.metastore.java import find_java, spark_environment
 
     return spark_environment(find_java(os.environ))

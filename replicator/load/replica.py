@@ -59,7 +59,7 @@ def replica_table(table: Table, placement: Placement, mark: Mark) -> Table:
     if table.kind == EXTERNAL:
         parameters["EXTERNAL"] = "TRUE"
     if table.is_view:
-        parameters = _view_parameters(parameters, placement.databases)
+        parameters = view_parameters(parameters, placement.databases)
     return msgspec.structs.replace(
         table,
         db=placement.database(table.db),
@@ -118,7 +118,7 @@ def _paths(parameters: Mapping[str, str], placement: Placement, db: str, locatio
     return {key: placement.path_in_text(db, location, value) for key, value in parameters.items()}
 
 
-def _view_parameters(parameters: Mapping[str, str], databases: Mapping[str, str]) -> dict[str, str]:
+def view_parameters(parameters: Mapping[str, str], databases: Mapping[str, str]) -> dict[str, str]:
     """Spark resolves a view's unqualified names in the catalog and database it stores as numbered parameters."""
     return {
         key: databases.get(value, value) if key.startswith("view.catalogAndNamespace.part.") else value

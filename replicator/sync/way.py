@@ -17,6 +17,7 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.model import Database
 from replicator.policy import Policy, matching_databases
 from replicator.roles import Role, RoleMark, mark_of
+from replicator.sync.drill_shadow import is_shadow
 from replicator.sync.memory import RememberedScope
 
 
@@ -125,7 +126,8 @@ def find_way(
 def survey(
     policy: Policy, source: MetastoreReader, target: MetastoreReader, remembered: RememberedScope | None
 ) -> list[Pair]:
-    """Every database that matches the policy on either side, and those that its last run had."""
+    """Every database that matches the policy on either side, and those that its last run had. What a drill made on a
+    side is not there."""
     here, there = source.database_names(), target.database_names()
     original = {replica: name for name, replica in policy.rename_db.items()}
     back = [original.get(replica, replica) for replica in there]
@@ -134,14 +136,13 @@ def survey(
     names = {name: policy.target_name(name) for name in matching} | {
         name: replica for name, replica in (remembered.databases if remembered else {}).items() if name not in matching
     }
-    return [
-        Pair(
-            name, replica, name,
-            source.database(name) if name in here else None, target.database(replica) if replica in there else None,
-            matches=name in matching,
-        )
-        for name, replica in names.items()
-    ]  # fmt: skip
+    pairs = []
+    for name, replica in names.items():
+        sides = source.database(name) if name in here else None, target.database(replica) if replica in there else None
+        if any(map(is_shadow, sides)) and all(side is None or is_shadow(side) for side in sides):
+            continue
+        pairs.append(Pair(name, replica, name, *sides, matches=name in matching))
+    return pairs
 
 
 def runs_backwards(pairs: Sequence[Pair]) -> bool:
