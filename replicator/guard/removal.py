@@ -101,18 +101,22 @@ def forbidden(removal: Removal, limits: Limits, holds: Sequence[LegalHold]) -> s
 def refuse_excess(judged: Judged, limits: Limits, total: int, noun: str) -> None:
     """Raises Refused (exit 6) when what is allowed is more than one run may remove, before anything is. `total`: how
     many the job looked at; `noun`: what they are, such as "partitions"."""
-    count = len(judged.allowed)
+    refuse_counts(len(judged.allowed), judged.bytes, limits, total, noun)
+
+
+def refuse_counts(count: int, size: int, limits: Limits, total: int, noun: str) -> None:
+    """The same for a plan that is too large for memory: `count` removals of `size` bytes together."""
     if limits.max_share is not None and total and count / total > limits.max_share:
         raise Refused(
             f"{count:,} of {total:,} {noun} would go, {count / total:.0%}; one run may remove {limits.max_share:.0%}",
             hint="look at the plan with --dry-run; if it is right, raise --max-share for this run",
             details={"removals": count, "total": total, "max_share": limits.max_share},
         )
-    if limits.max_bytes is not None and judged.bytes > limits.max_bytes:
+    if limits.max_bytes is not None and size > limits.max_bytes:
         raise Refused(
-            f"{judged.bytes:,} bytes would go; one run may remove {limits.max_bytes:,}",
+            f"{size:,} bytes would go; one run may remove {limits.max_bytes:,}",
             hint="look at the plan with --dry-run; if it is right, raise --max-bytes for this run",
-            details={"bytes": judged.bytes, "max_bytes": limits.max_bytes},
+            details={"bytes": size, "max_bytes": limits.max_bytes},
         )
 
 
