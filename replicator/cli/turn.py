@@ -22,8 +22,7 @@ from replicator.cli.output import aligned, emit, shortened, write
 from replicator.cli.sync import Opened, jobs_option, opened, policy_argument
 
 if TYPE_CHECKING:
-    from replicator.sync.switchover import Sides
-    from replicator.sync.turn import StepTold, Turned
+    from replicator.sync.turn import Sides, StepTold, Turned
 
 to_option = click.option(
     "--to", type=click.Choice(["source", "target"]), default=None,
@@ -78,7 +77,7 @@ def switchover(
 
 def sides_of(session: Session, work: Opened, as_json: bool) -> Sides:
     """What a verb works on; each step is told when it is done."""
-    from replicator.sync.switchover import Sides
+    from replicator.sync.turn import Sides
 
     def told(step: StepTold) -> None:
         if not as_json:

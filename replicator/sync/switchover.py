@@ -17,8 +17,7 @@ promoted, the turn can be taken back (`abort`); after that, a second switchover 
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import msgspec
@@ -28,14 +27,10 @@ from cmroot.log import segments
 from cmroot.place import join
 from cmroot.waiting import patiently
 from replicator.dump.points import resolve_until
-from replicator.engine import AutoEngine
 from replicator.errors import Error, NotReached, Refused
 from replicator.events.capture import capture
 from replicator.events.scope import Patterns
 from replicator.load.replica import RESTORING
-from replicator.metastore.client import Metastore
-from replicator.policy import Policy
-from replicator.progress import Progress
 from replicator.roles import Role
 from replicator.sync.lag import lag
 from replicator.sync.memory import Memory, Turn
@@ -46,8 +41,8 @@ from replicator.sync.steps import SyncOptions, concerned
 from replicator.sync.turn import (
     Action,
     Details,
+    Sides,
     StepTold,
-    Told,
     Turned,
     begin,
     carry_out,
@@ -63,7 +58,7 @@ from replicator.sync.turn import (
 )
 from replicator.sync.unreplicated import Unreplicated
 from replicator.sync.verified import read_memory
-from replicator.sync.way import Pair, Way, find_way
+from replicator.sync.way import Pair, Way
 
 VERB = "switchover"
 STEPS = ("fence", "drain", "verify", "promote", "demote", "late", "slots")
@@ -82,23 +77,6 @@ class SwitchoverOptions:
     drain: timedelta = timedelta(minutes=10)
     patience: timedelta = timedelta(seconds=10)
     jobs: int = 2
-
-
-@dataclass(frozen=True)
-class Sides:
-    """What a verb works on: a policy, its metastores as it names them, and where work runs."""
-
-    policy: Policy
-    source: Metastore
-    target: Metastore
-    engines: AutoEngine
-    progress: Progress
-    others: Sequence[Policy] = ()
-    clock: Callable[[], float] = clocks.time
-    told: Told = field(default=lambda step: None)
-
-    def way(self, memory: Memory, *, reverse: bool | None = None) -> Way:
-        return find_way(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
 
 
 def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_run: bool = False) -> Turned:
@@ -220,6 +198,8 @@ def _check(sides: Sides, way: Way, memory: Memory, options: SwitchoverOptions, r
 
 def _problems(pair: Pair, way: Way) -> list[str]:
     """Why one database cannot be turned."""
+    if pair.here is None and pair.made_from != way.root.id:
+        return []  # it is only there, nobody's replica, and stays so
     if pair.here is None:
         return [f"{pair.name} is not at {way.source.uri}: run sync, which takes its replica away"]
     if pair.there is None or (pair.position is None and not pair.turned):
@@ -303,11 +283,13 @@ class _Switchover:
         ]
 
     def way(self) -> Way:
-        return self.sides.way(self.kept.memory, reverse=self.turn.reverse)
+        """What both sides have now, of databases that the side to be drained has."""
+        way = self.sides.way(self.kept.memory, reverse=self.turn.reverse)
+        return replace(way, pairs=tuple(pair for pair in way.matching if pair.here is not None))
 
     def fence(self) -> Details:
         way = self.way()
-        names = [pair.name for pair in way.matching if pair.here is not None]
+        names = [pair.name for pair in way.matching]
         for name in names:
             give(way.source, name, Role.FENCED, self.fenced, instead_of=(Role.PRIMARY, Role.NONE))
         return {"epoch": self.fenced, "databases": names}

@@ -23,16 +23,18 @@ from cmroot.lease import Lease
 from cmroot.pins import Slot, create_slot, drop_slot, find_slot
 from cmroot.root import ChangeRoot
 from replicator.dump.slots import BOOTSTRAP
+from replicator.engine import AutoEngine
 from replicator.errors import Error, Refused
 from replicator.metastore.client import Metastore
 from replicator.policy import Policy
+from replicator.progress import Progress
 from replicator.report import json_text
 from replicator.roles import Role, RoleMark
 from replicator.sync.memory import Memory, Turn, iso
 from replicator.sync.memory import Step as Remembered
 from replicator.sync.roles import label, read_role, set_role
 from replicator.sync.steps import CHECKPOINT, NO_WAIT
-from replicator.sync.way import Pair, Way
+from replicator.sync.way import Pair, Way, find_way
 
 Details = dict[str, Any]
 
@@ -65,8 +67,8 @@ Told = Callable[[StepTold], None]
 class Turned:
     """What a turn did. `status`: done, ready (a dry run), nothing (the side is the primary already), aborted.
     `primary`: the side that is the primary now, source or target as the policy names them; `uri`: its metastore.
-    `epoch`: the primary's. downtime_seconds: from fencing the old primary to the new one; None where that cannot be told, as the
-    two were done on different machines. `problems`: what a dry run found in the way. `loss`, `own`: the reports of a
+    `epoch`: the primary's. downtime_seconds: from fencing the old primary to the new one; None where that cannot be
+    told, as the two were done on different machines. `problems`: what a dry run found in the way. `loss`, `own`: the reports of a
     failover and a failback."""
 
     policy: str
@@ -90,6 +92,23 @@ class Turned:
     seconds: float = 0.0
 
     __str__ = json_text
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a verb works on: a policy, its metastores as it names them, and where work runs."""
+
+    policy: Policy
+    source: Metastore
+    target: Metastore
+    engines: AutoEngine
+    progress: Progress
+    others: Sequence[Policy] = ()
+    clock: Callable[[], float] = clocks.time
+    told: Told = field(default=lambda step: None)
+
+    def way(self, memory: Memory, *, reverse: bool | None = None) -> Way:
+        return find_way(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
 
 
 # ---- the list of steps --------------------------------------------------------------------------------------------
