@@ -9,7 +9,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import bootstrapping, copying, decoding, expiring, gatewaying, keeping, loading, memory, replaying, scanning
+from benchmarks import (
+    bootstrapping,
+    copying,
+    decoding,
+    expiring,
+    gatewaying,
+    keeping,
+    loading,
+    memory,
+    replaying,
+    scanning,
+)
 from benchmarks.measure import machine, record
 from replicator.cli.main import collect_rarely
 

@@ -130,5 +130,3 @@ class OneByOne:
 def _at(thing: Table | Partition, place: Path) -> Any:
     assert thing.storage
     return msgspec.structs.replace(thing.storage, location=f"file:{place}")
-
-

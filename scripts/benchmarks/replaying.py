@@ -93,18 +93,21 @@ def _record(source: ThriftMetastore, directory: Path, size: str) -> _Recorded:
         after = source.current_event_id()
         writer.write(PORTION[size])
         ground.settle(directory)
-        events: list[NotificationEvent] = []
-        recorded.seconds["fetch"] += timed(lambda: events.extend(source.next_events(after, 2 * EVENT_BATCH)))
-        recorded.seconds["decode"] += timed(lambda: [decode(event) for event in events])
-        recorded.kinds.update(event.type for event in events)
-        recorded.message_bytes += sum(len(event.message or "") for event in events)
-        del events[:]
+        _fetch_and_decode(source, after, recorded)
         _, captured = ground.captured(source, recorded.root.place, ["mixed"], engine)
         recorded.seconds["capture"] += captured.seconds
     writer.close()
     dumped = ground.dumped(source, recorded.root, recorded.dump, ["mixed"], since=str(recorded.base))
     recorded.seconds["dump"] = dumped.seconds
     return recorded
+
+
+def _fetch_and_decode(source: ThriftMetastore, after: int, recorded: _Recorded) -> None:
+    events: list[NotificationEvent] = []
+    recorded.seconds["fetch"] += timed(lambda: events.extend(source.next_events(after, 2 * EVENT_BATCH)))
+    recorded.seconds["decode"] += timed(lambda: [decode(event) for event in events])
+    recorded.kinds.update(event.type for event in events)
+    recorded.message_bytes += sum(len(event.message or "") for event in events)
 
 
 def _prove(source: ThriftMetastore, target: ThriftMetastore, number: int) -> None:

@@ -1,0 +1,101 @@
+"""When a change that was committed at the source is seen on the target, by asking the target's metastore all the time.
+
+A mark is a number. The commit counts from the moment at which the source's metastore had answered; that a mark is seen
+is noticed at most one poll (`POLL` and what the two calls take) late, which counts as lag.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from replicator.errors import Error
+from replicator.metastore.thrift import ThriftMetastore
+
+POLL = 0.1
+METADATA = "metadata"  # an alter of the table `marks`: a property tells the newest mark
+PARTITION = "partition with a file"  # `days/p=<mark>`
+SPARK = "Spark's insert"  # the same, of the database that Spark writes to
+
+
+class Marks:
+    """Marks that were committed and not seen yet, and the lags of those that were, in seconds, by kind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, dict[int, float]] = defaultdict(dict)
+        self.lags: dict[str, list[float]] = defaultdict(list)
+        self.withdrawn = 0
+
+    def committed(self, kind: str, mark: int) -> None:
+        with self._lock:
+            self._waiting[kind][mark] = time.monotonic()
+
+    def withdraw(self, kind: str, mark: int) -> None:
+        """The writer takes it away itself: a mark that was not seen by now never will be."""
+        with self._lock:
+            self.withdrawn += self._waiting[kind].pop(mark, None) is not None
+
+    def waiting(self, kind: str) -> list[int]:
+        with self._lock:
+            return list(self._waiting[kind])
+
+    def seen(self, kind: str, mark: int, when: float) -> None:
+        with self._lock:
+            began = self._waiting[kind].pop(mark, None)
+            if began is not None:
+                self.lags[kind].append(max(0.0, when - began))
+
+
+class Poller(threading.Thread):
+    """Looks at the target until it is told to end. `broken`: partitions that were shown before their file was there."""
+
+    def __init__(self, target: ThriftMetastore, marks: Marks, plain: str, sql: str) -> None:
+        super().__init__(name="poller", daemon=True)
+        self._target, self._marks, self._plain, self._sql = target, marks, plain, sql
+        self._over = threading.Event()
+        self.broken: list[str] = []
+
+    def run(self) -> None:
+        while not self._over.wait(POLL):
+            for look in (self._metadata, self._days, self._spark):
+                with contextlib.suppress(Error):  # killed, or not there yet
+                    look()
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+    def _metadata(self) -> None:
+        waiting = self._marks.waiting(METADATA)
+        if waiting:
+            newest = int(self._target.table(self._plain, "marks").parameters.get("mark", 0))
+            now = time.monotonic()
+            for mark in waiting:
+                if mark <= newest:
+                    self._marks.seen(METADATA, mark, now)
+
+    def _days(self) -> None:
+        for mark, place in self._partitions(PARTITION, self._plain):
+            if not (place / f"day-{mark}").exists():
+                self.broken.append(str(place))
+
+    def _spark(self) -> None:
+        for _, place in self._partitions(SPARK, self._sql):
+            if not any(each.name.startswith("part-") for each in place.iterdir()):
+                self.broken.append(str(place))
+
+    def _partitions(self, kind: str, db: str) -> list[tuple[int, Path]]:
+        waiting = self._marks.waiting(kind)
+        if not waiting:
+            return []
+        names = set(self._target.partition_names(db, "days"))
+        now = time.monotonic()
+        shown = [mark for mark in waiting if f"p={mark}" in names]
+        for mark in shown:
+            self._marks.seen(kind, mark, now)
+        location = (self._target.table(db, "days").location or "").removeprefix("file:")
+        return [(mark, Path(location) / f"p={mark}") for mark in shown]
