@@ -63,12 +63,23 @@ class GuardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     protected: tuple[str, ...] = ()
 
 
+class HousekeepingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where items of housekeeping are kept (a URL; default: beside the log), and periods for tables that give none.
+    Names of the delays as in Beekeeper's configuration."""
+
+    store: str | None = None
+    default_cleanup_delay: str = "P3D"
+    default_expiration_delay: str = "P30D"
+    allow_immediate: bool = False
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file. `spark`: settings for Spark, full names as keys. `policies`: by name, read and valid."""
 
     metastores: dict[str, MetastoreConfig] = {}
     defaults: Defaults = Defaults()
     guard: GuardConfig = GuardConfig()
+    housekeeping: HousekeepingConfig = HousekeepingConfig()
     spark: dict[str, str] = {}
     policies: dict[str, Policy] = {}
 
@@ -128,7 +139,8 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
         raise ConfigError(
             f"{name}: {_as_key(str(error))}",
             hint=f"tables: metastores.NAME (uri), defaults ({', '.join(Defaults.__struct_fields__)}), spark, "
-            f"policies.NAME, guard ({', '.join(GuardConfig.__struct_fields__)})",
+            f"policies.NAME, guard ({', '.join(GuardConfig.__struct_fields__)}), "
+            f"housekeeping ({', '.join(HousekeepingConfig.__struct_fields__)})",
         ) from error
     try:
         read = {key: parse_policy(key, value, config.metastore_uri) for key, value in written.items()}

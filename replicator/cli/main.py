@@ -21,6 +21,7 @@ from replicator.cli.drill import drill
 from replicator.cli.dump import dump
 from replicator.cli.gateway import gateway
 from replicator.cli.guard import audit, legal_hold
+from replicator.cli.housekeeping import housekeeping
 from replicator.cli.lag import history, lag
 from replicator.cli.load import load
 from replicator.cli.metastore import metastore
@@ -81,6 +82,7 @@ for _command in (
     dump,
     gateway,
     history,
+    housekeeping,
     lag,
     legal_hold,
     load,

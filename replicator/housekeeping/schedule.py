@@ -54,12 +54,14 @@ class Scheduled:
 
 
 def schedule(
-    root: ChangeRoot, store: Store, defaults: Defaults, *, clock: Callable[[], float] = clocks.time
+    root: ChangeRoot, store: Store, defaults: Defaults, *, clock: Callable[[], float] = clocks.time,
+    fold: Path | None = None,
 ) -> Scheduled:  # fmt: skip
-    """Reads the log to its end; under the run's lease. May run again at any time; a second time it finds nothing."""
+    """Reads the log to its end; under the run's lease. May run again at any time; a second time it finds nothing.
+    fold: where the fold lies, if not where it belongs."""
     log = segments(root.place)
     done = Scheduled(position=store.position())
-    with _folded(root, log, done.position) as known:
+    with _folded(fold or fold_path(root), log, done.position) as known:
         for records in _batches(log, done.position):
             decider = Decider(defaults, int(clock()))
             with store.transaction() as work:
@@ -106,9 +108,8 @@ def _carry_out(work: Connection, operation: Operation, record: ChangeRecord, now
 
 
 @contextlib.contextmanager
-def _folded(root: ChangeRoot, log: list[Segment], position: int) -> Iterator[Manifest]:
+def _folded(path: Path, log: list[Segment], position: int) -> Iterator[Manifest]:
     """The state at a position: metadata only, no files."""
-    path = fold_path(root)
     known = Manifest(path)
     try:
         if known.position > position:

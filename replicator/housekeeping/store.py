@@ -138,6 +138,26 @@ class Store:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
+    def copied(self, path: Path) -> Store:
+        """A copy in an SQLite file, for trying out; this store is only read."""
+        copy = Store(f"sqlite:///{path}")
+        if self._revision() is None:
+            return copy
+        if self._sqlite is not None:
+            with self.transaction() as connection:
+                connection.exec_driver_sql("COMMIT")  # VACUUM wants no transaction
+                connection.exec_driver_sql("VACUUM INTO ?", (str(path),))
+                connection.exec_driver_sql("BEGIN")
+            return copy
+        copy._migrate()
+        with self.transaction() as source, copy.transaction() as target:
+            for row in source.execute(select(state)):
+                target.execute(state.insert().values(key=row.key, value=row.value))
+            rows = source.execution_options(yield_per=PAGE).execute(select(item))
+            for some in rows.mappings().partitions(PAGE):
+                target.execute(item.insert(), [dict(row) for row in some])
+        return copy
+
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def position(self) -> int:
@@ -164,9 +184,9 @@ class Store:
             yield rows
             after = (rows[-1].cleanup, rows[-1].id)
 
-    def find(self, *conditions: Any, after: int = 0, limit: int = PAGE) -> list[Item]:
-        """Items with id > after that meet all conditions (over `schema.item`), by id."""
-        return self._items(select(item).where(item.c.id > after, *conditions).order_by(item.c.id).limit(limit))
+    def find(self, *conditions: Any, offset: int = 0, limit: int = PAGE) -> list[Item]:
+        """Items that meet all conditions (over `schema.item`), by id."""
+        return self._items(select(item).where(*conditions).order_by(item.c.id).offset(offset).limit(limit))
 
     def count(self, *conditions: Any) -> int:
         with self.transaction() as connection:

@@ -25,7 +25,7 @@ from replicator.housekeeping.items import (
     Item,
 )
 from replicator.housekeeping.periods import Period
-from replicator.housekeeping.schema import HEAD, item, state
+from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
 from replicator.housekeeping.wishes import EXPIRED, UNREFERENCED
 
 CHUNK = 500  # values in one statement
@@ -141,12 +141,17 @@ def disable(work: Connection, db: str, table: str, lifecycle: str, reason: str, 
 
 
 def referenced_again(work: Connection, places: Iterable[str], reason: str, now: int) -> int:
-    """Old locations that something refers to again are not to go."""
+    """Old locations, and those of objects that are gone, are not to go when something refers to them again."""
     found = 0
     values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
     for some in chunks(places, CHUNK):
         slots = [path_slot(place) for place in some]
         found += work.execute(update(item).where(item.c.slot.in_(slots)).values(values)).rowcount
+        gone = and_(
+            ACTIVE_ONLY, item.c.place_head.in_([place[:HEAD] for place in some]), item.c.place.in_(some),
+            item.c.lifecycle_type == EXPIRED, item.c.detached,
+        )  # fmt: skip
+        found += work.execute(update(item).where(gone).values(values)).rowcount
     return found
 
 
@@ -253,6 +258,23 @@ def settle_each(work: Connection, changes: Sequence[dict[str, Any]]) -> None:
             modified_timestamp=bindparam("b_modified"), slot=bindparam("b_slot"),
         )  # fmt: skip
         work.execute(statement, [{f"b_{name}": value for name, value in each.items()} for each in changes])
+
+
+def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:
+    """Of items (id, slot), those whose slot another one has."""
+    found = []
+    for some in chunks(wanted, CHUNK):
+        holders = dict(
+            work.execute(select(item.c.slot, item.c.id).where(item.c.slot.in_([slot for _, slot in some]))).all()
+        )  # fmt: skip
+        found += [one for one, slot in some if holders.get(slot, one) != one]
+    return found
+
+
+def forget(work: Connection, before: int) -> int:
+    """Removes items that came to their end before a moment; SKIPPED and EXHAUSTED ones stay, for somebody to look."""
+    ended = and_(item.c.housekeeping_status.in_((DELETED, DISABLED)), item.c.modified_timestamp < before)
+    return int(work.execute(item.delete().where(ended)).rowcount)
 
 
 def _of(db: str, table: str) -> ColumnElement[bool]:

@@ -1,0 +1,235 @@
+"""Cleaning: due items go, a page at a time. `plan` decides about a page, `Cleaning.carry_out` acts on it.
+
+The order, for a crash between any two of its steps:
+1. what stays is noted, and what goes is marked as begun;
+2. partitions and tables are dropped, metadata only: from here on no reader is led to their data;
+3. their paths, to which nothing may refer any more at that moment, are recycled into `$cmroot`;
+4. the items are DELETED.
+A killed run leaves items that are due still. The next one finds the object gone and the path there, and goes on at 3;
+or finds neither, and goes on at 4. So no data is left behind, and none goes that something refers to.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cmroot.errors import Error
+from cmroot.listing import list_tree
+from replicator.engine import AutoEngine
+from replicator.errors import ObjectNotFound
+from replicator.guard.removal import Removal
+from replicator.guard.remove import Remover
+from replicator.housekeeping import writing
+from replicator.housekeeping.due import Going, Staying, decide, look
+from replicator.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
+from replicator.housekeeping.store import PAGE, Store
+from replicator.housekeeping.wishes import Defaults
+from replicator.metastore.client import Metastore, MetastoreReader
+
+FIRST_RETRY, LONGEST_RETRY = 300, 86_400
+"""Seconds to the next try after a failure; twice as many after each."""
+
+LATER = 3600
+"""Seconds until what a rule forbids, or what still waits for something, is looked at again."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A plan for some due items."""
+
+    going: list[Going] = field(default_factory=list)
+    staying: list[Staying] = field(default_factory=list)
+
+
+def plan(
+    store: Store, metastore: MetastoreReader, remover: Remover, defaults: Defaults, now: int, *, sized: bool = False,
+    page: int = PAGE,
+) -> Iterator[Page]:  # fmt: skip
+    """What is due at `now`, page by page: partitions and paths, then tables. Each page is decided when it is asked for.
+    sized: count files and bytes, too. Changes nothing."""
+    for tables in (False, True):
+        for items in store.due(now, tables=tables, page=page):
+            facts = look(metastore, items)
+            verdicts = [decide(one, facts, defaults, now, remover.limits.min_depth) for one in items]
+            below = store.waiting_below([each.item.id for each in verdicts if isinstance(each, Going)], now)
+            found = Page()
+            wanted: dict[Removal, list[Going]] = defaultdict(list)
+            for each in verdicts:
+                if isinstance(each, Staying):
+                    found.staying.append(each)
+                elif each.item.id in below:
+                    found.staying.append(Staying(each.item, f"{below[each.item.id]} lies in it, and is not due yet"))
+                else:
+                    wanted[each.removal].append(each)
+            judged = remover.look(wanted)
+            for refusal in judged.refused:
+                theirs = wanted[refusal.removal]
+                found.staying.extend(Staying(each.item, refusal.why, refused=True) for each in theirs)
+            for removal in judged.allowed:
+                found.going.extend(wanted[removal])
+            yield _sized(found, remover.engine) if sized else found
+
+
+def _sized(page: Page, engine: AutoEngine) -> Page:
+    paths = [each.removal.path for each in page.going]
+    tasks = [paths[start : start + 50] for start in range(0, len(paths), 50)]
+    sizes = [size for some in engine.for_work(len(paths)).run(sizes_of, tasks) for size in some]
+    going = [
+        Going(each.item, msgspec.structs.replace(each.removal, files=files, bytes=size), each.drops)
+        for each, (files, size) in zip(page.going, sizes, strict=True)
+    ]
+    return Page(going, page.staying)
+
+
+def sizes_of(paths: list[str]) -> list[tuple[int, int]]:
+    """(files, bytes) below each path; nothing for one that is not there."""
+    found = []
+    for path in paths:
+        listing = list_tree(path)
+        files = listing.files if listing else []
+        found.append((len(files), sum(each.size for each in files)))
+    return found
+
+
+@dataclass
+class Cleaned:
+    """What a cleaning did. removed: items whose path and object are gone; files, bytes: recycled into `$cmroot`."""
+
+    removed: int = 0
+    partitions_dropped: int = 0
+    tables_dropped: int = 0
+    files: int = 0
+    bytes: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+    waiting: int = 0
+    exhausted: int = 0
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """Carries plans out. Safe to run twice: see the module."""
+
+    store: Store
+    metastore: Metastore
+    remover: Remover
+    clock: Callable[[], float]
+    done: Cleaned = field(default_factory=Cleaned)
+
+    def carry_out(self, page: Page) -> None:
+        """Raises what cannot be an item's fault: a metastore or a store that is away, a lease that is held. What was
+        done until then is recorded."""
+        now = int(self.clock())
+        changes = [change for each in page.staying if (change := self._stays(each, now))]
+        changes += [_change(each.item, now, begun=each.item.begun or now) for each in page.going]
+        self._settle(changes)
+        begun = [msgspec.structs.replace(each.item, begun=each.item.begun or now) for each in page.going]
+        failed = self._drop(page.going)
+        wanted: dict[Removal, list[Item]] = defaultdict(list)
+        for each, one in zip(page.going, begun, strict=True):
+            if one.id in failed:
+                continue
+            wanted[msgspec.structs.replace(each.removal, drops=False, files=0, bytes=0)].append(one)
+        removed = self.remover.remove(wanted)
+        outcomes = [self._failed(one, failed[one.id], now) for one in begun if one.id in failed]
+        for removal in removed.removals:
+            said = f"{removal.files:,} files, {removal.bytes:,} bytes" if removal.files else "nothing was there"
+            key = msgspec.structs.replace(removal, files=0, bytes=0)
+            outcomes += [_change(one, now, status=DELETED, reason=said, attempts=1) for one in wanted[key]]
+            self.done.removed += len(wanted[key])
+        for refusal in removed.refused:
+            outcomes += [self._refused(one, refusal.why, now) for one in wanted[refusal.removal]]
+        for removal, why in removed.failed:
+            outcomes += [self._failed(one, why, now) for one in wanted[removal]]
+        self.done.files += removed.files
+        self.done.bytes += removed.bytes
+        self._settle(outcomes)
+
+    # ---- the metastore --------------------------------------------------------------------------------------------
+
+    def _drop(self, going: Sequence[Going]) -> dict[int, str]:
+        """Drops objects; which items failed, and why. What somebody has dropped meanwhile counts as dropped."""
+        failed: dict[int, str] = {}
+        by_table: dict[tuple[str, str], list[Going]] = defaultdict(list)
+        for each in going:
+            if each.drops:
+                by_table[each.item.db, each.item.table].append(each)
+        self.remover.audit.intended([each.removal for each in going if each.drops])
+        for (db, table), some in by_table.items():
+            names = [each.item.partition for each in some if each.drops == "partition"]
+            try:
+                self._drop_some(db, table, names, drops_table=len(names) < len(some))
+            except ObjectNotFound:
+                continue
+            except Error as error:
+                if error.transient:
+                    raise
+                failed |= {each.item.id: str(error) for each in some}
+        return failed
+
+    def _drop_some(self, db: str, table: str, names: list[str], *, drops_table: bool) -> None:
+        audit = self.remover.audit
+        if names:
+            self.metastore.drop_partitions(db, table, names)
+            self.done.partitions_dropped += len(names)
+            audit.changed(f"{db}.{table}", "expired", what="drop partitions", detail={"partitions": names})
+        if drops_table:
+            self.metastore.drop_table(db, table)
+            self.done.tables_dropped += 1
+            audit.changed(f"{db}.{table}", "expired", what="drop table")
+
+    # ---- the store ------------------------------------------------------------------------------------------------
+
+    def _stays(self, each: Staying, now: int) -> dict[str, Any] | None:
+        """The change that notes why an item stays; None when that is known."""
+        one = each.item
+        if each.refused:
+            return self._refused(one, each.reason, now, each.status)
+        if each.status:
+            self.done.skipped += each.status == "SKIPPED"
+            self.done.cancelled += each.status == "DISABLED"
+            return _change(one, now, status=each.status, reason=each.reason)
+        self.done.waiting += 1
+        return None if one.reason == each.reason else _change(one, now, reason=each.reason)
+
+    def _refused(self, one: Item, why: str, now: int, status: str = "") -> dict[str, Any]:
+        """No attempt is counted: a rule that forbids is no failure, and may pass."""
+        self.done.refused.append(f"{one.name} at {one.path}: {why}")
+        self.done.skipped += status == "SKIPPED"
+        return _change(one, now, status=status or SCHEDULED, reason=why, next_try=0 if status else now + LATER)
+
+    def _failed(self, one: Item, why: str, now: int) -> dict[str, Any]:
+        attempts = one.attempts + 1
+        self.done.failed.append(f"{one.name} at {one.path}: {why}")
+        exhausted = attempts >= MAX_ATTEMPTS
+        self.done.exhausted += exhausted
+        wait = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (attempts - 1))
+        status = EXHAUSTED if exhausted else FAILED
+        return _change(one, now, status=status, reason=why, attempts=1, next_try=now + wait)
+
+    def _settle(self, changes: Sequence[dict[str, Any]]) -> None:
+        if changes:
+            with self.store.transaction() as work:
+                writing.settle_each(work, changes)
+
+
+def _change(
+    one: Item, now: int, *, status: str = "", reason: str | None = None, attempts: int = 0, next_try: int = 0,
+    begun: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What `settle_each` takes. attempts: how many more."""
+    after = msgspec.structs.replace(
+        one, status=status or one.status, reason=one.reason if reason is None else reason,
+        attempts=one.attempts + attempts, next_try=next_try, begun=one.begun if begun is None else begun, modified=now,
+    )  # fmt: skip
+    return {
+        "id": one.id, "status": after.status, "reason": after.reason, "attempts": after.attempts,
+        "next_try": after.next_try, "begun": after.begun, "modified": now, "slot": writing.slot_of(after),
+    }  # fmt: skip

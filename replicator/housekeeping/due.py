@@ -1,0 +1,155 @@
+"""What is to be done about items whose time has come, given what the metastore says at this moment.
+
+`look` asks, in batches; `decide` is pure. Whether a path may go is the guard's to say, afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cmroot.place import normal
+from replicator.errors import ObjectNotFound
+from replicator.guard.removal import Removal, depth
+from replicator.housekeeping.items import DISABLED, SKIPPED, Item, iso
+from replicator.housekeeping.wishes import EXPIRED, Defaults, read_wishes
+from replicator.housekeeping.writing import TABLES_STAY
+from replicator.metastore.client import MetastoreReader
+from replicator.model import Partition, Table, partition_name
+
+UNCAPTURED = "the metastore says otherwise than the captured log: capture first"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the metastore says about some items' objects. What is not in it does not exist. filled: partitioned tables
+    that have partitions."""
+
+    tables: Mapping[tuple[str, str], Table] = field(default_factory=dict)
+    partitions: Mapping[tuple[str, str, str], Partition] = field(default_factory=dict)
+    filled: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Going:
+    """An item that is to go: its object first (`drops`: "partition" or "table", or ""), then its path."""
+
+    item: Item
+    removal: Removal
+    drops: str = ""
+
+
+@dataclass(frozen=True)
+class Staying:
+    """An item that does not go now. status: its state from now on, or empty when it waits; refused: a rule forbids
+    it."""
+
+    item: Item
+    reason: str
+    status: str = ""
+    refused: bool = False
+
+
+def look(metastore: MetastoreReader, items: Sequence[Item]) -> Facts:
+    """A few calls for a page of items. Raises what the metastore raises: no answer is not "it does not exist"."""
+    asked: dict[str, set[str]] = defaultdict(set)
+    for one in items:
+        if not one.detached:
+            asked[one.db].add(one.table)
+    tables: dict[tuple[str, str], Table] = {}
+    for db, names in asked.items():
+        try:
+            tables |= {(db, table.name): table for table in metastore.tables(db, sorted(names))}
+        except ObjectNotFound:
+            continue
+    wanted: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in items:
+        if one.lifecycle == EXPIRED and one.partition and not one.detached and (one.db, one.table) in tables:
+            wanted[one.db, one.table].append(one.partition)
+    partitions: dict[tuple[str, str, str], Partition] = {}
+    for key, parts in wanted.items():
+        try:
+            for batch in metastore.partitions(*key, parts):
+                for each in batch:
+                    partitions[*key, partition_name(tables[key].partition_keys, each.values)] = each
+        except ObjectNotFound:
+            tables.pop(key)
+    return Facts(tables, partitions, _filled(metastore, items, tables))
+
+
+def _filled(
+    metastore: MetastoreReader, items: Iterable[Item], tables: Mapping[tuple[str, str], Table]
+) -> frozenset[tuple[str, str]]:
+    found = set()
+    for one in items:
+        table = tables.get((one.db, one.table))
+        if one.lifecycle == EXPIRED and not one.partition and not one.detached and table and table.is_partitioned:
+            try:
+                if metastore.partition_names(one.db, one.table):
+                    found.add((one.db, one.table))
+            except ObjectNotFound:
+                continue
+    return frozenset(found)
+
+
+def decide(one: Item, facts: Facts, defaults: Defaults, now: int, min_depth: int) -> Going | Staying:
+    """Of an item that is due by the store."""
+    if depth(one.place) < min_depth:
+        why = f"{one.path} lies {depth(one.place)} deep, and nothing above depth {min_depth} is removed"
+        return Staying(one, why, SKIPPED, refused=True)
+    if one.detached:
+        return Going(one, _removal(one, "path"))
+    table = facts.tables.get((one.db, one.table))
+    if table is None:
+        return Staying(one, UNCAPTURED)
+    wishes = read_wishes(table, defaults)
+    if one.lifecycle in wishes.problems:
+        return Staying(one, wishes.problems[one.lifecycle])
+    period = wishes.period(one.lifecycle)
+    if period is None:
+        return Going(one, _removal(one, "path")) if one.begun and _gone(one, facts) else _cancelled(one)
+    if period.after(one.created) > now:
+        return Staying(one, UNCAPTURED)
+    if one.lifecycle != EXPIRED:
+        return Going(one, _removal(one, "path"))
+    return _expired_partition(one, facts) if one.partition else _expired_table(one, table, facts, wishes.drops_table)
+
+
+def _expired_partition(one: Item, facts: Facts) -> Going | Staying:
+    live = facts.partitions.get((one.db, one.table, one.partition))
+    if live is None:
+        return Going(one, _removal(one, "path")) if one.begun else Staying(one, UNCAPTURED)
+    if not live.location or normal(live.location) != one.place or live.create_time > one.created:
+        return Staying(one, UNCAPTURED)
+    return Going(one, _removal(one, "partition", drops=True), "partition")
+
+
+def _expired_table(one: Item, table: Table, facts: Facts, drops_table: bool) -> Going | Staying:
+    if not table.location or normal(table.location) != one.place:
+        return Staying(one, UNCAPTURED)
+    if not drops_table:
+        return Staying(one, TABLES_STAY, SKIPPED)
+    if (one.db, one.table) in facts.filled:
+        return Staying(one, "it has partitions")
+    return Going(one, _removal(one, "table", drops=True), "table")
+
+
+def _gone(one: Item, facts: Facts) -> bool:
+    return bool(one.partition) and (one.db, one.table, one.partition) not in facts.partitions
+
+
+def _cancelled(one: Item) -> Staying:
+    return Staying(one, "the table does not ask for it any more", DISABLED)
+
+
+def _removal(one: Item, what: str, *, drops: bool = False) -> Removal:
+    if one.lifecycle == EXPIRED:
+        reason = f"expired: made {iso(one.created)}, lives {one.delay}, ended {iso(one.cleanup)}"
+        if one.detached:
+            reason += "; its object is gone"
+    else:
+        reason = f"unreferenced since {iso(one.created)} (event {one.event}), kept {one.delay} until {iso(one.cleanup)}"
+    return Removal(
+        path=one.path, what=what, object=one.object, partition=one.partition, reason=reason, drops=drops
+    )  # fmt: skip

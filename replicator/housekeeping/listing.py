@@ -1,0 +1,107 @@
+"""Asking for items: Beekeeper's REST filters, as conditions; and what a person may do about single items. Acts for the
+latter only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, func
+
+from replicator.errors import ObjectNotFound, UsageError
+from replicator.housekeeping import writing
+from replicator.housekeeping.items import DISABLED, EXHAUSTED, FAILED, INVALID_CONFIG, SCHEDULED, SKIPPED, STATES, Item
+from replicator.housekeeping.schema import item
+from replicator.housekeeping.store import PAGE, Store
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """All that are given must hold; texts are equal, regardless of case. deleted_*: of the planned time, also of items
+    that were never deleted, as Beekeeper has it; registered_*: of the beginning of their time. Both strictly."""
+
+    db: str | None = None
+    table: str | None = None
+    partition: str | None = None
+    path: str | None = None
+    status: str | None = None
+    lifecycle: str | None = None
+    deleted_before: int | None = None
+    deleted_after: int | None = None
+    registered_before: int | None = None
+    registered_after: int | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """Raises UsageError for a state that there is not."""
+        if self.status and self.status.upper() not in STATES:
+            raise UsageError(f"{self.status!r} is no state of an item", hint=f"states: {', '.join(STATES)}")
+        equal = {
+            item.c.database_name: self.db, item.c.table_name: self.table, item.c.partition_name: self.partition,
+            item.c.path: self.path,
+        }  # fmt: skip
+        found: list[ColumnElement[bool]] = [
+            func.lower(column) == value.lower() for column, value in equal.items() if value is not None
+        ]
+        if self.status:
+            found.append(item.c.housekeeping_status == self.status.upper())
+        if self.lifecycle:
+            found.append(item.c.lifecycle_type == self.lifecycle.upper())
+        for column, before, after in (
+            (item.c.cleanup_timestamp, self.deleted_before, self.deleted_after),
+            (item.c.creation_timestamp, self.registered_before, self.registered_after),
+        ):
+            if before is not None:
+                found.append(column < before)
+            if after is not None:
+                found.append(column > after)
+        return found
+
+
+def list_items(store: Store, wanted: Filter, *, size: int = PAGE, page: int = 0) -> tuple[list[Item], int]:
+    """A page of items by id, and how many there are in all."""
+    conditions = wanted.conditions()
+    return store.find(*conditions, offset=page * size, limit=size), store.count(*conditions)
+
+
+def cancel(store: Store, ids: list[int], why: str, clock: Callable[[], float]) -> list[Item]:
+    """Items that wait are not to go: DISABLED, with the reason. Raises ObjectNotFound or UsageError, and changes
+    nothing, when one of them is not there or does not wait. May run twice: those that are DISABLED stay so."""
+    return _change(store, ids, (SCHEDULED, FAILED, SKIPPED, EXHAUSTED, INVALID_CONFIG, DISABLED), DISABLED, why, clock)
+
+
+def rearm(store: Store, ids: list[int], clock: Callable[[], float]) -> list[Item]:
+    """Items that were given up are tried again, with the next run and as if never before: SCHEDULED. Raises as
+    `cancel`."""
+    return _change(store, ids, (EXHAUSTED, FAILED, SKIPPED, DISABLED, SCHEDULED), SCHEDULED, "", clock)
+
+
+def _change(
+    store: Store, ids: list[int], states: tuple[str, ...], status: str, reason: str, clock: Callable[[], float]
+) -> list[Item]:
+    now = int(clock())
+    found = [one for some in writing.chunks(ids, 500) for one in store.find(item.c.id.in_(some))]
+    missing = sorted(set(ids) - {one.id for one in found})
+    if missing:
+        raise ObjectNotFound(f"no item {', '.join(map(str, missing))}", hint="`replicator housekeeping ls` shows ids")
+    for one in found:
+        if one.status not in states:
+            raise UsageError(f"item {one.id} ({one.name}) is {one.status}", hint=f"it must be {' or '.join(states)}")
+    after = [
+        msgspec.structs.replace(one, status=status, reason=reason, attempts=0, next_try=0, modified=now)
+        for one in found
+        if one.status != status or one.next_try or one.reason != reason
+    ]
+    changes: list[dict[str, Any]] = [
+        {"id": one.id, "status": one.status, "reason": one.reason, "attempts": one.attempts, "next_try": 0,
+         "begun": one.begun, "modified": now, "slot": writing.slot_of(one)}
+        for one in after
+    ]  # fmt: skip
+    with store.transaction() as work:
+        taken = writing.occupied(work, [(one["id"], one["slot"]) for one in changes if one["slot"]])
+        if taken:
+            raise UsageError(
+                f"item {min(taken)} cannot be armed: a newer one of the same object waits",
+                hint="`replicator housekeeping ls` shows it",
+            )
+        writing.settle_each(work, changes)
+    return after

@@ -1,0 +1,232 @@
+"""A run of housekeeping: capture, schedule, clean. And its rehearsal, which changes nothing.
+
+`Housekeeping` is what the runs of one program share: with `--follow` the metastore is walked once, then followed by its
+events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time as clocks
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cmroot.lease import acquire
+from cmroot.place import join
+from cmroot.root import ChangeRoot
+from replicator.engine import AutoEngine
+from replicator.events.capture import capture
+from replicator.guard.audit import begin_audit
+from replicator.guard.live import LiveLocations
+from replicator.guard.removal import Limits, refuse_counts
+from replicator.guard.remove import Remover
+from replicator.housekeeping import writing
+from replicator.housekeeping.clean import Cleaned, Cleaning, Page, plan
+from replicator.housekeeping.items import ACTIVE
+from replicator.housekeeping.schedule import Scheduled, fold_path, schedule
+from replicator.housekeeping.schema import item
+from replicator.housekeeping.store import Store
+from replicator.housekeeping.wishes import Defaults
+from replicator.metastore.client import Metastore
+from replicator.progress import Progress
+from replicator.report import json_text
+
+JOB = "housekeeping"
+REMEMBERED = 182 * 86_400
+"""Seconds for which items that are DELETED or DISABLED stay; the audit stays longer."""
+
+SHOWN = 10_000
+"""Items that a rehearsal names; the rest it counts."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run may do, and how. databases: captured from now on, beside those captured before."""
+
+    defaults: Defaults = field(default_factory=Defaults)
+    limits: Limits = field(default_factory=Limits)
+    captures: bool = True
+    databases: Sequence[str] = ()
+    scan: bool = True
+
+
+@dataclass
+class Housekept:
+    """What a run did. run: its name in the audit record; position: of the captured log, up to which all is scheduled.
+    scheduled, cancelled, detached: items that the log brought about, that are not to go any more, whose object is gone.
+    due: items whose time had come; removed: those that went; waiting: those that wait for something else first.
+    invalid: tables whose properties were found to be wrong in this run. plan: of a rehearsal, the items."""
+
+    root: str
+    store: str
+    run: str = ""
+    position: int = 0
+    records: int = 0
+    scheduled: int = 0
+    cancelled: int = 0
+    detached: int = 0
+    due: int = 0
+    removed: int = 0
+    partitions_dropped: int = 0
+    tables_dropped: int = 0
+    files: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    waiting: int = 0
+    exhausted: int = 0
+    invalid: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    plan: list[dict[str, Any]] = field(default_factory=list)
+    more: int = 0
+    seconds: float = 0.0
+    status: str = "done"
+
+    __str__ = json_text
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing was refused, failed, or could not be understood."""
+        return not (self.refused or self.failed or self.invalid)
+
+    def add_scheduled(self, done: Scheduled) -> None:
+        self.position, self.records = done.position, done.records
+        self.scheduled, self.cancelled, self.detached = done.scheduled, done.cancelled, done.detached
+        self.invalid = done.invalid
+
+    def add_cleaned(self, done: Cleaned) -> None:
+        for name in ("removed", "partitions_dropped", "tables_dropped", "files", "bytes", "cancelled", "skipped",
+                     "waiting", "exhausted", "refused", "failed"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(done, name))
+
+
+class Housekeeping:
+    """Runs on one root. As a `with` block."""
+
+    def __init__(
+        self, metastore: Metastore, root: ChangeRoot, store: Store, options: Options, *, engine: AutoEngine,
+        progress: Progress, clock: Callable[[], float] = clocks.time,
+    ) -> None:  # fmt: skip
+        self._metastore, self._root, self._store, self._options = metastore, root, store, options
+        self._engine, self._progress, self._clock = engine, progress, clock
+        self._live: LiveLocations | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.close()
+
+    def run(self) -> Housekept:
+        """One run. Raises LeaseHeld while another one is at work, Refused when more would go than may. Safe to kill."""
+        began = clocks.monotonic()
+        done = Housekept(self._root.place, self._store.url)
+        with acquire(join(self._root.place, JOB), "housekeeping") as lease:
+            if self._options.captures:
+                self._capture()
+            self._store.prepare(self._root)
+            done.add_scheduled(schedule(self._root, self._store, self._options.defaults, clock=self._clock))
+            now = int(self._clock())
+            done.due = self._due(self._store, now)
+            if done.due:
+                remover = self._remover()
+                done.run = remover.audit.run
+                self._refuse_excess(remover, now, done.due)
+                cleaning = Cleaning(self._store, self._metastore, remover, self._clock)
+                with self._progress.task("clean", total=done.due) as advance:
+                    for page in self._plan(self._store, remover, now):
+                        lease.check()
+                        cleaning.carry_out(page)
+                        advance(len(page.going) + len(page.staying))
+                done.add_cleaned(cleaning.done)
+            with self._store.transaction() as work:
+                writing.forget(work, now - REMEMBERED)
+        done.seconds = round(clocks.monotonic() - began, 3)
+        if not done.is_whole:
+            done.status = "incomplete"
+        return done
+
+    def rehearse(self, at: float | None = None) -> Housekept:
+        """What a run would do now, or at another moment, as far as the captured log tells: nothing is captured, and
+        nothing is written. Scheduling happens in a copy of the store."""
+        began = clocks.monotonic()
+        with contextlib.ExitStack() as stack:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="replicator-rehearsal-"))
+            with self._store.copied(Path(scratch) / "items.sqlite") as copy:
+                done = Housekept(self._root.place, self._store.url, status="planned")
+                copy.prepare(self._root)
+                fold = Path(scratch) / fold_path(self._root).name
+                done.add_scheduled(
+                    schedule(self._root, copy, self._options.defaults, clock=self._clock, fold=fold)
+                )  # fmt: skip
+                now = int(self._clock() if at is None else at)
+                done.due = self._due(copy, now)
+                if done.due:
+                    remover = self._remover()
+                    for page in self._plan(copy, remover, now, sized=True):
+                        _show(page, done)
+        done.seconds = round(clocks.monotonic() - began, 3)
+        return done
+
+    def _capture(self) -> None:
+        capture(
+            self._metastore, self._root, databases=self._options.databases, scan=self._options.scan,
+            engine=self._engine, progress=self._progress, clock=self._clock,
+        )  # fmt: skip
+
+    def _due(self, store: Store, now: int) -> int:
+        return store.count(item.c.housekeeping_status.in_(ACTIVE), item.c.cleanup_timestamp <= now,
+                           item.c.next_try <= now)  # fmt: skip
+
+    def _plan(self, store: Store, remover: Remover, now: int, *, sized: bool = False) -> Iterator[Page]:
+        return plan(store, self._metastore, remover, self._options.defaults, now, sized=sized)
+
+    def _remover(self) -> Remover:
+        if self._live is None:
+            with self._progress.task("read what the metastore refers to"):
+                self._live = LiveLocations(self._metastore)
+        audit = begin_audit(self._root.place, JOB, clock=self._clock)
+        return Remover(self._root.place, audit, self._live, self._options.limits, self._engine, self._clock)
+
+    def _refuse_excess(self, remover: Remover, now: int, due: int) -> None:
+        """Plans all of it once, where there is a limit, and keeps the sums only."""
+        limits = self._options.limits
+        if limits.max_share is None and limits.max_bytes is None:
+            return
+        count = size = 0
+        for page in self._plan(self._store, remover, now, sized=limits.max_bytes is not None):
+            count += len(page.going)
+            size += sum(each.removal.bytes for each in page.going)
+        refuse_counts(count, size, limits, max(len(remover.live), due), "places")
+
+
+def _show(page: Page, done: Housekept) -> None:
+    """A page of a rehearsal: the first ones by name, all of them as sums."""
+    rows: list[dict[str, Any]] = []
+    for going in page.going:
+        done.removed += 1
+        done.files += going.removal.files
+        done.bytes += going.removal.bytes
+        done.partitions_dropped += going.drops == "partition"
+        done.tables_dropped += going.drops == "table"
+        rows.append({"action": f"drop {going.drops}, remove" if going.drops else "remove", "object": going.item.name,
+                     "path": going.item.path, "files": going.removal.files, "bytes": going.removal.bytes,
+                     "reason": going.removal.reason})  # fmt: skip
+    for staying in page.staying:
+        if staying.refused:
+            done.refused.append(f"{staying.item.name} at {staying.item.path}: {staying.reason}")
+        done.cancelled += staying.status == "DISABLED"
+        done.skipped += staying.status == "SKIPPED"
+        done.waiting += not staying.status and not staying.refused
+        rows.append({"action": {"DISABLED": "cancel", "SKIPPED": "skip"}.get(staying.status, "keep"),
+                     "object": staying.item.name, "path": staying.item.path, "reason": staying.reason})  # fmt: skip
+    room = max(0, SHOWN - len(done.plan))
+    done.plan += rows[:room]
+    done.more += len(rows) - len(rows[:room])
