@@ -194,6 +194,7 @@ class NotificationEvent(Value, frozen=True, omit_defaults=True):
 
 _ESCAPED = {chr(c) for c in range(1, 0x20)} | set("\"#%'*/:=?\\\x7f{[]^")
 _ESCAPE = str.maketrans({c: f"%{ord(c):02X}" for c in _ESCAPED})
+_ESCAPES = re.compile("%([0-9A-Fa-f]{2})")
 _is_special = re.compile(f"[{re.escape(''.join(sorted(_ESCAPED)))}]").search  # most names hold none: looking is cheaper
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -210,5 +211,18 @@ def partition_name(keys: tuple[Column, ...], values: tuple[str, ...]) -> str:
     )
 
 
+def partition_spec(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Keys and values of an escaped partition name (FileUtils.unescapePathName); Hive's default partition stays as it
+    is called. Raises FormatError for a text that is no partition's name."""
+    pairs = [part.partition("=") for part in name.split("/")]
+    if not all(equals for _, equals, _ in pairs):
+        raise FormatError(f"{name!r} is not the name of a partition")
+    return tuple(_unescaped(key) for key, _, _ in pairs), tuple(_unescaped(value) for _, _, value in pairs)
+
+
 def _escaped(text: str) -> str:
     return text.translate(_ESCAPE) if _is_special(text) else text
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPES.sub(lambda match: chr(int(match[1], 16)), text) if "%" in text else text

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,6 +23,7 @@ from cmroot.log import FILES, RELEASE, Segment, segments
 from cmroot.root import ChangeRoot
 from replicator.dump import layout
 from replicator.dump.points import resolve_since, resolve_until
+from replicator.dump.selection import Entering, Selection
 from replicator.dump.slots import begin_of, confirmed, pinned
 from replicator.dump.writer import DumpWriter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
@@ -29,21 +31,19 @@ from replicator.events.fold import manifest_at, open_manifest, read_records
 from replicator.events.manifest import SETTLED, Manifest
 from replicator.events.record import (
     AddPartitions,
-    AlterTable,
     Change,
     ChangeRecord,
     CreateDatabase,
     CreateFunction,
     CreateTable,
-    DropTable,
     EventsLost,
     EventsRead,
     SetStatistics,
     UnknownEvent,
-    touched_db,
     touched_table,
 )
-from replicator.events.scope import Patterns
+from replicator.events.scope import Patterns, matches_name
+from replicator.partition_filter import PartitionFilter
 from replicator.progress import Progress
 from replicator.report import json_text
 
@@ -155,13 +155,12 @@ class _Dump:
         patterns: Patterns, begin: layout.Point | None, end: layout.Point, progress: Progress,
     ) -> None:  # fmt: skip
         self._root, self._manifest, self._current, self._writer = root, manifest, current, writer
-        self._databases, self._patterns = list(databases), patterns
+        self._selection = Selection(tuple(databases), patterns)
         self._begin, self._end, self._progress = begin, end, progress
         self._touched: set[tuple[str, str]] = set()
-        self._exported: set[tuple[str, str]] = set()
         self.unknown: list[str] = []
         existing = manifest.scope()
-        for name in self._databases:
+        for name in self._selection.databases:
             if name not in existing or (begin is None and manifest.database(name) is None):
                 raise ObjectNotFound(
                     f"database {name} does not exist at event {end.event}",
@@ -174,24 +173,24 @@ class _Dump:
         """Every database, function, table, partition, statistic and file entry in scope, as of the end."""
         if not empty:
             self._require_matches()
-        for db in self._databases:
+        for db in self._selection.databases:
             database = self._manifest.database(db)
             assert database is not None
             self._put(CreateDatabase(database=database))
             for function in self._manifest.functions(db):
                 self._put(CreateFunction(function=function))
-            names = [name for name in self._manifest.table_names(db) if self._patterns.match(name)]
+            names = [name for name in self._manifest.table_names(db) if self._selection.patterns.match(name)]
             with self._progress.task(f"dump {db}", total=len(names)) as advance:
                 for name in names:
                     self._export(db, name)
                     advance(1)
 
     def _require_matches(self) -> None:
-        names = {name for db in self._databases for name in self._manifest.table_names(db)}
-        if not self._patterns.everything and not any(map(self._patterns.match, names)):
+        names = {name for db in self._selection.databases for name in self._manifest.table_names(db)}
+        if not self._selection.patterns.everything and not any(map(self._selection.patterns.match, names)):
             some = ", ".join(sorted(names)[:10]) or "no tables"
             raise UsageError(
-                f"the patterns match no table of {', '.join(self._databases)}",
+                f"the patterns match no table of {', '.join(self._selection.databases)}",
                 hint=f"patterns are regular expressions for whole table names; there are: {some}",
             )
 
@@ -200,22 +199,29 @@ class _Dump:
         table = self._manifest.table(db, name)
         if table is None:
             return
-        self._exported.add((db, name))
+        wanted = self._selection.patterns.filter_for(table)
         self._put(CreateTable(table=table))
         self._writer.table(table)
         if table.is_partitioned:
             keys = tuple(key.name for key in table.partition_keys)
             for batch in self._manifest.partitions(db, name, PARTITIONS_PER_RECORD):
-                self._put(AddPartitions(db=db, table=name, keys=keys, partitions=tuple(batch)))
+                if wanted:
+                    batch = [partition for partition in batch if wanted.matches(keys, partition.values)]
+                if batch:
+                    self._put(AddPartitions(db=db, table=name, keys=keys, partitions=tuple(batch)))
         statistics = self._manifest.statistics(db, name)
+        if wanted:
+            statistics = [each for each in statistics if not each.partition or matches_name(wanted, each.partition)]
         for start in range(0, len(statistics), PARTITIONS_PER_RECORD):
             some = tuple(statistics[start : start + PARTITIONS_PER_RECORD])
             self._put(SetStatistics(db=db, table=name, statistics=some))
-        self._export_files(db, name)
+        self._export_files(db, name, wanted)
 
-    def _export_files(self, db: str, name: str) -> None:
+    def _export_files(self, db: str, name: str, wanted: PartitionFilter | None) -> None:
         rows: list[tuple[Any, ...]] = []
         for row in self._manifest.table_files(db, name):
+            if wanted and row[0] and not matches_name(wanted, row[0]):
+                continue
             rows.append(row)
             if len(rows) == ENTRY_BATCH:
                 self._writer.entries(_entries(rows, db, name, self._end.position))
@@ -234,7 +240,10 @@ class _Dump:
         assert self._begin is not None
         after, until = self._begin.position, self._end.position
         log = [each for each in segments(self._root.place) if each.last > after and each.first <= until]
-        entering = self._entering(log, after, until)
+        entering = Entering(self._selection)
+        if not self._selects_all:
+            for segment in log:
+                entering.see(read_records(segment, after, until))
         with self._progress.task("dump records", total=until - after) as advance:
             for segment in log:
                 for record in read_records(segment, after, until):
@@ -242,39 +251,22 @@ class _Dump:
                     advance(1)
                 for batch in segment.file_batches():
                     self._incremental_entries(pa.Table.from_batches([batch]), after, until, entering)
-        for db, name in sorted(self._touched - self._exported):
+        for db, name in sorted(self._touched - entering.names):
             table = self._manifest.table(db, name)
             if table is not None:
+                self._selection.patterns.filter_for(table)
                 self._writer.table(table)
-        for db, name in sorted(entering):
+        for db, name in sorted(entering.names):
             self._export(db, name)
 
-    def _entering(self, log: Sequence[object], after: int, until: int) -> dict[tuple[str, str], int]:
-        """Tables in scope at the end that a rename brought into it, and since which position they have their name:
-        nothing of their past is known to the target."""
-        if self._patterns.everything and len(self._databases) == len(self._manifest.scope()):
-            return {}
-        renamed: dict[tuple[str, str], int] = {}
-        origin: dict[tuple[str, str], tuple[str, str] | None] = {}
-        for segment in log:
-            for record in read_records(segment, after, until):  # type: ignore[arg-type]
-                change = record.change
-                if isinstance(change, CreateTable):
-                    origin[change.table.db, change.table.name] = None
-                elif isinstance(change, AlterTable) and change.renames:
-                    old = (change.db, change.name)
-                    origin[change.table.db, change.table.name] = origin.pop(old, old)
-                    renamed[change.table.db, change.table.name] = record.position
-        return {
-            now: renamed[now]
-            for now, then in origin.items()
-            if then and self._in_scope(now) and not self._in_scope(then)
-        }
+    @property
+    def _selects_all(self) -> bool:
+        """Whether nothing can come in, so that the range need not be read for it."""
+        patterns = self._selection.patterns
+        whole = patterns.everything and not patterns.partitions
+        return whole and len(self._selection.databases) == len(self._manifest.scope())
 
-    def _in_scope(self, name: tuple[str, str]) -> bool:
-        return name[0] in self._databases and self._patterns.match(name[1])
-
-    def _incremental_record(self, record: ChangeRecord, entering: Mapping[tuple[str, str], int]) -> None:
+    def _incremental_record(self, record: ChangeRecord, entering: Entering) -> None:
         change = record.change
         if isinstance(change, UnknownEvent):
             self.unknown.append(f"event {record.event}: {change.type}")
@@ -285,45 +277,19 @@ class _Dump:
                 f"events {change.after + 1} to {change.next - 1} were lost within the range",
                 hint="dump without --since",
             )
-        scoped = self._scoped(change, record.position, entering)
-        if scoped is None:
+        told = entering.told(change, record.position)
+        if told is None:
             return
-        table = touched_table(scoped)
+        table = touched_table(told)
         if table is not None:
             self._touched.add(table)
-        if scoped is not change:
-            record = ChangeRecord(
-                position=record.position, event=record.event, time=record.time, change=scoped, observed=record.observed
-            )
-        self._writer.record(record)
+        self._writer.record(record if told is change else msgspec.structs.replace(record, change=told))
 
-    def _scoped(self, change: Change, position: int, entering: Mapping[tuple[str, str], int]) -> Change | None:
-        """What of a change is in scope: a rename out of it is a drop; what is about an entering table is left out."""
-        table = touched_table(change)
-        if table is None:
-            db = touched_db(change)
-            return change if db is None or db in self._databases else None
-        if isinstance(change, AlterTable) and change.renames:
-            old_in, new_in = self._in_scope((change.db, change.name)), self._in_scope(table)
-            if old_in and not new_in:
-                return DropTable(db=change.db, name=change.name)
-            return change if old_in else None
-        return change if self._in_scope(table) and position < entering.get(table, position + 1) else None
-
-    def _incremental_entries(
-        self, rows: pa.Table, after: int, until: int, entering: Mapping[tuple[str, str], int]
-    ) -> None:
+    def _incremental_entries(self, rows: pa.Table, after: int, until: int, entering: Entering) -> None:
         replayed = pc.and_(pc.less_equal(rows["position"], until), pc.not_equal(rows["op"], RELEASE))
-        rows = rows.filter(pc.and_(pc.greater(rows["position"], after), replayed))
-        names = set(zip(rows["db"].to_pylist(), rows["table"].to_pylist(), strict=True))
-        for db, table in names:
-            since = entering.get((db, table)) if self._in_scope((db, table)) else 0
-            if since is None:
-                self._touched.add((db, table))
-                continue
-            theirs = pc.and_(pc.equal(rows["db"], db), pc.equal(rows["table"], table))
-            rows = rows.filter(pc.invert(pc.and_(theirs, pc.greater_equal(rows["position"], since))))
-        self._writer.entries(rows)
+        told, named = entering.told_rows(rows.filter(pc.and_(pc.greater(rows["position"], after), replayed)))
+        self._touched |= named
+        self._writer.entries(told)
 
     # ---- both -----------------------------------------------------------------------------------------------------
 
@@ -331,12 +297,14 @@ class _Dump:
         """Objects in scope whose directory the last capture did not find: it left them to be listed again."""
         if self._current and self._manifest.recall(SETTLED) == str(self._end.position):  # not folded anew from the log
             for batch in self._manifest.unlisted():
-                yield from (thing.label for thing in batch if self._in_scope((thing.db, thing.table)))
+                for thing in batch:
+                    if self._selection.holds_partition((thing.db, thing.table), thing.partition):
+                        yield thing.label
 
     def metadata(self, source: str, slot: str, epochs: Mapping[str, int]) -> layout.DumpMetadata:
         writer = self._writer
         locations = {}
-        for db in self._databases:
+        for db in self._selection.databases:
             database = self._manifest.database(db)
             if database is not None and database.location:
                 locations[db] = database.location
@@ -351,9 +319,10 @@ class _Dump:
 
     def _scope(self) -> layout.Scope:
         return layout.Scope(
-            databases=tuple(self._databases),
-            include=tuple(pattern.pattern for pattern in self._patterns.include),
-            exclude=tuple(pattern.pattern for pattern in self._patterns.exclude),
+            databases=self._selection.databases,
+            include=tuple(pattern.pattern for pattern in self._selection.patterns.include),
+            exclude=tuple(pattern.pattern for pattern in self._selection.patterns.exclude),
+            partitions={table: each.text for table, each in self._selection.patterns.partitions.items()},
         )
 
 

@@ -24,11 +24,12 @@ INCREMENTAL = "incremental"
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """What a dump covers: databases, and the patterns its tables match."""
+    """What a dump covers: databases, the patterns its tables match, and "db.table" -> the filter of its partitions."""
 
     databases: tuple[str, ...]
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    partitions: dict[str, str] = {}
 
 
 class Point(msgspec.Struct, frozen=True):

@@ -152,12 +152,22 @@ class Commit:
             self._target.drop_table(table.db, table.name)
             self.changed.count()
 
+    def drop_partitions(self, table: Table, names: Sequence[str]) -> None:
+        """Drops partitions of a table of the target; what of their data lies in it goes to `$cmroot` first."""
+        for batch in _batches(names, PARTITION_BATCH):
+            there = [each for page in self._target.partitions(table.db, table.name, batch) for each in page]
+            self._recycle(own_places(table, there))
+            found = [partition_name(table.partition_keys, each.values) for each in there]
+            if found:
+                self._target.drop_partitions(table.db, table.name, found)
+                self.changed.count(len(found))
+
     def _rename_tables(self) -> None:
+        renames = {step.rename_from: step.name for step in self._plan.tables if step.rename_from}
         occupied: list[tuple[str, str]] = []
-        for db in {step.name[0] for step in self._plan.tables}:
+        for db in {new[0] for new in renames.values()}:
             with contextlib.suppress(ObjectNotFound):
                 occupied += [(db, name) for name in self._target.table_names(db)]
-        renames = {step.rename_from: step.name for step in self._plan.tables if step.rename_from}
         ends = {step.name: step.lineage.names[-1].begin for step in self._plan.tables}
         for old, new in rename_order(renames, occupied, passing_name):
             there = self._target.table(*old)
@@ -412,6 +422,13 @@ class Commit:
     def _name(self, step: TablePlan, partition: Partition) -> str:
         assert step.table is not None
         return partition_name(step.table.partition_keys, partition.values)
+
+
+def own_places(table: Table, partitions: Iterable[Partition]) -> list[str]:
+    """Directories that go with dropped partitions: of tables that own their data, inside the table. What lies elsewhere
+    may be another's."""
+    home = table.location if table.owns_data else None
+    return [each.location for each in partitions if home and each.location and relative(each.location, home)]
 
 
 class _Lanes:

@@ -18,13 +18,14 @@ from cmroot.place import join, normal, store_for
 from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
-from replicator.load.commit import RecycleTask, run_recycle_task
+from replicator.events.scope import matches_name
+from replicator.load.commit import RecycleTask, own_places, run_recycle_task
 from replicator.load.copying import Roots, remove_file
-from replicator.load.placement import relative
 from replicator.load.plan import Plan, TablePlan
 from replicator.load.squash import surviving_partitions
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.model import Partition, partition_name
+from replicator.partition_filter import parse_partition_filter
 
 HOMES = 10_000  # directories of one task, which reads the paths of the whole dump
 
@@ -115,7 +116,7 @@ def _walk(
                 continue
             if step is not current:  # a bootstrap has a table's partitions one after the other
                 if current is not None:
-                    extra.take(current, _extra_partitions(current, wanted, target))
+                    extra.take(current, _extra_partitions(plan, current, wanted, target))
                 current, wanted = step, set()
                 partitioned.discard(id(lineage))
             wanted |= {name for name, _ in named}
@@ -123,11 +124,11 @@ def _walk(
                 if partition.location:
                     yield partition.location, _place(plan, step, partition.location)
     if current is not None:
-        extra.take(current, _extra_partitions(current, wanted, target))
+        extra.take(current, _extra_partitions(plan, current, wanted, target))
     for key, step in waiting.items():
         assert step.lineage.table is not None
         if key in partitioned:
-            extra.take(step, _extra_partitions(step, set(), target))
+            extra.take(step, _extra_partitions(plan, step, set(), target))
         elif not step.lineage.table.is_partitioned and step.lineage.table.location:
             yield step.lineage.table.location, _place(plan, step, step.lineage.table.location)
 
@@ -137,13 +138,20 @@ def _place(plan: Plan, step: TablePlan, location: str) -> str:
     return plan.placement.inside(step.lineage.table.db, step.lineage.table.location, location)
 
 
-def _extra_partitions(step: TablePlan, wanted: set[str], target: MetastoreReader) -> Iterator[list[Partition]]:
-    if not step.exists:
+def _extra_partitions(
+    plan: Plan, step: TablePlan, wanted: set[str], target: MetastoreReader
+) -> Iterator[list[Partition]]:  # fmt: skip
+    """Those that the dump says are not there; of what is outside its filter it says nothing."""
+    if not step.exists or step.lineage.now is None:
         return
+    text = plan.metadata.scope.partitions.get(".".join(step.lineage.now).lower())
+    held = parse_partition_filter(text) if text else None
     try:
         names = sorted(set(target.partition_names(*step.name)) - wanted)
     except ObjectNotFound:
         return
+    if held is not None:
+        names = [name for name in names if matches_name(held, name)]
     if names:
         yield from target.partitions(*step.name, names)
 
@@ -157,7 +165,7 @@ class _Counting:
     def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
         for batch in batches:
             self.found.partitions += len(batch)
-            for place in _own_places(step, batch):
+            for place in own_places(step.table, batch) if step.table else []:
                 files = listing.files if (listing := list_tree(place)) else []
                 self.found.files += len(files)
                 self.found.bytes += sum(file.size for file in files)
@@ -175,7 +183,7 @@ class _Dropping:
     def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
         assert step.table is not None
         for batch in batches:
-            places = _own_places(step, batch)
+            places = own_places(step.table, batch) if step.table else []
             if places:
                 engine = self.engine.for_work(len(places))
                 starts = range(0, len(places), 100)
@@ -184,13 +192,6 @@ class _Dropping:
             names = [partition_name(step.table.partition_keys, each.values) for each in batch]
             self.target.drop_partitions(*step.name, names)
             self.done.partitions += len(names)
-
-
-def _own_places(step: TablePlan, batch: Sequence[Partition]) -> list[str]:
-    """Directories that go with dropped partitions: of tables that own their data, inside the table. What lies elsewhere
-    may be another's."""
-    home = step.table.location if step.table and step.table.owns_data else None
-    return [each.location for each in batch if home and each.location and relative(each.location, home)]
 
 
 def _clear_homes(

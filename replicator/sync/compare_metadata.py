@@ -15,7 +15,7 @@ import msgspec
 from cmroot.place import normal
 from replicator.errors import ObjectNotFound
 from replicator.events.compare import comparable, has_column_statistics
-from replicator.events.scope import Patterns
+from replicator.events.scope import Patterns, matches_name
 from replicator.load.placement import Placement, relative
 from replicator.load.replica import (
     Mark,
@@ -154,8 +154,14 @@ class MetadataComparison:
 
     def _partitions(self, source: Table, target: Table, placement: Placement, homes: Homes) -> Iterator[FilePair]:
         table = f"{source.db}.{source.name}"
-        wanted = set(self._source.partition_names(source.db, source.name))
-        found = set(self._target.partition_names(target.db, target.name))
+        held = self._patterns.filter_for(source)  # names are the source's, on both sides
+        wanted, found = (
+            {name for name in names if held is None or matches_name(held, name)}
+            for names in (
+                self._source.partition_names(source.db, source.name),
+                self._target.partition_names(target.db, target.name),
+            )
+        )
         for name in sorted(wanted - found):
             self._differs(f"{table}/{name}", "partition missing", name, None)
         for name in sorted(found - wanted):

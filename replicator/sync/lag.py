@@ -14,10 +14,10 @@ from cmroot.log import ADD, Segment, segments
 from cmroot.pins import find_slot
 from cmroot.place import join, normal, store_for
 from cmroot.root import FORMAT, ChangeRoot, open_existing
+from replicator.dump.selection import Entering, Selection
 from replicator.errors import Error
 from replicator.events.fold import read_records
 from replicator.events.record import EventsRead, touched_db, touched_table
-from replicator.events.scope import Patterns
 from replicator.load.replica import LAST_ID
 from replicator.metastore.client import MetastoreReader
 from replicator.model import NotificationEvent
@@ -26,7 +26,7 @@ from replicator.quantity import duration_text
 from replicator.report import json_text
 from replicator.sync.checks.metastores import read_reach
 from replicator.sync.memory import Memory, Run
-from replicator.sync.way import Pair, runs_backwards, survey
+from replicator.sync.way import Pair, patterns_of, runs_backwards, survey
 
 READ = 10_000  # events that are not captured yet, at most; more are counted by their ids alone
 TABLES = 1000  # with the longest lag
@@ -128,7 +128,8 @@ class _Counted:
     def __init__(self, policy: Policy, pairs: Iterable[Pair]) -> None:
         self.pairs = list(pairs)
         self._by_name = {pair.name: pair for pair in self.pairs}
-        self._patterns = Patterns.parse(policy.include, policy.exclude)
+        self._patterns = patterns_of(policy, self.pairs)
+        self._chosen = Entering(Selection(tuple(self._by_name), self._patterns))
         self.waiting: dict[tuple[str, str], TableLag] = {}
 
     def _of(self, db: str | None, table: str | None) -> TableLag | None:
@@ -147,14 +148,16 @@ class _Counted:
                 db, table = touched_db(record.change), touched_table(record.change)
                 if isinstance(record.change, EventsRead) or db not in after or record.position <= after[db]:
                     continue
+                if self._chosen.told(record.change, record.position) is None:
+                    continue
                 found = self._of(db, table[1] if table else None)
                 if found is not None:
                     found.add(time=record.time)
-            for batch in segment.file_batches(["position", "op", "db", "table", "size"]):
+            for batch in segment.file_batches(["position", "op", "db", "table", "partition", "size"]):
                 self._bytes(pa.Table.from_batches([batch]), after)
 
     def _bytes(self, rows: pa.Table, after: dict[str, int]) -> None:
-        added = rows.filter(pc.equal(rows["op"], ADD))
+        added, _ = self._chosen.told_rows(rows.filter(pc.equal(rows["op"], ADD)))
         for db, position in after.items():
             theirs = added.filter(pc.and_(pc.equal(added["db"], db), pc.greater(added["position"], position)))
             sums = theirs.group_by("table").aggregate([("size", "sum")]).to_pylist()

@@ -1,15 +1,17 @@
-"""Leaving: replicas of databases and tables that a policy does not name any more go, with consent. Their data goes to
-the target's `$cmroot` first. What replication did not make stays."""
+"""Leaving: replicas of databases, tables and partitions that a policy does not name any more go, with consent. Their
+data goes to the target's `$cmroot` first. What replication did not make stays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from replicator.dump.layout import BOOTSTRAP, DumpMetadata, Point, Scope
 from replicator.engine import AutoEngine
+from replicator.errors import ObjectNotFound
+from replicator.events.scope import Patterns, matches_name
 from replicator.load.commit import Commit
 from replicator.load.placement import Placement
 from replicator.load.plan import Plan
@@ -24,16 +26,25 @@ from replicator.roles import may_load_into
 @dataclass(frozen=True)
 class Leaving:
     """What goes of one of the target's databases: `tables`, and with `whole` the database itself. `staying`: tables
-    that keep the database there, as replication did not make them."""
+    that keep the database there, as replication did not make them. `partitions`: by table, those outside its filter."""
 
     db: str
     tables: list[Table]
     whole: bool
     staying: list[str]
+    partitions: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
-        return not self.tables and not self.whole
+        return not self.tables and not self.whole and not self.partitions
+
+    @property
+    def names(self) -> list[str]:
+        """For people; a database that goes whole by its name alone."""
+        if self.whole or self.staying:
+            return [self.db]
+        tables = [f"{self.db}.{table.name}" for table in self.tables]
+        return tables + [f"{self.db}.{table} ({len(some)} partitions)" for table, some in self.partitions.items()]
 
 
 def plan_database(target: MetastoreReader, db: str, root_id: str) -> Leaving:
@@ -46,12 +57,30 @@ def plan_database(target: MetastoreReader, db: str, root_id: str) -> Leaving:
     return Leaving(db, ours, there.database is not None and not staying, staying)
 
 
+def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patterns, root_id: str) -> Leaving:
+    """What of a database that stays is outside the patterns: tables, and partitions of tables with a filter. known_as:
+    its name at the source, which the filters say. A call for the names of all tables, one for each filtered table."""
+    try:
+        names = target.table_names(db)
+    except ObjectNotFound:
+        return Leaving(db, [], False, [])
+    outside = [name for name in names if not patterns.match(name)]
+    tables = _made_from(target.tables(db, outside), root_id)
+    partitions: dict[str, list[str]] = {}
+    for name in names:
+        wanted = patterns.filter_of(known_as, name)
+        if wanted is not None and name not in outside and _made_from(target.tables(db, [name]), root_id):
+            gone = [each for each in target.partition_names(db, name) if not matches_name(wanted, each)]
+            partitions |= {name: gone} if gone else {}
+    return Leaving(db, tables, False, [], partitions)
+
+
 def _ours(there: TargetDatabase, root_id: str) -> list[Table]:
-    return [
-        table
-        for table in there.tables.values()
-        if table_position(table) is not None and table.parameters.get(SOURCE) == root_id
-    ]
+    return _made_from(there.tables.values(), root_id)
+
+
+def _made_from(tables: Iterable[Table], root_id: str) -> list[Table]:
+    return [table for table in tables if table_position(table) is not None and table.parameters.get(SOURCE) == root_id]
 
 
 def drop(leaving: Sequence[Leaving], target: Metastore, root: ChangeRoot, *, engine: AutoEngine, jobs: int) -> int:
@@ -62,6 +91,8 @@ def drop(leaving: Sequence[Leaving], target: Metastore, root: ChangeRoot, *, eng
             commit = Commit(_plan(each), target, root.place, engine, jobs)
             commit.prepare()
             commit.drop_databases()
+            for name, partitions in each.partitions.items():
+                commit.drop_partitions(target.table(each.db, name), partitions)
             recycled += commit.changed.recycled
     return recycled
 

@@ -32,13 +32,15 @@ class Piece:
 class Work:
     """`pieces` in order. `current`: databases that are at the log's end already. `passed`: pieces whose databases no
     record since their checkpoint concerns, so that the checkpoint can move without a dump. `left`: replicas of
-    databases that are in the policy no more. `lost`: replicas whose source is gone, and whose drop no record tells."""
+    databases that are in the policy no more. `lost`: replicas whose source is gone, and whose drop no record tells.
+    `rescoped`: what is replicated of each database is another choice than before."""
 
     pieces: list[Piece] = field(default_factory=list)
     current: list[str] = field(default_factory=list)
     passed: list[Piece] = field(default_factory=list)
     left: list[Pair] = field(default_factory=list)
     lost: list[Pair] = field(default_factory=list)
+    rescoped: bool = False
 
 
 def decide(
@@ -46,7 +48,7 @@ def decide(
 ) -> Work:
     """`first`, `end`: the positions that the captured log reaches from and to. remembered: databases (by the policy's
     names) that the last run had. rescoped: the patterns for tables are others than the last run's."""
-    work = Work()
+    work = Work(rescoped=rescoped)
     bootstraps: dict[str, list[str]] = {}
     groups: dict[int, list[str]] = {}
     for pair in pairs:

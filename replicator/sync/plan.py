@@ -152,7 +152,8 @@ def make(
         return SyncPlan(
             id=uuid.uuid4().hex[:12], policy=policy.name, policy_digest=_digest(_keys(policy)),
             made=iso(clock()), reverse=way.reverse, adopt=options.adopt, drop_left=options.drop_left,
-            roles=_roles(steps), loads=loads, left=[each.db for each in leaving], drops=_drops(leaving),
+            roles=_roles(steps), loads=loads, left=[name for each in leaving for name in each.names],
+            drops=_drops(leaving),
             position=min([captured.position, *(each.to_position for each in loads)]), to_event=captured.through_event,
             cost=cost, warnings=list(dict.fromkeys(steps.warnings)),
         )  # fmt: skip
@@ -322,7 +323,10 @@ def _roles(steps: Steps) -> dict[str, str]:
 
 def _drops(leaving: Sequence[Leaving]) -> list[str]:
     tables = (f"{each.db}.{table.name}" for each in leaving for table in each.tables)
-    return sorted([*tables, *(each.db for each in leaving if each.whole)])
+    partitions = (
+        f"{each.db}.{table}/{name}" for each in leaving for table, some in each.partitions.items() for name in some
+    )
+    return sorted([*tables, *partitions, *(each.db for each in leaving if each.whole)])
 
 
 def _keys(policy: Policy) -> dict[str, Any]:

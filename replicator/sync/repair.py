@@ -194,8 +194,8 @@ def carry_out(
         setattr(report, name, getattr(loaded, name))
     remaining = verify(
         source, target, () if options.tables else [options.db], rename=_rename(options),
-        map_locations=options.map_locations, tables={options.db: plan.tables}, level=options.level, engine=engine,
-        progress=progress,
+        map_locations=options.map_locations, patterns=options.patterns, tables={options.db: plan.tables},
+        level=options.level, engine=engine, progress=progress,
     )  # fmt: skip
     report.remaining, report.remaining_count = remaining.differences, remaining.difference_count
     report.status = "different" if report.remaining_count else "repaired"
@@ -255,13 +255,15 @@ def _state(
 ) -> Iterator[DumpReader]:
     """The tables at a point, as a passing dump. Its id says what is repaired, so that one that was killed knows its
     own; what it names is pinned in the root for as long."""
-    about = [root.id, options.db, options.target_db, list(tables), bool(options.tables), point.position]
+    filters = {name: each.text for name, each in options.patterns.partitions.items()}
+    about = [root.id, options.db, options.target_db, list(tables), bool(options.tables), point.position, filters]
     key = REPAIR + xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
     with tempfile.TemporaryDirectory(prefix="replicator-repair-", dir=options.scratch) as scratch:
         place = str(Path(scratch) / "dump")
         write_dump(
-            root, place, source=source, databases=[options.db], patterns=Patterns.of_names(tables), until=point,
-            id=key, empty=True, progress=progress,
+            root, place, source=source, databases=[options.db],
+            patterns=Patterns.of_names(tables, options.patterns.partitions), until=point, id=key, empty=True,
+            progress=progress,
         )  # fmt: skip
         try:
             yield DumpReader(place)

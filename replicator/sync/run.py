@@ -25,7 +25,7 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policy import Policy, refuse_overlaps, same_metastore
 from replicator.progress import Progress
 from replicator.report import json_text
-from replicator.sync.leaving import Leaving, drop, plan_database
+from replicator.sync.leaving import Leaving, drop, plan_database, plan_tables
 from replicator.sync.memory import Memory, RememberedScope, Run, RunKind, iso
 from replicator.sync.pieces import Piece, Work
 from replicator.sync.steps import Steps, SyncOptions, refuse_unsupported, scope_of
@@ -242,7 +242,12 @@ def _dump_and_load(steps: Steps, piece: Piece, epochs: dict[str, int], report: S
 def leavings(steps: Steps, work: Work) -> list[Leaving]:
     """What left the policy's scope, as it would be dropped; raises Refused for what roles protect."""
     way = steps.way
-    found = [plan_database(way.target, pair.replica, way.root.id) for pair in [*work.left, *work.lost]]
+    gone = [*work.left, *work.lost]
+    found = [plan_database(way.target, pair.replica, way.root.id) for pair in gone]
+    if work.rescoped or steps.options.drop_left:
+        for pair in way.matching:
+            if pair not in gone and pair.there is not None:
+                found.append(plan_tables(way.target, pair.replica, pair.name, way.patterns, way.root.id))
     return [each for each in found if not each.empty]
 
 
@@ -253,12 +258,12 @@ def leave(steps: Steps, leaving: Sequence[Leaving], report: SyncRun) -> None:
             report.files_removed += drop(
                 leaving, steps.way.target, steps.way.target_root, engine=steps.engines, jobs=steps.options.jobs
             )
-        report.dropped = [each.db for each in leaving]
+        report.dropped = [name for each in leaving for name in each.names]
         for each in leaving:
             if each.staying:
                 steps.warnings.append(f"{each.db} stays: it holds {', '.join(each.staying[:10])}, not made here")
         return
-    report.left = [each.db for each in leaving]
+    report.left = [name for each in leaving for name in each.names]
     if leaving:
         steps.warnings.append(
             f"the policy does not name {', '.join(report.left)} any more: they stay on the target as they are, until "

@@ -26,7 +26,6 @@ from replicator.errors import BootstrapNeeded, ConfigError, Error, ObjectNotFoun
 from replicator.events.capture import Captured, capture
 from replicator.events.fold import read_records
 from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
-from replicator.events.scope import Patterns
 from replicator.load.difference import ByDifference
 from replicator.load.load import Loaded, LoadOptions, load
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
@@ -153,13 +152,12 @@ class Steps:
         log = segments(root.place)
         begin = None if piece.begin is None else _point(log, piece.begin)
         out = self.dumps.place_of(resolve_until(log, None).event, id)
-        patterns = Patterns.parse(self.policy.include, self.policy.exclude)
 
         def once() -> Dumped:
             return write_dump(
-                root, out, source=self.way.source.uri, databases=piece.databases, patterns=patterns, since=begin,
-                slot="" if piece.bootstrap else slot, id=id, empty=True, epochs=epochs, progress=self.progress,
-                clock=self.clock,
+                root, out, source=self.way.source.uri, databases=piece.databases, patterns=self.way.patterns,
+                since=begin, slot="" if piece.bootstrap else slot, id=id, empty=True, epochs=epochs,
+                progress=self.progress, clock=self.clock,
             )  # fmt: skip
 
         return patiently(once, self.options.patience)
@@ -269,7 +267,7 @@ class Steps:
 def refuse_unsupported(policy: Policy) -> None:
     """Keys that no load obeys yet must not be passed over in silence. Raises ConfigError naming the key."""
     wrong = {
-        "partitions": bool(policy.partitions), "external": policy.external == METADATA,
+        "external": policy.external == METADATA,
         "publish": policy.publish != "mirror",
     }  # fmt: skip
     for key, given in wrong.items():
@@ -302,7 +300,7 @@ def scope_of(way: Way, recorded: str) -> RememberedScope:
     return RememberedScope(
         databases={pair.known_as: policy.target_name(pair.known_as) for pair in way.matching},
         include=policy.include, exclude=policy.exclude,
-        partitions={table: str(text) for table, text in policy.partitions.items()}, recorded=recorded,
+        partitions={table: each.text for table, each in policy.partitions.items()}, recorded=recorded,
     )  # fmt: skip
 
 

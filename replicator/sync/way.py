@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cmroot.place import is_local, join, normal
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.events.scope import Patterns
 from replicator.load.replica import LOADING, POSITION, SOURCE
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import Metastore, MetastoreReader
@@ -101,10 +102,25 @@ class Way:
             back.append((self.policy.external_base or join(normal(warehouse), "external"), "/"))
         return back
 
+    @property
+    def patterns(self) -> Patterns:
+        """Which tables and partitions are replicated, by the names of this way's source."""
+        return patterns_of(self.policy, self.pairs)
+
     def renames(self, names: Iterable[str]) -> list[tuple[str, str]]:
         """(source name, target name) of those databases that have two."""
         chosen = set(names)
         return [(pair.name, pair.replica) for pair in self.pairs if pair.name in chosen and pair.name != pair.replica]
+
+
+def patterns_of(policy: Policy, pairs: Iterable[Pair]) -> Patterns:
+    """A policy's patterns; its filters, which say the names of its source, with those that the pairs say."""
+    known = {pair.known_as.lower(): pair.name for pair in pairs}
+    filters = {}
+    for table, wanted in policy.partitions.items():
+        db, _, name = table.partition(".")
+        filters[f"{known.get(db, db)}.{name}".lower()] = wanted
+    return Patterns.parse(policy.include, policy.exclude, filters)
 
 
 def find_way(
