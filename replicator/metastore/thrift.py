@@ -262,6 +262,15 @@ class ThriftMetastore:
                 what = f"set statistics of {len(batch)} partitions of {db}.{table}"
                 self._change(what, requests.set_partition_statistics(batch))
 
+    def drop_statistics(self, db: str, table: str, partition: str, column: str) -> None:
+        call_ = (
+            call("delete_partition_column_statistics", db, table, partition, column)
+            if partition
+            else call("delete_table_column_statistics", db, table, column)
+        )
+        with suppress(ObjectNotFound):  # there were none
+            self._change(f"drop statistics of {db}.{table} {partition} {column}".replace("  ", " "), call_)
+
     # --- below
 
     def unknown_fields(self) -> dict[str, list[int]]:
