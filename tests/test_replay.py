@@ -66,3 +66,28 @@ def test_partitions_added_and_altered_one_by_one_are_committed_together(
     made = Counter((event.type, event.table) for event in pair.target.next_events(before))
     assert made["ADD_PARTITION", "t"] == made["ADD_PARTITION", "u"] == 1
     pair.is_same("a")
+
+
+def test_a_range_reads_of_the_target_only_what_it_names(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    """A warehouse has tens of thousands of tables beside the one that changed."""
+    pair = Replication(source_metastore, target_metastore, tmp_path)
+    db = pair.db("a")
+    for name in ("t", "u", "v"):
+        db.table(name, {"f": "1"})
+    db.function("f")
+    pair.sync()
+    fetched: list[str] = []
+    tables, functions = pair.target.tables, pair.target.functions
+    pair.target.tables = lambda db, names: fetched.extend(names) or tables(db, names)  # type: ignore[method-assign]
+    pair.target.functions = lambda db: fetched.append("functions") or functions(db)  # type: ignore[method-assign]
+    db.alter("t", note="1")
+    db.rename("u", "w")
+    pair.sync()
+    assert sorted(fetched) == ["t", "t__replicator_swap", "u", "u__replicator_swap", "w", "w__replicator_swap"]
+    fetched.clear()
+    db.function("g")
+    pair.sync()
+    assert fetched == ["functions"]
+    pair.is_same("a")

@@ -47,10 +47,10 @@ from replicator.load.commit import Commit
 from replicator.load.files import fold_entries
 from replicator.load.gathering import gathered
 from replicator.load.placement import Placement
-from replicator.load.plan import make_plan
+from replicator.load.plan import looked_at, make_plan
 from replicator.load.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
 from replicator.load.squash import squash, surviving_partitions
-from replicator.load.target import read_target
+from replicator.load.target import read_databases, read_part
 from replicator.model import EXTERNAL, Column, Database, Partition, Statistics, Storage, Table, partition_name
 
 DB = "d"
@@ -209,7 +209,7 @@ class Warehouse:
 
 
 class AsReader:
-    """A warehouse for `read_target`, whose word for fetching tables is the model's attribute."""
+    """A warehouse as a target that is read, whose word for fetching tables is the model's attribute."""
 
     def __init__(self, warehouse: Warehouse) -> None:
         self._warehouse = warehouse
@@ -506,14 +506,17 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
         begin=Point(begin, begin, 0), end=Point(end, end, 0), locations={DB: SOURCE_HOME}, records=0, files=0,
         removed=0, bytes=0, observed=0, buckets=1,
     )  # fmt: skip
-    there = read_target(AsReader(target), [DB])  # type: ignore[arg-type]
+    reader: Any = AsReader(target)
+    there = read_databases(reader, [DB])
     after = check_target(metadata, PLACEMENT, there, overwrite=False)
     if after is None:
         return
     records = [record for record in history.records if after < record.position <= end]
     squashed = squash(records, tables.values(), bootstrap=False)
+    parts = looked_at(squashed, PLACEMENT)
+    there = {name: read_part(reader, each, parts[name]) for name, each in there.items()}
     plan = make_plan(metadata, squashed, PLACEMENT, there, after=after)
-    commit = ModelCommit(plan, AsReader(target), target.root, ENGINE, 1)  # type: ignore[arg-type]
+    commit = ModelCommit(plan, reader, target.root, ENGINE, 1)
     commit.prepare()
     rows = [each.filter(pc.less_equal(each["position"], end)) for each in history.rows]
     wanted, removed = fold_entries(rows, plan.file_rules())

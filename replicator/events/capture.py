@@ -120,7 +120,7 @@ def capture(
 def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str]) -> list[str]:
     """Databases to walk for the first time. Raises ObjectNotFound for one that does not exist."""
     known = manifest.scope()
-    if not databases and known:
+    if known and known.issuperset(databases):
         return []
     existing = source.database_names()
     for name in databases:

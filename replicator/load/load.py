@@ -31,11 +31,11 @@ from replicator.load.difference import ByDifference, stay
 from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
 from replicator.load.gathering import gathered
 from replicator.load.placement import Placement
-from replicator.load.plan import Plan, make_plan
+from replicator.load.plan import Plan, looked_at, make_plan
 from replicator.load.proof import prove
 from replicator.load.prune import prune, surplus
 from replicator.load.squash import squash, surviving_partitions
-from replicator.load.target import database_location, default_warehouse, read_target
+from replicator.load.target import database_location, default_warehouse, read_databases, read_part, read_target
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.progress import Progress
 from replicator.report import json_text
@@ -142,18 +142,23 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     """Decides what a load does; changes nothing. The dump's parts are verified first."""
     reader.verify()
     placement = _placement(reader.metadata, target, options)
-    there = read_target(target, list(placement.databases.values()))
+    bootstrap = reader.metadata.kind == layout.BOOTSTRAP
+    names = list(placement.databases.values())
+    whole = bootstrap or options.exact or options.by_difference is not None
+    there = read_target(target, names) if whole else read_databases(target, names)
     if options.by_difference is not None:
         placement = stay(placement, reader.tables(), there)
     after = check_target(
         reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact,
         by_difference=options.by_difference is not None,
     )  # fmt: skip
-    bootstrap = reader.metadata.kind == layout.BOOTSTRAP
     position = reader.metadata.end.position if after is None else after
     squashed = squash(
         reader.records(0 if bootstrap and after is not None else position), reader.tables(), bootstrap=bootstrap
     )
+    if not whole:
+        parts = looked_at(squashed, placement)
+        there = {name: read_part(target, each, parts[name]) for name, each in there.items()}
     plan = make_plan(
         reader.metadata, squashed if after is not None else squash((), (), bootstrap=False), placement, there,
         after=position if not bootstrap else 0, overwrite=options.overwrite, exact=options.exact,

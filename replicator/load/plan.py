@@ -18,7 +18,7 @@ from replicator.load.placement import Placement, relative
 from replicator.load.renames import passing_name
 from replicator.load.replica import Mark, replica_database, replica_function, replica_table
 from replicator.load.squash import Lineage, Squashed
-from replicator.load.target import TargetDatabase, applied_position, table_position
+from replicator.load.target import Part, TargetDatabase, applied_position, table_position
 from replicator.model import Database, Function, Table
 
 Name = tuple[str, str]
@@ -126,6 +126,22 @@ def make_plan(
             f"{len(squashed.unknown)} events of unknown kinds are not replayed: {squashed.unknown[:5]}"
         )
     return plan
+
+
+def looked_at(squashed: Squashed, placement: Placement) -> dict[str, Part]:
+    """What of the target's databases, by their names there, `make_plan` looks at for a range that is no bootstrap: each
+    table under every name that it had in the range, all of a database that is dropped."""
+    names: dict[str, set[str]] = {name: set() for name in placement.databases.values()}
+    for lineage in squashed.lineages:
+        for called in lineage.names:
+            for name in (called.name, passing_name(called.name)):
+                names.setdefault(placement.database(name[0]), set()).add(name[1])
+    dropped = {placement.database(db) for db in squashed.dropped_at}
+    functions = {placement.database(db) for db, _ in squashed.functions}
+    return {
+        db: Part(tables=None if db in dropped else frozenset(some), functions=db in functions or db in dropped)
+        for db, some in names.items()
+    }
 
 
 def _plan_databases(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:

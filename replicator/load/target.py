@@ -1,9 +1,13 @@
-"""What a target holds before a load, as far as planning needs it: read once, before anything changes."""
+"""What a target holds before a load, as far as planning needs it: read once, before anything changes.
+
+For a range of changes that is little: the tables it names. A warehouse has tens of thousands beside them, and a policy
+that follows its source loads every few seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cmroot.place import join
 from replicator.errors import ObjectNotFound
@@ -51,19 +55,41 @@ class TargetDatabase:
         return not self.tables and not self.functions
 
 
+@dataclass(frozen=True)
+class Part:
+    """What of a database is read: the tables of these names (None: all), and whether its functions are."""
+
+    tables: frozenset[str] | None = None
+    functions: bool = True
+
+
 def read_target(target: MetastoreReader, databases: Sequence[str]) -> dict[str, TargetDatabase]:
-    """The target's side of some databases (by their target names)."""
+    """The target's side of some databases (by their target names), whole."""
+    return {name: read_part(target, each, Part()) for name, each in read_databases(target, databases).items()}
+
+
+def read_databases(target: MetastoreReader, databases: Sequence[str]) -> dict[str, TargetDatabase]:
+    """The databases alone; those that replication did not make come whole, as what they hold decides about them."""
     found = {}
     for name in databases:
         try:
-            database = target.database(name)
+            found[name] = TargetDatabase(target.database(name))
         except ObjectNotFound:
             found[name] = TargetDatabase(None)
-            continue
-        tables = {table.name: table for table in target.tables(name, target.table_names(name))}
-        functions = {function.name: function for function in target.functions(name)}
-        found[name] = TargetDatabase(database, tables, functions)
+        if found[name].source is None:
+            found[name] = read_part(target, found[name], Part())
     return found
+
+
+def read_part(target: MetastoreReader, there: TargetDatabase, part: Part) -> TargetDatabase:
+    """A database with this part of what is in it; names that it does not have are left out."""
+    if there.database is None:
+        return there
+    name = there.database.name
+    names = target.table_names(name) if part.tables is None else sorted(part.tables)
+    tables = {table.name: table for table in target.tables(name, names)} if names else {}
+    functions = {function.name: function for function in target.functions(name)} if part.functions else {}
+    return replace(there, tables=tables, functions=functions)
 
 
 def table_position(table: Table) -> int | None:
