@@ -84,12 +84,16 @@ def _make(runtime: Runtime, kept: Path) -> None:
             "datanucleus.autoStartMechanism": "Classes",
             "datanucleus.autoStartClassNames": ",".join(_persistent_classes(runtime.jars)),
         }
-        pid = spawn(runtime, directory, port, settings)
+        classes = directory / "classes.jsa"
+        pid = spawn(runtime, directory, port, settings, classes_to=classes)
         start = began(pid)
         try:
             wait(pid, start, port, instance, directory / "metastore.log", timedelta(seconds=180))
         finally:
-            end(pid, start, timedelta(seconds=10))
+            end(pid, start, timedelta(seconds=60))  # it writes its classes at its end
+        if classes.exists():
+            runtime.classes.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(classes, runtime.classes)
         _repair(runtime, directory)
         os.replace(directory / "metastore_db", kept)
 
