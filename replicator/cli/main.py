@@ -28,6 +28,7 @@ from replicator.cli.metastore import metastore
 from replicator.cli.options import Session
 from replicator.cli.output import failure, show_error
 from replicator.cli.plan import apply, plan
+from replicator.cli.purge import purge
 from replicator.cli.repair import repair
 from replicator.cli.restore import restore
 from replicator.cli.retention import retention
@@ -36,7 +37,7 @@ from replicator.cli.show import show
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.status import status
 from replicator.cli.sync import sync
-from replicator.cli.turn import switchover
+from replicator.cli.turn import failover, loss, switchover
 from replicator.cli.verify import verify
 from replicator.cli.wait import wait
 from replicator.config import Config, read_config
@@ -80,14 +81,17 @@ for _command in (
     demo,
     drill,
     dump,
+    failover,
     gateway,
     history,
     housekeeping,
     lag,
     legal_hold,
     load,
+    loss,
     metastore,
     plan,
+    purge,
     repair,
     restore,
     retention,

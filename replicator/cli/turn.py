@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,7 @@ from replicator.cli.options import (
     json_option,
     pass_session,
 )
-from replicator.cli.output import aligned, emit, shortened, write
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text, write
 from replicator.cli.sync import Opened, jobs_option, opened, policy_argument
 
 if TYPE_CHECKING:
@@ -75,6 +75,110 @@ def switchover(
     return 6 if done.problems else 0
 
 
+@click.command()
+@policy_argument
+@click.option("--force", is_flag=True, help="Fail over: what the loss report lists is given up.")
+@click.option(
+    "--accept-partial", is_flag=True, help="Also with tables that an interrupted load left between two states."
+)
+@click.option(
+    "--patience", type=Duration(), default="5s", show_default=True,
+    help="How long anything of the lost side may take to answer.",
+)  # fmt: skip
+@jobs_option
+@engine_options
+@json_option
+@pass_session
+def failover(
+    session: Session, policy: str, force: bool, accept_partial: bool, patience: timedelta, jobs: int,
+    engine: EngineChoice, as_json: bool,
+) -> int:  # fmt: skip
+    """Make the replica the primary while the primary is lost. Without --force: only tell what is lost, and exit 6.
+
+    The loss report comes from what still answers: the replica, the lost side's $cmroot, its metastore. Nobody waits for
+    the lost side. Loads that were interrupted are completed first. Safe to kill and to run again.
+
+    \b
+    Example:
+      replicator failover west
+      replicator failover west --force
+    """
+    from replicator.metastore.thrift import ThriftMetastore
+    from replicator.sync.failover import FailoverOptions
+    from replicator.sync.failover import failover as turn
+
+    options = FailoverOptions(force=force, accept_partial=accept_partial, limit=patience, jobs=jobs)
+    with ExitStack() as stack:
+        work = opened(session, stack, policy, engine)
+        hasty = [
+            stack.enter_context(ThriftMetastore(each.uri, timeout=patience.total_seconds(), retries=0))
+            for each in (work.source, work.target)
+        ]
+        done = turn(sides_of(session, work, as_json), (hasty[0], hasty[1]), options)
+    emit(done, as_json, [*loss_lines(done.loss or {}), *turned_lines(done)])
+    return 6 if done.status == "refused" else 0
+
+
+@click.command()
+@policy_argument
+@json_option
+@pass_session
+def loss(session: Session, policy: str, as_json: bool) -> None:
+    """Show the loss report of a policy's last failover, as it was when the replica was promoted.
+
+    \b
+    Example: replicator loss west
+    """
+    from replicator.sync.failover import last_failover
+
+    found = last_failover(session.config.policy(policy))
+    report = found.loss or {}
+    emit({"status": "shown", "turn": found.turn, "by": found.by, **report}, as_json, loss_lines(report))
+
+
+def loss_lines(loss: Mapping[str, Any]) -> list[str]:
+    """A loss report for a person."""
+    if not loss:
+        return []
+    unknown = f"{loss['unknown_seconds']:,.0f} s ago" if loss["unknown_seconds"] is not None else None
+    at = [loss["unknown_after_time"], unknown]
+    counted = (
+        f"{count_text(loss['changes'], 'change')} of {count_text(loss['table_count'], 'table')}, "
+        f"{count_text(loss['partitions'], 'partition')}, {count_text(loss['files'], 'file')}, "
+        f"{size_text(loss['bytes'])}"
+    )
+    return aligned(
+        [
+            ("loss", f"{loss['policy']}: {loss['lost']} is lost, {loss['survivor']} survives"),
+            ("replica", [_replica(each) for each in loss["databases"]]),
+            ("lost", counted + (f", over {loss['seconds']:,} s" if loss["seconds"] is not None else "")),
+            ("not read", f"{loss['not_captured']:,} of the changes were only announced: their files are not known"
+             if loss["not_captured"] else None),
+            ("table", shortened(_lost_table(each) for each in loss["tables"])),
+            ("unknown", f"all after event {loss['unknown_after_event']}"
+             + (f" ({', '.join(text for text in at if text)})" if any(at) else "")),
+            ("no log", loss["log"] or None),
+            ("no answer", loss["metastore"] or None),
+            ("between", shortened(f"{each['table']} {each['state']}" for each in loss.get("between", []))),
+            ("warning", loss["warnings"]),
+        ]
+    )  # fmt: skip
+
+
+def _replica(each: Mapping[str, Any]) -> str:
+    time = time_text(each["time"])
+    loading = f", loading {each['loading']}" if each["loading"] else ""
+    return f"{each['replica']} at event {each['event']}" + (f" of {time}" if time else "") + loading
+
+
+def _lost_table(each: Mapping[str, Any]) -> str:
+    names = f" ({', '.join(each['names'])})" if each["names"] else ""
+    return (
+        f"{each['table']}: {count_text(each['changes'], 'change')}, "
+        f"{count_text(each['partitions'], 'partition')}{names}, {count_text(each['files'], 'file')}, {size_text(each['bytes'])}"
+    )
+
+
 def sides_of(session: Session, work: Opened, as_json: bool) -> Sides:
     """What a verb works on; each step is told when it is done."""
     from replicator.sync.turn import Sides
@@ -95,6 +199,8 @@ def step_line(step: StepTold) -> str:
 
 def turned_lines(done: Turned) -> Iterable[str]:
     """A turn for a person, after its steps."""
+    if done.status == "refused":
+        return aligned([("refused", f"{done.policy}: --force makes the {done.primary}, {done.uri}, the primary")])
     words = {"done": "turned", "nothing": "nothing", "ready": "ready" if not done.problems else "refused"}
     is_ = "would be" if done.status == "ready" else "is"
     return aligned(

@@ -4,6 +4,7 @@
     runs/<start>-<id>.json    the history, one file a run
     scope.json                databases that the last run replicated
     turn.json                 the steps of a switchover, failover or failback that has begun
+    turns/<start>-<id>.json   those that have ended, with their reports
 
 Every file is written aside and renamed, has a format, a version and a checksum, and says when it is damaged. Only who
 holds the lease writes; anybody reads. All of it can be lost without losing data: what is replicated stands in the
@@ -38,12 +39,34 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RUN_ID = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What a policy's verification found. `tables`: that there are; `sampled`: compared now, of `bytes` bytes;
+    `differing`: of these, the tables that differ, `behind`: those that the source has changed since, of which nothing
+    is known. As of now: `open`: tables that differed when they were compared last, the first of them by name;
+    `open_count`; `never`: compared; `oldest`: seconds since the comparison of the table that waits longest. `ended`:
+    when (ISO 8601)."""
+
+    tables: int = 0
+    sampled: int = 0
+    bytes: int = 0
+    differing: tuple[str, ...] = ()
+    behind: int = 0
+    open: tuple[str, ...] = ()
+    open_count: int = 0
+    never: int = 0
+    oldest: float | None = None
+    seconds: float = 0.0
+    ended: str = ""
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a policy. Times are ISO 8601 with a zone; `started` is part of the file's name. `kind`: what it was
     (empty before that is known). from_event, to_event: of the source's log; position: the checkpoint at its end.
     records, files, bytes: loaded. lag_seconds: at its end, None where it cannot be told. status: "killed" is found by
     the next run. error: what the failure said. reverse: the policy ran from its target to its source. epoch: the
-    lease's. dump: its directory. steps: seconds by name, in order."""
+    lease's. dump: its directory. steps: seconds by name, in order. compared: what was verified in it or, by one that
+    follows, beside it; None: nothing was."""
 
     id: str
     policy: str
@@ -64,16 +87,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     dump: str = ""
     warnings: tuple[str, ...] = ()
     steps: dict[str, float] = {}
+    compared: Compared | None = None
 
 
 class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy's last run replicated: database at the source -> at the target, and the patterns that its tables
-    match. `recorded`: when (ISO 8601)."""
+    match. `external`: "metadata" where only the metadata of external tables is. `recorded`: when (ISO 8601)."""
 
     databases: dict[str, str]
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     partitions: dict[str, str] = {}
+    external: str = ""
     recorded: str
 
 
@@ -229,8 +254,16 @@ class Memory:
         return turn if turn and not turn.ended else None
 
     def write_turn(self, turn: Turn) -> None:
-        """Before each step and after it. Safe to run twice."""
+        """Before each step and after it. One that has ended is kept among all of them, too. Safe to run twice."""
+        if turn.ended:
+            self._write(join(self.place, "turns", f"{stamp(turn.started)}-{turn.id}.json"), turn)
         self._write(join(self.place, "turn.json"), turn)
+
+    def turns(self) -> list[Turn]:
+        """Turns that have ended, newest first. Raises FormatError for one that is damaged."""
+        place = join(self.place, "turns")
+        names = [name for name in reversed(self._store.list(place)) if name.endswith(".json")]
+        return [turn for name in names if (turn := self._read(join(place, name), Turn)) is not None]
 
     # ---- files ----------------------------------------------------------------------------------------------------
 

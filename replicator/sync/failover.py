@@ -1,0 +1,395 @@
+"""Failover: the primary is gone, and its replica becomes the primary. Acts.
+
+    fence     the lost primary is `fenced`, if its metastore answers; nobody waits for it
+    finish    loads that were interrupted are completed from their dumps, or told as what is between two states
+    loss      the report of what the replica was never given
+    promote   the replica is `primary`, at an epoch above every one that is known
+    slots     the policy's slot is at the new primary
+
+Without `force` only the loss report is made. Whatever was fenced or not: from `promote` on, the higher epoch is right,
+and runs from the old primary are refused. When it comes back, `failback` takes it in.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+
+from cmroot.lease import Lease
+from cmroot.root import ChangeRoot, Format, create_or_open, open_existing
+from cmroot.waiting import patiently
+from replicator.dump.reader import DumpReader
+from replicator.errors import Error, FormatError, MetastoreUnreachable, NotReached, ObjectNotFound, Refused
+from replicator.load.target import read_target, table_position
+from replicator.metastore.client import Metastore
+from replicator.policy import Policy
+from replicator.roles import Role
+from replicator.sync.dumps import PolicyDumps
+from replicator.sync.loss import Absent, Loss, loss_of, lost_root, within
+from replicator.sync.memory import Memory, Turn
+from replicator.sync.steps import Steps, SyncOptions
+from replicator.sync.turn import (
+    Action,
+    Details,
+    Sides,
+    Turned,
+    begin,
+    carry_out,
+    end,
+    forget_checkpoint,
+    give,
+    highest_epoch,
+    side,
+    steps_of,
+    turn_slots,
+)
+from replicator.sync.way import Pair, Way, survey
+
+VERB = "failover"
+STEPS = ("fence", "finish", "loss", "promote", "slots")
+
+
+@dataclass(frozen=True)
+class FailoverOptions:
+    """How a failover is made. force: the loss is accepted. accept_partial: tables that an interrupted load has left
+    between two states are, too. limit: how long anything of the lost side may take to answer. reading: how long its log
+    may take to be read. patience: how long to wait for a run that is at work."""
+
+    force: bool = False
+    accept_partial: bool = False
+    limit: timedelta = timedelta(seconds=10)
+    reading: timedelta = timedelta(seconds=60)
+    patience: timedelta = timedelta(0)
+    jobs: int = 2
+
+
+def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions | None = None) -> Turned:
+    """Promotes the replica, or completes what an earlier call began. May be killed anywhere and run again.
+
+    hasty: source and target as the policy names them, with clients that wait for no answer longer than a few seconds:
+    one of the two is gone. Without `force` it reads only, and the answer says `refused`, with the loss.
+
+    Raises LeaseHeld while the policy is at work or being turned, Refused when there is no replica to promote, when a
+    side is the primary already, or for what lies between two states without consent."""
+    began, options = clocks.monotonic(), options or FailoverOptions()
+    if not options.force:
+        report = _only_told(sides, hasty, options)
+        report.seconds = round(clocks.monotonic() - began, 3)
+        return report
+    memory = _memory(sides.policy, options)
+    with patiently(lambda: memory.lease(VERB), options.patience) as lease:
+        seen = _look(sides, hasty, memory)
+        work = _Failover(sides, options, seen, memory, lease)
+        turn = memory.unfinished_turn()
+        if turn is None or turn.verb != VERB:
+            loss = asdict(work.loss_now())
+            detail: Details = {"loss": loss}
+            if turn is not None:
+                detail["instead_of"] = {"turn": turn.id, "verb": turn.verb}
+                end(memory, turn, clock=sides.clock, given_up=True)
+            epoch = _known_epoch(seen, memory)
+            turn = begin(
+                memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, forced=True, detail=detail, clock=sides.clock
+            )
+        work.turn = turn
+        turn = carry_out(memory, turn, work.actions, lease=lease, clock=sides.clock, told=sides.told)
+        report = work.sum_up(turn)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def _only_told(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions) -> Turned:
+    memory = _memory(sides.policy, options)
+    seen = _look(sides, hasty, memory)
+    work = _Failover(sides, options, seen, memory, None)
+    report = Turned(sides.policy.name, VERB, "refused", primary=side(seen.way), uri=seen.way.target.uri)
+    report.databases = [pair.replica for pair in seen.way.pairs]
+    report.loss = asdict(work.loss_now())
+    report.warnings = list(report.loss["warnings"])
+    return report
+
+
+def _memory(policy: Policy, options: FailoverOptions) -> Memory:
+    """The policy's memory; on the surviving side where the other one, which has it, is gone."""
+    try:
+        root = within(options.limit, f"open {policy.target_cmroot}", lambda: create_or_open(policy.target_cmroot))
+    except Exception:
+        root = within(options.limit, f"open {policy.cmroot}", lambda: open_existing(policy.cmroot))
+    return Memory(root, policy.name)
+
+
+@dataclass(frozen=True)
+class LastFailover:
+    """A policy's last failover: its turn, who began it, its loss report, and whether the source became the primary."""
+
+    turn: str
+    by: str
+    loss: Details | None
+    reverse: bool
+    epoch: int
+
+
+def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> LastFailover:
+    """From the memory on either side: where the side that has it was lost, the other one has the turn. Raises
+    ObjectNotFound when there was none."""
+    found: list[Turn] = []
+    for place in (policy.target_cmroot, policy.cmroot):
+        try:
+            memory = within(limit, f"open {place}", lambda at=place: Memory(open_existing(at), policy.name))  # type: ignore[misc]
+            found += [turn for turn in [*memory.turns(), memory.read_turn()] if turn and turn.verb == VERB]
+        except (FormatError, NotReached, OSError):  # that side is gone, or never was a root
+            continue
+    if not found:
+        raise ObjectNotFound(f"policy {policy.name}: there was no failover", hint="`replicator history` lists runs")
+    last = max(found, key=lambda turn: (turn.epoch, turn.started))
+    return LastFailover(last.id, last.by, _loss_of(last), last.reverse, last.epoch)
+
+
+def _loss_of(turn: Turn) -> Details | None:
+    """The report that was made before the promotion, or, where it did not come so far, at the begin."""
+    by_name = {step.name: step for step in turn.steps}
+    report = by_name["loss"].detail if by_name["loss"].status == "done" else turn.detail.get("loss")
+    return report and {**report, "between": by_name["finish"].detail.get("between", [])}
+
+
+# ---- who survives -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What answers. `way`: from the lost side to the survivor; its root may be a place that cannot be read."""
+
+    way: Way
+    reverse: bool
+    lost_answers: bool
+
+
+def _look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> _Seen:
+    """Decides who survives. Raises Refused where no side is a replica that can be promoted."""
+    policy, remembered = sides.policy, memory.read_scope()
+    source, target = (_answering(each) for each in hasty)
+    pairs = [pair for pair in survey(policy, source, target, remembered) if pair.matches]
+    turn = memory.unfinished_turn()
+    reverse = turn.reverse if turn is not None and turn.verb != "failback" else _reverse(pairs, source, target)
+    lost, survivor, place = (target, sides.source, policy.cmroot) if reverse else (source, sides.target, "")
+    if isinstance(source if reverse else target, Absent):
+        raise MetastoreUnreachable(
+            f"{survivor.uri}, which is to be the primary, does not answer", hint="start it, then run this again"
+        )
+    root = create_or_open(place or policy.target_cmroot)
+    unread = ChangeRoot(policy.target_cmroot if reverse else policy.cmroot, Format("cmroot", 1, "", ""))
+    if reverse:
+        pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
+    way = Way(policy, lost, survivor, unread, root, tuple(pairs), reverse)
+    found = _Seen(replace(way, pairs=tuple(pair for pair in pairs if pair.there is not None)), reverse,
+                  not isinstance(lost, Absent))  # fmt: skip
+    if turn is None or turn.verb != VERB:
+        _refuse(policy, found, memory)
+    return found
+
+
+def _answering(metastore: Metastore) -> Metastore | Absent:
+    try:
+        metastore.database_names()
+    except Error as error:
+        return Absent(metastore.uri, str(error))
+    return metastore
+
+
+def _reverse(pairs: Sequence[Pair], source: Metastore | Absent, target: Metastore | Absent) -> bool:
+    """Whether the source is to be promoted: it is the replica, and the target, the primary, is what was lost."""
+    here = {pair.here_mark.role for pair in pairs if pair.here is not None}
+    there = {pair.there_mark.role for pair in pairs if pair.there is not None}
+    if isinstance(target, Absent):
+        return True
+    return Role.PRIMARY in there and Role.REPLICA in here and not isinstance(source, Absent)
+
+
+def _refuse(policy: Policy, seen: _Seen, memory: Memory) -> None:
+    pairs = seen.way.pairs
+    if not pairs:
+        raise Refused(
+            f"policy {policy.name}: {seen.way.target.uri} has no replica to promote",
+            hint="`replicator role show` on the side that answers",
+        )
+    primary = [pair.replica for pair in pairs if pair.there_mark.role is Role.PRIMARY]
+    if len(primary) == len(pairs):
+        last = next((turn for turn in memory.turns() if turn.verb == VERB), None)
+        said = f": failed over at {last.started} by {last.by}" if last else ""
+        raise Refused(
+            f"policy {policy.name}: {', '.join(primary[:10])} of {seen.way.target.uri} is the primary already{said}",
+            hint=f"start the writers there; when the other side comes back: `replicator failback {policy.name}`",
+        )
+    wrong = [
+        f"{pair.replica} is {pair.there_mark}"
+        for pair in pairs
+        if pair.there_mark.role is not Role.REPLICA and not (primary and pair.there_mark.role is Role.PRIMARY)
+    ]
+    if wrong:
+        raise Refused(
+            f"policy {policy.name}: not a replica: {', '.join(wrong[:10])}",
+            hint="`replicator role show` tells who made it so; `role set --force` can change it",
+        )
+
+
+def _known_epoch(seen: _Seen, memory: Memory) -> int:
+    """The highest epoch that anything tells: the sides that answer, and the turns before, which may have fenced and
+    unfenced a side that does not answer now."""
+    turns = [turn.epoch + 2 for turn in memory.turns()]
+    last = memory.read_turn()
+    return max([highest_epoch(seen.way.pairs), *turns, last.epoch + 2 if last else 0])
+
+
+# ---- the turn -----------------------------------------------------------------------------------------------------
+
+
+class _Failover:
+    """One failover at work."""
+
+    turn: Turn
+
+    def __init__(
+        self, sides: Sides, options: FailoverOptions, seen: _Seen, memory: Memory, lease: Lease | None
+    ) -> None:  # fmt: skip
+        self.sides, self.options, self.seen, self.memory, self.lease = sides, options, seen, memory, lease
+
+    @property
+    def promoted(self) -> int:
+        return self.turn.epoch + 2
+
+    @property
+    def actions(self) -> list[Action]:
+        return [
+            Action("fence", "the lost primary, if it answers", self.fence),
+            Action("finish", "loads that were interrupted", self.finish),
+            Action("loss", "what the replica was never given", self.loss),
+            Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
+            Action("slots", "the policy's slot is at the new primary", self.slots),
+        ]
+
+    def way(self) -> Way:
+        """With the replica's databases as they are now."""
+        way = self.seen.way
+        names = set(way.target.database_names())
+        pairs = (
+            replace(pair, there=way.target.database(pair.replica)) for pair in way.pairs if pair.replica in names
+        )  # fmt: skip
+        return replace(way, pairs=tuple(pairs))
+
+    def fence(self) -> Details:
+        if not self.seen.lost_answers:
+            return {"fenced": [], "why": "its metastore does not answer"}
+        fenced: list[str] = []
+        for pair in self.seen.way.pairs:
+            if pair.here is None:
+                continue
+            try:
+                allowed = (Role.PRIMARY, Role.NONE, Role.FENCED)
+                give(self.seen.way.source, pair.name, Role.FENCED, self.turn.epoch + 1, instead_of=allowed)
+                fenced.append(pair.name)
+            except Error as error:  # the higher epoch decides
+                return {"fenced": fenced, "why": str(error)}
+        return {"fenced": fenced}
+
+    def finish(self) -> Details:
+        """Completes interrupted loads. Raises Refused, listing what is between two states, for those that cannot be,
+        unless that is accepted."""
+        way = self.way()
+        loading = list(dict.fromkeys(pair.loading for pair in way.pairs if pair.loading))
+        if not loading:
+            return {"completed": [], "between": []}
+        root, why = lost_root(way.root.place, self.options.limit)
+        completed, reasons = [], []
+        for id in loading:
+            try:
+                completed.append(self._complete(replace(way, root=root or way.root), id))
+            except Exception as error:  # whatever the lost side's storage raises
+                reasons.append(f"{type(error).__name__}: {error}")
+        between = [found for pair in self.way().pairs if pair.loading for found in self._between(pair)]
+        if between and not self.options.accept_partial:
+            tables = [each["table"] for each in between]
+            raise Refused(
+                f"policy {self.sides.policy.name}: an interrupted load has left {len(tables)} tables between two "
+                f"states, and cannot be completed ({'; '.join(reasons) or why}): {', '.join(tables[:10])}",
+                hint="--accept-partial goes on with them as they are; `details` lists what each holds",
+                details={"between": between, "reasons": reasons},
+            )
+        return {"completed": completed, "between": between, "reasons": reasons}
+
+    def _complete(self, way: Way, id: str) -> str:
+        steps = Steps(
+            way, SyncOptions(jobs=self.options.jobs), engines=self.sides.engines, progress=self.sides.progress,
+            clock=self.sides.clock,
+        )  # fmt: skip
+        place = within(self.options.limit, f"look for the dump {id}", lambda: steps.dumps.find(id))
+        if place is None:
+            raise Refused(f"the dump {id} is not in {steps.dumps.place}", hint="it was removed, or never finished")
+        steps.load(place)
+        return place
+
+    def _between(self, pair: Pair) -> list[Details]:
+        """Tables of a database whose load did not end: `new` as the dump has it, `old` as before, `between` where the
+        load was at work or nobody knows."""
+        tables = read_target(self.seen.way.target, [pair.replica])[pair.replica].tables
+        dump = self._reader(pair.loading)
+        ahead = pair.position or 0
+        named = None if dump is None else {table.name for table in dump.tables() if table.db == pair.name}
+        found = []
+        for name, table in sorted(tables.items()):
+            position = table_position(table) or 0
+            if position > ahead:
+                found.append({"table": f"{pair.replica}.{name}", "state": "new", "position": position})
+            elif named is None or name in named:
+                found.append({"table": f"{pair.replica}.{name}", "state": "between", "position": position})
+        missing = sorted((named or set()) - set(tables))
+        found += [{"table": f"{pair.replica}.{name}", "state": "missing", "position": None} for name in missing]
+        return found
+
+    def _reader(self, id: str) -> DumpReader | None:
+        def read() -> DumpReader | None:
+            place = PolicyDumps(self.sides.policy.dumps, self.sides.policy.name).find(id)
+            return DumpReader(place) if place else None
+
+        try:
+            return within(self.options.limit, f"look for the dump {id}", read)
+        except Exception:  # it is not to be had
+            return None
+
+    def loss_now(self, *, completing: bool = True) -> Loss:
+        """The report as of now. Reads only. completing: interrupted loads are still to be completed."""
+        way = self.way()
+        root, why = lost_root(way.root.place, self.options.limit)
+        return loss_of(
+            self.sides.policy, way.pairs, way.source, root, why, self.memory, way.target.uri,
+            completing=completing, limit=self.options.reading, clock=self.sides.clock,
+        )  # fmt: skip
+
+    def loss(self) -> Details:
+        """With the checkpoints that a failback begins from, as `promote` takes them away."""
+        return asdict(self.loss_now(completing=False))
+
+    def promote(self) -> Details:
+        way = self.way()
+        for pair in way.pairs:
+            give(way.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA, Role.PRIMARY))
+            forget_checkpoint(way.target, pair.replica)
+        return {"epoch": self.promoted, "databases": [pair.replica for pair in way.pairs]}
+
+    def slots(self) -> Details:
+        return turn_slots(self.sides.policy, self.seen.way.target_root, None, clock=self.sides.clock)
+
+    def sum_up(self, turn: Turn) -> Turned:
+        by_name = {step.name: step.detail for step in turn.steps}
+        report = Turned(
+            self.sides.policy.name, VERB, "done", turn.id, side(self.seen.way), self.seen.way.target.uri,
+            self.promoted, databases=by_name["promote"]["databases"], steps=steps_of(turn, self.actions),
+        )  # fmt: skip
+        report.loss = _loss_of(turn) or {}
+        report.warnings = list(report.loss["warnings"])
+        if why := by_name["fence"].get("why"):
+            report.warnings.append(
+                f"the lost primary was not fenced ({why}): when it comes back, nobody may write there before failback"
+            )
+        return report

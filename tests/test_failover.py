@@ -1,0 +1,288 @@
+"""Failovers: the primary is gone. What is told, what is promoted, and what is in the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Fault, run_with
+from metastores import MetastoreFactory
+from policies import Replication, local_engine
+from story import command
+
+from cmroot.root import open_existing
+from replicator.errors import LeaseHeld, MetastoreUnreachable, Refused
+from replicator.events.capture import capture
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.progress import Silent
+from replicator.sync.failover import FailoverOptions, failover
+from replicator.sync.roles import read_role
+from replicator.sync.turn import Sides, Turned
+
+
+@pytest.fixture
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+    """Two databases, one of them called otherwise on the target."""
+    replication = Replication(source_metastore, target_metastore, tmp_path)
+    replication.keys["rename_db"] = {f"{replication.name}_b": f"{replication.name}_renamed"}
+    replication.db("a").table("t", {"first": "1"})
+    replication.db("a").partitioned("days", {"1": {"x": "one"}})
+    replication.db("b").table("u", {"first": "1"})
+    replication.sync()
+    return replication
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A metastore that hangs: it accepts, and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(20)
+        yield f"thrift://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def closed() -> str:
+    return nobody()
+
+
+def nobody() -> str:
+    """A metastore that is not there."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return f"thrift://127.0.0.1:{server.getsockname()[1]}"
+
+
+def lose(pair: Replication, uri: str, *, root: bool = False) -> None:
+    """The source's metastore is at this address from now on; its `$cmroot` is gone, too, if so said."""
+    pair.keys["source"], pair.source = uri, connect(uri)
+    if root:
+        (pair.here / "cmroot").rename(pair.here / "cmroot-lost")
+
+
+def turn(pair: Replication, *, seconds: float = 5.0, clock: Callable[[], float] = time.time, **options: Any) -> Turned:
+    sides = Sides(pair.policy, pair.source, pair.target, local_engine(), Silent(), clock=clock)
+    with (
+        ThriftMetastore(pair.source.uri, timeout=seconds, retries=0) as one,
+        ThriftMetastore(pair.target.uri, timeout=60.0, retries=0) as other,
+    ):
+        return failover(sides, (one, other), FailoverOptions(**options))
+
+
+def interrupt(pair: Replication, fault: Fault) -> None:
+    """A run that is killed in its load."""
+    assert run_with(fault, ["--config", str(pair.config()), "sync", pair.name]).killed
+    assert "replicator.loading" in pair.target.database(f"{pair.name}_a").parameters
+
+
+def captured(pair: Replication) -> None:
+    """A capture without a load."""
+    capture(
+        pair.source, open_existing(str(pair.here / "cmroot")), engine=local_engine(), progress=Silent(),
+    )  # fmt: skip
+
+
+def replicas(pair: Replication) -> set[str]:
+    return {str(read_role(pair.target, f"{pair.name}_{name}")) for name in ("a", "renamed")}
+
+
+def tables(loss: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
+    """Table -> (partitions, files, bytes)."""
+    return {each["table"]: (each["partitions"], each["files"], each["bytes"]) for each in loss["tables"]}
+
+
+def test_after_a_kill_the_loss_report_is_what_was_really_lost(
+    metastore_factory: MetastoreFactory, target_metastore: Running, tmp_path: Path
+) -> None:
+    running = metastore_factory("dying")
+    pair = Replication(running, target_metastore, tmp_path)
+    pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_renamed"}
+    pair.db("a").table("t", {"first": "1"})
+    pair.db("a").partitioned("days", {"1": {"x": "one"}})
+    pair.db("b").table("u", {"first": "1"})
+    last = pair.sync()
+    pair.db("a").write("t", {"second": "22"})
+    pair.db("a").add("days", {"2": {"x": "two", "y": "too"}, "3": {"x": "three"}})
+    pair.db("b").table("made", {"f": "4444"})
+    pair.db("b").drop("u")
+    captured(pair)
+    held = pair.replica("a").shown()
+    os.kill(running.pid, signal.SIGKILL)
+    arguments = ["--config", str(pair.config()), "failover", pair.name, "--patience", "2s"]
+    answer = command(*arguments)
+    loss = answer.said["loss"]
+    assert (answer.code, answer.said["status"]) == (6, "refused")
+    assert tables(loss) == {
+        f"{pair.name}_a.days": (2, 3, 11), f"{pair.name}_a.t": (0, 1, 2), f"{pair.name}_b.made": (0, 1, 4),
+        f"{pair.name}_b.u": (0, 0, 0),
+    }  # fmt: skip
+    assert sorted(loss["tables"][0]["names"]) == ["p=2", "p=3"]
+    assert (loss["files"], loss["bytes"], loss["table_count"], loss["not_captured"]) == (5, 17, 4, 0)
+    assert {each["event"] for each in loss["databases"]} == {last.to_event}
+    assert "given up" in loss["metastore"] and loss["log"] == ""
+    assert loss["unknown_after_event"] > last.to_event and loss["unknown_seconds"] >= 0
+    assert pair.memory.read_turn() is None and replicas(pair) == {"replica at epoch 1"}
+    began = time.monotonic()
+    answer = command(*arguments, "--force")
+    assert (answer.code, answer.said["status"], answer.said["primary"]) == (0, "done", "target")
+    assert time.monotonic() - began < 30
+    assert replicas(pair) == {"primary at epoch 3"}
+    assert pair.replica("a").shown() == held
+    assert tables(answer.said["loss"]) == tables(loss)
+    shown = command("--config", str(pair.config()), "loss", pair.name)
+    assert tables(shown.said) == tables(loss)
+    answer = command(*arguments, "--force")
+    assert answer.code == 6 and "primary already" in answer.message
+    metastore_factory(directory=running.directory)  # it comes back, and believes to be the primary
+    with pytest.raises(Refused, match="is the primary"):
+        pair.sync()
+
+
+def test_a_metastore_that_hangs_is_not_waited_for(pair: Replication, silent: str) -> None:
+    lose(pair, silent)
+    began = time.monotonic()
+    done = turn(pair, seconds=0.5, force=True)
+    assert time.monotonic() - began < 20
+    assert done.status == "done" and done.loss and "no answer within" in done.loss["metastore"]
+    assert replicas(pair) == {"primary at epoch 3"}
+
+
+def test_a_primary_that_answers_is_fenced_and_what_it_announced_is_told(pair: Replication) -> None:
+    pair.db("a").add("days", {"2": {"x": "two"}})
+    done = turn(pair, force=True)
+    assert done.loss and done.loss["not_captured"] == 1 and tables(done.loss) == {f"{pair.name}_a.days": (1, 0, 0)}
+    assert any("a switchover would lose nothing" in text for text in done.warnings)
+    assert str(read_role(pair.source, f"{pair.name}_b")) == "fenced at epoch 2"
+    with pytest.raises(Refused):
+        pair.sync()
+
+
+def test_where_nothing_of_the_source_answers_the_rest_is_unknown_after_an_event(pair: Replication, closed: str) -> None:
+    last = pair.memory.runs().last_done
+    assert last
+    lose(pair, closed, root=True)
+    loss = turn(pair).loss
+    assert loss and loss["unknown_after_event"] == last.to_event and loss["unknown_seconds"] >= 0
+    assert loss["changes"] == 0 and "cmroot" in loss["log"] and loss["metastore"]
+    assert loss["unknown_after_time"]
+    done = turn(pair, force=True)
+    assert done.status == "done" and replicas(pair) == {"primary at epoch 3"}
+
+
+def test_an_interrupted_load_is_completed_first(pair: Replication, closed: str) -> None:
+    pair.db("a").write("t", {"second": "22"})
+    pair.db("a").table("made", {"f": "x"})
+    pair.db("b").write("u", {"second": "22"})
+    wanted = pair.db("a").shown()
+    interrupt(pair, Fault("before", "thrift", "create table"))
+    lose(pair, closed)
+    loss = turn(pair).loss
+    assert loss and loss["changes"] == 0 and {each["completes"] for each in loss["databases"]} == {True}
+    done = turn(pair, force=True)
+    assert done.loss and done.loss["changes"] == 0 and done.loss["between"] == []
+    assert pair.replica("a").shown() == wanted
+    assert "replicator.loading" not in pair.target.database(f"{pair.name}_a").parameters
+
+
+def test_a_load_that_cannot_be_completed_is_told_table_by_table_and_needs_consent(
+    pair: Replication, closed: str
+) -> None:  # fmt: skip
+    pair.db("a").write("t", {"second": "22"})
+    pair.db("a").table("made", {"f": "x"})
+    interrupt(pair, Fault("before", "rename", "/second$"))
+    lose(pair, closed, root=True)
+    shutil.rmtree(pair.here / "source")
+    with pytest.raises(Refused, match="between two states") as raised:
+        turn(pair, force=True)
+    between = {each["table"]: each["state"] for each in raised.value.details["between"]}  # type: ignore[attr-defined]
+    assert between == {f"{pair.name}_a.t": "between", f"{pair.name}_a.made": "missing"}
+    assert replicas(pair) == {"replica at epoch 1"}
+    done = turn(pair, force=True, accept_partial=True)
+    assert done.status == "done" and done.loss and len(done.loss["between"]) == 2
+    assert replicas(pair) == {"primary at epoch 3"}
+
+
+def test_a_failover_killed_at_every_step_is_completed_by_running_it_again(pair: Replication, closed: str) -> None:
+    lose(pair, closed)
+    arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--patience", "2s"]
+    deaths = 0
+    while run_with(Fault("before", "rename", "turn.json", 4 if deaths else 3), arguments, must=False).killed:
+        deaths += 1
+        assert deaths < 10
+        assert pair.memory.unfinished_turn()
+    assert deaths == 5
+    assert replicas(pair) == {"primary at epoch 3"}
+    assert pair.memory.unfinished_turn() is None
+
+
+def test_a_failover_killed_between_two_databases_is_completed(pair: Replication, closed: str) -> None:
+    lose(pair, closed)
+    arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--patience", "2s"]
+    deaths = 0
+    while run_with(Fault("after", "thrift", "alter database"), arguments, must=False).killed:
+        deaths += 1
+        assert deaths < 10
+    assert deaths == 4 and replicas(pair) == {"primary at epoch 3"}
+    assert pair.memory.unfinished_turn() is None
+
+
+def test_of_two_operators_at_once_one_wins(pair: Replication, closed: str) -> None:
+    lose(pair, closed)
+    codes: list[int] = []
+    arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--patience", "2s"]
+    both = [threading.Thread(target=lambda: codes.append(run_with(None, arguments).code)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert sorted(codes)[0] == 0 and sorted(codes)[1] in (6, 7)
+    assert replicas(pair) == {"primary at epoch 3"}
+    with pair.memory.lease("failover"), pytest.raises(LeaseHeld):
+        turn(pair, force=True)
+
+
+def test_a_switchover_whose_source_died_is_taken_over(pair: Replication, closed: str) -> None:
+    arguments = ["--config", str(pair.config()), "switchover", pair.name]
+    assert run_with(Fault("before", "rename", "turn.json", 4), arguments).killed  # fenced, at epoch 2
+    lose(pair, closed)
+    done = turn(pair, force=True)
+    assert done.epoch == 5 and replicas(pair) == {"primary at epoch 5"}
+    assert [each.verb for each in pair.memory.turns()] == ["failover", "switchover"]
+
+
+def test_the_source_is_promoted_when_the_policy_ran_backwards(pair: Replication, closed: str) -> None:
+    assert command("--config", str(pair.config()), "switchover", pair.name).code == 0
+    pair.replica("a").write("t", {"there": "1"})
+    pair.sync()
+    target, pair.target, pair.keys["target"] = pair.target, connect(closed), closed
+    done = turn(pair, force=True)
+    assert (done.primary, done.epoch) == ("source", 5)
+    assert str(read_role(pair.source, f"{pair.name}_a")) == "primary at epoch 5"
+    assert "there" in pair.db("a").shown()["t"]["files"]
+    pair.target, pair.keys["target"] = target, target.uri
+
+
+def test_when_the_survivor_does_not_answer_nothing_is_done(pair: Replication, closed: str) -> None:
+    pair.target, pair.keys["target"] = connect(closed), closed
+    with pytest.raises(Refused, match="primary already"):
+        turn(pair, force=True)
+    lose(pair, nobody())
+    with pytest.raises(MetastoreUnreachable):
+        turn(pair, force=True)
+
+
+def test_clocks_that_are_ten_minutes_off_tell_no_negative_loss(pair: Replication) -> None:
+    pair.db("a").write("t", {"second": "22"})
+    captured(pair)
+    for off in (-600.0, 600.0):
+        loss = turn(pair, clock=lambda off=off: time.time() + off).loss
+        assert loss and loss["unknown_seconds"] >= 0 and loss["seconds"] >= 0 and loss["files"] == 1
