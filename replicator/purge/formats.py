@@ -1,0 +1,116 @@
+"""How the rows of a partition's files are written: what its storage says, as a value. Pure.
+
+`columns` files (Parquet, ORC) and `lines` (text, CSV, JSON) are rewritten file by file; others by Spark, a partition at
+a time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from replicator.model import Storage, Table
+
+Kind = Literal["parquet", "orc", "text", "csv", "json", "spark"]
+
+_SERDES: dict[str, Kind] = {
+    "ParquetHiveSerDe": "parquet", "OrcSerde": "orc", "LazySimpleSerDe": "text", "OpenCSVSerde": "csv",
+    "JsonSerDe": "json",
+}  # fmt: skip
+_PROVIDERS: dict[str, Kind] = {"parquet": "parquet", "orc": "orc", "csv": "csv", "json": "json"}
+_BY_SPARK = ("AvroSerDe", "ColumnarSerDe", "LazyBinaryColumnarSerDe", "LazyBinarySerDe", "RegexSerDe")
+_TEXT_INPUT = "org.apache.hadoop.mapred.TextInputFormat"
+
+
+class FileFormat(msgspec.Struct, frozen=True):
+    """kind: what reads and writes it. column: where the ids are, by its index among the columns (`text`, `csv`) and by
+    name. separator, quote, escape, null: of text; header: each file begins with a line of names."""
+
+    kind: Kind
+    column: int = 0
+    field: tuple[str, ...] = ()
+    type: str = "string"
+    separator: str = "\x01"
+    quote: str = ""
+    escape: str = ""
+    null: str = "\\N"
+    header: bool = False
+
+
+class Unsupported(Exception):
+    """Files that cannot be rewritten; the message says why, as a sentence."""
+
+
+def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str) -> FileFormat:
+    """How the files of a partition (or of an unpartitioned table) with this storage are rewritten. Raises
+    Unsupported."""
+    provider = table.parameters.get("spark.sql.sources.provider", "hive").lower()
+    serde = storage.serde.parameters
+    kind: Kind | None
+    if provider != "hive":
+        kind = _PROVIDERS.get(provider.rpartition(".")[2])
+        if kind is None:
+            raise Unsupported(f"files of Spark's source {provider!r} cannot be rewritten")
+        options = {key.lower(): value for key, value in serde.items()}
+        if kind == "csv":
+            return _spark_csv(table, storage, field, type_, options)
+        if kind == "json" and options.get("multiline", "").lower() == "true":
+            raise Unsupported("JSON documents of several lines cannot be rewritten")
+        return FileFormat(kind, field=field, type=type_)
+    library = (storage.serde.library or "").rpartition(".")[2]
+    kind = _SERDES.get(library)
+    if kind is None and library in _BY_SPARK:
+        kind = "spark"
+    if kind is None:
+        raise Unsupported(f"files of {storage.serde.library} cannot be rewritten")
+    if kind in ("text", "csv", "json") and storage.input_format != _TEXT_INPUT:
+        kind = "spark"  # rows in sequence files
+    if kind == "spark" and (storage.buckets > 0 or len(field) > 1):
+        raise Unsupported(f"bucketed files and nested ids of {storage.serde.library} cannot be rewritten")
+    index = _index(table, storage, field)
+    if kind == "text":
+        if len(field) > 1:
+            raise Unsupported("an id inside of a struct in delimited text cannot be rewritten")
+        separator = serde.get("field.delim") or serde.get("serialization.format") or "\x01"
+        return FileFormat(
+            kind, index, field, type_, _letter(separator), escape=_letter(serde.get("escape.delim", "")),
+            null=serde.get("serialization.null.format", "\\N"),
+        )  # fmt: skip
+    if kind == "csv":
+        return FileFormat(
+            kind, index, field, "string", serde.get("separatorChar", ","), serde.get("quoteChar", '"'),
+            serde.get("escapeChar", "\\"), "",
+        )  # fmt: skip
+    return FileFormat(kind, index, field, type_)
+
+
+def _spark_csv(
+    table: Table, storage: Storage, field: tuple[str, ...], type_: str, options: dict[str, str]
+) -> FileFormat:
+    if options.get("multiline", "").lower() == "true":
+        raise Unsupported("CSV records of several lines cannot be rewritten")
+    if options.get("encoding", options.get("charset", "utf-8")).lower() not in ("utf-8", "utf8"):
+        raise Unsupported("CSV in another encoding than UTF-8 cannot be rewritten")
+    separator = options.get("sep", options.get("delimiter", ","))
+    return FileFormat(
+        "csv", _index(table, storage, field), field, type_, separator.replace("\\t", "\t"),
+        options.get("quote", '"'), options.get("escape", "\\"), options.get("nullvalue", ""),
+        options.get("header", "").lower() == "true",
+    )  # fmt: skip
+
+
+def _index(table: Table, storage: Storage, field: tuple[str, ...]) -> int:
+    """Of the column in the files: a partition may have other columns than its table, by position."""
+    for columns in (storage.columns, table.storage.columns if table.storage else ()):
+        for index, column in enumerate(columns):
+            if column.name.lower() == field[0]:
+                return index
+    raise Unsupported(f"it has no column {field[0]}")
+
+
+def _letter(text: str) -> str:
+    """Hive writes a separator as itself or as its number (LazyUtils.getByte); of several letters the first counts."""
+    if text.lstrip("-").isdecimal() and -128 <= int(text) <= 127:
+        return chr(int(text) % 256)
+    return text[:1]

@@ -1,0 +1,195 @@
+"""Which tables a purge takes up: the white list, and the descriptor in a table's properties. Pure.
+
+Grammar and names are those of Gobblin compliance, so properties and lists work unchanged (docs/migrating.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from replicator.errors import UsageError
+from replicator.model import Table
+
+DESCRIPTOR = "dataset.descriptor"
+FIELD_PATH = "gobblin.compliance.dataset.descriptor.fieldPath"
+FIELD_PATH_ALIASES = (FIELD_PATH, "dataset.descriptor.fieldPath")
+VERSION_MARKS = ("_trash_", "_backup_", "_staging_")
+
+_FOREIGN = {"iceberg": "Iceberg", "delta": "Delta", "hudi": "Hudi", "paimon": "Paimon"}
+
+
+@dataclass(frozen=True)
+class WhiteList:
+    """`db.table1|table2,db2`: commas between entries, bars between tables, `*` for any text; what else stands there is
+    regular expression. Regardless of case, whole names. An empty list has every table."""
+
+    entries: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> WhiteList:
+        """Raises UsageError naming the entry."""
+        found = []
+        for entry in filter(None, (part.strip() for part in text.split(","))):
+            db, dot, tables = entry.partition(".")
+            if "." in tables.replace(".*", ""):
+                raise UsageError(f"{entry!r}: more than one dot", hint="write db.table1|table2,db2; `*` is any text")
+            try:
+                names = [_pattern(name) for name in tables.split("|")] if dot else [".*"]
+                found.append((_compiled(_pattern(db)), _compiled("|".join(names))))
+            except re.error as error:
+                raise UsageError(f"{entry!r}: {error}", hint="write db.table1|table2,db2; `*` is any text") from error
+        return cls(tuple(found))
+
+    def has(self, db: str, table: str) -> bool:
+        return not self.entries or any(d.fullmatch(db) and t.fullmatch(table) for d, t in self.entries)
+
+    def has_database(self, db: str) -> bool:
+        """Whether it may have a table of this database."""
+        return not self.entries or any(d.fullmatch(db) for d, _ in self.entries)
+
+
+def _pattern(text: str) -> str:
+    return ".*".join(text.strip().split("*"))
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(f"(?:{pattern})", re.IGNORECASE)
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """A table on the white list that no purge reaches, and why: what it says of people stays. `invalid`: it is
+    described, but wrongly."""
+
+    table: str
+    reason: str
+    invalid: bool = False
+
+
+@dataclass(frozen=True)
+class Onboarded:
+    """A table to purge. field: the path to its column of ids, a column first; type: the column's Hive type."""
+
+    table: Table
+    field: tuple[str, ...]
+    type: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.table.db}.{self.table.name}"
+
+
+def is_version(name: str) -> bool:
+    """Whether a table's name is that of a backup, staging or trash table of the old tool, or of a version we made."""
+    return any(mark in name for mark in VERSION_MARKS)
+
+
+def onboard(table: Table, field_path: str = "") -> Onboarded | Gap:
+    """What becomes of a white-listed table. field_path: where in the descriptor the column's name stands, unless the
+    table's own properties say so; without either, the only value of the descriptor."""
+    name = f"{table.db}.{table.name}"
+    if table.is_view:
+        return Gap(name, "a view: it has no data of its own")
+    text = table.parameters.get(DESCRIPTOR)
+    if text is None:
+        return Gap(name, f"not onboarded: its properties have no {DESCRIPTOR}")
+    if why := _foreign(table):
+        return Gap(name, why)
+    own = next((table.parameters[key] for key in FIELD_PATH_ALIASES if table.parameters.get(key)), "")
+    try:
+        field = _column(text, own or field_path)
+    except ValueError as error:
+        return Gap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
+    parts = tuple(part for part in field.lower().split(".") if part)
+    assert table.storage is not None
+    for key in table.partition_keys:
+        if parts[:1] == (key.name.lower(),):
+            return Gap(name, f"{field} is a partition key: drop its partitions instead", invalid=True)
+    columns = {column.name.lower(): column.type for column in table.storage.columns}
+    if not parts or parts[0] not in columns:
+        return Gap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
+    try:
+        return Onboarded(table, parts, type_at(columns[parts[0]], parts[1:]))
+    except ValueError as error:
+        return Gap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
+
+
+def _foreign(table: Table) -> str:
+    """Why files behind a metastore's back say what the table is, or who owns them."""
+    parameters = {key.lower(): value.lower() for key, value in table.parameters.items()}
+    provider = parameters.get("spark.sql.sources.provider", "")
+    kind = parameters.get("table_type", "")
+    for mark, said in _FOREIGN.items():
+        if mark in (provider, kind) or (mark == "iceberg" and parameters.get("metadata_location")):
+            return f"a {said} table: its own log says which files count, so erase with its own tools"
+    if parameters.get("transactional") == "true":
+        return "a transactional table: erase with DELETE, and compact"
+    if parameters.get("storage_handler"):
+        return f"its data lie with {parameters['storage_handler']}"
+    return ""
+
+
+def _column(text: str, path: str) -> str:
+    try:
+        value: Any = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no JSON: {error}") from error
+    parts = [part for part in (each.strip() for each in path.split(".")) if part]
+    if not parts:
+        return _only(value)
+    for part in parts:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"there is nothing at {path}: {part} is asked of what is no object")
+        if value.get(part) is None:
+            raise ValueError(f"it has nothing at {path}")
+        value = value[part]
+    if isinstance(value, (Mapping, list)):
+        raise ValueError(f"at {path} is no name but {msgspec.json.encode(value).decode()[:80]}")
+    return str(value)
+
+
+def _only(value: Any) -> str:
+    """The only text in a descriptor of which nobody said where the name stands."""
+    found: list[str] = []
+
+    def walk(each: Any) -> None:
+        if isinstance(each, Mapping):
+            for below in each.values():
+                walk(below)
+        elif isinstance(each, str):
+            found.append(each)
+
+    walk(value)
+    if len(found) != 1:
+        raise ValueError(f"it has {len(found)} texts, and nobody says which is the column: set {FIELD_PATH}")
+    return found[0]
+
+
+def type_at(type_: str, path: tuple[str, ...]) -> str:
+    """The Hive type of a field inside of structs. Raises ValueError for one that is not there or cannot be compared."""
+    type_ = type_.strip()
+    if not path:
+        if type_.lower().startswith(("struct<", "array<", "map<", "uniontype<")) or type_.lower() in ("void", "null"):
+            raise ValueError(f"a {type_} cannot be compared with an id")
+        return type_.lower()
+    if not type_.lower().startswith("struct<") or not type_.endswith(">"):
+        raise ValueError(f"{type_} has no field {path[0]}")
+    for field in _fields(type_[len("struct<") : -1]):
+        name, _, inner = field.partition(":")
+        if name.strip().lower() == path[0]:
+            return type_at(inner, path[1:])
+    raise ValueError(f"{type_} has no field {path[0]}")
+
+
+def _fields(text: str) -> list[str]:
+    found, depth, begun = [], 0, 0
+    for index, letter in enumerate(text):
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and depth == 0:
+            found.append(text[begun:index])
+            begun = index + 1
+    return [*found, text[begun:]]

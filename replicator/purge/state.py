@@ -1,0 +1,184 @@
+"""What a purge remembers on disk: runs, and how far each partition has come. `$cmroot/purge/`.
+
+    lease                     one purge, retain or restore at a time
+    <run>/run.json            what was asked, when it began and ended
+    <run>/ids/*.parquet       the ids, as they were when the run began
+    <run>/found/<table>/      which of them Spark found in which file; removed when the table is done
+    <run>/units/<n>.jsonl     states of partitions, one line each; the last line about a partition counts
+    <run>/files/<n>.parquet   the files of partitions before they were swapped (schema SWAPPED_FILES)
+
+A file is published whole or not at all, and never changed but for run.json, which is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cmroot.errors import FormatError
+from cmroot.pins import iso
+from cmroot.place import join, store_for
+
+VERSION = 1
+PURGE = "purge"
+_RUN = re.compile(r"(\d{13})-[0-9a-f]{8}")
+
+State = Literal["PENDING", "STAGED", "VERIFIED", "SWAPPED", "DONE", "FAILED", "EXHAUSTED", "SKIPPED"]
+OPEN = ("PENDING", "STAGED", "VERIFIED", "SWAPPED", "FAILED")
+
+SWAPPED_FILES = pa.schema(
+    [
+        ("table", pa.string()),
+        ("partition", pa.string()),
+        ("location", pa.string()),  # where it was
+        ("name", pa.string()),
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("identity", pa.string()),
+        ("matched", pa.int64()),  # rows erased from it; 0: carried
+        ("checksum", pa.string()),  # of a rewritten file as it was; null of a carried one
+    ]
+)
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A partition in a run ("" for an unpartitioned table). attempt: counts from 1. reason: of what was not done. old,
+    new: locations. rows, matched, rows_after: before, erased, after. bytes: of the old files, bytes_after of the new.
+    time: of this state, seconds since 1970. event: the newest of the metastore after the swap."""
+
+    table: str
+    partition: str
+    state: State
+    time: float
+    attempt: int = 1
+    reason: str = ""
+    old: str = ""
+    new: str = ""
+    files: int = 0
+    rewritten: int = 0
+    rows: int = 0
+    matched: int = 0
+    rows_after: int = 0
+    bytes: int = 0
+    bytes_after: int = 0
+    event: int = 0
+    backup: Literal["", "kept", "recycled", "restored"] = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.table, self.partition
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}/{self.partition}" if self.partition else self.table
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. stamp: 13 digits, part of the directories it makes. status: running until it has ended; `abandoned`:
+    another request came after it was killed. tables: those it has finished. request: what it was asked, as JSON that
+    two equal requests share."""
+
+    id: str
+    stamp: str
+    status: Literal["running", "done", "failed", "abandoned"]
+    started: str
+    request: dict[str, Any]
+    ended: str = ""
+    ids: int = 0
+    ids_type: str = ""
+    tables: tuple[str, ...] = ()
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run's directory. One writer, who holds the lease."""
+
+    root: str
+    id: str
+
+    @property
+    def place(self) -> str:
+        return join(self.root, PURGE, self.id)
+
+    @property
+    def ids(self) -> str:
+        return join(self.place, "ids")
+
+    def found(self, table: str, attempt: int) -> str:
+        return join(self.place, "found", f"{table}-{attempt}")
+
+    def write_run(self, run: Run) -> None:
+        body = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
+        store_for(self.root).write_bytes(join(self.place, "run.json"), body)
+
+    def read_run(self) -> Run:
+        path = join(self.place, "run.json")
+        try:
+            run = msgspec.json.decode(store_for(self.root).read_bytes(path), type=Run)
+        except msgspec.DecodeError as error:
+            raise FormatError(f"{path}: {error}", hint="restore it from a copy of the root") from error
+        if run.version != VERSION:
+            raise FormatError(f"{path}: version {run.version}, this release knows {VERSION}", hint="use a newer one")
+        return run
+
+    def write_units(self, units: Iterable[Unit]) -> None:
+        """Durable when it returns."""
+        lines = b"".join(msgspec.json.encode(unit) + b"\n" for unit in units)
+        if lines:
+            self._write("units", ".jsonl", lines)
+
+    def units(self) -> dict[tuple[str, str], Unit]:
+        """The last state of each partition."""
+        found = {}
+        store, place = store_for(self.root), join(self.place, "units")
+        decode = msgspec.json.Decoder(Unit).decode
+        for name in store.list(place):
+            for line in store.read_bytes(join(place, name)).splitlines():
+                unit = decode(line)
+                found[unit.key] = unit
+        return found
+
+    def write_files(self, rows: list[dict[str, Any]]) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(rows, schema=SWAPPED_FILES), sink, compression="zstd")
+        self._write("files", ".parquet", sink.getvalue().to_pybytes())
+
+    def files(self) -> Iterator[pa.Table]:
+        """The files of swapped partitions; of one that was tried again, the rows of each try, the last one last."""
+        store, place = store_for(self.root), join(self.place, "files")
+        for name in store.list(place):
+            with store.open_read(join(place, name)) as file:
+                yield pq.read_table(pa.PythonFile(file, mode="r"), schema=SWAPPED_FILES)
+
+    def _write(self, kind: str, suffix: str, data: bytes) -> None:
+        store, place = store_for(self.root), join(self.place, kind)
+        number = len(store.list(place))
+        while not store.create_exclusive(join(place, f"{number:08d}{suffix}"), data):
+            number += 1
+
+
+def new_run(root: str, request: dict[str, Any], clock: Callable[[], float]) -> tuple[RunDirectory, Run]:
+    """Writes nothing yet."""
+    import uuid
+
+    stamp = f"{int(clock() * 1000):013d}"
+    run = Run(
+        id=f"{stamp}-{uuid.uuid4().hex[:8]}", stamp=stamp, status="running", started=iso(clock()), request=request
+    )
+    return RunDirectory(root, run.id), run
+
+
+def runs(root: str) -> list[RunDirectory]:
+    """All runs that began, oldest first."""
+    store, place = store_for(root), join(root, PURGE)
+    return [
+        RunDirectory(root, name) for name in store.list(place)
+        if _RUN.fullmatch(name) and store.exists(join(place, name, "run.json"))
+    ]  # fmt: skip
