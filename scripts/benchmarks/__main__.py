@@ -14,6 +14,7 @@ from benchmarks import (
     copying,
     decoding,
     expiring,
+    following,
     gatewaying,
     keeping,
     loading,
@@ -27,7 +28,7 @@ from replicator.cli.main import collect_rarely
 BENCHMARKS = {
     "copy": copying.run, "bootstrap": bootstrapping.run, "load": loading.run, "decode": decoding.run,
     "memory": memory.run, "scan": scanning.run, "expire": expiring.run, "gateway": gatewaying.run,
-    "keep": keeping.run, "replay": replaying.run,
+    "keep": keeping.run, "replay": replaying.run, "follow": following.run,
 }  # fmt: skip
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import platform
 import re
@@ -49,6 +50,11 @@ def timed(work: Callable[[], object]) -> float:
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so large a share of all does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> str:
