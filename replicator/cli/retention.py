@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from replicator.cli.options import Session, json_option, parse_settings, pass_session
-from replicator.cli.output import aligned, columns, emit
+from replicator.cli.guard import guard_options
+from replicator.cli.options import (
+    METASTORE,
+    EngineChoice,
+    Session,
+    cmroot_option,
+    dry_run_option,
+    engine_options,
+    json_option,
+    parse_settings,
+    pass_session,
+)
+from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
+from replicator.errors import UsageError
 
 if TYPE_CHECKING:
+    from replicator.guard.removal import Limits
     from replicator.retention.explain import Explained
+    from replicator.retention.plan import Item
+    from replicator.retention.run import RetentionRun
+
+PARTIAL = 3
 
 set_option = click.option(
     "--set",
@@ -32,6 +52,104 @@ def retention() -> None:
       replicator retention run job.properties --metastore prod --cmroot /cm --dry-run
       replicator retention explain /data/events/loginEvent --config job.properties
     """
+
+
+@retention.command()
+@click.argument("place", metavar="CONFIG")
+@click.option(
+    "--metastore", metavar="METASTORE", help=f"Whose tables are cleaned, or must not lose their data: {METASTORE}"
+)
+@click.option("--no-metastore", is_flag=True, help="No metastore knows of these files: nothing is asked.")
+@cmroot_option
+@click.option("--root", metavar="PLACE", help="What absolute paths of the configuration lie below, e.g. s3a://lake; "
+              "default: writer.fs.uri, else this machine.")  # fmt: skip
+@set_option
+@guard_options
+@dry_run_option
+@engine_options
+@json_option
+@pass_session
+def run(
+    session: Session, place: str, metastore: str | None, no_metastore: bool, cmroot: str, root: str | None,
+    settings: tuple[str, ...], limits: Limits, dry_run: bool, engine: EngineChoice, as_json: bool,
+) -> int:  # fmt: skip
+    """Remove the versions of datasets that are past their policy; set the access of those that stay.
+
+    CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files go to
+    $cmroot, from which `audit restore` puts them back. What a table or partition of the metastore refers to stays,
+    unless the partition itself is dropped. Exit 3 when something failed or was refused, 6 when the whole run is, 7
+    while another run is at it.
+
+    \b
+    Example:
+      replicator retention run job.properties --metastore prod --cmroot /cm --dry-run
+      replicator retention run job.properties --metastore prod --cmroot /cm --max-share 0.2
+      replicator retention run /etc/store --set gobblin.retention.tag=/tags/retention --metastore prod --cmroot /cm
+    """
+    from cmroot.root import create_or_open, open_existing
+    from replicator.retention.job import read_job
+    from replicator.retention.run import Retention
+
+    if (metastore is None) == (not no_metastore):
+        raise UsageError(
+            "what tables refer to must not be removed, so a metastore is needed",
+            hint="name it with --metastore; or say --no-metastore if none knows of these files",
+        )
+    job = read_job(place, given=parse_settings(settings), environment=os.environ)
+    dry_run = dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
+    here = (open_existing if dry_run else create_or_open)(cmroot).place
+    opened = session.metastore(metastore) if metastore else nullcontext()
+    with opened as known, session.engines(engine) as engines:
+        ready = Retention(job, here, known, limits, engines, root)
+        if not dry_run:
+            done = ready.run()
+            emit(done, as_json, _run_lines(done))
+            return PARTIAL if done.status == "incomplete" else 0
+        items: list[Item] = []
+        done = ready.planned(items.append)
+        emit({**dataclasses.asdict(done), "items": [_fields(item) for item in items]}, as_json,
+             chain(map(_item_line, items), [""], _run_lines(done)))  # fmt: skip
+    return PARTIAL if done.refused or done.failed else 0
+
+
+def _fields(item: Item) -> dict[str, Any]:
+    removal = item.removal
+    act = "set" if item.access else "drop" if item.drops else "remove"
+    return {
+        "act": act, "dataset": item.dataset, "path": removal.path, "partition": removal.partition,
+        "files": removal.files, "bytes": removal.bytes, "keeps_data": item.keeps_data, "access": str(item.access) if item.access else "",
+        "reason": removal.reason,
+    }  # fmt: skip
+
+
+def _item_line(item: Item) -> str:
+    removal = item.removal
+    if item.access:
+        return f"set {item.access} on {removal.path}: {removal.reason}"
+    size = f" ({count_text(removal.files, 'file')}, {size_text(removal.bytes)})"
+    if item.drops:
+        data = ", its data stays" if item.keeps_data else f" with {removal.path}{size}"
+        return f"drop {removal.name}{data}: {removal.reason}"
+    return f"remove {removal.path}{size}: {removal.reason}"
+
+
+def _run_lines(done: RetentionRun) -> Iterable[str]:
+    went = f"{count_text(done.removed, 'version')}, {count_text(done.files, 'file')}, {size_text(done.bytes)}"
+    return aligned(
+        [
+            (done.status, f"{count_text(done.datasets, 'dataset')}, {count_text(done.versions, 'version')} looked at"),
+            ("run", done.run if done.status != "planned" else None),
+            ("selected", count_text(done.selected, "version")),
+            ("removed", went if done.status != "planned" else None),
+            ("dropped", count_text(done.dropped, "partition") if done.dropped else None),
+            ("access", f"set on {count_text(done.access, 'path')}" if done.access else None),
+            ("unreadable", f"{count_text(done.ignored, 'name')} whose time cannot be read" if done.ignored else None),
+            ("refused", shortened(f"{each['object'] or each['path']}: {each['why']}" for each in done.refused)),
+            ("failed", shortened(f"{each['what']}: {each['why']}" for each in done.failed)),
+            ("warning", shortened(done.warnings)),
+            ("took", f"{done.seconds:.1f} s"),
+        ]
+    )  # fmt: skip
 
 
 @retention.command()

@@ -1,0 +1,189 @@
+"""Date and time patterns as Joda writes them (`yyyy/MM/dd/HH`), for the names of directories and partitions. Pure.
+
+What cannot be read is told, never skipped silently: a version without a time is kept for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+DEFAULT_ZONE = "America/Los_Angeles"
+"""Where no zone is set: the original's default, which stores written for it rely on."""
+
+_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+_TOKEN = re.compile(r"([a-zA-Z])\1*|'((?:[^']|'')*)'|[^a-zA-Z']+")
+_NUMBERS = {"y": "year", "Y": "year", "u": "year", "M": "month", "d": "day", "H": "hour", "h": "hour12", "m": "minute",
+            "s": "second", "S": "fraction", "D": "yearday"}  # fmt: skip
+
+
+class Unreadable(ValueError):
+    """A text that is no time by the pattern; the message says why."""
+
+
+@dataclass(frozen=True)
+class DatePattern:
+    """`pattern` in a zone. `width`: how many characters of a name it takes. `warning`: what of it is doubtful."""
+
+    pattern: str
+    zone: tzinfo
+    zone_name: str
+    width: int
+    _regex: re.Pattern[str]
+    _format: Callable[[datetime], str]
+    warning: str = ""
+
+    def read_end(self, name: str) -> datetime:
+        """The time that the last characters of a name tell. Raises Unreadable."""
+        if len(name) < self.width:
+            raise Unreadable(f"{name!r} is shorter than {self.pattern}")
+        text = name[-self.width :]
+        if text[0].isdigit() and name[: -self.width][-1:].isdigit():
+            raise Unreadable(f"{name!r} has more digits before {text!r}")
+        return self.read(text)
+
+    def read_start(self, text: str) -> datetime:
+        """The time that the first characters of a partition's value tell. Raises Unreadable."""
+        text = text.strip()
+        if len(text) < self.width:
+            raise Unreadable(f"{text!r} is shorter than {self.pattern}")
+        return self.read(text[: self.width])
+
+    def read(self, text: str) -> datetime:
+        match = self._regex.fullmatch(text)
+        if match is None:
+            raise Unreadable(f"{text!r} is not {self.pattern}")
+        return _moment(match.groupdict(), text, self.zone)
+
+    def write(self, moment: datetime) -> str:
+        return self._format(moment.astimezone(self.zone))
+
+
+def date_pattern(pattern: str, zone_name: str) -> DatePattern:
+    """Raises ValueError, with a text for a person, for a sign of the pattern or a zone that is not known."""
+    try:
+        zone = UTC if zone_name in ("UTC", "GMT", "Z") else ZoneInfo(zone_name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"{zone_name!r} is no time zone: write one such as Europe/Berlin or UTC") from error
+    if not pattern:
+        raise ValueError("the pattern is empty")
+    tokens = _tokens(pattern)
+    names = [name for name, _, _ in tokens]
+    if "year" not in names or ("month" not in names and ("day" in names)) or ("yearday" in names and "day" in names):
+        raise ValueError(f"{pattern!r} does not tell a day of a year")
+    if len(set(filter(None, names))) != len(list(filter(None, names))):
+        raise ValueError(f"{pattern!r} tells the same twice")
+    regex, width = "", 0
+    for number, (name, text, size) in enumerate(tokens):
+        after = tokens[number + 1][0] if number + 1 < len(tokens) else ""
+        regex += _part(name, text, size, adjacent=bool(after) and after != "half")
+        width += 2 if name == "half" else size
+    warning = ""
+    if "hour12" in names and "half" not in names:
+        warning = f"{pattern}: hh is the 12-hour clock, so only the hours 01 to 11 can be read; HH is the 24-hour one"
+    return DatePattern(pattern, zone, zone_name, width, re.compile(regex, re.ASCII), _writer(tokens), warning)
+
+
+def _tokens(pattern: str) -> list[tuple[str, str, int]]:
+    """(name of the field, or "" for literal text; the text; characters)."""
+    found: list[tuple[str, str, int]] = []
+    at = 0
+    for match in _TOKEN.finditer(pattern):
+        if match.start() != at:
+            raise ValueError(f"{pattern!r}: a quote is not closed")
+        at = match.end()
+        text = match[0]
+        if match[1] is None:
+            literal = (match[2].replace("''", "'") or "'") if match[2] is not None else text
+            found.append(("", literal, len(literal)))
+        elif match[1] == "M" and len(text) == 3:
+            found.append(("monthname", text, 3))
+        elif match[1] == "a":
+            found.append(("half", text, 2))
+        elif match[1] in _NUMBERS and not (match[1] == "M" and len(text) > 3):
+            found.append((_NUMBERS[match[1]], text, len(text)))
+        else:
+            raise ValueError(
+                f"{pattern!r}: {text} is not understood; understood are yyyy MM MMM dd HH mm ss SSS DDD hh a"
+            )
+    if at != len(pattern):
+        raise ValueError(f"{pattern!r}: a quote is not closed")
+    return found
+
+
+def _part(name: str, text: str, size: int, *, adjacent: bool) -> str:
+    match name:
+        case "":
+            return re.escape(text)
+        case "monthname":
+            return f"(?P<monthname>(?i:{'|'.join(_MONTHS)}))"
+        case "half":
+            return "(?P<half>(?i:AM|PM))"
+        case "year":
+            return rf"(?P<year>\d{{{size}}})" if adjacent or size == 2 else r"(?P<year>\d{4})"
+        case "fraction":
+            return rf"(?P<fraction>\d{{{size}}})"
+        case _:
+            most = max(size, 3 if name == "yearday" else 2)
+            return rf"(?P<{name}>\d{{{size if adjacent else 1},{size if adjacent else most}}})"
+
+
+def _moment(found: dict[str, str], text: str, zone: tzinfo) -> datetime:
+    year = int(found["year"])
+    if (
+        len(found["year"]) == 2
+    ):  # within 50 years before and 49 after the year that Joda's pivot lies 30 years before now
+        pivot = datetime.now(UTC).year - 30
+        year += (pivot - 50 - year + 99) // 100 * 100
+    hour = int(found.get("hour", 0))
+    if "hour12" in found:
+        hour = int(found["hour12"])
+        if not 1 <= hour <= 12:
+            raise Unreadable(
+                f"{text!r}: there is no hour {hour:02d} on the 12-hour clock that hh stands for; HH reads it"
+            )
+        if "half" in found:
+            hour = hour % 12 + (12 if found["half"].upper() == "PM" else 0)
+        elif hour == 12:
+            raise Unreadable(f"{text!r}: 12 on the 12-hour clock may be noon or midnight; HH reads it")
+    month = _MONTHS.index(found["monthname"].title()) + 1 if "monthname" in found else int(found.get("month", 1))
+    fraction = int(found.get("fraction", "0").ljust(6, "0")[:6])
+    try:
+        if "yearday" in found:
+            dated = datetime.strptime(f"{year:04d} {int(found['yearday']):03d}", "%Y %j")
+            month, day = dated.month, dated.day
+        else:
+            day = int(found.get("day", 1))
+        moment = datetime(
+            year, month, day, hour, int(found.get("minute", 0)), int(found.get("second", 0)), fraction, zone
+        )
+    except ValueError as error:
+        raise Unreadable(f"{text!r}: {error}") from None
+    if moment.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != moment.replace(tzinfo=None):
+        raise Unreadable(f"{text!r}: the clocks of {zone} skip this hour")
+    return moment
+
+
+def _writer(tokens: list[tuple[str, str, int]]) -> Callable[[datetime], str]:
+    def one(name: str, text: str, size: int, moment: datetime) -> str:
+        values = {
+            "year": moment.year % 100 if size == 2 else moment.year, "month": moment.month, "day": moment.day,
+            "hour": moment.hour, "hour12": moment.hour % 12 or 12, "minute": moment.minute, "second": moment.second,
+            "yearday": moment.timetuple().tm_yday,
+        }  # fmt: skip
+        match name:
+            case "":
+                return text
+            case "monthname":
+                return _MONTHS[moment.month - 1]
+            case "half":
+                return "AM" if moment.hour < 12 else "PM"
+            case "fraction":
+                return f"{moment.microsecond:06d}".ljust(size, "0")[:size]
+            case _:
+                return f"{values[name]:0{size}d}"
+
+    return lambda moment: "".join(one(*token, moment) for token in tokens)

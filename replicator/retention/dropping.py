@@ -1,0 +1,131 @@
+"""Dropping partitions with their data: files to `$cmroot` first, metadata after, and a note between. Acts.
+
+A crash between the two leaves a partition without files and the note `<cmroot>/retention/dropping-<id>`; the next run
+finishes it. A partition that was changed meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import msgspec
+
+from cmroot.errors import FormatError
+from cmroot.place import join, normal, store_for
+from replicator.errors import ObjectNotFound
+from replicator.guard.audit import AuditLog
+from replicator.metastore.client import Metastore
+from replicator.model import Partition, Table, partition_name
+from replicator.retention.listing import children, entry
+from replicator.retention.plan import Item
+
+DIRECTORY = "retention"
+_NOTE = "dropping-"
+
+
+@dataclass(frozen=True)
+class Dropper:
+    """The metadata half of a removal. root: `$cmroot`."""
+
+    metastore: Metastore
+    root: str
+    audit: AuditLog
+
+    def unchanged(self, items: Sequence[Item]) -> tuple[list[Item], list[tuple[Item, str]]]:
+        """Those whose partition lies where the plan saw it, and the others with why not. A partition that is gone is
+        neither."""
+        kept, changed = [], []
+        for item, partition in self._read(items):
+            then, now = (normal(place) if place else "" for place in (item.removal.path, partition.location))
+            if then == now:
+                kept.append(item)
+            else:
+                changed.append((item, f"it lies at {now or 'no place'} by now"))
+        return kept, changed
+
+    def drop(self, items: Sequence[Item]) -> tuple[int, list[tuple[Item, str]]]:
+        """Drops the partitions that are where the plan saw them, in batches; how many, and those that were changed.
+        Safe to run twice."""
+        kept, changed = self.unchanged(items)
+        for name, of_table in groupby(kept, lambda item: item.removal.object):
+            group = list(of_table)
+            db, _, table = name.partition(".")
+            try:
+                self.metastore.drop_partitions(db, table, [item.removal.partition for item in group])
+                self._replace(db, table, group)
+            except ObjectNotFound:
+                continue  # the table went meanwhile, and its partitions with it
+            for item in group:
+                self.audit.changed(
+                    name, item.removal.reason, what="partition", partition=item.removal.partition,
+                    path=item.removal.path, detail={"change": "dropped"},
+                )  # fmt: skip
+        return len(kept), changed
+
+    def note(self, items: Sequence[Item]) -> str:
+        """Durable before the first file goes; `forget` it after the drop."""
+        place = join(self.root, DIRECTORY, f"{_NOTE}{uuid.uuid4().hex}")
+        store_for(place).write_bytes(place, msgspec.json.encode(list(items)))
+        return place
+
+    def forget(self, place: str) -> None:
+        store_for(place).remove(place)
+
+    def finish(self) -> int:
+        """Completes what a killed run had begun: drops the partitions whose files are all in `$cmroot`. Those whose
+        files are still there are the new plan's. Under the lease of retention."""
+        done = 0
+        directory = join(self.root, DIRECTORY)
+        for name in store_for(directory).list(directory):
+            if name.startswith(_NOTE):
+                place = join(directory, name)
+                items = _decode(store_for(place).read_bytes(place), place)
+                done += self.drop([item for item in items if _is_empty(item.removal.path)])[0]
+                self.forget(place)
+        return done
+
+    def _read(self, items: Sequence[Item]) -> Iterator[tuple[Item, Partition]]:
+        for name, of_table in groupby(items, lambda item: item.removal.object):
+            wanted = {item.removal.partition: item for item in of_table}
+            db, _, table = name.partition(".")
+            try:
+                found = self.metastore.table(db, table)
+                for batch in self.metastore.partitions(db, table, list(wanted)):
+                    yield from ((wanted[key], each) for key, each in _named(found, batch) if key in wanted)
+            except ObjectNotFound:
+                continue
+
+    def _replace(self, db: str, table: str, items: Sequence[Item]) -> None:
+        """Partitions of another table that take the place of the dropped ones, where it has them."""
+        for replacement, group in groupby(items, lambda item: item.replacement):
+            if replacement is not None:
+                names = [item.removal.partition for item in group]
+                other_db, other_table = replacement
+                for batch in self.metastore.partitions(other_db, other_table, names):
+                    self.metastore.add_partitions(db, table, batch)
+
+
+def _named(table: Table, batch: Iterable[Partition]) -> Iterator[tuple[str, Partition]]:
+    for each in batch:
+        yield partition_name(table.partition_keys, each.values), each
+
+
+def _is_empty(path: str) -> bool:
+    if not path or entry(path) is None:
+        return True
+    try:
+        return not children(path)
+    except FileNotFoundError:
+        return True
+
+
+def _decode(data: bytes, place: str) -> list[Item]:
+    try:
+        return msgspec.json.decode(data, type=list[Item])
+    except msgspec.DecodeError as error:
+        raise FormatError(
+            f"{place}: {error}", hint="drop by hand the partitions whose directories are empty, then remove this file"
+        ) from error

@@ -1,0 +1,333 @@
+"""A run of retention: plan every dataset, judge the whole, then remove, drop and set access. Acts.
+
+Everything is planned and judged before anything is removed, so that a limit refuses a run as a whole. Removing goes
+through `replicator.guard`: a last look at the living metastore and at legal holds, the record, then `$cmroot`. A killed
+run is completed by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import time as clocks
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import chain
+
+import msgspec
+
+from cmroot.errors import Error
+from cmroot.lease import acquire
+from cmroot.place import is_local, join, local_path, parent
+from replicator.engine import AutoEngine, LocalEngine
+from replicator.guard.audit import AuditLog, begin_audit
+from replicator.guard.legal import read_holds
+from replicator.guard.live import LiveLocations, Reference
+from replicator.guard.removal import Limits, Refusal, Removal, forbidden, refuse_counts
+from replicator.guard.remove import BATCH, Remover
+from replicator.metastore.client import Metastore
+from replicator.retention.access import is_set, set_access
+from replicator.retention.datasets import Dataset, Failed, explained, find_datasets
+from replicator.retention.dropping import DIRECTORY, Dropper
+from replicator.retention.job import Job
+from replicator.retention.listing import entry, files_below
+from replicator.retention.plan import DatasetPlan, Item, Planner
+from replicator.retention.spool import Spool
+
+JOB = "retention"
+NO_EFFECT = {
+    "gobblin.retention.skip.trash": "everything goes to $cmroot",
+    "gobblin.retention.delete.as.owner": "files are moved by the user that runs this",
+    "gobblin.retention.hdfs.calls.per.second.limit": "it never had any",
+    "gobblin.trash": "everything goes to $cmroot",
+    "trash.class": "it never had any",
+}
+"""Keys of the original that are read by nothing here, and why; a report names those that are set."""
+
+
+@dataclass
+class RetentionRun:
+    """What a run did, or would do (`planned`). `status`: done, incomplete (something failed or was refused) or planned.
+    `versions`: looked at; `selected`: by a policy; `removed`: went, with `files` and `bytes` to `$cmroot`; `dropped`:
+    partitions; `ignored`: names whose time cannot be read. `refused`, `failed`: what, and why."""
+
+    status: str = "done"
+    run: str = ""
+    datasets: int = 0
+    versions: int = 0
+    selected: int = 0
+    removed: int = 0
+    dropped: int = 0
+    access: int = 0
+    files: int = 0
+    bytes: int = 0
+    ignored: int = 0
+    refused: list[dict[str, str]] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def refuse(self, removal: Removal, why: str) -> None:
+        self.refused.append({"path": removal.path, "object": removal.name, "why": why})
+
+    def fail(self, what: str, why: str) -> None:
+        self.failed.append({"what": what, "why": why})
+
+
+class Unregistered(LiveLocations):
+    """For files that no metastore knows of, by the word of who runs this: nothing refers to anything."""
+
+    def __init__(self) -> None:
+        pass
+
+    def refresh(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def references(self, path: str) -> Iterator[Reference]:
+        return iter(())
+
+
+@dataclass
+class Retention:
+    """One run, ready to go. cmroot: the root's place; metastore: None for files that none knows of; root: what absolute
+    paths of the configuration lie below."""
+
+    job: Job
+    cmroot: str
+    metastore: Metastore | None
+    limits: Limits
+    engine: AutoEngine
+    root: str | None = None
+    clock: Callable[[], float] = clocks.time
+    done: RetentionRun = field(default_factory=RetentionRun)
+
+    def planned(self, tell: Callable[[Item], None]) -> RetentionRun:
+        """Tells each item that a run would remove, drop or set, with its reason and size; changes nothing. Raises
+        Refused as the run would."""
+        with self._timed(), self._live() as live, _spooled() as plan, _spooled() as allowed:
+            self._plan(plan)
+            self._judge(plan, allowed, self._remover(live), measures=True)
+            self.done.status = "planned"
+            for item in allowed:
+                tell(item)
+        return self.done
+
+    def run(self) -> RetentionRun:
+        """Raises LeaseHeld while another run is at it, Refused when more would go than one run may remove. What fails
+        by itself is told in the result."""
+        with self._timed(), acquire(join(self.cmroot, DIRECTORY), JOB) as lease:
+            with self._live() as live, _spooled() as plan, _spooled() as allowed:
+                remover = self._remover(live)
+                dropper = Dropper(self.metastore, self.cmroot, remover.audit) if self.metastore else None
+                if dropper:
+                    self.done.dropped += dropper.finish()
+                self._plan(plan)
+                self._judge(plan, allowed, remover, measures=self.limits.max_bytes is not None)
+                remover.audit.refused(self._refusals)
+                for batch in allowed.batches(BATCH):
+                    lease.check()
+                    self._carry_out(batch, remover, dropper)
+            if self.done.refused or self.done.failed:
+                self.done.status = "incomplete"
+        return self.done
+
+    # ---- planning -------------------------------------------------------------------------------------------------
+
+    def _plan(self, plan: Spool) -> None:
+        now = datetime.fromtimestamp(self.clock(), UTC)
+        planner = Planner(self.job.settings, now, self.metastore)
+        most = self.job.settings.number("gobblin.retention.max.concurrent.datasets.cleaned") or 100
+        self.done.warnings += [
+            f"{self.job.settings.origin(key)}: {key} has no effect: {why}"
+            for key, why in NO_EFFECT.items()
+            if self.job.settings.find(key) is not None
+        ]
+        found = find_datasets(self.job, self.metastore, self.root)
+        for outcome in LocalEngine(max(1, min(most, 8))).run(lambda each: _planned(planner, each), found):
+            if isinstance(outcome, Failed):
+                self.done.fail(outcome.name, outcome.why)
+                continue
+            self.done.datasets += 1
+            self.done.versions += outcome.versions
+            self.done.ignored += outcome.ignored
+            self.done.warnings += outcome.warnings
+            for item in outcome.items:
+                plan.add(item)
+
+    def _judge(self, plan: Spool, allowed: Spool, remover: Remover, *, measures: bool) -> None:
+        """Sorts the plan by whether each item may be, and refuses the whole when it is too much."""
+        self._refusals: list[Refusal] = []
+        count = size = 0
+        for batch in plan.batches(BATCH):
+            judged = self._judged(_measured(batch) if measures else batch, remover)
+            for item in judged:
+                allowed.add(item)
+                if item.access is None:
+                    count += 1
+                    size += item.removal.bytes
+        self.done.selected = count + len(self._refusals)
+        self.done.files, self.done.bytes = 0, size
+        refuse_counts(count, size, self.limits, self.done.versions, "versions")
+
+    def _judged(self, batch: Sequence[Item], remover: Remover) -> list[Item]:
+        """What may be done, in the order of the batch."""
+        look = remover.look([item.removal for item in batch if item.access is None and not item.keeps_data])
+        holds = read_holds(self.cmroot, self.clock())
+        refused = {id(each.removal): each for each in look.refused}
+        for item in batch:
+            if item.keeps_data:
+                removal = msgspec.structs.replace(item.removal, path=item.removal.path or "/")
+                why = forbidden(removal, Limits(min_depth=0), holds)
+                if why:
+                    refused[id(item.removal)] = Refusal(item.removal, why)
+        for refusal in refused.values():
+            self._refusals.append(refusal)
+            self.done.refuse(refusal.removal, refusal.why)
+        return [item for item in batch if id(item.removal) not in refused]
+
+    # ---- carrying out ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, batch: Sequence[Item], remover: Remover, dropper: Dropper | None) -> None:
+        self._remove([item for item in batch if item.access is None and not item.drops], remover)
+        partitions = [item for item in batch if item.drops]
+        if dropper and partitions:
+            self._drop(partitions, remover, dropper)
+        for item in batch:
+            if item.access is not None:
+                self._set(item, remover.audit)
+
+    def _remove(self, items: Sequence[Item], remover: Remover) -> list[Item]:
+        """Those that went."""
+        still = []
+        for item in items:
+            if item.mtime is not None:
+                now = entry(item.removal.path)
+                if now is not None and now.mtime != item.mtime:
+                    refusal = Refusal(item.removal, "it was changed since it was listed")
+                    remover.audit.refused([refusal])
+                    self.done.refuse(item.removal, refusal.why)
+                    continue
+            still.append(item)
+        removed = remover.remove(item.removal for item in still)
+        for refused in removed.refused:
+            self.done.refuse(refused.removal, refused.why)
+        for removal, why in removed.failed:
+            self.done.fail(removal.path, why)
+        self.done.files += removed.files
+        self.done.bytes += removed.bytes
+        gone = {each.path for each in removed.removals}
+        went = [item for item in still if item.removal.path in gone]
+        self.done.removed += len(went)
+        if self.job.settings.truth("gobblin.retention.delete.empty.directories", default=True):
+            for item in went:
+                _remove_empty_parents(item, remover.live)
+        return went
+
+    def _drop(self, items: Sequence[Item], remover: Remover, dropper: Dropper) -> None:
+        kept, changed = dropper.unchanged(items)
+        with_data = [item for item in kept if not item.keeps_data]
+        note = dropper.note(with_data) if with_data else ""
+        went = self._remove(with_data, remover)
+        dropped, later = dropper.drop([*(item for item in kept if item.keeps_data), *went])
+        if note:
+            dropper.forget(note)
+        self.done.dropped += dropped
+        for item, why in chain(changed, later):
+            self.done.refuse(item.removal, why)
+        remover.audit.refused([Refusal(item.removal, why) for item, why in chain(changed, later)])
+
+    def _set(self, item: Item, audit: AuditLog) -> None:
+        assert item.access
+        path = item.removal.path
+        try:
+            if not is_set(path, item.access):
+                set_access(path, item.access)
+                detail = {key: value for key, value in msgspec.structs.asdict(item.access).items() if value}
+                audit.changed(item.removal.object, item.removal.reason, what="access", path=path, detail=detail)
+                self.done.access += 1
+        except FileNotFoundError:
+            pass  # gone since it was listed
+        except (Error, OSError) as error:
+            self.done.fail(path, explained(error))
+
+    # ---- what both need -------------------------------------------------------------------------------------------
+
+    def _remover(self, live: LiveLocations) -> Remover:
+        stores = (self.job.store.place,) if self.job.store else ()
+        limits = replace(self.limits, protected=(*self.limits.protected, self.cmroot, *stores))
+        audit = begin_audit(self.cmroot, JOB, clock=self.clock)
+        self.done.run = audit.run
+        return Remover(self.cmroot, audit, live, limits, self.engine, self.clock)
+
+    @contextmanager
+    def _live(self) -> Iterator[LiveLocations]:
+        live = LiveLocations(self.metastore) if self.metastore else Unregistered()
+        try:
+            yield live
+        finally:
+            live.close()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = clocks.monotonic()
+        try:
+            yield
+        finally:
+            self.done.seconds = round(clocks.monotonic() - began, 3)
+
+
+@contextmanager
+def _spooled() -> Iterator[Spool]:
+    spool = Spool()
+    try:
+        yield spool
+    finally:
+        spool.close()
+
+
+def _planned(planner: Planner, dataset: Dataset | Failed) -> DatasetPlan | Failed:
+    if isinstance(dataset, Failed):
+        return dataset
+    try:
+        return planner.plan(dataset)
+    except (Error, OSError) as error:
+        return Failed(dataset.name, explained(error))
+
+
+def _measured(batch: Sequence[Item]) -> list[Item]:
+    """With the files and bytes of what would go."""
+    return list(LocalEngine().run(_measure, batch))
+
+
+def _measure(item: Item) -> Item:
+    path = item.removal.path
+    if item.access is not None or item.keeps_data or not path:
+        return item
+    here = entry(path)
+    if here is None:
+        return item
+    files = size = 0
+    try:
+        for each in files_below(path) if here.is_directory else [here]:
+            if not each.is_directory:
+                files, size = files + 1, size + each.size
+    except FileNotFoundError:
+        pass  # what goes while it is counted
+    return msgspec.structs.replace(item, removal=msgspec.structs.replace(item.removal, files=files, bytes=size))
+
+
+def _remove_empty_parents(item: Item, live: LiveLocations) -> None:
+    """Up to the dataset's own directory, which stays. A directory that something refers to stays, too."""
+    if not item.top or not is_local(item.removal.path):
+        return
+    top, above = local_path(item.top), parent(local_path(item.removal.path))
+    while above.startswith(top + "/") and live.blocking(above) is None:
+        try:
+            os.rmdir(above)  # only an empty one
+        except OSError:
+            return
+        above = parent(above)
