@@ -71,7 +71,7 @@ def date_pattern(pattern: str, zone_name: str) -> DatePattern:
     if not pattern:
         raise ValueError("the pattern is empty")
     tokens = _tokens(pattern)
-    names = [name for name, _, _ in tokens]
+    names = [name.removesuffix("name") for name, _, _ in tokens]
     if "year" not in names or ("month" not in names and ("day" in names)) or ("yearday" in names and "day" in names):
         raise ValueError(f"{pattern!r} does not tell a day of a year")
     if len(set(filter(None, names))) != len(list(filter(None, names))):
