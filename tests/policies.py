@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import connect
 from replicator.policy import Policy, parse_policy
 from replicator.progress import Silent
+from replicator.roles import Role
 from replicator.sync.memory import Memory
+from replicator.sync.roles import read_role, set_role
 from replicator.sync.run import Remembering, SyncRun, sync_once
 from replicator.sync.steps import SyncOptions
 
@@ -70,6 +73,18 @@ class Replication:
             self.policy, self.source, self.target, engines=local_engine(), progress=Silent(),
             options=SyncOptions(**options), others=others, remembering=remembering, **more,
         )  # fmt: skip
+
+    def turn(self, name: str = "a") -> None:
+        """The roles of both sides change, as a switchover would change them."""
+        db = f"{self.name}_{name}"
+        fenced, primary = (read_role(side, db) for side in (self.source, self.target))
+        reverse = fenced.role is Role.REPLICA
+        for side, mark, role in (
+            (self.source, fenced, Role.PRIMARY if reverse else Role.REPLICA),
+            (self.target, primary, Role.REPLICA if reverse else Role.PRIMARY),
+        ):
+            epoch = mark.epoch + (2 if role is Role.PRIMARY else 1)
+            set_role(side, db, role, epoch, expect=mark, settle=timedelta(0), force=True)
 
     @property
     def memory(self) -> Memory:

@@ -24,7 +24,15 @@ from replicator.events.compare import comparable
 from replicator.load.placement import relative
 from replicator.load.plan import Plan, TablePlan
 from replicator.load.renames import PASSING, passing_name, rename_order
-from replicator.load.replica import LOADING, OWN, RENAMED, SOURCE, replica_partition, replica_statistics
+from replicator.load.replica import (
+    LOADING,
+    OWN,
+    RENAMED,
+    SOURCE,
+    has_sources_data,
+    replica_partition,
+    replica_statistics,
+)
 from replicator.load.squash import Lineage, PartitionFate
 from replicator.load.target import applied_position
 from replicator.metastore.client import PARTITION_BATCH, Metastore
@@ -140,7 +148,7 @@ class Commit:
         return {name: epochs[source] for source, name in self._plan.placement.databases.items() if source in epochs}
 
     def _drop_table(self, table: Table) -> None:
-        if table.owns_data and table.location:
+        if table.owns_data and table.location and not has_sources_data(table):
             directories = [table.location]
             if table.is_partitioned:
                 names = self._target.partition_names(table.db, table.name)
@@ -201,7 +209,7 @@ class Commit:
             self._recycle(
                 place
                 for key, partition in by_name.items()
-                if (place := partition.location) and (key in filled_anew or step.table.owns_data)
+                if (place := partition.location) and not step.shared and (key in filled_anew or step.table.owns_data)
             )
             dropped = [key for key in batch if key in wanted and key in by_name]
             if dropped:
@@ -298,7 +306,7 @@ class Commit:
 
     def _table(self, step: TablePlan) -> None:
         assert step.table is not None
-        if step.table.location and not step.table.is_view:
+        if step.table.location and not step.table.is_view and not step.shared:
             _make_directory(step.table.location)
         if not step.exists:
             try:
@@ -333,7 +341,10 @@ class Commit:
     def _partitions(self, step: TablePlan, named: Sequence[tuple[str, Partition]]) -> None:
         assert step.lineage.table is not None
         db, table = step.name
-        wanted = {name: replica_partition(each, step.lineage.table, self._plan.placement) for name, each in named}
+        wanted = {
+            name: replica_partition(each, step.lineage.table, self._plan.placement, shared=step.shared)
+            for name, each in named
+        }
         there: dict[str, Partition] = {}
         if step.exists:
             found = self._target.partitions(db, table, list(wanted))
@@ -346,7 +357,7 @@ class Commit:
         ]
         if added:
             for partition in added:
-                if partition.location:
+                if partition.location and not step.shared:
                     _make_directory(partition.location)
             self._target.add_partitions(db, table, added)
             # The server invents file statistics for partitions that bring none; the source has none.
@@ -427,7 +438,7 @@ class Commit:
 def own_places(table: Table, partitions: Iterable[Partition]) -> list[str]:
     """Directories that go with dropped partitions: of tables that own their data, inside the table. What lies elsewhere
     may be another's."""
-    home = table.location if table.owns_data else None
+    home = table.location if table.owns_data and not has_sources_data(table) else None
     return [each.location for each in partitions if home and each.location and relative(each.location, home)]
 
 

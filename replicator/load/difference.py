@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from replicator.load.placement import Placement, relative
@@ -24,13 +24,17 @@ class ByDifference:
     only_tables: bool = False
 
 
-def stay(placement: Placement, tables: Iterable[Table], target: Mapping[str, TargetDatabase]) -> Placement:
+def stay(
+    placement: Placement, tables: Iterable[Table], target: Mapping[str, TargetDatabase],
+    shared: Callable[[Table, Table | None], bool],
+) -> Placement:  # fmt: skip
     """A placement by which tables that the target has lie where they lie there, unless that is a place of the
-    source. `tables`: the source's."""
+    source. `tables`: the source's. shared: whether a table, of which the target has the second, keeps its data at the
+    source."""
     own = []
     for table in tables:
         there = target[placement.database(table.db)].tables.get(table.name)
-        if there is None or table.is_view or not table.location or not there.location:
+        if there is None or table.is_view or not table.location or not there.location or shared(table, there):
             continue
         wanted = placement.table(table.db, table.location)
         homes = (table.location, placement.source_locations.get(table.db))

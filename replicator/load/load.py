@@ -31,7 +31,7 @@ from replicator.load.difference import ByDifference, stay
 from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
 from replicator.load.gathering import gathered
 from replicator.load.placement import Placement
-from replicator.load.plan import Plan, looked_at, make_plan
+from replicator.load.plan import Plan, Sharing, looked_at, make_plan
 from replicator.load.proof import prove
 from replicator.load.prune import prune, surplus
 from replicator.load.squash import squash, surviving_partitions
@@ -57,6 +57,8 @@ class LoadOptions:
     exact: for a restore: the target's database becomes the dump's; what it holds besides goes, whoever made it, and it
     may be the source itself.
     allow_missing: files found nowhere are left out and told, instead of FilesMissing.
+    shared_external: external tables keep their data at the source, and only their metadata is loaded (None: those that
+    do so on the target now).
     by_difference: a bootstrap takes over what the target holds already, and copies only what differs (None: it copies
     all)."""
 
@@ -71,6 +73,7 @@ class LoadOptions:
     exact: bool = False
     allow_missing: bool = False
     by_difference: ByDifference | None = None
+    shared_external: bool | None = None
 
 
 @dataclass
@@ -146,8 +149,9 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     names = list(placement.databases.values())
     whole = bootstrap or options.exact or options.by_difference is not None
     there = read_target(target, names) if whole else read_databases(target, names)
+    sharing = Sharing(False if options.exact else options.shared_external)
     if options.by_difference is not None:
-        placement = stay(placement, reader.tables(), there)
+        placement = stay(placement, reader.tables(), there, sharing.of)
     after = check_target(
         reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact,
         by_difference=options.by_difference is not None,
@@ -162,7 +166,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     plan = make_plan(
         reader.metadata, squashed if after is not None else squash((), (), bootstrap=False), placement, there,
         after=position if not bootstrap else 0, overwrite=options.overwrite, exact=options.exact,
-        by_difference=options.by_difference if bootstrap else None,
+        by_difference=options.by_difference if bootstrap else None, sharing=sharing,
     )  # fmt: skip
     if after is None:
         plan.skipped = f"the target is at position {reader.metadata.end.position} already"

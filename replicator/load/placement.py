@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cmroot.errors import UnknownPlace
 from cmroot.place import is_local, join, normal
@@ -50,6 +50,11 @@ class Placement:
             return mapped if mapped is not None else join(self.table(db, table_location), below)
         return self.table(db, location)
 
+    @property
+    def staying(self) -> Placement:
+        """For tables whose data stays the source's: only explicit mappings count."""
+        return replace(self, source_locations={}, external=None)
+
     def path_in_text(self, db: str, table_location: str | None, value: str) -> str:
         """A property's value, with the source path it holds (if it is one that is replicated) replaced."""
         if "/" not in value:
@@ -57,7 +62,7 @@ class Placement:
         with contextlib.suppress(UnknownPlace):  # text that only looks like a place
             for home in (table_location, self.source_locations.get(db), *(source for source, _ in self.mappings)):
                 if home and relative(value, home) is not None:
-                    return uri(self.inside(db, table_location, value))
+                    return respelled(value, self.inside(db, table_location, value))
         return value
 
     def _mapped(self, location: str) -> str | None:
@@ -85,6 +90,11 @@ def relative(location: str, home: str) -> str | None:
 def uri(place: str) -> str:
     """A place as the metastore writes it: local ones with the scheme file:."""
     return f"file:{normal(place)}" if is_local(place) else place
+
+
+def respelled(text: str, place: str) -> str:
+    """A place as the metastore writes it; as it was written where it is the same."""
+    return text if normal(text) == normal(place) else uri(place)
 
 
 def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:

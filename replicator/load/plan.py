@@ -16,7 +16,7 @@ from replicator.load.difference import ByDifference
 from replicator.load.files import FileRules, PartitionRule, TableRule
 from replicator.load.placement import Placement, relative
 from replicator.load.renames import passing_name
-from replicator.load.replica import Mark, replica_database, replica_function, replica_table
+from replicator.load.replica import Mark, has_sources_data, replica_database, replica_function, replica_table
 from replicator.load.squash import Lineage, Squashed
 from replicator.load.target import Part, TargetDatabase, applied_position, table_position
 from replicator.model import Database, Function, Table
@@ -29,7 +29,8 @@ class TablePlan:
     """One table of the target. Names are the target's. `lineage`: what happened at the source; `table`: the final
     object (None: dropped). `rename_from`: its name on the target until now. `clear`: its old data goes to `$cmroot`
     before the new is copied, because all that it has is in the dump. `prune`: only that part of it that the dump does
-    not have goes. `exists`: the target has it already, under `rename_from` or its name."""
+    not have goes. `exists`: the target has it already, under `rename_from` or its name. `shared`: its data is the
+    source's: nothing of it is copied or taken away."""
 
     name: Name
     lineage: Lineage
@@ -38,6 +39,20 @@ class TablePlan:
     clear: bool = False
     prune: bool = False
     exists: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which external tables keep their data at the source. `all`: every one, or none; None: those that do so on the
+    target now."""
+
+    all: bool | None = None
+
+    def of(self, table: Table, there: Table | None) -> bool:
+        """`there`: what the target has of it."""
+        wanted = has_sources_data(there) if self.all is None else self.all
+        return wanted and table.is_external and not table.is_view
 
 
 @dataclass
@@ -52,6 +67,7 @@ class Plan:
     squashed: Squashed
     exact: bool = False
     by_difference: ByDifference | None = None
+    sharing: Sharing = Sharing()
     create_databases: list[Database] = field(default_factory=list)
     alter_databases: list[Database] = field(default_factory=list)
     drop_databases: list[str] = field(default_factory=list)
@@ -72,6 +88,7 @@ class Plan:
     def file_rules(self) -> FileRules:
         """The rules for tasks: every table by each of its names."""
         rules: dict[Name, list[TableRule]] = {}
+        shared = {id(step.lineage) for step in self.tables if step.shared}
         for lineage in self.squashed.lineages:
             final = lineage.table.location if lineage.table else None
             partitions: dict[str, list[PartitionRule]] = {}
@@ -89,7 +106,7 @@ class Plan:
                         since=lineage.since,
                         location=final,
                         moves=tuple(lineage.moves),
-                        gone=lineage.now is None,
+                        gone=lineage.now is None or id(lineage) in shared,
                         partitions=partitions,
                     )
                 )
@@ -99,13 +116,14 @@ class Plan:
 def make_plan(
     metadata: DumpMetadata, squashed: Squashed, placement: Placement, target: Mapping[str, TargetDatabase],
     *, after: int, overwrite: bool = False, exact: bool = False, by_difference: ByDifference | None = None,
+    sharing: Sharing = Sharing(),
 ) -> Plan:  # fmt: skip
     """The plan. Raises Refused for tables that replication did not make or that are newer than the dump, and for
     locations of the target that are the source's; BootstrapNeeded when the target lacks what the range builds on."""
     mark = Mark(event=metadata.end.event, position=metadata.end.position, source=metadata.root_id)
     plan = Plan(
         metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed, exact=exact,
-        by_difference=by_difference,
+        by_difference=by_difference, sharing=sharing,
     )  # fmt: skip
     _plan_databases(plan, target)
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
@@ -173,12 +191,14 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
     if lineage.table is None:  # renamed out of what the dump covers, or dropped after its end
         return
     name = _target_name(plan, lineage.now)
-    final = replica_table(lineage.table, plan.placement, plan.mark)
-    _refuse_source_location(plan, lineage.table, final)
     there = _existing(plan, lineage.now, target)
+    shared = plan.sharing.of(lineage.table, before or there)
+    final = replica_table(lineage.table, plan.placement, plan.mark, shared=shared)
+    if not shared:
+        _refuse_source_location(plan, lineage.table, final)
     if lineage.before is None and name in _leaving(plan):
         there = None  # an earlier table of this name makes room by itself
-    step = TablePlan(name=name, lineage=lineage, table=final)
+    step = TablePlan(name=name, lineage=lineage, table=final, shared=shared)
     if there is not None and not overwrite:
         _refuse_table(plan, there)
     if lineage.before is None:
@@ -205,20 +225,21 @@ def _plan_created(
     assert step.table is not None
     if plan.by_difference is not None:
         step.prune = True
-        if there is not None and _can_become(there, step.table):
+        # The data that a replica has had goes with it, where it owns that.
+        if there is not None and _can_become(there, step.table) and not (step.shared and not has_sources_data(there)):
             step.exists = True
         elif there is not None:
             plan.drops.append(there)
         return
     if there is None:
-        step.clear = True
+        step.clear = not step.shared
         return
     resumed = target[there.db].loading == plan.metadata.id and table_position(there) == plan.mark.position
     if resumed and _same_shape(there, step.table):
         step.exists = True
         return
     plan.drops.append(there)  # what of its data is the same is found again in $cmroot, by checksum
-    step.clear = True
+    step.clear = not step.shared
 
 
 def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Table | None) -> None:
@@ -234,7 +255,14 @@ def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Ta
             f"the target lacks table {'.'.join(old)}, which the dump's changes build on",
             hint="it was dropped on the target, or never loaded: load a bootstrap dump",
         )
-    step.clear = lineage.complete
+    known = before or there
+    if known is not None and has_sources_data(known) != step.shared:
+        raise BootstrapNeeded(
+            f"the data of table {'.'.join(step.name)} {'is the source' if step.shared else 'is the target'}'s from now "
+            "on, and the dump does not name all of it",
+            hint="load a bootstrap dump",
+        )
+    step.clear = lineage.complete and not step.shared
 
 
 def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:

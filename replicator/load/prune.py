@@ -121,7 +121,7 @@ def _walk(
                 partitioned.discard(id(lineage))
             wanted |= {name for name, _ in named}
             for _, partition in named:
-                if partition.location:
+                if partition.location and not step.shared:
                     yield partition.location, _place(plan, step, partition.location)
     if current is not None:
         extra.take(current, _extra_partitions(plan, current, wanted, target))
@@ -129,7 +129,7 @@ def _walk(
         assert step.lineage.table is not None
         if key in partitioned:
             extra.take(step, _extra_partitions(plan, step, set(), target))
-        elif not step.lineage.table.is_partitioned and step.lineage.table.location:
+        elif not step.lineage.table.is_partitioned and step.lineage.table.location and not step.shared:
             yield step.lineage.table.location, _place(plan, step, step.lineage.table.location)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from replicator.load.placement import Placement, uri
+from replicator.load.placement import Placement, respelled, uri
 from replicator.load.view_text import rename_databases
 from replicator.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
 
@@ -22,6 +22,8 @@ SOURCE = "replicator.source"  # id of the source's $cmroot
 RENAMED = "replicator.renamed"  # position of the rename that an object on the target has gone through last
 LOADING = "replicator.loading"  # id of the dump whose load has begun and not ended
 RESTORING = "replicator.restoring"  # of a database that is being restored: which restore's it is
+DATA = "replicator.data"  # of a table whose files are the source's: "source"
+PURGE = "external.table.purge"
 OWN = ("replicator.", "repl.", "hive.repl.", "bootstrap.dump.state.")
 
 
@@ -53,9 +55,19 @@ def replica_database(database: Database, placement: Placement) -> Database:
     )
 
 
-def replica_table(table: Table, placement: Placement, mark: Mark) -> Table:
-    """A table or view as it stands on the target."""
+def has_sources_data(table: Table | None) -> bool:
+    """Whether a table of the target is known by its metadata only: its files are the source's."""
+    return table is not None and table.parameters.get(DATA) == "source"
+
+
+def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: bool = False) -> Table:
+    """A table or view as it stands on the target. shared: its data stays where it is, and no drop on the target may
+    take it away."""
+    placement = placement.staying if shared else placement
     parameters = _paths(own_parameters(table.parameters), placement, table.db, table.location)
+    if shared:
+        parameters[DATA] = "source"
+        parameters |= {key: "false" for key in parameters if key.lower() == PURGE}
     if table.kind == EXTERNAL:
         parameters["EXTERNAL"] = "TRUE"
     if table.is_view:
@@ -72,8 +84,11 @@ def replica_table(table: Table, placement: Placement, mark: Mark) -> Table:
     )
 
 
-def replica_partition(partition: Partition, table: Table, placement: Placement) -> Partition:
+def replica_partition(
+    partition: Partition, table: Table, placement: Placement, *, shared: bool = False
+) -> Partition:  # fmt: skip
     """A partition of the (source's) table as it stands on the target."""
+    placement = placement.staying if shared else placement
     parameters = _paths(own_parameters(partition.parameters), placement, table.db, table.location)
     storage = _storage(partition.storage, placement, table)
     return msgspec.structs.replace(partition, storage=storage, parameters=parameters, extra={})
@@ -105,9 +120,10 @@ def _storage(storage: Storage | None, placement: Placement, table: Table) -> Sto
         )
         skew = msgspec.structs.replace(skew, locations=moved)
     parameters = _paths(storage.serde.parameters, placement, table.db, table.location)
+    location = storage.location
     return msgspec.structs.replace(
         storage,
-        location=uri(placement.inside(table.db, table.location, storage.location)) if storage.location else None,
+        location=respelled(location, placement.inside(table.db, table.location, location)) if location else None,
         serde=msgspec.structs.replace(storage.serde, parameters=parameters),
         parameters=_paths(storage.parameters, placement, table.db, table.location),
         skew=skew,

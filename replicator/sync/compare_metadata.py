@@ -19,6 +19,7 @@ from replicator.events.scope import Patterns, matches_name
 from replicator.load.placement import Placement, relative
 from replicator.load.replica import (
     Mark,
+    has_sources_data,
     own_parameters,
     replica_database,
     replica_function,
@@ -132,9 +133,11 @@ class MetadataComparison:
     def _table(self, sides: Sides, source: Table, target: Table) -> Iterator[FilePair]:
         """Compares one table; yields its files' places, or its partitions'."""
         name = f"{source.db}.{source.name}"
-        placement = self._placement(sides, source.location, target.location)
-        homes = Homes(source.location, sides.source.location, sides.target.location)
-        wanted = _plain(replica_table(source, placement, _NO_MARK))
+        shared = source.is_external and has_sources_data(target)  # then its places are right as they are
+        own = (None, None) if shared else (source.location, target.location)
+        placement = self._placement(sides, *own)
+        homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
+        wanted = _plain(replica_table(source, placement, _NO_MARK, shared=shared))
         self._compare(name, _at(wanted, target.location), _plain(target), homes)
         columns = [column.name for column in source.storage.columns] if source.storage else []
         if _has_statistics(source) or _has_statistics(target):
@@ -146,8 +149,10 @@ class MetadataComparison:
         if source.is_view:
             return
         if source.is_partitioned and target.is_partitioned:
-            yield from self._partitions(source, target, placement, homes)
-        elif source.location and target.location:
+            for pair in self._partitions(source, target, placement, homes):
+                if not shared:
+                    yield pair
+        elif source.location and target.location and not shared:
             yield FilePair(name, source.location, target.location, _size(source.parameters))
 
     # ---- partitions ------------------------------------------------------------------------------------------------
@@ -199,8 +204,9 @@ class MetadataComparison:
     def _compare_partition(
         self, name: str, table: Table, source: Partition, target: Partition, placement: Placement, homes: Homes
     ) -> None:
-        wanted, found = _plain(replica_partition(source, table, placement)), _plain(target)
-        below = source.location and table.location and relative(source.location, table.location) is not None
+        shared = homes.source_table is None
+        wanted, found = _plain(replica_partition(source, table, placement, shared=shared)), _plain(target)
+        below = shared or (source.location and table.location and relative(source.location, table.location) is not None)
         wanted = _at(wanted, target.location, anywhere=not below)
         if wanted != found or not below:  # else nothing names the source: what lies in the table was rewritten
             self._compare(name, wanted, found, homes)

@@ -61,7 +61,8 @@ class Differences:
 @dataclass(frozen=True)
 class Homes:
     """Locations that nothing on the target may name: the source table's and its database's. The target's own database
-    may lie below the source's (a warehouse directory that is the default database's)."""
+    may lie below the source's (a warehouse directory that is the default database's). None at all: its data is the
+    source's."""
 
     source_table: str | None
     source_db: str | None

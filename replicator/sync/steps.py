@@ -182,7 +182,8 @@ class Steps:
             warehouse=self.way.warehouse, cmroot=self.way.target_root.place,
             rename=self.way.renames(names), map_locations=self.way.map_locations,
             external=self.way.external, overwrite=bootstrap and (self.options.adopt or turned), jobs=self.options.jobs,
-            source_root=self.way.root.place, by_difference=ByDifference() if bootstrap else None,
+            source_root=self.way.root.place, by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
+            shared_external=self.policy.external == METADATA,
         )  # fmt: skip
 
     def finish_interrupted(self) -> list[Loaded]:
@@ -267,7 +268,6 @@ class Steps:
 def refuse_unsupported(policy: Policy) -> None:
     """Keys that no load obeys yet must not be passed over in silence. Raises ConfigError naming the key."""
     wrong = {
-        "external": policy.external == METADATA,
         "publish": policy.publish != "mirror",
     }  # fmt: skip
     for key, given in wrong.items():
@@ -300,12 +300,13 @@ def scope_of(way: Way, recorded: str) -> RememberedScope:
     return RememberedScope(
         databases={pair.known_as: policy.target_name(pair.known_as) for pair in way.matching},
         include=policy.include, exclude=policy.exclude,
-        partitions={table: each.text for table, each in policy.partitions.items()}, recorded=recorded,
+        partitions={table: each.text for table, each in policy.partitions.items()},
+        external=METADATA if policy.external == METADATA else "", recorded=recorded,
     )  # fmt: skip
 
 
 def _patterns(scope: RememberedScope) -> tuple[object, ...]:
-    return scope.include, scope.exclude, scope.partitions
+    return scope.include, scope.exclude, scope.partitions, scope.external
 
 
 def _point(log: list[Segment], position: int) -> Point:
