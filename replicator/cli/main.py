@@ -37,7 +37,7 @@ from replicator.cli.show import show
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
 from replicator.cli.status import status
 from replicator.cli.sync import sync
-from replicator.cli.turn import failover, loss, switchover
+from replicator.cli.turn import failback, failover, loss, switchover
 from replicator.cli.verify import verify
 from replicator.cli.wait import wait
 from replicator.config import Config, read_config
@@ -81,6 +81,7 @@ for _command in (
     demo,
     drill,
     dump,
+    failback,
     failover,
     gateway,
     history,

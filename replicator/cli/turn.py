@@ -121,6 +121,48 @@ def failover(
 
 @click.command()
 @policy_argument
+@click.option("--switch", is_flag=True, help="Then switch over, so that the side that came back is the primary again.")
+@wait_option
+@dry_run_option
+@jobs_option
+@engine_options
+@json_option
+@pass_session
+def failback(
+    session: Session, policy: str, switch: bool, wait: timedelta, dry_run: bool, jobs: int, engine: EngineChoice,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Take the old primary back after a failover: it becomes the replica of the new one, by difference.
+
+    Its own changes, which were never replicated, are listed, kept in its $cmroot and held there. Only what differs is
+    copied. Its writers must have stopped. Then sync runs backwards, and switchover makes it the primary again. Safe to
+    kill and to run again.
+
+    \b
+    Example:
+      replicator failback west --dry-run
+      replicator failback west
+      replicator switchover west
+    """
+    from replicator.sync.failback import FailbackOptions
+    from replicator.sync.failback import failback as turn
+    from replicator.sync.switchover import SwitchoverOptions
+    from replicator.sync.switchover import switchover as switch_over
+
+    with ExitStack() as stack:
+        sides = sides_of(session, opened(session, stack, policy, engine), as_json)
+        done = turn(sides, FailbackOptions(patience=wait, jobs=jobs), dry_run=dry_run)
+        if switch and not dry_run:
+            to = "source" if done.primary == "target" else "target"
+            own, copied = done.own, (done.files_copied, done.bytes_copied)
+            done = switch_over(sides, SwitchoverOptions(to=to, patience=wait, jobs=jobs))
+            done.own, (done.files_copied, done.bytes_copied) = own, copied
+    emit(done, as_json, [*own_lines(done.own or {}), *turned_lines(done)])
+    return 0
+
+
+@click.command()
+@policy_argument
 @json_option
 @pass_session
 def loss(session: Session, policy: str, as_json: bool) -> None:
@@ -142,16 +184,11 @@ def loss_lines(loss: Mapping[str, Any]) -> list[str]:
         return []
     unknown = f"{loss['unknown_seconds']:,.0f} s ago" if loss["unknown_seconds"] is not None else None
     at = [loss["unknown_after_time"], unknown]
-    counted = (
-        f"{count_text(loss['changes'], 'change')} of {count_text(loss['table_count'], 'table')}, "
-        f"{count_text(loss['partitions'], 'partition')}, {count_text(loss['files'], 'file')}, "
-        f"{size_text(loss['bytes'])}"
-    )
     return aligned(
         [
             ("loss", f"{loss['policy']}: {loss['lost']} is lost, {loss['survivor']} survives"),
             ("replica", [_replica(each) for each in loss["databases"]]),
-            ("lost", counted + (f", over {loss['seconds']:,} s" if loss["seconds"] is not None else "")),
+            ("lost", _counted(loss) + (f", over {loss['seconds']:,} s" if loss["seconds"] is not None else "")),
             ("not read", f"{loss['not_captured']:,} of the changes were only announced: their files are not known"
              if loss["not_captured"] else None),
             ("table", shortened(_lost_table(each) for each in loss["tables"])),
@@ -165,6 +202,28 @@ def loss_lines(loss: Mapping[str, Any]) -> list[str]:
     )  # fmt: skip
 
 
+def own_lines(own: Mapping[str, Any]) -> list[str]:
+    """What the old primary had for itself."""
+    if not own:
+        return []
+    return aligned(
+        [
+            ("own", f"{_counted(own)}, in {own['root']}"),
+            ("table", shortened(_lost_table(each) for each in own["tables"])),
+            ("unknown", f"nothing tells where these were: {', '.join(own['unknown'])}" if own["unknown"] else None),
+            ("held", f"by {own['hold']}: `replicator cm release {own['hold']}` lets go" if own["hold"] else None),
+        ]
+    )  # fmt: skip
+
+
+def _counted(found: Mapping[str, Any]) -> str:
+    return (
+        f"{count_text(found['changes'], 'change')} of {count_text(found['table_count'], 'table')}, "
+        f"{count_text(found['partitions'], 'partition')}, {count_text(found['files'], 'file')}, "
+        f"{size_text(found['bytes'])}"
+    )
+
+
 def _replica(each: Mapping[str, Any]) -> str:
     time = time_text(each["time"])
     loading = f", loading {each['loading']}" if each["loading"] else ""
@@ -175,7 +234,8 @@ def _lost_table(each: Mapping[str, Any]) -> str:
     names = f" ({', '.join(each['names'])})" if each["names"] else ""
     return (
         f"{each['table']}: {count_text(each['changes'], 'change')}, "
-        f"{count_text(each['partitions'], 'partition')}{names}, {count_text(each['files'], 'file')}, {size_text(each['bytes'])}"
+        f"{count_text(each['partitions'], 'partition')}{names}, "
+        f"{count_text(each['files'], 'file')}, {size_text(each['bytes'])}"
     )
 
 
@@ -210,6 +270,8 @@ def turned_lines(done: Turned) -> Iterable[str]:
             ("databases", shortened(done.databases)),
             ("lag", f"{done.lag_events:,} events, {done.lag_seconds:.0f} s" if done.lag_events is not None
              and done.lag_seconds is not None and done.status == "ready" else None),
+            ("copied", f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
+             if done.verb == "failback" and done.status == "done" else None),
             ("downtime", f"{done.downtime_seconds:.1f} s" if done.downtime_seconds is not None else None),
             ("problem", shortened(done.problems)),
             ("warning", shortened(done.warnings)),

@@ -1,0 +1,190 @@
+"""Failbacks: the old primary comes back, its own changes are kept and listed, and only the difference is copied."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Fault, run_with
+from policies import Replication, local_engine
+from story import command
+
+from cmroot.pins import find_slot, read_pins
+from replicator.errors import Refused
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore
+from replicator.progress import Silent
+from replicator.roles import Role
+from replicator.sync.failback import FailbackOptions, failback
+from replicator.sync.failover import FailoverOptions, failover
+from replicator.sync.roles import read_role, set_role
+from replicator.sync.turn import Sides, Turned
+
+BIG = "x" * 10_000
+
+
+@pytest.fixture
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+    """Two databases, one of them called otherwise on the target; a failover has made the target the primary, while the
+    source had changes that were never replicated."""
+    found = Replication(source_metastore, target_metastore, tmp_path)
+    found.keys["rename_db"] = {f"{found.name}_b": f"{found.name}_renamed"}
+    found.db("a").table("t", {"first": BIG, "shared": "1"})
+    found.db("a").partitioned("days", {"1": {"x": BIG}, "2": {"x": "two"}})
+    found.db("b").table("u", {"first": BIG})
+    found.sync()
+    found.db("a").write("t", {"own": "mine"})
+    found.db("a").add("days", {"own": {"x": "mine, too"}})
+    found.db("b").table("own", {"f": "all mine"})
+    fail_over(found)
+    return found
+
+
+def fail_over(pair: Replication) -> Turned:
+    """The source's metastore does not answer meanwhile."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        gone = f"thrift://127.0.0.1:{server.getsockname()[1]}"
+    with ThriftMetastore(gone, timeout=2.0, retries=0) as nobody:
+        sides = Sides(pair.policy, nobody, pair.target, local_engine(), Silent())
+        return failover(sides, (nobody, pair.target), FailoverOptions(force=True))
+
+
+def come_back(pair: Replication, **more: Any) -> Turned:
+    sides = Sides(pair.policy, pair.source, pair.target, local_engine(), Silent())
+    return failback(sides, FailbackOptions(patience=pair.policy.schedule * 0), **more)
+
+
+def sources(pair: Replication) -> set[str]:
+    return {str(read_role(pair.source, f"{pair.name}_{name}")) for name in ("a", "b")}
+
+
+def primaries(pair: Replication) -> set[str]:
+    return {str(read_role(pair.target, f"{pair.name}_{name}")) for name in ("a", "renamed")}
+
+
+def same(pair: Replication) -> None:
+    pair.is_same("a")
+    assert pair.replica("renamed").shown() == pair.db("b").shown()
+
+
+def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(pair: Replication) -> None:
+    assert (sources(pair), primaries(pair)) == ({"primary at epoch 1"}, {"primary at epoch 3"})
+    with pytest.raises(Refused):
+        pair.sync()
+    pair.replica("a").write("t", {"there": "12345"})
+    pair.replica("a").drop_partitions("days", ["2"])
+    told = come_back(pair, dry_run=True)
+    assert told.status == "ready" and told.own and told.own["not_captured"] == 2
+    assert sources(pair) == {"primary at epoch 1"}
+    done = come_back(pair)
+    assert (done.status, done.primary) == ("done", "target")
+    assert (done.files_copied, done.bytes_copied) == (1, 5)
+    assert done.own and {each["table"]: (each["files"], each["bytes"]) for each in done.own["tables"]} == {
+        f"{pair.name}_a.t": (1, 4), f"{pair.name}_a.days": (1, 9), f"{pair.name}_b.own": (1, 8)
+    }  # fmt: skip
+    assert done.own["unknown"] == []
+    same(pair)
+    assert (sources(pair), primaries(pair)) == ({"replica at epoch 3"}, {"primary at epoch 3"})
+    kept = {path.read_text() for path in (pair.here / "cmroot/files").rglob("xxh3_128-*")}
+    assert {"mine", "mine, too", "all mine"} <= kept
+    assert [each.name for each in read_pins(str(pair.here / "cmroot")).holds] == [done.own["hold"]]
+    assert find_slot(str(pair.here / "cmroot"), pair.name) is None
+    pair.replica("a").write("t", {"more": "1"})
+    run = pair.sync()
+    assert (run.reverse, run.kind, run.files_copied) == (True, "incremental", 1)
+    same(pair)
+    assert come_back(pair).status == "nothing"
+    answer = command("--config", str(pair.config()), "switchover", pair.name)
+    assert (answer.code, answer.said["primary"]) == (0, "source")
+    assert sources(pair) == {"primary at epoch 5"}
+    same(pair)
+
+
+def test_failback_with_switch_makes_the_old_primary_the_primary_again(pair: Replication) -> None:
+    pair.replica("a").write("t", {"there": "12345"})
+    answer = command("--config", str(pair.config()), "failback", pair.name, "--switch")
+    assert (answer.code, answer.said["verb"], answer.said["primary"]) == (0, "switchover", "source")
+    assert answer.said["bytes_copied"] == 5 and answer.said["own"]["files"] == 3
+    same(pair)
+    pair.db("a").write("t", {"home": "1"})
+    assert pair.sync().reverse is False
+    same(pair)
+
+
+def test_a_failback_killed_at_every_step_is_completed_by_running_it_again(pair: Replication) -> None:
+    pair.replica("a").write("t", {"there": "12345"})
+    arguments = ["--config", str(pair.config()), "failback", pair.name]
+    deaths = 0
+    while (ended := run_with(Fault("before", "rename", "turn.json", 4 if deaths else 3), arguments, must=False)).killed:
+        deaths += 1
+        assert deaths < 10
+        assert sources(pair) | primaries(pair) != {"primary at epoch 3"}
+    assert (ended.code, deaths) == (0, 5)
+    same(pair)
+    assert len(read_pins(str(pair.here / "cmroot")).holds) == 1
+    assert pair.sync().status == "nothing"
+
+
+def test_a_failback_killed_between_two_changes_of_a_metastore_is_completed(pair: Replication) -> None:
+    pair.replica("a").write("t", {"there": "12345"})
+    arguments = ["--config", str(pair.config()), "failback", pair.name]
+    deaths = 0
+    while run_with(Fault("after", "thrift", "", 2), arguments, must=False).killed:
+        deaths += 1
+        assert deaths < 25
+    assert deaths > 3
+    same(pair)
+    assert sources(pair) == {"replica at epoch 3"}
+
+
+def test_a_database_that_only_the_old_primary_has_stays_and_is_nobodys(pair: Replication) -> None:
+    pair.db("c").table("mine", {"f": "only here"})
+    done = come_back(pair)
+    assert any(f"{pair.name}_c is only at" in text for text in done.warnings)
+    assert done.own and f"{pair.name}_c.mine" in [each["table"] for each in done.own["tables"]]
+    assert read_role(pair.source, f"{pair.name}_c").role is Role.NONE
+    assert pair.db("c").shown()["mine"]["files"]
+    assert command("--config", str(pair.config()), "switchover", pair.name).code == 0
+    pair.sync()
+    pair.is_same("a", "c")
+
+
+def test_an_epoch_that_was_raised_by_hand_at_the_lost_side_does_not_make_it_right(pair: Replication) -> None:
+    for name in ("a", "b"):
+        mark = read_role(pair.source, f"{pair.name}_{name}")
+        set_role(pair.source, f"{pair.name}_{name}", Role.FENCED, 6, expect=mark)
+    done = come_back(pair)
+    assert (
+        done.status == "done" and primaries(pair) == {"primary at epoch 7"} and sources(pair) == {"replica at epoch 7"}
+    )
+    same(pair)
+
+
+def test_two_primaries_whose_order_contradicts_the_failover_are_left_to_a_person(pair: Replication) -> None:
+    for name in ("a", "b"):
+        mark = read_role(pair.source, f"{pair.name}_{name}")
+        set_role(pair.source, f"{pair.name}_{name}", Role.PRIMARY, 6, expect=mark)
+    with pytest.raises(Refused, match="last failover"):
+        come_back(pair)
+    assert sources(pair) == {"primary at epoch 6"}
+
+
+def test_there_is_nothing_to_fail_back_where_there_was_no_failover(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair.db("a").table("t", {"first": "1"})
+    pair.sync()
+    assert come_back(pair).status == "nothing"
+
+
+def test_what_the_failover_remembered_may_be_lost(pair: Replication) -> None:
+    (pair.here / "target/.cmroot/policies").rename(pair.here / "lost")
+    done = come_back(pair)
+    assert done.status == "done" and done.own and done.own["hold"]
+    assert sorted(done.own["unknown"]) == [f"{pair.name}_a", f"{pair.name}_b"]
+    assert len(done.warnings) >= 2
+    same(pair)
