@@ -165,6 +165,16 @@ def test_a_killed_metastore_starts_again_with_what_it_had(start: MetastoreFactor
     assert [(each.eventId, each.dbName) for each in events(again)] == [(1, "a"), (2, "b")]
 
 
+def test_a_metastore_that_is_dying_when_it_is_started_is_started_anew(start: MetastoreFactory) -> None:
+    running = start()
+    os.kill(running.pid, signal.SIGSTOP)  # it is there, and does not answer
+    with ThreadPoolExecutor() as pool:
+        again = pool.submit(embedded.start, running.directory, env=os.environ)
+        os.kill(running.pid, signal.SIGKILL)
+        assert again.result().pid != running.pid
+    assert events(again.result()) == []
+
+
 def test_a_start_on_a_port_that_is_taken_fails_with_the_log_and_leaves_nothing(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken, pytest.raises(MetastoreStartError) as failure:
         embedded.start(tmp_path, port=taken.getsockname()[1], env=os.environ)

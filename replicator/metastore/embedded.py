@@ -89,8 +89,13 @@ def start(
         before = _read_state(directory)
         if before and before.pid and began(before.pid) == before.began:
             # Also one whose starter was killed while it waited: the lock is ours, so nobody waits for it any more.
-            wait(before.pid, before.began, before.port, before.instance, directory / "metastore.log", timeout)
-            return _as_running(directory, before, before.pid)
+            try:
+                wait(before.pid, before.began, before.port, before.instance, directory / "metastore.log", timeout)
+                return _as_running(directory, before, before.pid)
+            except MetastoreStartError:
+                if began(before.pid) == before.began:
+                    raise
+                # It was ending, after a kill, say: another one takes its place.
         runtime = find_runtime(env)
         if not (directory / "metastore_db").exists():
             new_database(runtime, directory / "metastore_db")
