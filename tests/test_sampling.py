@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_tables import PlainDatabase
+from plain_tables import SERVERS_OWN, PlainDatabase
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
@@ -116,6 +116,8 @@ def test_what_is_new_comes_first_and_what_went_is_forgotten(replica: Replica) ->
     replica.sample(5)
     for side in (replica.source, replica.target):
         side.table("new", {"f": "new" * 10})
+    made = replica.source.metastore.table(replica.source.name, "new").parameters[SERVERS_OWN]
+    replica.target.alter("new", **{SERVERS_OWN: made})
     try:
         assert replica.sample(1).never == 0
         assert replica.last() == {"new"}

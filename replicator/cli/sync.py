@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from replicator.cli.options import Duration, EngineChoice, Session, engine_options, json_option, pass_session
-from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, write
+from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, write
 from replicator.cli.signals import Stopping, Terminated
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from replicator.metastore.thrift import ThriftMetastore
     from replicator.policy import Policy
     from replicator.sync.follow import Followed
-    from replicator.sync.run import SyncRun
+    from replicator.sync.memory import Compared
+    from replicator.sync.run import Remembering, SyncRun
 
+INCOMPLETE, DIFFERENT = 3, 4
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 
 policy_argument = click.argument("policy", metavar="POLICY")
@@ -105,8 +107,10 @@ def sync(
         if once:
             done = run()
             emit(done, as_json, run_lines(done))
-            return 3 if done.missing_directories else 0
-        return _follow(session, work, run, schedule or work.policy.schedule, as_json)
+            if done.missing_directories:
+                return INCOMPLETE
+            return DIFFERENT if done.compared and done.compared.differing else 0
+        return _follow(session, work, run, schedule or work.policy.schedule, remembering, as_json)
 
 
 def run_lines(run: SyncRun) -> Iterable[str]:
@@ -131,23 +135,37 @@ def run_lines(run: SyncRun) -> Iterable[str]:
             ("left", shortened(run.left)),
             ("missing", shortened(run.missing_directories)),
             ("lag", f"{run.lag_seconds:.0f} s" if run.lag_seconds is not None else None),
+            ("verified", _compared_line(run.compared) if run.compared else None),
             ("warning", shortened(run.warnings)),
             ("took", f"{run.seconds:.1f} s ({', '.join(f'{name} {took:.1f}' for name, took in run.steps.items())})"),
         ]
     )  # fmt: skip
 
 
+def _compared_line(compared: Compared) -> str:
+    waits = f", the longest waiting {duration_text(compared.oldest)}" if compared.oldest is not None else ""
+    return (
+        f"{compared.sampled:,} of {count_text(compared.tables, 'table')}, {size_text(compared.bytes)}: "
+        f"{len(compared.differing):,} different; {compared.never:,} never compared{waits}"
+    )
+
+
 # ---- --follow -----------------------------------------------------------------------------------------------------
 
 
-def _follow(session: Session, work: Opened, run: Callable[[bool], SyncRun], schedule: timedelta, as_json: bool) -> int:
+def _follow(
+    session: Session, work: Opened, run: Callable[[bool], SyncRun], schedule: timedelta, remembering: Remembering,
+    as_json: bool,
+) -> int:  # fmt: skip
     from replicator.sync.follow import Followed, Pace, follow
+    from replicator.sync.verifying import Beside, compare_now
 
     def told(done: SyncRun) -> None:
         if not as_json:
             copied = f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
             records = count_text(done.records, "record")
-            write([f"{done.kind} to event {done.to_event}: {records}, {copied}, {done.seconds:.1f} s"])
+            write([f"{done.kind} to event {done.to_event}: {records}, {copied}, {done.seconds:.1f} s"] * done.moved)
+            write(f"different: {name}" for name in (done.compared.differing[:20] if done.compared else ()))
 
     def failed(error: Exception, wait: float) -> None:
         hint = getattr(error, "hint", "")
@@ -158,12 +176,21 @@ def _follow(session: Session, work: Opened, run: Callable[[bool], SyncRun], sche
     def newest(reverse: bool) -> int:
         return (work.target if reverse else work.source).current_event_id()
 
+    def compare(enough: Callable[[], bool]) -> Compared | None:
+        return compare_now(
+            work.policy, work.source, work.target, remembering.memory, engines=work.engines, progress=session.progress,
+            enough=enough,
+        )  # fmt: skip
+
     total = Followed(work.policy.name)
-    with Stopping(GRACE) as stop:
+    with Stopping(GRACE) as stop, ExitStack() as stack:
+        if work.policy.verify is not None:
+            remembering.beside = Beside(compare, pause=schedule.total_seconds())
+            stack.enter_context(remembering.beside.running())
         try:
             follow(
                 total, run, newest, pace=Pace(schedule), stop=stop, engines=work.engines, told=told,
-                failed=failed,
+                failed=failed, beside=remembering.beside,
             )  # fmt: skip
         except Terminated:
             total.status = "interrupted"  # in the middle of a run, which the next one completes
@@ -179,6 +206,8 @@ def _followed_lines(total: Followed) -> Iterable[str]:
             ("target", f"at event {total.to_event}, position {total.position}"),
             ("records", f"{total.records:,}"),
             ("copied", f"{count_text(total.files_copied, 'file')}, {size_text(total.bytes_copied)}"),
+            ("verified", f"{count_text(total.sampled, 'table')} in all" if total.compared else None),
+            ("last", _compared_line(total.compared) if total.compared else None),
             ("failures", f"{total.failures:,}, the last: {total.last_error}" if total.failures else None),
             ("warning", shortened(total.warnings)),
         ]

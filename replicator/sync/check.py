@@ -188,6 +188,7 @@ class _Check:
             return
         schedule = self.policy.schedule
         self._look("last run", lambda: standing.judge_runs(history, schedule=schedule, now=self._clock()))
+        self._look("verified", lambda: standing.judge_verified(self.policy, history))
         if root:
             self._look("turn", lambda: standing.judge_turn(Memory(root, self.policy.name).read_turn()), "critical")
 

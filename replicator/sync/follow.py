@@ -17,7 +17,9 @@ from typing import Protocol
 from replicator.engine import AutoEngine
 from replicator.errors import ConfigError, LeaseHeld, MetastoreError, Refused, UsageError
 from replicator.report import json_text
+from replicator.sync.memory import Compared
 from replicator.sync.run import SyncRun
+from replicator.sync.verifying import Beside
 
 FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=1), timedelta(minutes=1)
 JITTER = 0.1  # of the schedule, each way: policies that were started together drift apart
@@ -38,7 +40,8 @@ class Stop(Protocol):
 class Followed:
     """All rounds together. `rounds`: runs that came to their end, `synced` of them loaded something; `skipped`: times
     at which the source had no new event and a scan was not due; `failures`: runs that failed, `last_error` the newest
-    one's. `last`: the newest run that loaded something."""
+    one's. `last`: the newest run that loaded something. `compared`: the newest verification, of `sampled` tables in
+    all."""
 
     policy: str
     status: str = "stopped"
@@ -53,6 +56,8 @@ class Followed:
     files_copied: int = 0
     bytes_copied: int = 0
     last: SyncRun | None = None
+    compared: Compared | None = None
+    sampled: int = 0
     exit_code: int = 0
     warnings: list[str] = field(default_factory=list)
 
@@ -65,6 +70,9 @@ class Followed:
         self.files_copied += run.files_copied
         self.bytes_copied += run.bytes_copied
         self.warnings += [text for text in run.warnings if text not in self.warnings][: 100 - len(self.warnings)]
+        if run.compared:
+            self.compared = run.compared
+            self.sampled += run.compared.sampled
         if run.moved:
             self.synced += 1
             self.last = run
@@ -107,10 +115,12 @@ class Pace:
 def follow(
     total: Followed, once: Callable[[bool], SyncRun], newest_event: Callable[[bool], int], *, pace: Pace, stop: Stop,
     engines: AutoEngine, told: Callable[[SyncRun], None], failed: Callable[[Exception, float], None],
+    beside: Beside | None = None,
 ) -> None:  # fmt: skip
     """Runs `once(scan)` until `stop`, and counts in `total`. newest_event(reverse): of the side that is replicated;
-    while it stays and no scan is due, a round is not made at all. told: is given each run that loaded something;
-    failed: each error, and the seconds to the next try.
+    while it stays and no scan is due, a round is not made at all. told: is given each run that loaded something, or
+    beside which a difference was found; failed: each error, and the seconds to the next try. beside: what verifies
+    meanwhile; the runs record what it finds.
 
     Raises ConfigError and UsageError, which trying again does not mend, and what interrupts a round."""
     seen: int | None = None
@@ -119,7 +129,7 @@ def follow(
         try:
             scan = pace.begin()
             newest = newest_event(reverse)
-            if not scan and newest == seen:
+            if not scan and newest == seen and not (beside and beside.has_news):
                 total.skipped += 1
             else:
                 run = once(scan)
@@ -128,7 +138,7 @@ def follow(
                 seen = newest  # of before the run: what came meanwhile is looked for at once
                 if scan:
                     pace.scanned(run.steps.get("capture", 0.0))
-                if run.moved:
+                if run.moved or (run.compared and run.compared.differing):
                     told(run)
             wait = pace.succeeded()
         except (ConfigError, UsageError):

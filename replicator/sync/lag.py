@@ -26,6 +26,7 @@ from replicator.quantity import duration_text
 from replicator.report import json_text
 from replicator.sync.checks.metastores import read_reach
 from replicator.sync.memory import Memory, Run
+from replicator.sync.verifying import told
 from replicator.sync.way import Pair, patterns_of, runs_backwards, survey
 
 READ = 10_000  # events that are not captured yet, at most; more are counted by their ids alone
@@ -255,6 +256,7 @@ def _find_blocks(
     if last is None:
         return
     report.last_run = last.ended or last.started
+    report.warnings += told(next((run.compared for run in history.runs if run.compared), None)) if history else []
     failed = _failing(history.runs) if history else None
     if failed is not None:
         report.last_error = failed.error

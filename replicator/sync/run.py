@@ -19,16 +19,17 @@ from cmroot.root import create_or_open
 from replicator.dump.dump import Dumped
 from replicator.dump.layout import Point
 from replicator.engine import AutoEngine
-from replicator.errors import BootstrapNeeded, Refused
+from replicator.errors import BootstrapNeeded, Error, Refused
 from replicator.load.load import Loaded
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policy import Policy, refuse_overlaps, same_metastore
 from replicator.progress import Progress
 from replicator.report import json_text
 from replicator.sync.leaving import Leaving, drop, plan_database, plan_tables
-from replicator.sync.memory import Memory, RememberedScope, Run, RunKind, iso
+from replicator.sync.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.sync.pieces import Piece, Work
 from replicator.sync.steps import Steps, SyncOptions, refuse_unsupported, scope_of
+from replicator.sync.verifying import Beside, compare_some, told
 from replicator.sync.way import Way, find_way
 
 TIDY_AFTER = 3600.0  # seconds between two tidyings of one process
@@ -39,7 +40,8 @@ class SyncRun:
     """What a run did. `status`: synced, nothing (there was nothing new), incomplete (something could not be done,
     `warnings` says what). `to_event`, `position`: how far the target is, all databases. Counts are those of its loads.
     `bootstrapped`: databases that were dumped whole, and why. `left`: replicas of what the policy does not name any
-    more, which stay without consent; `dropped`: those that went. `steps`: seconds by name."""
+    more, which stay without consent; `dropped`: those that went. `compared`: what was verified after it, or beside it
+    since the run before; None: nothing was. `steps`: seconds by name."""
 
     policy: str
     status: str = "nothing"
@@ -68,6 +70,7 @@ class SyncRun:
     missing_directories: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     lag_seconds: float | None = None
+    compared: Compared | None = None
     steps: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -104,6 +107,7 @@ class Remembering:
         self.tidied: float | None = None
         self.quiet: Run | None = None  # the record of the last round, when nothing was new: the next one prolongs it
         self.swept = False
+        self.beside: Beside | None = None  # what verifies while this process follows the policy
 
 
 def sync_once(
@@ -160,6 +164,7 @@ def run_once(
         remember_scope(kept.memory, way, work, remembered, report, clock)
         tidy(steps, kept, clock)
         report.lag_seconds = behind(way.source, report.to_event, clock)
+        verify(steps, kept, report)
         report.warnings = list(dict.fromkeys(steps.warnings))
         report.databases = [pair.name for pair in way.matching]
         if report.moved:
@@ -271,6 +276,22 @@ def leave(steps: Steps, leaving: Sequence[Leaving], report: SyncRun) -> None:
         )
 
 
+def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
+    """After all that a run is for: what the policy's budget says, or what was compared beside it. A failure is told,
+    and makes no failure of the run."""
+    if kept.beside is not None:
+        report.compared = kept.beside.take()
+        steps.warnings += told(report.compared or kept.beside.last)
+        steps.warnings += [f"verifying failed: {kept.beside.error}"] if kept.beside.error else []
+    elif steps.policy.verify is not None and not steps.options.draining:
+        try:
+            with report.timed("verify"):
+                report.compared = compare_some(steps, kept.memory)
+        except (Error, OSError) as error:
+            steps.warnings.append(f"verifying failed: {error}")
+        steps.warnings += told(report.compared)
+
+
 def tidy(steps: Steps, kept: Remembering, clock: Callable[[], float]) -> None:
     if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
         steps.dumps.tidy(steps.way.root, steps.policy.retention, clock=clock)
@@ -331,7 +352,8 @@ def recorded(
     done = msgspec.structs.replace(_filled(run, report, clock), status="done")
     if not report.moved:
         if kept.quiet is not None:
-            done = msgspec.structs.replace(done, id=kept.quiet.id, started=kept.quiet.started)
+            compared = done.compared or kept.quiet.compared
+            done = msgspec.structs.replace(done, id=kept.quiet.id, started=kept.quiet.started, compared=compared)
         kept.quiet = done
     else:
         kept.quiet = None
@@ -345,4 +367,5 @@ def _filled(run: Run, report: SyncRun, clock: Callable[[], float]) -> Run:
         to_event=report.to_event or None, position=report.position or None, records=report.records,
         files=report.files_copied, bytes=report.bytes_copied, lag_seconds=report.lag_seconds, reverse=report.reverse,
         dump=report.dumps[-1] if report.dumps else "", warnings=tuple(report.warnings), steps=report.steps,
+        compared=report.compared,
     )  # fmt: skip

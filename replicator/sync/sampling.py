@@ -16,20 +16,19 @@ from cmroot.lease import acquire
 from cmroot.place import join
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
-from replicator.events.decode import decode
-from replicator.events.record import AlterTable, touched_table
 from replicator.events.scope import Patterns
 from replicator.load.replica import LAST_ID
 from replicator.metastore.client import MetastoreReader
 from replicator.progress import Progress
 from replicator.report import json_text
 from replicator.sync.differences import LIMIT, Difference
+from replicator.sync.suspects import OWN, Batch, Changed, Suspect, changed_by_events, table_of
 from replicator.sync.verified import Memory, TableMemory, read_memory, write_memory
 from replicator.sync.verify import Level, Verified, verify
 
 BATCH = 100  # tables compared together
 SAVE_SECONDS = 30.0  # how much of a run a crash may forget
-EVENTS = 100_000  # after the target's checkpoint that are looked at to tell what is only behind
+NAMED = 100  # tables that are different, told by name
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Sampled:
     them with a share of their contents; `behind`: different, and changed at the source after the target's checkpoint,
     so nothing is known of them and they count as neither compared nor different. After the run: `never`: tables never
     compared; `oldest`: seconds since the comparison of the table that waits longest, None when none ever was;
-    `open`: tables that were different when they were compared last."""
+    `open`: tables that were different when they were compared last, `open_names` the first of them."""
 
     status: str = "same"
     level: str = "checksum"
@@ -58,6 +57,7 @@ class Sampled:
     never: int = 0
     oldest: float | None = None
     open: int = 0
+    open_names: list[str] = field(default_factory=list)
     behind: list[str] = field(default_factory=list)
     objects: int = 0
     files: int = 0
@@ -75,22 +75,29 @@ def verify_sample(
     source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], budget: Budget, place: str, *,
     rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
     patterns: Patterns | None = None, level: Level = "checksum", engine: AutoEngine, progress: Progress,
+    changed: Changed | None = None, enough: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = clocks.time,
 ) -> Sampled:  # fmt: skip
     """Compares the next tables of some databases, and the databases' own properties and functions.
 
-    place: a directory of the target's side that is this purpose's alone. The rest is as for `verify`. Raises LeaseHeld
-    when another run is sampling there, ObjectNotFound for a database the source does not have."""
+    place: a directory of the target's side that is this purpose's alone. changed: tells what is only behind; without
+    it, the source's events do. enough: asked before each table or hundred, whether to end early. The rest is as for
+    `verify`. Raises LeaseHeld when another run is sampling there, ObjectNotFound for a database the source does not
+    have."""
     began = clocks.monotonic()
     with acquire(place, "verify a sample"):
         run = _Run(
             source, target, [name.lower() for name in databases], budget, place, dict(rename),
             _Comparing(source, target, rename, map_locations, patterns or Patterns(), level, engine, progress), clock,
+            changed,
         )  # fmt: skip
         run.compare_databases()
         try:
             for batch in run.batches():
+                if enough():
+                    break
                 run.compare(batch)
+            run.settle()
         finally:
             run.save()
         report = run.finish()
@@ -129,18 +136,8 @@ class _Comparing:
     ) -> Verified:
         return verify(
             self.source, self.target, databases, rename=self.rename, map_locations=self.map_locations,
-            tables=tables, level=level, part=share, engine=self.engine, progress=self.progress,
+            patterns=self.patterns, tables=tables, level=level, part=share, engine=self.engine, progress=self.progress,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Tables of one database that are compared together; `share` of `shares` of their contents."""
-
-    db: str
-    names: Sequence[str]
-    share: int = 0
-    shares: int = 1
 
 
 class _Run:
@@ -148,10 +145,14 @@ class _Run:
 
     def __init__(
         self, source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], budget: Budget, place: str,
-        rename: dict[str, str], comparing: _Comparing, clock: Callable[[], float],
+        rename: dict[str, str], comparing: _Comparing, clock: Callable[[], float], changed: Changed | None,
     ) -> None:  # fmt: skip
         self._source, self._target, self._budget, self._place = source, target, budget, place
         self._rename, self._comparing, self._clock = rename, comparing, clock
+        self._changed = changed or self._changed_since
+        self._events = {db: self._checkpoint(db) for db in databases}
+        self._suspects: list[Suspect] = []
+        self._compared = 0
         self._report = Sampled(level=comparing.level, databases=list(databases))
         self._memories: dict[str, Memory] = {}
         self._saved, self._unsaved = clocks.monotonic(), False
@@ -175,23 +176,33 @@ class _Run:
 
     # ---- what is due ----------------------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[_Batch]:
+    def batches(self) -> Iterator[Batch]:
         """What is compared in this run, longest waiting first, as far as the budget goes."""
         memories = self._memories.items()
         due = sorted((about.turn, db, name) for db, memory in memories for name, about in memory.tables.items())
-        due = due[: self._budget.tables]
+        due = self._again(due)[: self._budget.tables]
         if self._budget.bytes is None:
             for db in self._memories:
                 names = [name for _, owner, name in due if owner == db]
                 for start in range(0, len(names), BATCH):
-                    yield _Batch(db, names[start : start + BATCH])
+                    yield Batch(db, names[start : start + BATCH])
             return
         for _, db, name in due:
             size = self._size(db, name)
-            if self._report.sampled and self._report.bytes + min(size, self._budget.bytes) > self._budget.bytes:
+            if self._compared and self._report.bytes + min(size, self._budget.bytes) > self._budget.bytes:
                 return
             shares = max(1, -(-size // max(1, self._budget.bytes)))
-            yield _Batch(db, [name], self._memories[db].tables[name].share % shares, shares)
+            yield Batch(db, [name], self._memories[db].tables[name].share % shares, shares)
+
+    def _again(self, due: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
+        """With one of the tables that were different first, so that a repair is soon seen; where it leaves room for
+        others."""
+        tables, size = self._budget.tables, self._budget.bytes
+        for each in due if tables is None or tables > 1 else ():
+            about = self._memories[each[1]].tables[each[2]]
+            if about.outcome == "different" and (size is None or (about.size or 0) <= size // 2):
+                return [each, *(other for other in due if other != each)]
+        return due
 
     def _size(self, db: str, name: str) -> int:
         """Bytes of a table as of its last comparison; of one of which they are not known, by listing it."""
@@ -201,54 +212,76 @@ class _Run:
     # ---- comparing ------------------------------------------------------------------------------------------------
 
     def compare_databases(self) -> None:
-        self._take(self._comparing.databases(list(self._memories)))
+        """Their own properties, and their functions."""
+        for db in self._memories:
+            found = self._comparing.databases([db])
+            self._count(found)
+            if found.differing:
+                self._suspects.append(Suspect(Batch(db, [OWN]), found, frozenset([OWN])))
 
-    def compare(self, batch: _Batch) -> None:
-        """Compares some tables and notes when; those that are only behind keep the time they had."""
+    def compare(self, batch: Batch) -> None:
+        """Compares some tables, and notes when for those that are the same."""
         found = self._comparing.tables(batch.db, batch.names, share=(batch.share, batch.shares))
-        differing = {name.rpartition(".")[2] for name in found.differing}
-        behind = differing & self._changed_since(batch.db, differing) if differing else set()
-        self._report.behind += sorted(f"{batch.db}.{name}" for name in behind)
-        self._take(found, behind, batch.shares)
-        now, memory = self._clock(), self._memories[batch.db]
-        for name in behind:
-            memory.tables[name] = memory.tables[name]._replace(tried=now)
-        for name in set(batch.names) - behind:
-            size = found.bytes if len(batch.names) == 1 else memory.tables[name].size
-            outcome = "different" if name in differing else "same"
-            memory.tables[name] = TableMemory(now, outcome, size, (batch.share + 1) % batch.shares)
-            self._report.sampled += 1
-            self._report.partly += batch.shares > 1
-        self._unsaved = True
+        self._count(found, batch.shares)
+        self._compared += len(batch.names)
+        differing = frozenset(map(table_of, found.differing))
+        for name in set(batch.names) - differing:
+            self._note(batch, name, "same", found.bytes)
+        if differing:
+            self._suspects.append(Suspect(batch, found, differing))
         if clocks.monotonic() - self._saved > SAVE_SECONDS:
             self.save()
 
-    def _take(self, found: Verified, behind: Set[str] = frozenset(), shares: int = 1) -> None:
-        report = self._report
-        report.objects += found.objects
-        report.files += found.files
-        report.bytes += found.bytes // shares  # a share is about as large as another
+    def settle(self) -> None:
+        """At the end: what differs and was changed by the source since is only behind; it keeps the time it had."""
+        names: dict[str, set[str]] = {}
+        for suspect in self._suspects:
+            names.setdefault(suspect.batch.db, set()).update(suspect.names)
+        behind = {db: self._changed(db, found) & found for db, found in names.items()}
+        for suspect in self._suspects:
+            batch, late = suspect.batch, suspect.names & behind[suspect.batch.db]
+            self._report.behind += sorted(f"{batch.db}.{name}".rstrip(".") for name in late)
+            self._differences(suspect, late)
+            tables = self._memories[batch.db].tables
+            for name in late - {OWN}:
+                tables[name] = tables[name]._replace(tried=self._clock())
+            for name in suspect.names - late - {OWN}:
+                self._note(batch, name, "different", suspect.found.bytes)
+        self._unsaved = True
+
+    def _note(self, batch: Batch, name: str, outcome: str, size: int) -> None:
+        tables = self._memories[batch.db].tables
+        known = size if len(batch.names) == 1 else tables[name].size
+        tables[name] = TableMemory(self._clock(), outcome, known, (batch.share + 1) % batch.shares)
+        self._report.sampled += 1
+        self._report.partly += batch.shares > 1
+        self._unsaved = True
+
+    def _count(self, found: Verified, shares: int = 1) -> None:
+        self._report.objects += found.objects
+        self._report.files += found.files
+        self._report.bytes += found.bytes // shares  # a share is about as large as another
+
+    def _differences(self, suspect: Suspect, behind: Set[str]) -> None:
+        report, found = self._report, suspect.found
         hidden = found.difference_count - len(found.differences)
-        mine = [each for each in found.differences if _table(each.object) not in behind]
+        mine = [each for each in found.differences if suspect.key(each.object) not in behind]
         report.difference_count += len(mine) + (hidden if not behind else 0)
         report.differences += mine[: LIMIT - len(report.differences)]
-        report.differing += [name for name in found.differing if _table(name) not in behind]
+        report.differing += [name for name in found.differing if suspect.key(name) not in behind]
 
-    def _changed_since(self, db: str, names: set[str]) -> set[str]:
-        """Of some tables, those that the source's events after the target's checkpoint are about."""
-        mark = self._target.database(self._target_name(db)).parameters.get(LAST_ID, "")
-        if not mark.isdigit():
-            return set()
-        changed: set[tuple[str, str] | None] = set()
-        after, seen = int(mark), 0
-        while seen < EVENTS and (events := self._source.next_events(after)):
-            for event in events:
-                change = decode(event).change
-                changed.add(touched_table(change))
-                if isinstance(change, AlterTable):
-                    changed.add((change.db, change.name))
-            after, seen = events[-1].id, seen + len(events)
-        return {name for name in names if (db, name) in changed}
+    def _checkpoint(self, db: str) -> int | None:
+        """The target's event, as of the beginning: a load that is at work meanwhile moves it at its end, and what it
+        had half done was compared."""
+        try:
+            mark = self._target.database(self._target_name(db)).parameters.get(LAST_ID, "")
+        except ObjectNotFound:
+            return None
+        return int(mark) if mark.isdigit() else None
+
+    def _changed_since(self, db: str, names: Set[str]) -> Set[str]:
+        after = self._events[db]
+        return set() if after is None else changed_by_events(self._source, after, db, names)
 
     # ---- memory ---------------------------------------------------------------------------------------------------
 
@@ -264,11 +297,10 @@ class _Run:
         compared = [about.verified for about in known if about.outcome]
         report.never = len(known) - len(compared)
         report.oldest = round(max(0.0, self._clock() - min(compared)), 3) if compared else None
-        report.open = sum(about.outcome == "different" for about in known)
+        different = sorted(
+            f"{db}.{name}" for db, memory in self._memories.items() for name, about in memory.tables.items()
+            if about.outcome == "different"
+        )  # fmt: skip
+        report.open, report.open_names = len(different), different[:NAMED]
         report.status = "different" if report.difference_count else "same"
         return report
-
-
-def _table(name: str) -> str:
-    """The table's name in that of an object; a database itself has none."""
-    return name.partition("/")[0].partition(".")[2]

@@ -1,0 +1,148 @@
+"""Verification that goes with a policy's runs: within its budget, told wherever somebody looks, never a false alarm."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from policies import Replication, local_engine
+from story import command
+from test_sync_follow import Following, until
+
+from replicator import api
+from replicator.metastore.embedded import Running
+from replicator.progress import Silent
+from replicator.sync.memory import Compared
+from replicator.sync.verifying import Beside, compare_now
+
+TABLES = ("one", "three", "two")
+
+
+@pytest.fixture
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+    pair = Replication(source_metastore, target_metastore, tmp_path, verify={"objects": 2})
+    for name in TABLES:
+        pair.db("a").table(name, {"f": name})
+    return pair
+
+
+def by_bytes(pair: Replication) -> list[str]:
+    """The configuration, with a budget that a file of these tests can hold."""
+    pair.keys["verify"] = {"bytes": "1MB"}
+    return ["--config", str(pair.config())]
+
+
+def test_each_run_compares_its_budget_and_in_the_end_all(pair: Replication) -> None:
+    found = [pair.sync().compared for _ in range(3)]
+    assert [each and (each.tables, each.sampled, each.never, each.differing) for each in found] == [
+        (3, 2, 1, ()), (3, 2, 0, ()), (3, 2, 0, ())
+    ]  # fmt: skip
+    last = pair.memory.runs().last
+    assert last and last.compared and last.compared.sampled == 2 and "verify" in last.steps
+    assert (pair.here / "target/.cmroot/policies" / pair.name / "verified").is_dir()
+    del pair.keys["verify"]
+    assert pair.sync().compared is None
+
+
+def test_a_replica_that_somebody_wrote_to_is_told_everywhere_until_it_is_repaired(pair: Replication) -> None:
+    config = by_bytes(pair)
+    assert command(*config, "sync", pair.name).code == 0
+    (pair.replica("a").home / "two/f").write_text("owt")
+    pair.replica("a").alter("one", somebody="was here")
+    names = [f"{pair.name}_a.one", f"{pair.name}_a.two"]
+
+    answer = command(*config, "sync", pair.name)
+    assert (answer.code, answer.said["status"], sorted(answer.said["compared"]["differing"])) == (4, "nothing", names)
+    for said in (answer.said, command(*config, "lag", pair.name).said):
+        assert any(all(name in text for name in names) and "repair" in text for text in said["warnings"])
+    (finding,) = [f for f in command(*config, "check", pair.name).said["findings"] if f["name"] == "verified"]
+    assert finding["health"] == "critical" and names[0] in finding["text"]
+    (last,) = command(*config, "history", pair.name, "--limit", "1").said["runs"]
+    assert sorted(last["compared"]["open"]) == names
+
+    repaired = api.repair(
+        source=pair.source_uri, target=pair.target_uri, cmroot=pair.keys["cmroot"], db=f"{pair.name}_a",
+        target_cmroot=pair.keys["target_cmroot"], warehouse=pair.keys["warehouse"],
+    )  # fmt: skip
+    assert repaired.status == "repaired" and repaired.files_copied == 1
+    answer = command(*config, "sync", pair.name)
+    assert (answer.code, answer.said["compared"]["open"], answer.said["warnings"]) == (0, [], [])
+    pair.is_same()
+
+
+def test_what_was_different_is_looked_at_again_at_once(pair: Replication) -> None:
+    while (pair.sync().compared or Compared(never=1)).never:
+        pass
+    (pair.replica("a").home / "two/f").write_text("owt")
+    while not (found := pair.sync().compared) or not found.differing:
+        pass
+    assert (again := pair.sync().compared) and again.differing == (f"{pair.name}_a.two",) and again.sampled == 2
+    (pair.replica("a").home / "two/f").write_text("two")
+    assert (healed := pair.sync().compared) and (healed.differing, healed.open) == ((), ())
+
+
+def test_a_change_without_an_event_is_no_difference_even_when_the_run_did_not_scan(pair: Replication) -> None:
+    pair.keys["verify"] = {"objects": 10}
+    pair.sync()
+    pair.db("a").write("two", {"more": "more"})
+    run = pair.sync(scan=False)
+    assert run.compared and (run.compared.differing, run.compared.behind, run.files_copied) == ((), 1, 0)
+    run = pair.sync()
+    assert run.compared and (run.compared.differing, run.compared.behind, run.files_copied) == ((), 0, 1)
+    pair.is_same()
+
+
+def test_a_database_that_a_load_is_at_work_on_is_not_judged(pair: Replication) -> None:
+    pair.sync()
+    database = pair.target.database(f"{pair.name}_a")
+    begun = {**database.parameters, "replicator.loading": "some-dump"}
+    pair.target.alter_database(database.name, msgspec.structs.replace(database, parameters=begun))
+
+    def now() -> Compared | None:
+        return compare_now(
+            pair.policy, pair.source, pair.target, pair.memory, engines=local_engine(), progress=Silent()
+        )  # fmt: skip
+
+    assert now() is None
+    pair.target.alter_database(database.name, database)
+    assert now() is not None
+
+
+def test_beside_following_a_difference_is_found_and_recorded_without_a_change_at_the_source(pair: Replication) -> None:
+    by_bytes(pair)
+    pair.sync()
+    with Following(pair) as following:
+        (pair.replica("a").home / "two/f").write_text("owt")
+
+        def recorded() -> bool:
+            return any(run.compared and run.compared.differing for run in pair.memory.runs().runs)
+
+        until(recorded, following.told)
+        pair.db("a").write("one", {"more": "more"})
+        until((pair.replica("a").home / "one/more").exists, following.told)
+        said: dict[str, Any] = following.end()
+    assert said["sampled"] > 0 and any(f"{pair.name}_a.two" in text for text in said["warnings"])
+
+
+def test_what_verifies_beside_tries_again_after_a_failure_and_tells_of_it() -> None:
+    tries: list[int] = []
+    failed, done = threading.Event(), threading.Event()
+
+    def once(enough: object) -> Compared | None:
+        tries.append(1)
+        if len(tries) == 1:
+            failed.set()
+            raise OSError("gone")
+        done.set()
+        return Compared(sampled=1, differing=("a.t",))
+
+    beside = Beside(once, pause=0.05)
+    with beside.running():
+        assert failed.wait(20) and done.wait(20)
+    until(lambda: beside.has_news)
+    assert beside.error == ""
+    assert beside.take() == beside.last == Compared(sampled=1, differing=("a.t",))
+    assert beside.take() is None and not beside.has_news
