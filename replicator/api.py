@@ -30,10 +30,14 @@ from replicator.load.load import Loaded, LoadOptions
 from replicator.load.load import load as _load
 from replicator.load.placement import parse_pairs
 from replicator.metastore.java import find_java, spark_environment
-from replicator.metastore.thrift import connect
+from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.progress import Progress, Silent
 from replicator.sync.check import Checked
 from replicator.sync.check import check as _check
+from replicator.sync.failback import FailbackOptions
+from replicator.sync.failback import failback as _failback
+from replicator.sync.failover import FailoverOptions
+from replicator.sync.failover import failover as _failover
 from replicator.sync.lag import Lag
 from replicator.sync.lag import lag as _lag
 from replicator.sync.plan import SyncPlan
@@ -48,6 +52,10 @@ from replicator.sync.sampling import verify_sample as _verify_sample
 from replicator.sync.status import Status
 from replicator.sync.status import status as _status
 from replicator.sync.steps import SyncOptions
+from replicator.sync.switchover import SwitchoverOptions
+from replicator.sync.switchover import abort as _abort
+from replicator.sync.switchover import switchover as _switchover
+from replicator.sync.turn import Sides, Turned
 from replicator.sync.verify import Level, Verified
 from replicator.sync.verify import verify as _verify
 from replicator.sync.wait import Goal, Waited
@@ -272,6 +280,50 @@ def lag(policy: str, *, config: str | os.PathLike[str] | None = None) -> Lag:
     found = read_config(None if config is None else Path(config)).policy(policy)
     with connect(found.source) as here, connect(found.target) as there:
         return _lag(found, here, there)
+
+
+def switchover(
+    policy: str, *, config: str | os.PathLike[str] | None = None, to: str = "", abort: bool = False,
+    anyway: bool = False, dry_run: bool = False, engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> Turned:  # fmt: skip
+    """Turns a policy round as planned, or takes that back (`abort`); see replicator.sync.switchover."""
+    with _sides(policy, config, engine, progress) as sides:
+        options = SwitchoverOptions(to=to, anyway=anyway)
+        return _abort(sides, options) if abort else _switchover(sides, options, dry_run=dry_run)
+
+
+def failover(
+    policy: str, *, config: str | os.PathLike[str] | None = None, force: bool = False, accept_partial: bool = False,
+    patience: timedelta = timedelta(seconds=5), engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> Turned:  # fmt: skip
+    """Makes the replica the primary while the primary is lost; without `force` only tells what is lost. `patience`: how
+    long anything of the lost side may take to answer. See replicator.sync.failover.failover."""
+    with _sides(policy, config, engine, progress) as sides, ExitStack() as stack:
+        source, target = (
+            stack.enter_context(ThriftMetastore(each.uri, timeout=patience.total_seconds(), retries=0))
+            for each in (sides.source, sides.target)
+        )
+        options = FailoverOptions(force=force, accept_partial=accept_partial, limit=patience)
+        return _failover(sides, (source, target), options)
+
+
+def failback(
+    policy: str, *, config: str | os.PathLike[str] | None = None, dry_run: bool = False,
+    engine: AutoEngine | None = None, progress: Progress | None = None,
+) -> Turned:  # fmt: skip
+    """Takes the old primary back after a failover, as the replica; see replicator.sync.failback.failback."""
+    with _sides(policy, config, engine, progress) as sides:
+        return _failback(sides, FailbackOptions(), dry_run=dry_run)
+
+
+@contextmanager
+def _sides(
+    policy: str, config: str | os.PathLike[str] | None, engine: AutoEngine | None, progress: Progress | None
+) -> Iterator[Sides]:  # fmt: skip
+    read = read_config(None if config is None else Path(config))
+    found = read.policy(policy)
+    with _given(engine) as work, connect(found.source) as here, connect(found.target) as there:
+        yield Sides(found, here, there, work, progress or Silent(), list(read.policies.values()))
 
 
 @contextmanager

@@ -228,6 +228,17 @@ def test_it_is_taken_back_before_the_flip_and_not_after(pair: Replication) -> No
     assert roles(pair) == are("replica at epoch 5", "primary at epoch 5")
 
 
+def test_taking_back_that_was_killed_is_completed_and_nothing_else_goes_on(pair: Replication) -> None:
+    arguments = ["--config", str(pair.config()), "switchover", pair.name]
+    assert run_with(Fault("before", "rename", "turn.json", 4), arguments).killed
+    assert run_with(Fault("after", "thrift", "alter database"), [*arguments, "--abort"]).killed
+    assert {roles(pair)[db] for db in ("a", "b")} == {"primary at epoch 3", "fenced at epoch 2"}
+    answer = command(*arguments)
+    assert answer.code == 6 and "taken back" in answer.message
+    assert command(*arguments, "--abort").code == 0
+    assert {roles(pair)[db] for db in ("a", "b")} == {"primary at epoch 3"}
+
+
 def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Replication) -> None:
     numbers = iter(range(1000))
 

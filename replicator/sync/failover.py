@@ -218,9 +218,11 @@ def _refuse(policy: Policy, seen: _Seen, memory: Memory) -> None:
     if len(primary) == len(pairs):
         last = next((turn for turn in memory.turns() if turn.verb == VERB), None)
         said = f": failed over at {last.started} by {last.by}" if last else ""
+        turn = memory.unfinished_turn()
+        verb = turn.verb if turn else "failback"
         raise Refused(
             f"policy {policy.name}: {', '.join(primary[:10])} of {seen.way.target.uri} is the primary already{said}",
-            hint=f"start the writers there; when the other side comes back: `replicator failback {policy.name}`",
+            hint=f"start the writers there; when the other side comes back: `replicator {verb} {policy.name}`",
         )
     wrong = [
         f"{pair.replica} is {pair.there_mark}"
