@@ -32,6 +32,9 @@ BATCH = 200
 """Directories that are looked at once more, recorded and recycled together."""
 
 
+_SWEPT = Removal(path="", what="file", reason="begun by a run that was killed")
+
+
 @dataclass
 class Removed:
     """What a run removed. files, bytes: recycled. refused: forbidden at the last look. failed: (removal, why)."""
@@ -77,7 +80,8 @@ class Remover:
 
     def _batch(self, batch: Sequence[Removal], done: Removed) -> None:
         with patiently(partial(acquire, self.root, self.audit.job), self.patience) as lease:
-            sweep_incoming(self.root)
+            with self.audit.recorder() as recorder:  # what a killed run had begun, told like its other files
+                sweep_incoming(self.root, record=recorder.of(_SWEPT))
             judged = self.look(batch)
             self.audit.refused(judged.refused)
             done.refused += judged.refused
