@@ -1,0 +1,244 @@
+"""Retention of Hive tables' partitions on a real metastore: what goes, what stays, and a run that is killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import gobblin_examples as examples
+import msgspec
+import pytest
+from config_store import write_store
+from faults import Fault, run_with
+from plain_tables import COLUMNS, PlainDatabase
+
+from cmroot.root import create_or_open
+from replicator.cli.main import run as command
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.model import EXTERNAL, Column, Partition, Serde, Storage, Table
+
+DELETES = "gobblin.retention.hive.shouldDeleteData=true"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
+    with connect(source_metastore.uri) as opened:
+        yield opened
+
+
+class Dated(PlainDatabase):
+    """Tables with partitions by `datepartition`, each with a file."""
+
+    def __init__(self, metastore: ThriftMetastore, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        super().__init__(metastore, f"dated{next(_numbers)}", place / "warehouse")
+        self.place, self.cmroot, self._capsys = place, create_or_open(str(place / "cm")).place, capsys
+        self.create()
+
+    def dated(self, name: str, *ages: float, key: str = "datepartition", **more: Any) -> list[str]:
+        """A table with partitions that are so many days old, in Los Angeles; their values, youngest first."""
+        self.metastore.create_table(
+            Table(db=self.name, name=name, storage=self.storage(name), partition_keys=(Column(key, "string"),), **more)
+        )
+        now = datetime.now(ZoneInfo("America/Los_Angeles"))
+        values = [(now - timedelta(days=age)).strftime("%Y-%m-%d-%H") for age in ages]
+        for value in values:
+            self.partition(name, value, key=key)
+        return values
+
+    def partition(self, name: str, value: str, *, place: str = "", key: str = "datepartition") -> None:
+        place = place or f"{name}/{key}={value}"
+        self.write(place, {"part-0": value})
+        self.metastore.add_partitions(self.name, name, [Partition(values=(value,), storage=self.storage(place))])
+
+    def storage(self, place: str) -> Storage:
+        return Storage(
+            columns=COLUMNS, location=f"file:{self.home / place}",
+            input_format="org.apache.hadoop.mapred.TextInputFormat",
+            output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
+            serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
+        )  # fmt: skip
+
+    def values(self, name: str) -> set[str]:
+        return {each.partition("=")[2] for each in self.metastore.partition_names(self.name, name)}
+
+    def files(self, name: str) -> set[str]:
+        """Values of the partitions that have a file."""
+        return {path.read_text() for path in (self.home / name).rglob("part-*")}
+
+    def arguments(self, *more: str, config: Mapping[str, str] | None = None) -> list[str]:
+        job = self.place / "job.conf"
+        job.write_text(examples.HIVE + f"hive.dataset.whitelist = {self.name}\n" + "\n".join(
+            f"{key} = {value}" for key, value in (config or {}).items()))  # fmt: skip
+        return ["retention", "run", str(job), "--metastore", self.metastore.uri, "--cmroot", self.cmroot, *more]
+
+    def run(self, *more: str, code: int = 0, config: Mapping[str, str] | None = None) -> dict[str, Any]:
+        found = command([*self.arguments(*more, config=config), "--json"])
+        answer: dict[str, Any] = json.loads(self._capsys.readouterr().out)
+        assert found == code, json.dumps(answer, indent=1)
+        return answer
+
+    def put_back(self, run: str) -> None:
+        assert command(["audit", "restore", "--cmroot", self.cmroot, "--run", run, "--json"]) == 0
+        self._capsys.readouterr()
+
+    def audit(self, *more: str) -> list[dict[str, Any]]:
+        assert command(["audit", "ls", "--cmroot", self.cmroot, "--job", "retention", *more, "--json"]) == 0
+        return list(json.loads(self._capsys.readouterr().out)["rows"])
+
+
+@pytest.fixture
+def db(metastore: ThriftMetastore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Dated:
+    return Dated(metastore, tmp_path, capsys)
+
+
+def test_sample_5_drops_partitions_and_leaves_their_data_unless_told_otherwise(db: Dated) -> None:
+    values = db.dated("orders", 1, 2.9, 3.1, 30)
+    plan = db.run("--dry-run")
+    assert {each["partition"].partition("=")[2] for each in plan["items"]} == set(values[2:])
+    assert all("+ 3d =" in each["reason"] and each["keeps_data"] for each in plan["items"])
+    assert db.values("orders") == set(values)
+    (db.place / "more.properties").write_text(examples.HIVE_JOB)
+    done = db.run()
+    assert (done["dropped"], done["removed"], done["versions"]) == (2, 0, 4)
+    assert db.values("orders") == set(values[:2]) and db.files("orders") == set(values)
+    assert any("America/Los_Angeles" in each for each in done["warnings"])
+    rows = db.audit("--object", f"{db.name}.orders")
+    assert {(row["outcome"], row["what"]) for row in rows} == {("done", "partition")} and len(rows) == 2
+
+
+def test_with_its_data_a_partition_goes_to_cmroot_and_its_files_can_be_put_back(db: Dated) -> None:
+    values = db.dated("orders", 1, 4, 5)
+    done = db.run("--set", DELETES)
+    assert (done["dropped"], done["removed"], done["files"]) == (2, 2, 2)
+    assert db.values("orders") == db.files("orders") == {values[0]}
+    assert not (db.home / "orders" / f"datepartition={values[1]}").exists()
+    db.put_back(done["run"])
+    assert db.files("orders") == set(values)
+    assert db.run("--set", DELETES)["dropped"] == 0
+
+
+def test_what_cannot_be_read_stays_and_one_wrong_table_stops_no_other(db: Dated) -> None:
+    old = db.dated("good", 9)
+    for value in ("soon", "__HIVE_DEFAULT_PARTITION__", "2016-03-13-02"):
+        db.partition("good", value)
+    db.dated("other_key", 9, key="day")
+    db.table("flat", {"f": "x"})
+    done = db.run(code=3)
+    assert (done["dropped"], done["ignored"]) == (1, 3) and old[0] not in db.values("good")
+    assert {each["what"].partition(".")[2] for each in done["failed"]} == {"other_key", "flat"}
+    said = "\n".join(done["warnings"])
+    assert "'soon' is shorter" in said and "has no value" in said and "skip this hour" in said
+
+
+def test_data_that_something_else_refers_to_stays_and_so_does_its_partition(db: Dated) -> None:
+    values = db.dated("orders", 4, 5, 6)
+    place = f"orders/datepartition={values[0]}"
+    shared = Table(db=db.name, name="shared", kind=EXTERNAL, storage=db.storage(place), parameters={"EXTERNAL": "TRUE"})
+    db.metastore.create_table(shared)
+    inside = Table(db=db.name, name="inside", kind=EXTERNAL, storage=db.storage(f"orders/datepartition={values[1]}/x"),
+                   parameters={"EXTERNAL": "TRUE"})  # fmt: skip
+    db.metastore.create_table(inside)
+    config = {"hive.dataset.blacklist": f'"{db.name}.shared|inside"'}
+    done = db.run("--set", DELETES, config=config, code=3)
+    assert {each["object"].partition("=")[2] for each in done["refused"]} == set(values[:2])
+    assert all(each["why"].startswith("in use: ") for each in done["refused"])
+    assert db.values("orders") == db.files("orders") == set(values[:2])
+    assert {row["outcome"] for row in db.audit("--outcome", "refused")} == {"refused"}
+
+
+def test_a_legal_hold_keeps_partition_and_metadata(db: Dated) -> None:
+    values = db.dated("orders", 4, 5)
+    hold = ["legal-hold", "add", "case", "--cmroot", db.cmroot, "--reason", "case 17", "--on",
+            f"{db.name}.orders/datepartition={values[0]}"]  # fmt: skip
+    assert command(hold) == 0
+    db._capsys.readouterr()
+    for deletes in ("false", "true"):
+        done = db.run("--set", f"gobblin.retention.hive.shouldDeleteData={deletes}", code=3)
+        assert ["case 17" in each["why"] for each in done["refused"]] == [True]
+        assert db.values("orders") == {values[0]}
+    assert values[0] in db.files("orders")
+
+
+def test_a_table_takes_its_settings_from_the_store_when_that_is_enabled(db: Dated) -> None:
+    db.dated("orders", 4, 5)
+    db.dated("clicks", 4, 5)
+    db.dated("wrong", 4, 5)
+    uri = write_store(db.place / "store", {
+        "hive/includes.conf": "tags/hive", "tags/hive/main.conf": examples.HIVE,
+        f"hive/{db.name}/clicks/main.conf": "gobblin.retention.selection.timeBased.lookbackTime = 4d12h",
+        f"hive/{db.name}/orders/main.conf": "gobblin.retention.is.blacklisted = true",
+        f"hive/{db.name}/wrong/main.conf": "gobblin.retention.selection.timeBased.lookbackTime = 0d",
+    })  # fmt: skip
+    config = {"gobblin.config.management.store.uri": f'"{uri}"', "gobblin.config.management.store.enabled": "true"}
+    done = db.run(config=config, code=3)
+    assert [len(db.values(name)) for name in ("orders", "clicks", "wrong")] == [2, 1, 2]
+    assert f"hive/{db.name}/wrong/main.conf:1" in done["failed"][0]["why"]
+
+
+def test_partitions_by_modification_time_and_replacements(db: Dated) -> None:
+    import os
+
+    values = db.dated("live", 1, 2)
+    db.dated("snapshot", 1)
+    db.partition("snapshot", values[1])
+    old = db.home / "live" / f"datepartition={values[1]}"
+    os.utime(old, (0, 0))
+    config = {
+        "gobblin.retention.version.finder.class": "HdfsModifiedTimeHiveVersionFinder",
+        "hive.dataset.database": db.name, "hive.dataset.table.pattern": "live",
+        "gobblin.retention.hive": '{ shouldReplacePartition = true, replacementHiveDbName = "$DB", '
+                                  "replacementHiveTableName = snapshot }",
+    }  # fmt: skip
+    assert db.run("--set", DELETES, config=config)["dropped"] == 1
+    assert not old.exists() and db.values("live") == set(values)
+    (batch,) = db.metastore.partitions(db.name, "live", [f"datepartition={values[1]}"])
+    assert (batch[0].location or "").endswith(f"snapshot/datepartition={values[1]}")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("after", "rename", "dropping-"),
+        Fault("after", "rename", "incoming/recycle-"),
+        Fault("before", "thrift", "drop"),
+        Fault("after", "thrift", "drop"),
+        Fault("before", "unlink", "dropping-"),
+    ],
+    ids=str,
+)
+def test_a_killed_run_is_completed_by_the_next_one(db: Dated, fault: Fault) -> None:
+    values = db.dated("orders", 1, 4, 5)
+    arguments = db.arguments("--set", DELETES)
+    assert run_with(fault, arguments).killed
+    done = db.run("--set", DELETES)
+    assert done["status"] == "done"
+    assert db.values("orders") == db.files("orders") == {values[0]}
+    assert not list((Path(db.cmroot) / "retention").glob("dropping-*"))
+    run = [row["run"] for row in db.audit("--outcome", "removed") if row["what"] == "file"]
+    for each in set(run):
+        db.put_back(each)
+    assert db.files("orders") == set(values)
+
+
+def test_a_partition_that_moves_while_the_run_is_planned_is_left_alone(db: Dated) -> None:
+    values = db.dated("orders", 4, 5)
+    note = {"dataset": "x", "removal": {"path": f"file:{db.home}/orders/datepartition={values[0]}", "what": "partition",
+            "reason": "an earlier run", "object": f"{db.name}.orders", "partition": f"datepartition={values[0]}",
+            "drops": True}, "drops": True}  # fmt: skip
+    (Path(db.cmroot) / "retention").mkdir()
+    (Path(db.cmroot) / "retention" / "dropping-1").write_text(json.dumps([note]))
+    db.write("elsewhere", {"part-0": values[0]})
+    (batch,) = db.metastore.partitions(db.name, "orders", [f"datepartition={values[0]}"])
+    moved = msgspec.structs.replace(batch[0], storage=db.storage("elsewhere"))
+    db.metastore.alter_partitions(db.name, "orders", [moved])
+    (db.home / "orders" / f"datepartition={values[0]}" / "part-0").unlink()
+    later = {"gobblin.retention.selection.timeBased.lookbackTime": "100d"}
+    assert db.run("--set", DELETES, config=later)["dropped"] == 0
+    assert db.values("orders") == set(values)
