@@ -22,7 +22,7 @@ from cmroot.errors import Error
 from cmroot.listing import list_tree
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
-from replicator.guard.removal import Removal
+from replicator.guard.removal import Refusal, Removal
 from replicator.guard.remove import Remover
 from replicator.housekeeping import writing
 from replicator.housekeeping.due import Going, Staying, decide, look
@@ -69,7 +69,7 @@ def plan(
             judged = remover.look(wanted)
             for refusal in judged.refused:
                 theirs = wanted[refusal.removal]
-                found.staying.extend(Staying(each.item, refusal.why, refused=True) for each in theirs)
+                found.staying.extend(Staying(each.item, refusal.why, refused=refusal.removal) for each in theirs)
             for removal in judged.allowed:
                 found.going.extend(wanted[removal])
             yield _sized(found, remover.engine) if sized else found
@@ -126,11 +126,14 @@ class Cleaning:
     def carry_out(self, page: Page) -> None:
         """Raises what cannot be an item's fault: a metastore or a store that is away, a lease that is held. What was
         done until then is recorded."""
-        now = int(self.clock())
+        now, event = int(self.clock()), max(1, self.metastore.current_event_id()) if page.going else 0
+        self.remover.audit.refused(
+            [Refusal(each.refused, each.reason) for each in page.staying if each.refused and _is_new(each)]
+        )
         changes = [change for each in page.staying if (change := self._stays(each, now))]
-        changes += [_change(each.item, now, begun=each.item.begun or now) for each in page.going]
+        changes += [_change(each.item, now, begun=each.item.begun or event) for each in page.going]
         self._settle(changes)
-        begun = [msgspec.structs.replace(each.item, begun=each.item.begun or now) for each in page.going]
+        begun = [msgspec.structs.replace(each.item, begun=each.item.begun or event) for each in page.going]
         failed = self._drop(page.going)
         wanted: dict[Removal, list[Item]] = defaultdict(list)
         for each, one in zip(page.going, begun, strict=True):
@@ -138,11 +141,12 @@ class Cleaning:
                 continue
             wanted[msgspec.structs.replace(each.removal, drops=False, files=0, bytes=0)].append(one)
         removed = self.remover.remove(wanted)
+        ended = self.metastore.current_event_id() if removed.removals else 0
         outcomes = [self._failed(one, failed[one.id], now) for one in begun if one.id in failed]
         for removal in removed.removals:
             said = f"{removal.files:,} files, {removal.bytes:,} bytes" if removal.files else "nothing was there"
             key = msgspec.structs.replace(removal, files=0, bytes=0)
-            outcomes += [_change(one, now, status=DELETED, reason=said, attempts=1) for one in wanted[key]]
+            outcomes += [_change(one, now, status=DELETED, reason=said, attempts=1, ended=ended) for one in wanted[key]]
             self.done.removed += len(wanted[key])
         for refusal in removed.refused:
             outcomes += [self._refused(one, refusal.why, now) for one in wanted[refusal.removal]]
@@ -220,9 +224,14 @@ class Cleaning:
                 writing.settle_each(work, changes)
 
 
+def _is_new(each: Staying) -> bool:
+    """What is refused each hour is recorded once."""
+    return each.item.reason != each.reason
+
+
 def _change(
     one: Item, now: int, *, status: str = "", reason: str | None = None, attempts: int = 0, next_try: int = 0,
-    begun: int | None = None,
+    begun: int | None = None, ended: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """What `settle_each` takes. attempts: how many more."""
     after = msgspec.structs.replace(
@@ -231,5 +240,6 @@ def _change(
     )  # fmt: skip
     return {
         "id": one.id, "status": after.status, "reason": after.reason, "attempts": after.attempts,
-        "next_try": after.next_try, "begun": after.begun, "modified": now, "slot": writing.slot_of(after),
+        "next_try": after.next_try, "begun": after.begun, "ended": ended, "modified": now,
+        "slot": writing.slot_of(after),
     }  # fmt: skip

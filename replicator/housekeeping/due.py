@@ -42,13 +42,13 @@ class Going:
 
 @dataclass(frozen=True)
 class Staying:
-    """An item that does not go now. status: its state from now on, or empty when it waits; refused: a rule forbids
-    it."""
+    """An item that does not go now. status: its state from now on, or empty when it waits; refused: the removal that a
+    rule forbids."""
 
     item: Item
     reason: str
     status: str = ""
-    refused: bool = False
+    refused: Removal | None = None
 
 
 def look(metastore: MetastoreReader, items: Sequence[Item]) -> Facts:
@@ -97,7 +97,7 @@ def decide(one: Item, facts: Facts, defaults: Defaults, now: int, min_depth: int
     """Of an item that is due by the store."""
     if depth(one.place) < min_depth:
         why = f"{one.path} lies {depth(one.place)} deep, and nothing above depth {min_depth} is removed"
-        return Staying(one, why, SKIPPED, refused=True)
+        return Staying(one, why, SKIPPED, _removal(one, "path"))
     if one.detached:
         return Going(one, _removal(one, "path"))
     table = facts.tables.get((one.db, one.table))

@@ -27,9 +27,10 @@ FROM_LOG, FROM_VACUUM = "captured-log", "vacuum"
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the store. Times are whole seconds since 1970, UTC. partition: escaped name, empty for a table's own
-    item and for paths of tables. place: the path in its one spelling. delay: the ISO period. detached: the object that
-    the item was made for is gone from the metastore, so what its table says now is not about it. begun: when its
-    removal began first, 0 for not yet. next_try: not before this moment. event: id of the event that it came from."""
+    item and for paths of tables. place: the path in its one spelling. delay: the ISO period. next_try: not before this
+    moment. detached: the object that the item was made for is gone from the metastore, so what its table says now is
+    not about it. event: from which the item came. begun, ended: the newest event when its removal began, and when it
+    was done; 0 for not yet."""
 
     id: int = 0
     lifecycle: str
@@ -48,6 +49,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     next_try: int = 0
     detached: bool = False
     begun: int = 0
+    ended: int = 0
     client: str = FROM_LOG
     event: int = 0
 

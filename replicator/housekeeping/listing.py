@@ -93,7 +93,7 @@ def _change(
     ]
     changes: list[dict[str, Any]] = [
         {"id": one.id, "status": one.status, "reason": one.reason, "attempts": one.attempts, "next_try": 0,
-         "begun": one.begun, "modified": now, "slot": writing.slot_of(one)}
+         "begun": one.begun, "ended": one.ended, "modified": now, "slot": writing.slot_of(one)}
         for one in after
     ]  # fmt: skip
     with store.transaction() as work:

@@ -81,7 +81,7 @@ def _carry_out(work: Connection, operation: Operation, record: ChangeRecord, now
         case Put(items=items, period=period, anew=anew, dropped=dropped):
             if dropped:
                 names = sorted({each.partition for each in items})
-                ours = writing.removed_by_us(work, items[0].db, items[0].table, names, record.time)
+                ours = writing.removed_by_us(work, items[0].db, items[0].table, names, record.event)
                 items = [each for each in items if (each.partition, each.place) not in ours]
             done.scheduled += writing.put(work, items, period, anew=anew)
         case Detach(db=db, table=table, partitions=partitions):

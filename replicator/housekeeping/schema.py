@@ -33,6 +33,7 @@ item = Table(
     Column("next_try", BigInteger, nullable=False),
     Column("detached", Boolean, nullable=False),
     Column("begun", BigInteger, nullable=False),
+    Column("ended", BigInteger, nullable=False),
     Column("client_id", Text, nullable=False),
     Column("event", BigInteger, nullable=False),
 )

@@ -252,7 +252,7 @@ def to_item(row: Row[Any]) -> Item:
         partition=row.partition_name, path=row.path, place=row.place, status=row.housekeeping_status,
         reason=row.reason, created=row.creation_timestamp, modified=row.modified_timestamp,
         cleanup=row.cleanup_timestamp, delay=row.cleanup_delay, attempts=row.cleanup_attempts, next_try=row.next_try,
-        detached=row.detached, begun=row.begun, client=row.client_id, event=row.event,
+        detached=row.detached, begun=row.begun, ended=row.ended, client=row.client_id, event=row.event,
     )  # fmt: skip
 
 

@@ -29,7 +29,6 @@ from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
 from replicator.housekeeping.wishes import EXPIRED, UNREFERENCED
 
 CHUNK = 500  # values in one statement
-OURS_MARGIN = 300  # seconds that the metastore's clock and ours may differ
 
 TABLES_STAY = "an expired table is dropped only with beekeeper.expired.data.table.deletion.enabled=true"
 
@@ -106,7 +105,7 @@ def to_row(one: Item) -> dict[str, Any]:
         "slot": slot_of(one), "housekeeping_status": one.status, "reason": one.reason,
         "creation_timestamp": one.created, "modified_timestamp": one.modified, "cleanup_timestamp": one.cleanup,
         "cleanup_delay": one.delay, "cleanup_attempts": one.attempts, "next_try": one.next_try,
-        "detached": one.detached, "begun": one.begun, "client_id": one.client, "event": one.event,
+        "detached": one.detached, "begun": one.begun, "ended": one.ended, "client_id": one.client, "event": one.event,
     }  # fmt: skip
 
 
@@ -236,25 +235,26 @@ def settle(work: Connection, db: str, table: str, lifecycle: str, now: int) -> N
     work.execute(update(item).where(item.c.slot == problem_slot(db, table, lifecycle)).values(values))
 
 
-def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[str], time: int) -> set[tuple[str, str]]:
-    """(partition, place) of objects that a run dropped at about this time: their drop is no event to act on."""
+def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[str], event: int) -> set[tuple[str, str]]:
+    """(partition, place) of objects that a run dropped with this event: it is none to act on."""
     found: set[tuple[str, str]] = set()
-    done_since = and_(item.c.housekeeping_status == DELETED, item.c.modified_timestamp >= time - OURS_MARGIN)
+    done_since = and_(item.c.housekeeping_status == DELETED, item.c.ended >= event)
     for some in chunks(partitions, CHUNK):
         query = select(item.c.partition_name, item.c.place).where(
             _of(db, table), item.c.lifecycle_type == EXPIRED, item.c.partition_name.in_(some), item.c.begun > 0,
-            item.c.begun <= time + OURS_MARGIN, item.c.housekeeping_status.in_(ACTIVE) | done_since,
+            item.c.begun < event, item.c.housekeeping_status.in_(ACTIVE) | done_since,
         )  # fmt: skip
         found |= {(str(row.partition_name), str(row.place)) for row in work.execute(query)}
     return found
 
 
 def settle_each(work: Connection, changes: Sequence[dict[str, Any]]) -> None:
-    """Writes outcomes: dicts with `id` and all of status, reason, attempts, next_try, begun, modified and slot."""
+    """Writes outcomes: dicts of id, status, reason, attempts, next_try, begun, ended, modified and slot."""
     if changes:
         statement = update(item).where(item.c.id == bindparam("b_id")).values(
             housekeeping_status=bindparam("b_status"), reason=bindparam("b_reason"),
             cleanup_attempts=bindparam("b_attempts"), next_try=bindparam("b_next_try"), begun=bindparam("b_begun"),
+            ended=bindparam("b_ended"),
             modified_timestamp=bindparam("b_modified"), slot=bindparam("b_slot"),
         )  # fmt: skip
         work.execute(statement, [{f"b_{name}": value for name, value in each.items()} for each in changes])

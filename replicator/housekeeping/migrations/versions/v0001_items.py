@@ -37,6 +37,7 @@ def upgrade() -> None:
         sa.Column("next_try", sa.BigInteger, nullable=False),
         sa.Column("detached", sa.Boolean, nullable=False),
         sa.Column("begun", sa.BigInteger, nullable=False),
+        sa.Column("ended", sa.BigInteger, nullable=False),
         sa.Column("client_id", sa.Text, nullable=False),
         sa.Column("event", sa.BigInteger, nullable=False),
     )

