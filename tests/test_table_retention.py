@@ -202,6 +202,33 @@ def test_partitions_by_modification_time_and_replacements(db: Dated) -> None:
     assert (batch[0].location or "").endswith(f"snapshot/datepartition={values[1]}")
 
 
+def test_files_in_which_a_table_lies_or_that_lie_in_one_stay(db: Dated) -> None:
+    db.table("flat", {"part-0": "x"})
+    (db.home / "flat" / "sub").mkdir()
+    (db.home / "flat" / "sub" / "part-1").write_text("y")
+    (db.home / "free").mkdir()
+    config = (
+        f'gobblin.retention {{ dataset {{ pattern = "{db.home.parent}{{,/*,/*/flat}}", '
+        "finder.class = GlobCleanableDatasetFinder }, selection.policy.class = SelectAllPolicy\n"
+        "version.finder.class = GlobModTimeDatasetVersionFinder }"
+    )
+    (db.place / "files.conf").write_text(config)
+    arguments = [
+        "retention",
+        "run",
+        str(db.place / "files.conf"),
+        "--metastore",
+        db.metastore.uri,
+        "--cmroot",
+        db.cmroot,
+    ]
+    assert command([*arguments, "--json"]) == 3
+    done = json.loads(db._capsys.readouterr().out)
+    assert {Path(each["path"]).name for each in done["refused"]} == {f"{db.name}.db", "flat", "sub", "part-0"}
+    assert all(each["why"].startswith("in use: ") for each in done["refused"])
+    assert not (db.home / "free").exists() and (db.home / "flat" / "sub" / "part-1").exists()
+
+
 @pytest.mark.parametrize(
     "fault",
     [

@@ -128,12 +128,15 @@ def set_access(path: str, access: Access) -> None:
 
 
 def _ids(access: Access) -> tuple[int, int]:
+    hint = "it must exist on this machine"
     try:
         owner = -1 if access.owner is None else pwd.getpwnam(access.owner).pw_uid
-        group = -1 if access.group is None else grp.getgrnam(access.group).gr_gid
-    except KeyError as error:
-        raise Error(f"{error.args[0]}", hint="the user or group must exist on this machine") from None
-    return owner, group
+    except KeyError:
+        raise Error(f"no user {access.owner!r}", hint=hint) from None
+    try:
+        return owner, -1 if access.group is None else grp.getgrnam(access.group).gr_gid
+    except KeyError:
+        raise Error(f"no group {access.group!r}", hint=hint) from None
 
 
 def _local(path: str) -> str:

@@ -143,7 +143,10 @@ def glob_regex(pattern: str) -> str:
             out += re.escape(sign)
     if depth:
         raise ValueError(f"{pattern!r}: a {{ is not closed")
-    re.compile(out)
+    try:
+        re.compile(out)
+    except re.error as error:
+        raise ValueError(f"{pattern!r}: {error}") from error
     return out
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from cmroot.place import join, name_of
 from replicator.errors import ConfigError, Error
 from replicator.retention.datetimes import DEFAULT_ZONE, DatePattern, Unreadable, date_pattern
-from replicator.retention.listing import Entry, Found, children, entry, files_below, glob
+from replicator.retention.listing import Entry, Found, children, entry, files_below, glob, glob_regex
 from replicator.retention.lookback import Lookback, parse_lookback
 from replicator.retention.names import VERSIONS, known
 from replicator.retention.settings import Settings
@@ -103,11 +103,11 @@ def path_finder(pair: Pair) -> Finder:
     kind = pair.class_of("version.finder.class", VERSIONS, "version finder")
     match kind:
         case "modification":
-            pattern = pair.text("version.globPattern", "gobblin.retention.version.finder.pattern") or "*"
+            pattern = _glob_of(pair, "gobblin.retention.version.finder.pattern") or "*"
             return lambda dataset, now: _modified(dataset, pattern)
         case "datetime":
             dates = dates_of(pair)
-            where = pair.text("version.globPattern") or re.sub(r"[^/]+", "*", dates.pattern)
+            where = _glob_of(pair) or re.sub(r"[^/]+", "*", dates.pattern)
             said = doubts(dates, pair.text(*_ZONES) is not None)
             return lambda dataset, now: _dated(dataset, where, dates, said)
         case "lookback":
@@ -139,6 +139,16 @@ def path_finder(pair: Pair) -> Finder:
                 pair.own.find("version.finder.class"),
                 "finds partitions of Hive tables, not files",
             )
+
+
+def _glob_of(pair: Pair, *older: str) -> str | None:
+    pattern = pair.text("version.globPattern", *older)
+    try:
+        glob_regex(pattern or "")
+    except ValueError as error:
+        found = pair.own.find("version.globPattern")
+        raise pair.own.wrong("version.globPattern", found, f"is no glob: {error}") from error
+    return pattern
 
 
 def dates_of(pair: Pair) -> DatePattern:
