@@ -21,6 +21,7 @@ from benchmarks import (
     memory,
     replaying,
     scanning,
+    switching,
 )
 from benchmarks.measure import machine, record
 from replicator.cli.main import collect_rarely
@@ -29,6 +30,7 @@ BENCHMARKS = {
     "copy": copying.run, "bootstrap": bootstrapping.run, "load": loading.run, "decode": decoding.run,
     "memory": memory.run, "scan": scanning.run, "expire": expiring.run, "gateway": gatewaying.run,
     "keep": keeping.run, "replay": replaying.run, "follow": following.run,
+    "switch": switching.run,
 }  # fmt: skip
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
