@@ -211,7 +211,7 @@ def own_lines(own: Mapping[str, Any]) -> list[str]:
             ("own", f"{_counted(own)}, in {own['root']}"),
             ("table", shortened(_lost_table(each) for each in own["tables"])),
             ("unknown", f"nothing tells where these were: {', '.join(own['unknown'])}" if own["unknown"] else None),
-            ("held", f"by {own['hold']}: `replicator cm release {own['hold']}` lets go" if own["hold"] else None),
+            ("held", f"as at event {own['event']} by {own['hold']}" if own["hold"] else None),
         ]
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ from cmroot.lease import Lease
 from cmroot.log import segments
 from cmroot.pins import Hold, hold, iso, read_pins
 from cmroot.waiting import patiently
+from replicator.dump.layout import Point
 from replicator.dump.points import resolve_until
 from replicator.errors import ObjectNotFound, Refused
 from replicator.events.capture import capture
@@ -212,9 +213,12 @@ class _Failback:
                 SETTLE,
             )  # fmt: skip
         found, unknown = self._counted(way)
-        report = {**found.as_json(), "unknown": unknown, "root": way.target_root.place, "hold": ""}
+        end = resolve_until(segments(way.target_root.place), None)
+        report = {
+            **found.as_json(), "unknown": unknown, "root": way.target_root.place, "event": end.event, "hold": "",
+        }  # fmt: skip
         if report["changes"] or unknown:
-            report["hold"] = self._hold(way)
+            report["hold"] = self._hold(way, end)
         return report
 
     def own_so_far(self) -> Details:
@@ -224,7 +228,7 @@ class _Failback:
         log = segments(way.target_root.place)
         if log:
             found.announced(way.target.next_events(resolve_until(log, None).event, READ))
-        return {**found.as_json(), "unknown": unknown, "root": way.target_root.place, "hold": ""}
+        return {**found.as_json(), "unknown": unknown, "root": way.target_root.place, "event": None, "hold": ""}
 
     def _counted(self, way: Way) -> tuple[Unreplicated, list[str]]:
         """What is after the failover's checkpoints; and the databases for which none is known."""
@@ -252,13 +256,12 @@ class _Failback:
         """The pairs by the old side's names, as patterns are."""
         return [Pair(pair.replica, pair.name, pair.known_as, pair.there, pair.here) for pair in way.matching]
 
-    def _hold(self, way: Way) -> str:
+    def _hold(self, way: Way, end: Point) -> str:
         """Nothing of the old side as it came back may be expired until somebody releases it. Safe to run twice."""
         turn = self.kept.memory.unfinished_turn()
         assert turn is not None
         name, root = f"failback-{turn.id}", way.target_root.place
         if name not in [each.name for each in read_pins(root).holds]:
-            end = resolve_until(segments(root), None)
             reason = f"changes of {way.target.uri} that were never replicated, before the failback of {turn.started}"
             hold(root, Hold(name, end.position, end.event, iso(self.sides.clock()), reason))
         return name

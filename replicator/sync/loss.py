@@ -253,4 +253,4 @@ def _unknown(report: Loss, memory: Memory, now: float) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
