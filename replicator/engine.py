@@ -254,6 +254,27 @@ def hive_settings(uri: str, warehouse: str) -> dict[str, str]:
     }
 
 
+def counted(frame: Any, patience: float = 60.0) -> tuple[Any, Callable[[], int]]:
+    """The same DataFrame, and what tells how many rows it had, once it has been written. That raises Error when Spark
+    does not say so within `patience` seconds of the end."""
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import count, lit
+
+    observation = Observation()
+    watched = frame.observe(observation, count(lit(1)).alias("rows"))
+
+    def rows() -> int:
+        found: list[int] = []
+        waiting = threading.Thread(target=lambda: found.append(int(observation.get["rows"])), daemon=True)
+        waiting.start()
+        waiting.join(patience)
+        if not found:
+            raise Error("Spark did not say how many rows it wrote", hint="run the same command again")
+        return found[0]
+
+    return watched, rows
+
+
 def _forget_dead_gateway() -> None:
     """pyspark keeps the process of its first context for later ones, also when it is gone."""
     from pyspark import SparkContext

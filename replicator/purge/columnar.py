@@ -24,11 +24,15 @@ Counts = tuple[int, int]
 
 
 def rewrite_parquet(
-    source: BinaryIO, target: AbstractContextManager[BinaryIO], field: tuple[str, ...], keys: pa.Array
+    source: BinaryIO,
+    target: AbstractContextManager[BinaryIO],
+    field: tuple[str, ...],
+    keys: pa.Array,
+    padded: bool = False,
 ) -> Counts:
     """Copies a file but for the rows whose field is one of `keys`; null fields stay. Codec of each column,
     dictionaries, size of row groups, physical types of times and decimals, sorting, and the footer's own keys are the
-    source's."""
+    source's. padded: blanks at the end of a text do not count."""
     file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
     metadata = file.metadata
     path = _path(file.schema_arrow, field)
@@ -40,7 +44,7 @@ def rewrite_parquet(
     most = max(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
     with target as out, pq.ParquetWriter(out, file.schema_arrow, **_as_written(file)) as writer:
         for batch in file.iter_batches(BATCH):
-            kept, left_out = _without(batch, path, wanted)
+            kept, left_out = _without(batch, path, wanted, padded)
             rows, dropped = rows + batch.num_rows, dropped + left_out
             if kept.num_rows:
                 writer.write_batch(kept, row_group_size=max(1, most))
@@ -85,7 +89,11 @@ def _is_time(column: Any) -> bool:
 
 
 def rewrite_orc(
-    source: BinaryIO, target: AbstractContextManager[BinaryIO], field: tuple[str, ...], keys: pa.Array
+    source: BinaryIO,
+    target: AbstractContextManager[BinaryIO],
+    field: tuple[str, ...],
+    keys: pa.Array,
+    padded: bool = False,
 ) -> Counts:
     """The same for ORC, stripe by stripe."""
     from pyarrow import orc
@@ -109,7 +117,7 @@ def rewrite_orc(
         written = False
         for stripe in range(file.nstripes):
             batch = file.read_stripe(stripe)
-            kept, left_out = _without(batch, path, wanted)
+            kept, left_out = _without(batch, path, wanted, padded)
             rows, dropped = rows + batch.num_rows, dropped + left_out
             if kept.num_rows:
                 writer.write(pa.Table.from_batches([kept]))
@@ -170,10 +178,12 @@ def _as_type(keys: pa.Array, type_: pa.DataType) -> pa.Array:
         raise Unsupported(f"a column of {type_} cannot be compared with ids of {keys.type}") from error
 
 
-def _without(batch: pa.RecordBatch, path: tuple[str, ...], keys: pa.Array) -> tuple[pa.RecordBatch, int]:
+def _without(batch: pa.RecordBatch, path: tuple[str, ...], keys: pa.Array, padded: bool) -> tuple[pa.RecordBatch, int]:
     column: Any = batch.column(batch.schema.get_field_index(path[0]))
     for name in path[1:]:
         column = pc.struct_field(column, name)
+    if padded:
+        column = pc.utf8_rtrim(column, characters=" ")
     matches = pc.is_in(column, value_set=keys)
     count = int(pc.sum(matches).as_py() or 0)
     return (batch.filter(pc.invert(matches)) if count else batch), count

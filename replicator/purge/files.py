@@ -104,13 +104,13 @@ def _copy(work: FileWork) -> None:
 
 def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
     keys = read_keys(task.found, work.uri)
-    target = _writing(work.target)
+    target, padded = _writing(work.target), task.format.type.startswith("char")
     with store_for(work.source).open_read(work.source) as source:
         match task.format.kind:
             case "parquet":
-                rows, dropped = rewrite_parquet(source, target, task.format.field, keys)
+                rows, dropped = rewrite_parquet(source, target, task.format.field, keys, padded)
             case "orc":
-                rows, dropped = rewrite_orc(source, target, task.format.field, keys)
+                rows, dropped = rewrite_orc(source, target, task.format.field, keys, padded)
             case _:
                 rows, dropped = rewrite_lines(work.name, source, target, task.format, keys)
     if dropped != work.matched:

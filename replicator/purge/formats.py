@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from replicator.model import Storage, Table
+from replicator.purge.onboarding import data_columns
 
 Kind = Literal["parquet", "orc", "text", "csv", "json", "spark"]
 
@@ -53,6 +54,8 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
         if kind is None:
             raise Unsupported(f"files of Spark's source {provider!r} cannot be rewritten")
         options = {key.lower(): value for key, value in serde.items()}
+        if kind == "orc" and _has_times(table):
+            kind = _by_spark(storage, field, "ORC with timestamps")
         if kind == "csv":
             return _spark_csv(table, storage, field, type_, options)
         if kind == "json" and options.get("multiline", "").lower() == "true":
@@ -66,8 +69,11 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
         raise Unsupported(f"files of {storage.serde.library} cannot be rewritten")
     if kind in ("text", "csv", "json") and storage.input_format != _TEXT_INPUT:
         kind = "spark"  # rows in sequence files
-    if kind == "spark" and (storage.buckets > 0 or len(field) > 1):
-        raise Unsupported(f"bucketed files and nested ids of {storage.serde.library} cannot be rewritten")
+    if kind == "orc" and _has_times(table):
+        kind = _by_spark(storage, field, "ORC with timestamps")
+    if kind == "spark":
+        _by_spark(storage, field, f"files of {storage.serde.library}")
+        return FileFormat(kind, field=field, type=type_)
     index = _index(table, storage, field)
     if kind == "text":
         if len(field) > 1:
@@ -100,9 +106,22 @@ def _spark_csv(
     )  # fmt: skip
 
 
+def _has_times(table: Table) -> bool:
+    """What an ORC file's timestamp means depends on its writer's time zone, which only Spark's own writer keeps."""
+    return any("timestamp" in column.type.lower() for column in data_columns(table))
+
+
+def _by_spark(storage: Storage, field: tuple[str, ...], what: str) -> Kind:
+    if storage.buckets > 0 or storage.skew is not None:
+        raise Unsupported(f"{what} in buckets cannot be rewritten")
+    if len(field) > 1:
+        raise Unsupported(f"{what} with ids in a struct cannot be rewritten")
+    return "spark"
+
+
 def _index(table: Table, storage: Storage, field: tuple[str, ...]) -> int:
     """Of the column in the files: a partition may have other columns than its table, by position."""
-    for columns in (storage.columns, table.storage.columns if table.storage else ()):
+    for columns in (storage.columns, data_columns(table)):
         for index, column in enumerate(columns):
             if column.name.lower() == field[0]:
                 return index

@@ -24,6 +24,8 @@ LISTED = 1000
 the smallest and the largest are."""
 
 _VIEW = "replicator_purge_ids"
+KEYS = _VIEW + "_keys"
+"""The view of the ids as the type of the column that was searched last."""
 
 
 class LossyIds(Exception):
@@ -102,17 +104,22 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
     if example := lost.limit(1).collect():
         raise LossyIds(f"{lost.count():,} of {ids.count:,} ids, such as {example[0][0]!r}, are no {type_}")
     keys = keys.selectExpr("key")
-    keys.createOrReplaceTempView(_VIEW + "_keys")
-    column = "t." + ".".join(f"`{part}`" for part in onboarded.field)
-    column = f"rtrim({column})" if onboarded.type.startswith("char") else column
+    keys.createOrReplaceTempView(KEYS)
+    column = key_column(onboarded)
     table = f"`{onboarded.table.db}`.`{onboarded.table.name}`"
     session.sql(f"REFRESH TABLE {table}")
     query = (
         f"SELECT m.file, m.key, count(*) AS rows FROM (SELECT input_file_name() AS file, {column} AS key FROM {table} t"
         f" WHERE {column} IS NOT NULL AND {_bounds(keys, ids.count, column, type_)}) m"
-        f" LEFT SEMI JOIN {_VIEW}_keys i ON m.key = i.key GROUP BY m.file, m.key"
+        f" LEFT SEMI JOIN {KEYS} i ON m.key = i.key GROUP BY m.file, m.key"
     )
     return Search(session.sql(query))
+
+
+def key_column(onboarded: Onboarded) -> str:
+    """Of the table `t`."""
+    column = "t." + ".".join(f"`{part}`" for part in onboarded.field)
+    return f"rtrim({column})" if onboarded.type.startswith("char") else column
 
 
 def _comparable(type_: str) -> str:
@@ -123,12 +130,12 @@ def _bounds(keys: Any, count: int, column: str, type_: str) -> str:
     """A condition that all wanted rows meet, of literals, as only those reach the files' statistics."""
     if count <= LISTED:
         texts = [row[0] for row in keys.selectExpr("cast(key AS string)").collect()]
-        return f"{column} IN ({', '.join(_literal(text, type_) for text in texts)})"
+        return f"{column} IN ({', '.join(literal(text, type_) for text in texts)})"
     least, most = keys.selectExpr("cast(min(key) AS string)", "cast(max(key) AS string)").collect()[0]
-    return f"{column} BETWEEN {_literal(least, type_)} AND {_literal(most, type_)}"
+    return f"{column} BETWEEN {literal(least, type_)} AND {literal(most, type_)}"
 
 
-def _literal(text: str, type_: str) -> str:
+def literal(text: str, type_: str) -> str:
     """Any text, whatever letters it has."""
     return f"CAST(decode(unhex('{text.encode().hex()}'), 'UTF-8') AS {type_})"
 

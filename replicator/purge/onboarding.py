@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from replicator.errors import UsageError
-from replicator.model import Table
+from replicator.model import Column, Table
 
 DESCRIPTOR = "dataset.descriptor"
 FIELD_PATH = "gobblin.compliance.dataset.descriptor.fieldPath"
@@ -105,11 +105,10 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | Gap:
     except ValueError as error:
         return Gap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
     parts = tuple(part for part in field.lower().split(".") if part)
-    assert table.storage is not None
     for key in table.partition_keys:
         if parts[:1] == (key.name.lower(),):
             return Gap(name, f"{field} is a partition key: drop its partitions instead", invalid=True)
-    columns = {column.name.lower(): column.type for column in table.storage.columns}
+    columns = {column.name.lower(): column.type for column in data_columns(table)}
     if not parts or parts[0] not in columns:
         return Gap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
     try:
@@ -167,6 +166,42 @@ def _only(value: Any) -> str:
     if len(found) != 1:
         raise ValueError(f"it has {len(found)} texts, and nobody says which is the column: set {FIELD_PATH}")
     return found[0]
+
+
+def data_columns(table: Table) -> tuple[Column, ...]:
+    """The columns in a table's files. Spark keeps those of its own kinds of tables in the properties; where Hive cannot
+    read the files, the metastore's columns say nothing."""
+    own = table.storage.columns if table.storage else ()
+    if table.parameters.get("spark.sql.sources.provider", "hive").lower() == "hive":
+        return own
+    text = table.parameters.get("spark.sql.sources.schema") or "".join(
+        table.parameters.get(f"spark.sql.sources.schema.part.{number}", "")
+        for number in range(int(table.parameters.get("spark.sql.sources.schema.numParts", "0")))
+    )
+    if not text:
+        return own
+    keys = {key.name.lower() for key in table.partition_keys}
+    fields = msgspec.json.decode(text)["fields"]
+    return tuple(
+        Column(field["name"], _hive_type(field["type"])) for field in fields if field["name"].lower() not in keys
+    )
+
+
+_SPARK_TYPES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
+
+
+def _hive_type(type_: Any) -> str:
+    if isinstance(type_, str):
+        return _SPARK_TYPES.get(type_, type_)
+    match type_["type"]:
+        case "struct":
+            inner = (f"{field['name']}:{_hive_type(field['type'])}" for field in type_["fields"])
+            return f"struct<{','.join(inner)}>"
+        case "array":
+            return f"array<{_hive_type(type_['elementType'])}>"
+        case "map":
+            return f"map<{_hive_type(type_['keyType'])},{_hive_type(type_['valueType'])}>"
+    return str(type_["type"])
 
 
 def type_at(type_: str, path: tuple[str, ...]) -> str:

@@ -1,0 +1,63 @@
+"""A metastore with the one Spark session of the test process, which makes tables and purges them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from cmroot.root import ChangeRoot, create_or_open
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine, hive_settings
+from replicator.metastore.embedded import Running
+from replicator.metastore.java import find_java, spark_environment
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.progress import Silent
+from replicator.purge.options import PurgeOptions
+from replicator.purge.run import Purged, purge
+
+DESCRIPTOR = """'dataset.descriptor'='{"privacy": {"column": "id"}}'"""
+
+
+class Warehouse:
+    """A metastore, and the one Spark session that makes its tables and purges them."""
+
+    def __init__(self, running: Running, home: Path) -> None:
+        self.running, self.home = running, home
+        self.metastore: ThriftMetastore = connect(running.uri)
+        self.engines = AutoEngine(
+            LocalEngine(2), SparkEngine("local[2]", {"spark.sql.shuffle.partitions": "2"}, _java), "auto"
+        )
+        self.session: Any = self.engines.session(hive_settings(running.uri, str(running.warehouse)))
+        self.session.conf.set("hive.exec.dynamic.partition.mode", "nonstrict")
+
+    @property
+    def ids(self) -> str:
+        """A table of ids: 0, 10, ... 90."""
+        if not self.session.catalog.tableExists("ids.gone"):
+            self.sql("CREATE DATABASE ids", "CREATE TABLE ids.gone AS SELECT id AS member FROM range(0, 100, 10)")
+        return "ids.gone:member"
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        """All of them, in an order."""
+        return sorted(self.sql(f"REFRESH TABLE {table}", f"SELECT * FROM {table}"), key=str)
+
+    def sql(self, *statements: str) -> list[tuple[Any, ...]]:
+        rows: list[Any] = []
+        for statement in statements:
+            rows = self.session.sql(statement).collect()
+        return [tuple(row) for row in rows]
+
+    def root(self, name: str) -> ChangeRoot:
+        return create_or_open(str(self.home / name))
+
+    def purge(self, root: ChangeRoot, ids: str, whitelist: str, **options: Any) -> Purged:
+        asked = PurgeOptions(ids, whitelist, options.pop("field_path", "privacy.column"), **options.pop("more", {}))
+        return purge(self.metastore, root, asked, engines=self.engines, progress=Silent(), **options)
+
+    def close(self) -> None:
+        self.engines.stop()
+        self.metastore.close()
+
+
+def _java() -> dict[str, str]:
+    return spark_environment(find_java(os.environ))
