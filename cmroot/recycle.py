@@ -92,6 +92,7 @@ def recycle(root: str, path: str, known: Kept | None = None, *, record: Record =
 
 def recycle_tree(root: str, directory: str, *, record: Record = forget) -> list[Recycled]:
     """Move every file below a directory into the root and remove the directory; [] when it is gone. Record: see there.
+    A single file is moved like a directory of one.
 
     Symbolic links are removed and not followed; hidden files and directories (`.x.crc`, `.hive-staging...`) are removed
     and not kept. On one device the whole directory is protected by a single rename, with whatever is written into it
@@ -227,15 +228,19 @@ def _is_linked(root: str, path: str, known: Kept) -> bool:
 
 
 def _recycle_each(root: str, directory: str, record: Record) -> list[Recycled]:
-    """Across devices and stores: file by file, then what is left of the directory."""
+    """Across devices and stores: file by file, then what is left of the directory. A file by itself is one, too."""
     if is_local(directory):
         directory = local_path(directory)
+        if os.path.isfile(directory) and not os.path.islink(directory):
+            return [Recycled(directory, recycle(root, directory, record=record))]
         paths = files_below(directory) if os.path.isdir(directory) else []
         recycled = [Recycled(path, recycle(root, path, record=record)) for path in paths]
         if os.path.isdir(directory):
             remove_emptied(directory)
         return recycled
     store = store_for(directory)
+    if not store.find(directory) and store.exists(directory):
+        return [Recycled(directory, recycle(root, directory, record=record))]
     names = [name for name in store.find(directory) if not any(hidden(part) for part in name.split("/"))]
     recycled = []
     for path in (join(directory, name) for name in names):

@@ -364,6 +364,18 @@ def test_recycling_between_real_devices_copies_checks_and_removes(local_root: st
     recycled = recycle_tree(local_root, str(table))
     assert [one.path for one in recycled] == [str(table / "p=1/f")] and not table.exists()
     assert is_kept(local_root, recycled[0].kept.checksum, 300_000)
+    table.write_bytes(b"1")
+    assert [one.path for one in recycle_tree(local_root, str(table))] == [str(table)] and not table.exists()
+
+
+def test_a_single_file_is_recycled_like_a_directory_of_one(place: str, tmp_path: Path) -> None:
+    root = create_or_open(join(place, "root")).place
+    for path in (str(tmp_path / "f"), "memory://single/f", "memory://single/.f"):
+        store_for(path).write_bytes(path, path.encode())
+        (recycled,) = recycle_tree(root, path)
+        assert (recycled.path, store_for(path).exists(path)) == (path, False)
+        assert is_kept(root, recycled.kept.checksum, len(path))
+        assert recycle_tree(root, path) == []
 
 
 def test_a_sweep_of_an_empty_or_missing_incoming_does_nothing(place: str) -> None:
