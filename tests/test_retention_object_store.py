@@ -1,0 +1,83 @@
+"""Retention on an object store: a real S3 endpoint, with the guide's configuration unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import gobblin_examples as examples
+import pytest
+
+from cmroot.root import create_or_open
+from replicator.cli.main import run as command
+
+s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+server = pytest.importorskip("moto.server", reason="moto is not installed")
+
+
+@pytest.fixture(scope="module")
+def lake() -> Iterator[Any]:
+    """A filesystem with the bucket `lake`."""
+    running = server.ThreadedMotoServer(port=0)
+    running.start()
+    host, port = running.get_host_and_port()
+    before = dict(os.environ)
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    filesystem = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+    filesystem.mkdir("lake")
+    yield filesystem
+    os.environ.clear()
+    os.environ.update(before)
+    running.stop()
+
+
+def run(config: Path, text: str, capsys: pytest.CaptureFixture[str], *more: str, code: int = 0) -> dict[str, Any]:
+    config.write_text(text)
+    arguments = ["retention", "run", str(config), "--cmroot", "s3a://lake/cm", "--no-metastore", "--root", "s3a://lake"]
+    create_or_open("s3a://lake/cm")
+    found = command([*arguments, *more, "--json"])
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found == code, json.dumps(answer, indent=1)
+    return answer
+
+
+def test_dated_versions_of_a_bucket_go_to_cmroot_and_come_back(
+    lake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = datetime.now(ZoneInfo("America/Los_Angeles"))
+    old, new = (f"{now - timedelta(days=age):%Y/%m/%d}" for age in (9, 1))
+    for day in (old, new):
+        for name in ("part-0", "deep/part-1"):
+            lake.pipe(f"lake/user/gobblin/data/event/daily/{day}/{name}", f"{day} {name}".encode())
+    before = set(lake.find("lake/user"))
+    plan = run(tmp_path / "job.conf", examples.SEVERAL_KINDS, capsys, "--dry-run")
+    assert [(item["files"], item["bytes"]) for item in plan["items"]] == [(2, 17 + 22)]
+    done = run(tmp_path / "job.conf", examples.SEVERAL_KINDS, capsys)
+    assert (done["removed"], done["files"]) == (1, 2)
+    assert set(lake.find("lake/user")) == {name for name in before if new in name}
+    assert command(["audit", "restore", "--cmroot", "s3a://lake/cm", "--run", done["run"]]) == 0
+    assert set(lake.find("lake/user")) == before
+
+
+def test_single_objects_are_versions_and_directories_have_no_time(
+    lake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "sub/c"):
+        lake.pipe(f"lake/files/set/{name}", b"1")
+    config = (
+        'gobblin.retention { dataset { pattern = "/files/*", finder.class = GlobCleanableDatasetFinder }\n'
+        "version.finder.class = %s\n"
+        "selection { policy.class = NewestKSelectionPolicy, newestK.versionsNotSelected = 1 } }"
+    )
+    failed = run(tmp_path / "job.conf", config % "GlobModTimeDatasetVersionFinder", capsys, code=3)
+    assert "keeps no modification time of a directory" in failed["failed"][0]["why"]
+    done = run(tmp_path / "job.conf", config % "FileLevelTimestampVersionFinder", capsys)
+    assert done["removed"] == 2 and len(lake.find("lake/files")) == 1
