@@ -303,7 +303,8 @@ def test_a_database_of_the_target_that_is_not_ours_is_told(scene: Scene, tmp_pat
         plain.create()
         assert scene.finding("replicas").health == "ok"  # empty
         plain.table("t", {"theirs": "1"})
-        assert scene.finding("replicas").health == "warning"
+        found = scene.finding("replicas")
+        assert found.health == "warning" and "--adopt" in found.hint
 
 
 def test_a_replica_of_another_root_is_critical(scene: Scene) -> None:

@@ -300,3 +300,33 @@ def test_what_a_policy_remembers_may_be_lost(pair: Replication) -> None:
     assert (run.kind, run.files_copied) == ("incremental", 1)
     assert not pair.replica("b").exists()
     pair.is_same()
+
+
+def test_an_edited_rename_makes_the_old_replica_one_that_left(pair: Replication) -> None:
+    name = f"{pair.name}_a"
+    pair.sync()
+    pair.keys["rename_db"] = {name: f"{pair.name}_x"}
+    run = pair.sync()
+    assert run.bootstrapped == {name: "`rename_db` gives it another name on the target"}
+    assert run.left == [name] and pair.replica("a").exists() and pair.replica("x").exists()
+    assert pair.sync().left == [name]  # not forgotten
+    (scope,) = [f for f in command("--config", str(pair.config()), "check", pair.name).said["findings"]
+                if f["name"] == "scope"]  # fmt: skip
+    assert f"{name} as {name}" in scope["text"]
+    run = pair.sync(drop_left=True)
+    assert (run.dropped, run.files_removed) == ([name], 1) and not pair.replica("a").exists()
+    assert pair.sync(drop_left=True).left == []
+    assert pair.replica("x").shown() == pair.db("a").shown()
+
+
+def test_names_that_two_databases_exchange_on_the_target_are_not_mixed_up(pair: Replication) -> None:
+    a, b = f"{pair.name}_a", f"{pair.name}_b"
+    pair.db("b").table("u", {"other": "2"})
+    pair.sync()
+    pair.keys["rename_db"] = {a: b, b: a}
+    pair.db("a").write("t", {"second": "2"})
+    run = pair.sync()
+    assert set(run.bootstrapped) == {a, b} and run.left == []
+    assert pair.replica("b").shown() == pair.db("a").shown() and set(pair.db("a").shown()) == {"t"}
+    assert pair.replica("a").shown() == pair.db("b").shown()
+    assert pair.sync().status == "nothing"

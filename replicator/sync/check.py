@@ -26,7 +26,7 @@ from replicator.sync.checks.finding import Finding, Health, worst
 from replicator.sync.checks.places import Probed, Room, told
 from replicator.sync.memory import History, Memory
 from replicator.sync.status import Status, status
-from replicator.sync.way import Pair, runs_backwards, survey
+from replicator.sync.way import Pair, former_replicas, runs_backwards, survey
 
 SAMPLE = 200  # tables of a database whose locations are looked at
 RUNS = 20  # of the history, newest first
@@ -144,7 +144,8 @@ class _Check:
             return None
         way = _way(self.policy, source, target, pairs)
         if not way.backwards:  # else what left is looked for at the other side
-            self._look("databases", lambda: standing.judge_databases(self.policy, pairs))
+            former = former_replicas(self.policy, target, remembered, pairs)
+            self._look("databases", lambda: standing.judge_databases(self.policy, pairs, former))
             self._look("partitions", lambda: standing.judge_filters(self.policy, source))
         self._look("roles", lambda: standing.judge_roles(pairs))
         return way

@@ -92,12 +92,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy's last run replicated: database at the source -> at the target, and the patterns that its tables
-    match. `external`: "metadata" where only the metadata of external tables is. `recorded`: when (ISO 8601)."""
+    match. `former`: replica -> source's name, under names that `rename_db` gave once, and that are still there.
+    `external`: "metadata" where only the metadata of external tables is. `recorded`: when (ISO 8601)."""
 
     databases: dict[str, str]
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     partitions: dict[str, str] = {}
+    former: dict[str, str] = {}
     external: str = ""
     recorded: str
 

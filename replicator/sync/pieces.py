@@ -7,7 +7,7 @@ that the policy's slot never passes a database that is behind it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replicator.sync.repair import REPAIR
@@ -44,10 +44,11 @@ class Work:
 
 
 def decide(
-    pairs: Sequence[Pair], *, root_id: str, first: int, end: int, remembered: Sequence[str], rescoped: bool
+    pairs: Sequence[Pair], *, root_id: str, first: int, end: int, remembered: Mapping[str, str], rescoped: bool
 ) -> Work:
     """`first`, `end`: the positions that the captured log reaches from and to. remembered: databases (by the policy's
-    names) that the last run had. rescoped: the patterns for tables are others than the last run's."""
+    names) that the last run had, and what they were called on the target. rescoped: the patterns for tables are others
+    than the last run's."""
     work = Work(rescoped=rescoped)
     bootstraps: dict[str, list[str]] = {}
     groups: dict[int, list[str]] = {}
@@ -57,14 +58,17 @@ def decide(
             if ours:
                 work.left.append(pair)
             continue
+        known = remembered.get(pair.known_as)
+        renamed = known is not None and known != _policys_name(pair)
         usable = ours and pair.position is not None and first <= pair.position <= end and not _half_done(pair, end)
+        usable = usable and not renamed  # what has its name now was another's replica, or was left long ago
         if pair.here is None:
             if usable and pair.position != end:
                 groups.setdefault(pair.position or 0, []).append(pair.name)
             elif ours:
                 work.lost.append(pair)
         elif not usable or rescoped:
-            why = _why(pair, ours=ours, known=pair.known_as in remembered, rescoped=usable and rescoped)
+            why = _why(pair, ours=ours, known=known is not None, rescoped=usable and rescoped, renamed=renamed)
             bootstraps.setdefault(why, []).append(pair.name)
         elif pair.position == end:
             work.current.append(pair.name)
@@ -80,7 +84,14 @@ def _half_done(pair: Pair, end: int) -> bool:
     return bool(pair.loading) and (pair.position == end or pair.loading.startswith(REPAIR))
 
 
-def _why(pair: Pair, *, ours: bool, known: bool, rescoped: bool) -> str:
+def _policys_name(pair: Pair) -> str:
+    """What the policy calls it on its target, whichever way it runs."""
+    return pair.replica if pair.name == pair.known_as else pair.name
+
+
+def _why(pair: Pair, *, ours: bool, known: bool, rescoped: bool, renamed: bool) -> str:
+    if renamed:
+        return "`rename_db` gives it another name on the target"
     if rescoped:
         return "the policy's patterns changed"
     if pair.there is None:

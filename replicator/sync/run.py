@@ -41,7 +41,8 @@ class SyncRun:
     `warnings` says what). `to_event`, `position`: how far the target is, all databases. Counts are those of its loads.
     `bootstrapped`: databases that were dumped whole, and why. `left`: replicas of what the policy does not name any
     more, which stay without consent; `dropped`: those that went. `compared`: what was verified after it, or beside it
-    since the run before; None: nothing was. `steps`: seconds by name."""
+    since the run before; None: nothing was. `steps`: seconds by name; scan_seconds,
+    compare_seconds: of its capture, as in `Captured`."""
 
     policy: str
     status: str = "nothing"
@@ -72,6 +73,8 @@ class SyncRun:
     lag_seconds: float | None = None
     compared: Compared | None = None
     steps: dict[str, float] = field(default_factory=dict)
+    scan_seconds: float = 0.0
+    compare_seconds: float = 0.0
     seconds: float = 0.0
 
     __str__ = json_text
@@ -153,6 +156,7 @@ def run_once(
         way = _finish(steps, report, lambda: look(policy, source, target, remembered, others))
         with report.timed("capture"):
             captured = steps.capture()
+            report.scan_seconds, report.compare_seconds = captured.scan_seconds, captured.compare_seconds
             report.captured, report.missing_directories = captured.records, captured.missing_directories
         work = steps.decide(remembered)
         lease.check()
@@ -247,7 +251,7 @@ def _dump_and_load(steps: Steps, piece: Piece, epochs: dict[str, int], report: S
 def leavings(steps: Steps, work: Work) -> list[Leaving]:
     """What left the policy's scope, as it would be dropped; raises Refused for what roles protect."""
     way = steps.way
-    gone = [*work.left, *work.lost]
+    gone = [*work.left, *work.lost, *way.renamed]
     found = [plan_database(way.target, pair.replica, way.root.id) for pair in gone]
     if work.rescoped or steps.options.drop_left:
         for pair in way.matching:
@@ -319,14 +323,16 @@ def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
 def remember_scope(
     memory: Memory, way: Way, work: Work, before: RememberedScope | None, report: SyncRun, clock: Callable[[], float]
 ) -> None:  # fmt: skip
-    """What left stays remembered until it is dropped, as nothing else tells that it was the policy's."""
+    """What left stays remembered until it is dropped, as nothing else tells that it was the policy's. A name that was
+    given up is remembered once what has the new one is there, so a run that fails before that changes nothing."""
     now = scope_of(way, iso(clock()))
     staying = {pair.known_as: pair for pair in [*work.left, *work.lost] if pair.replica in report.left}
     databases = now.databases | {
         name: way.policy.target_name(name) if pair.matches else (before.databases[name] if before else pair.replica)
         for name, pair in staying.items()
     }
-    now = msgspec.structs.replace(now, databases=databases)
+    former = {pair.replica: pair.name for pair in way.renamed if pair.replica in report.left}
+    now = msgspec.structs.replace(now, databases=databases, former=former)
     if before is None or msgspec.structs.replace(now, recorded=before.recorded) != before:
         memory.write_scope(now)
 

@@ -130,7 +130,7 @@ class Steps:
         end = resolve_until(log, None).position
         work = decide(
             self.way.pairs, root_id=self.way.root.id, first=log[0].first, end=end,
-            remembered=list(remembered.databases) if remembered else [],
+            remembered=remembered.databases if remembered else {},
             rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.way, "")),
         )  # fmt: skip
         pieces = []

@@ -67,7 +67,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Way:
-    """A policy with a direction: `source` and `root` are those of the side that is replicated."""
+    """A policy with a direction: `source` and `root` are those of the side that is replicated. `renamed`: replicas
+    under names that `rename_db` gave once, and gives no more."""
 
     policy: Policy
     source: Metastore
@@ -76,6 +77,7 @@ class Way:
     target_root: ChangeRoot
     pairs: tuple[Pair, ...]
     reverse: bool = False
+    renamed: tuple[Pair, ...] = ()
 
     @property
     def matching(self) -> list[Pair]:
@@ -134,7 +136,9 @@ def find_way(
     root, target_root = create_or_open(policy.cmroot), create_or_open(policy.target_cmroot)
     backwards = runs_backwards([pair for pair in pairs if pair.matches]) if reverse is None else reverse
     if not backwards:
-        return Way(policy, source, target, root, target_root, tuple(pairs))
+        former = former_replicas(policy, target, remembered, pairs)
+        renamed = tuple(pair for pair in former if pair.made_from == root.id)
+        return Way(policy, source, target, root, target_root, tuple(pairs), renamed=renamed)
     turned = (Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs)
     return Way(policy, target, source, target_root, root, tuple(turned), reverse=True)
 
@@ -159,6 +163,22 @@ def survey(
             continue
         pairs.append(Pair(name, replica, name, *sides, matches=name in matching))
     return pairs
+
+
+def former_replicas(
+    policy: Policy, target: MetastoreReader, remembered: RememberedScope | None, pairs: Sequence[Pair]
+) -> list[Pair]:
+    """What the target still has under names that `rename_db` gave once, unless another database has the name now."""
+    if remembered is None:
+        return []
+    taken = {pair.replica for pair in pairs}
+    names = remembered.former | {replica: name for name, replica in remembered.databases.items()}
+    gone = {replica: name for replica, name in names.items() if replica not in taken}
+    there = target.database_names() if gone else []
+    return [
+        Pair(name, replica, name, None, target.database(replica), matches=False)
+        for replica, name in gone.items() if replica in there
+    ]  # fmt: skip
 
 
 def runs_backwards(pairs: Sequence[Pair]) -> bool:

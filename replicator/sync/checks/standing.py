@@ -26,7 +26,8 @@ NEAR = 0.75  # part of `max_lag` from which lag is a warning
 # The scope
 
 
-def judge_databases(policy: Policy, pairs: Sequence[Pair]) -> list[Finding]:
+def judge_databases(policy: Policy, pairs: Sequence[Pair], renamed: Sequence[Pair] = ()) -> list[Finding]:
+    """renamed: replicas under names that `rename_db` gives no more."""
     names = [pair.name for pair in pairs if pair.here is not None and pair.matches]
     if not names:
         return [
@@ -41,6 +42,7 @@ def judge_databases(policy: Policy, pairs: Sequence[Pair]) -> list[Finding]:
         hint = "mend `rename_db`, or drop the line"
         found.append(Finding("rename_db", "warning", f"not at the source: {_listed(missing)}", hint))
     left = [pair.name for pair in pairs if not pair.matches or pair.here is None]
+    left += [f"{pair.name} as {pair.replica}" for pair in renamed]
     if left:
         text = f"replicated before, and not in the policy or not at the source any more: {_listed(left)}"
         hint = "a plan shows what the next run would drop; it drops with consent only"
@@ -87,8 +89,8 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
         found.append(
             Finding(
                 "replicas", "warning", f"not made by replication, and not empty: {_listed(strange)}",
-                "the first run keeps what is equal and moves the rest to target_cmroot; if that is not meant, rename "
-                "with `rename_db`",
+                "`sync --adopt` takes them over: what is equal stays, the rest goes to target_cmroot; without it the "
+                "run is refused. If that is not meant, give other names with `rename_db`",
             )
         )  # fmt: skip
     return found or [Finding("replicas", "ok", "what is at the target is this policy's, or nothing")]
