@@ -23,7 +23,7 @@ from replicator.errors import ConfigError, LeaseHeld, MetastoreUnreachable
 from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
 from replicator.metastore.java import find_java, spark_environment
-from replicator.sync.follow import Followed, Pace, follow
+from replicator.sync.follow import Followed, Pace, Scan, follow
 from replicator.sync.run import SyncRun
 
 PATIENCE = 60.0
@@ -185,28 +185,39 @@ def test_failures_wait_twice_as_long_each_time_up_to_a_minute_and_a_success_forg
 def test_the_schedule_is_from_begin_to_begin_and_a_long_scan_is_made_less_often() -> None:
     turning = Turning(0)
     pace = Pace(timedelta(seconds=10), now=turning.clock, dice=lambda low, high: 1.0)
-    assert pace.begin()
-    turning.now += 4
-    pace.scanned(4)
-    assert pace.succeeded() == 6
+    assert pace.begin() is Scan.ALL
     turning.now += 6
-    assert not pace.begin()
-    turning.now += 10
-    assert pace.begin()
+    pace.scanned(Scan.ALL, SyncRun("p", scan_seconds=4, compare_seconds=2))
+    assert pace.succeeded() == 4
+    turning.now -= 6
+    found = []
+    for _ in range(5):
+        turning.now += 10
+        found.append(pace.begin())
+        pace.scanned(found[-1], SyncRun("p", scan_seconds=4, compare_seconds=2))
+    # Directories for a fifth of the time, tables for a twentieth.
+    assert found == [Scan.NOTHING, Scan.FILES, Scan.NOTHING, Scan.ALL, Scan.NOTHING]
+
+
+def test_a_bootstrap_which_lists_everything_does_not_put_the_next_scan_off() -> None:
+    pace = Pace(timedelta(seconds=10), now=lambda: 0.0)
+    pace.begin()
+    pace.scanned(Scan.ALL, SyncRun("p", scan_seconds=3600, bootstrapped={"a": "new"}))
+    assert pace.begin() is Scan.ALL
 
 
 def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_tried_again() -> None:
     turning, events = Turning(6), iter([7, 7, 7, 8, 8, 8])
-    made: list[bool] = []
+    made: list[Scan] = []
     errors: list[str] = []
 
-    def once(scan: bool) -> SyncRun:
+    def once(scan: Scan) -> SyncRun:
         made.append(scan)
         if len(made) == 2:
             raise LeaseHeld("another")
         if len(made) == 3:
             raise MetastoreUnreachable("gone")
-        return SyncRun("p", dumps=["d"], steps={"capture": 3.0})
+        return SyncRun("p", dumps=["d"], scan_seconds=3.0)
 
     total = Followed("p")
     follow(
@@ -214,13 +225,13 @@ def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_trie
         dice=lambda low, high: 1.0), stop=turning, engines=local_engine(), told=lambda run: None,
         failed=lambda error, wait: errors.append(type(error).__name__),
     )  # fmt: skip
-    assert made == [True, False, False, True]
+    assert made == [Scan.ALL, Scan.NOTHING, Scan.NOTHING, Scan.ALL]
     assert errors == ["LeaseHeld", "MetastoreUnreachable"]
     assert (total.rounds, total.skipped, total.failures, total.synced) == (2, 2, 2, 2)
 
 
 def test_what_trying_again_cannot_mend_ends_the_following() -> None:
-    def once(scan: bool) -> SyncRun:
+    def once(scan: Scan) -> SyncRun:
         raise ConfigError("wrong")
 
     with pytest.raises(ConfigError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from replicator.engine import AutoEngine
     from replicator.metastore.thrift import ThriftMetastore
     from replicator.policy import Policy
-    from replicator.sync.follow import Followed
+    from replicator.sync.follow import Followed, Scan
     from replicator.sync.memory import Compared
     from replicator.sync.run import Remembering, SyncRun
 
@@ -90,6 +90,7 @@ def sync(
       replicator sync west
       replicator sync west --follow --schedule 10s
     """
+    from replicator.sync.follow import Scan
     from replicator.sync.run import Remembering, sync_once
     from replicator.sync.steps import SyncOptions
 
@@ -97,8 +98,12 @@ def sync(
         work = opened(session, stack, policy, engine)
         remembering = Remembering(work.policy)
 
-        def run(scan: bool = True) -> SyncRun:
-            options = SyncOptions(adopt=adopt, drop_left=drop_left, scan=scan, deep=deep and scan, jobs=jobs)
+        def run(scan: Scan = Scan.ALL) -> SyncRun:
+            compare = scan is Scan.ALL
+            options = SyncOptions(
+                adopt=adopt, drop_left=drop_left, scan=scan is not Scan.NOTHING, compare=compare,
+                deep=deep and compare, jobs=jobs,
+            )  # fmt: skip
             return sync_once(
                 work.policy, work.source, work.target, engines=work.engines, progress=session.progress,
                 options=options, others=work.others, remembering=remembering,
@@ -154,7 +159,7 @@ def _compared_line(compared: Compared) -> str:
 
 
 def _follow(
-    session: Session, work: Opened, run: Callable[[bool], SyncRun], schedule: timedelta, remembering: Remembering,
+    session: Session, work: Opened, run: Callable[[Scan], SyncRun], schedule: timedelta, remembering: Remembering,
     as_json: bool,
 ) -> int:  # fmt: skip
     from replicator.sync.follow import Followed, Pace, follow

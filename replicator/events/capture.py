@@ -63,7 +63,8 @@ LIST_BATCH = 500  # objects of a listing task, at most
 @dataclass
 class Captured:
     """What a capture did. `through_event` and `position`: how far the captured log is; `keeper`: those used, such as
-    "link, version"; `unknown`: events kept unread;
+    "link, version"; `unknown`: events kept unread; scan_seconds, compare_seconds: what looking at directories took
+    (listing what changed in them included), and comparing tables with the metastore;
     `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
 
     root: str
@@ -80,20 +81,23 @@ class Captured:
     missing_directories: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    scan_seconds: float = 0.0
+    compare_seconds: float = 0.0
     status: str = "captured"
 
     __str__ = json_text
 
 
 def capture(
-    source: MetastoreReader, root: ChangeRoot, *, databases: Sequence[str] = (), scan: bool = True, deep: bool = False,
-    repair: bool = False, keeper: str = "auto", engine: AutoEngine, progress: Progress,
-    clock: Callable[[], float] = clocks.time,
+    source: MetastoreReader, root: ChangeRoot, *, databases: Sequence[str] = (), scan: bool = True,
+    compare: bool = True, deep: bool = False, repair: bool = False, keeper: str = "auto", engine: AutoEngine,
+    progress: Progress, clock: Callable[[], float] = clocks.time,
 ) -> Captured:  # fmt: skip
     """Brings the captured log up to now. May run again at any time, also after a crash.
 
     databases: captured from now on, beside those captured before (none at all: every database of the metastore).
-    scan: look for changes that left no event. deep: compare partitions one by one, too.
+    scan: look for changes that left no event, in directories and, with `compare`, in the metastore: databases,
+    functions and tables. deep: compare partitions one by one, too.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
     keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none. Raises KeepError
     when a store can keep nothing."""
@@ -106,9 +110,13 @@ def capture(
             try:
                 run.read(first=True, repair=repair)
                 run.walk_new(_wanted(source, manifest, databases))
+                if (scan and compare) or run.holed:
+                    run.compare(deep=deep or run.holed)
+                looked = clocks.monotonic()
                 if scan or run.holed:
-                    run.scan(deep=deep or run.holed)
+                    run.scan()
                 run.settle()
+                run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
                 report = run.publish()
             except BaseException:
                 run.abandon()
@@ -279,10 +287,10 @@ class _Run:
                     self._observe(change)
                     advance(len(change.partitions) if isinstance(change, AddPartitions) else 1)
 
-    def scan(self, *, deep: bool) -> None:
-        """Compares captured databases with the metastore, and recorded directories with the store.
-
-        Differences of tables that events arrived for meanwhile are left to those events."""
+    def compare(self, *, deep: bool) -> None:
+        """Compares captured databases with the metastore. Differences of tables that events arrived for meanwhile are
+        left to those events."""
+        began = clocks.monotonic()
         existing = set(self._source.database_names())
         fresh = {db for db in self._manifest.scope() if db in existing}
         for db in sorted(fresh):
@@ -297,6 +305,10 @@ class _Run:
                 for change in differences:
                     if touched_table(change) not in moving:
                         self._observe(change)
+        self.report.compare_seconds = round(clocks.monotonic() - began, 3)
+
+    def scan(self) -> None:
+        """Compares recorded directories with the store."""
         stale: set[tuple[int, int]] = set()
         for rows in self._manifest.directories():
             table_ids, partition_ids, *recorded = zip(*rows, strict=True)

@@ -12,6 +12,7 @@ import time as clocks
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 from typing import Protocol
 
 from replicator.engine import AutoEngine
@@ -23,7 +24,16 @@ from replicator.sync.verifying import Beside
 
 FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=1), timedelta(minutes=1)
 JITTER = 0.1  # of the schedule, each way: policies that were started together drift apart
-SCAN_SHARE = 5  # looking for changes without events may take one part in so many of the time
+SCAN_SHARE = 5  # looking at directories for changes without events may take one part in so many of the time
+COMPARE_SHARE = 20  # comparing every table with the metastore, where changes without events are rare
+
+
+class Scan(Enum):
+    """How far a round looks for changes that left no event."""
+
+    NOTHING = "nothing"
+    FILES = "files"
+    ALL = "all"
 
 
 class Stop(Protocol):
@@ -88,15 +98,21 @@ class Pace:
         self._schedule, self._now, self._dice = schedule.total_seconds(), now, dice
         self._failures = 0
         self._began = now()
-        self._next_scan = 0.0
+        self._next_scan = self._next_comparison = 0.0
 
-    def begin(self) -> bool:
-        """A round begins; whether it is to scan. A scan that takes long, in a large warehouse, is made less often."""
+    def begin(self) -> Scan:
+        """A round begins; how far it is to scan. What takes long, in a large warehouse, is made less often."""
         self._began = self._now()
-        return self._began >= self._next_scan
+        if self._began >= max(self._next_scan, self._next_comparison):
+            return Scan.ALL
+        return Scan.FILES if self._began >= self._next_scan else Scan.NOTHING
 
-    def scanned(self, seconds: float) -> None:
-        self._next_scan = self._began + SCAN_SHARE * seconds
+    def scanned(self, scan: Scan, run: SyncRun) -> None:
+        """A first capture lists everything, which says nothing of what later scans take."""
+        if scan is not Scan.NOTHING and not run.bootstrapped:
+            self._next_scan = self._began + SCAN_SHARE * run.scan_seconds
+        if scan is Scan.ALL:
+            self._next_comparison = self._began + COMPARE_SHARE * run.compare_seconds
 
     def succeeded(self) -> float:
         """Seconds to wait: what the schedule, from one begin to the next, leaves."""
@@ -113,7 +129,7 @@ class Pace:
 
 
 def follow(
-    total: Followed, once: Callable[[bool], SyncRun], newest_event: Callable[[bool], int], *, pace: Pace, stop: Stop,
+    total: Followed, once: Callable[[Scan], SyncRun], newest_event: Callable[[bool], int], *, pace: Pace, stop: Stop,
     engines: AutoEngine, told: Callable[[SyncRun], None], failed: Callable[[Exception, float], None],
     beside: Beside | None = None,
 ) -> None:  # fmt: skip
@@ -129,15 +145,14 @@ def follow(
         try:
             scan = pace.begin()
             newest = newest_event(reverse)
-            if not scan and newest == seen and not (beside and beside.has_news):
+            if scan is Scan.NOTHING and newest == seen and not (beside and beside.has_news):
                 total.skipped += 1
             else:
                 run = once(scan)
                 total.add(run)
                 reverse = run.reverse
                 seen = newest  # of before the run: what came meanwhile is looked for at once
-                if scan:
-                    pace.scanned(run.steps.get("capture", 0.0))
+                pace.scanned(scan, run)
                 if run.moved or (run.compared and run.compared.differing):
                     told(run)
             wait = pace.succeeded()

@@ -22,14 +22,15 @@ from replicator.dump.points import point_at, resolve_until
 from replicator.dump.reader import DumpReader
 from replicator.dump.slots import BOOTSTRAP
 from replicator.engine import AutoEngine
-from replicator.errors import BootstrapNeeded, ConfigError, Error, ObjectNotFound
+from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
 from replicator.events.capture import Captured, capture
 from replicator.events.fold import read_records
 from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
 from replicator.load.difference import ByDifference
 from replicator.load.load import Loaded, LoadOptions, load
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
-from replicator.policy import METADATA, Policy
+from replicator.load.superseded import Swept, has_superseded, sweep_superseded
+from replicator.policy import METADATA
 from replicator.progress import Progress
 from replicator.roles import Role, mark_of, may_load_into
 from replicator.sync.dumps import PolicyDumps, new_dump_id
@@ -50,13 +51,14 @@ class SyncOptions:
 
     adopt: tables and databases of the target that replication did not make become replicas; what is equal stays, what
     differs goes to the target's `$cmroot`. drop_left: replicas of what left the policy go there, too. draining: the
-    source is fenced, and its last changes are fetched by who fenced it. scan, deep: as capture's. jobs: tables
+    source is fenced, and its last changes are fetched by who fenced it. scan, compare, deep: as capture's. jobs: tables
     committed side by side. patience: how long to wait for the lease of a root."""
 
     adopt: bool = False
     drop_left: bool = False
     draining: bool = False
     scan: bool = True
+    compare: bool = True
     deep: bool = False
     jobs: int = 2
     patience: timedelta = timedelta(seconds=60)
@@ -116,7 +118,8 @@ class Steps:
 
         def once() -> Captured:
             return capture(
-                self.way.source, self.way.root, databases=there, scan=self.options.scan, deep=self.options.deep,
+                self.way.source, self.way.root, databases=there, scan=self.options.scan,
+                compare=self.options.compare, deep=self.options.deep,
                 repair=True, keeper=self.policy.keeper, engine=self.engines, progress=self.progress, clock=self.clock,
             )  # fmt: skip
 
@@ -183,8 +186,19 @@ class Steps:
             rename=self.way.renames(names), map_locations=self.way.map_locations,
             external=self.way.external, overwrite=bootstrap and (self.options.adopt or turned), jobs=self.options.jobs,
             source_root=self.way.root.place, by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
-            shared_external=self.policy.external == METADATA,
+            shared_external=self.policy.external == METADATA, publish=self.policy.publish,
         )  # fmt: skip
+
+    def sweep_superseded(self) -> None:
+        """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over."""
+        root = self.way.target_root.place
+
+        def once() -> Swept:
+            with acquire(root, "sweep what snapshots replaced"):
+                return sweep_superseded(root, self.way.target, self.policy.publish_delay, now=self.clock)
+
+        if has_superseded(root):
+            patiently(once, self.options.patience)
 
     def finish_interrupted(self) -> list[Loaded]:
         """Loads that a killed run has begun are ended with their own dumps: what was copied is not copied again. Where
@@ -263,18 +277,6 @@ class Steps:
             create_slot(root, Slot(name, point.position, point.event, created=now, confirmed=now))
         else:
             confirm_slot(root, name, position, point.event, now=self.clock, back=True)
-
-
-def refuse_unsupported(policy: Policy) -> None:
-    """Keys that no load obeys yet must not be passed over in silence. Raises ConfigError naming the key."""
-    wrong = {
-        "publish": policy.publish != "mirror",
-    }  # fmt: skip
-    for key, given in wrong.items():
-        if given:
-            raise ConfigError(
-                f"policies.{policy.name}.{key}: sync does not do this yet", hint="leave it out, or use the default"
-            )
 
 
 def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:
