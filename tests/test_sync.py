@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from datetime import timedelta
@@ -17,6 +18,7 @@ from cmroot.pins import drop_slot, find_slot, give_up_slot
 from replicator.errors import ConfigError, ObjectNotFound, Refused
 from replicator.metastore.embedded import Running
 from replicator.roles import Role
+from replicator.sync.check import check
 from replicator.sync.roles import read_role, set_role
 from replicator.sync.run import Remembering
 
@@ -330,3 +332,28 @@ def test_names_that_two_databases_exchange_on_the_target_are_not_mixed_up(pair: 
     assert pair.replica("b").shown() == pair.db("a").shown() and set(pair.db("a").shown()) == {"t"}
     assert pair.replica("a").shown() == pair.db("b").shown()
     assert pair.sync().status == "nothing"
+
+
+@pytest.mark.parametrize("skew", [-600, 600])
+def test_a_clock_that_is_ten_minutes_wrong_is_told_by_check_and_harms_no_run(pair: Replication, skew: int) -> None:
+    def clock() -> float:
+        return time.time() + skew
+
+    pair.keys["verify"] = {"objects": 10}
+    runs = [pair.sync(clock=clock)]
+    pair.db("a").write("t", {"second": "2"})
+    dated = time.time() - skew  # the store's clock is another again
+    os.utime(pair.db("a").home / "t/second", (dated, dated))
+    runs.append(pair.sync(clock=clock))
+    pair.db("a").alter("t", round="2")
+    (pair.db("a").home / "t/first").write_text("0")  # in place, of the size it had
+    runs.append(pair.sync(clock=clock))
+    runs.append(pair.sync())  # on another machine, whose clock is right
+    assert [run.kind for run in runs] == ["bootstrap", "incremental", "incremental", "nothing"]
+    assert all((run.lag_seconds or 0) >= 0 and run.compared and not run.compared.differing for run in runs)
+    assert all(Path(place).exists() for run in runs for place in run.dumps)  # none is old
+    pair.is_same()
+    found = check(pair.policy, clock=clock)
+    told = {finding.name: finding.health for finding in found.findings if finding.name.startswith("clock")}
+    assert told["clock stores"] == "warning"
+    assert told["clock source"] == ("warning" if skew < 0 else "ok")  # a newest event may be old
