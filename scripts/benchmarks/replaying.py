@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from replicator.sync.verify import verify
 EVENTS = {"full": 100_000, "small": 6_000}
 TABLES = {"full": 200, "small": 30}
 PORTION = {"full": 10_000, "small": 2_000}  # events between two captures
+ONE_BY_ONE = 20_000  # events, at most
 WANTED = 5
 
 
@@ -57,7 +59,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
             yardstick.replay(base.records())
             yardstick.seconds, yardstick.calls = 0.0, 0
             ground.settle(directory)
-            yardstick.replay(log.records())
+            yardstick.replay(itertools.islice(log.records(), ONE_BY_ONE))
             yardstick.close()
             calls = yardstick.calls
             return yardstick.seconds
@@ -123,7 +125,8 @@ def _outcome(
 ) -> Outcome:
     events = recorded.events
     yardstick, ours = calls / median(took["one by one"]), events / median(took["ours"])
-    single = [a / b for a, b in zip(took["one by one"], took["ours"], strict=True)]
+    share = events / calls
+    single = [share * a / b for a, b in zip(took["one by one"], took["ours"], strict=True)]
     commit, copy = (median([getattr(each, name) for each in loads]) for name in ("commit_seconds", "copy_seconds"))
     outcome = Outcome(["step", "seconds", "events/s", "times one by one", "wanted"])
 
@@ -141,13 +144,13 @@ def _outcome(
     row("of it, copying files", copy)
     row("of it, commit", commit)
     outcome.rows.append(
-        ["one call an event", f"{median(took['one by one']):.2f}", f"{yardstick:,.0f}", "1.0", ""]
+        [f"one call an event, {calls:,} of them", f"{median(took['one by one']):.2f}", f"{yardstick:,.0f}", "1.0", ""]
     )  # fmt: skip
     listed = ", ".join(f"{count:,} {kind}" for kind, count in recorded.kinds.most_common())
     last = loads[-1]
     outcome.remarks.append(
         f"The log: {events:,} events ({listed}), {recorded.message_bytes / events:,.0f} bytes of message on average. "
         f"{last.squashed:,} of {last.records:,} records were squashed, {last.objects_changed:,} objects changed and "
-        f"{last.files_copied:,} files copied; one by one takes {calls:,} calls and copies nothing."
+        f"{last.files_copied:,} files copied; one by one took {calls:,} calls, and copied nothing."
     )
     return outcome
