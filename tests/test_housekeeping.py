@@ -17,6 +17,7 @@ from cmroot.lease import acquire
 from replicator.errors import CommitOutcomeUnknown, LeaseHeld, Refused
 from replicator.guard.legal import LegalHold, add_hold
 from replicator.guard.removal import Limits
+from replicator.housekeeping.periods import parse_period
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.model import EXTERNAL
@@ -300,6 +301,16 @@ def test_properties_that_cannot_be_understood_stop_one_table_only_and_are_told_o
     house.db.alter("bad", **EXPIRED)
     house.run(40)
     assert house.values("bad") == [] and house.states(status="INVALID_CONFIG") == [("worse", "INVALID_CONFIG")]
+
+
+def test_other_defaults_hold_for_tables_that_are_known(house: House) -> None:
+    house.partitioned("t", ["1"], **{"beekeeper.remove.expired.data": "true"})
+    house.partitioned("now", ["1"], **{**EXPIRED, "beekeeper.expired.data.retention.period": "PT0S"})
+    assert len(house.run().invalid) == 1
+    assert house.run(8).due == 0
+    done = house.run(8, expired=parse_period("P1W"), allow_immediate=True)
+    assert done.partitions_dropped == 2 and house.values("t") == house.values("now") == []
+    assert house.states(status="INVALID_CONFIG") == []
 
 
 def test_a_period_that_becomes_wrong_stops_what_was_scheduled(house: House) -> None:

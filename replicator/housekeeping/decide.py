@@ -20,6 +20,7 @@ from replicator.events.record import (
     DropDatabase,
     DropPartitions,
     DropTable,
+    EventsRead,
 )
 from replicator.housekeeping.items import INVALID_CONFIG, SCHEDULED, SKIPPED, Item
 from replicator.housekeeping.periods import Period
@@ -29,19 +30,22 @@ from replicator.housekeeping.wishes import (
     DROP_PARTITION,
     DROP_TABLE,
     EXPIRED,
+    NOTHING,
     UNREFERENCED,
     Defaults,
     Wishes,
     read_wishes,
 )
 from replicator.housekeeping.writing import TABLES_STAY
-from replicator.model import Partition, Table, partition_name
+from replicator.model import Database, Partition, Table, partition_name
 
 LIFECYCLES = (UNREFERENCED, EXPIRED)
 
 
 class Known(Protocol):
     """What was there before a record: the fold of the log."""
+
+    def databases(self) -> list[Database]: ...
 
     def table(self, db: str, name: str) -> Table | None: ...
 
@@ -149,7 +153,7 @@ class Decider:
         match record.change:
             case CreateTable(table=table):
                 yield from self._gone(record, known, table.db, table.name)
-                yield from self._table(record, known, None, table)
+                yield from self._table(record, known, None, table, NOTHING)
                 yield Again(_paths(table.location), _name(table))
             case AlterTable() as change:
                 yield from self._altered(record, known, change)
@@ -167,11 +171,24 @@ class Decider:
             case _:
                 return
 
+    def reconsidered(self, known: Known, before: Defaults, event: int) -> Iterator[Operation]:
+        """The defaults were others before: what that changes for every table that there is."""
+        record = ChangeRecord(position=0, event=event, time=self.now, change=EventsRead())
+        for database in known.databases():
+            for name in known.table_names(database.name):
+                table = known.table(database.name, name)
+                old = read_wishes(table, before)
+                if table is not None and old != read_wishes(table, self.defaults):
+                    yield from self._table(record, known, table, table, old)
+
     # ---- tables ---------------------------------------------------------------------------------------------------
 
-    def _table(self, record: ChangeRecord, known: Known, before: Table | None, table: Table) -> Iterator[Operation]:
-        """What a table's properties ask for that they did not before. Items have the name of before until `Follow`."""
-        old, new = read_wishes(before, self.defaults), read_wishes(table, self.defaults)
+    def _table(
+        self, record: ChangeRecord, known: Known, before: Table | None, table: Table, old: Wishes
+    ) -> Iterator[Operation]:  # fmt: skip
+        """What a table's properties ask for that they did not before (`old`). Items have the name of before until
+        `Follow`."""
+        new = read_wishes(table, self.defaults)
         db, name = (before.db, before.name) if before else (table.db, table.name)
         for lifecycle in LIFECYCLES:
             problem = new.problems.get(lifecycle)
@@ -214,7 +231,7 @@ class Decider:
         table, before = change.table, known.table(change.db, change.name)
         if change.renames:
             yield from self._gone(record, known, table.db, table.name)  # whoever had the name
-        yield from self._table(record, known, before, table)
+        yield from self._table(record, known, before, table, read_wishes(before, self.defaults))
         old = change.location_before or (before.location if before else None)
         if change.renames:
             moved = (old, table.location) if change.moved and old and table.location else None

@@ -62,26 +62,39 @@ def schedule(
     log = segments(root.place)
     done = Scheduled(position=store.position())
     with _folded(fold or fold_path(root), log, done.position) as known:
+        _reconsider(store, known, Decider(defaults, int(clock())), done)
         for records in _batches(log, done.position):
             decider = Decider(defaults, int(clock()))
             with store.transaction() as work:
                 for record in records:
                     for operation in decider.operations(record, known):
-                        _carry_out(work, operation, record, decider.now, done)
+                        _carry_out(work, operation, record.event, decider.now, done)
                     _fold(known, record)
                 done.position = records[-1].position
                 done.records += len(records)
-                writing.set_position(work, done.position)
+                writing.set_state(work, "position", str(done.position))
             known.commit()  # after the store: a fold that is behind is caught up, one that is ahead made anew
     return done
 
 
-def _carry_out(work: Connection, operation: Operation, record: ChangeRecord, now: int, done: Scheduled) -> None:
+def _reconsider(store: Store, known: Manifest, decider: Decider, done: Scheduled) -> None:
+    """Defaults that are others than in the run before hold for the tables that are known, too."""
+    before = store.state("defaults")
+    if before == decider.defaults.as_text():
+        return
+    event = known.event or 0
+    with store.transaction() as work:
+        for operation in decider.reconsidered(known, Defaults.from_text(before), event) if before else ():
+            _carry_out(work, operation, event, decider.now, done)
+        writing.set_state(work, "defaults", decider.defaults.as_text())
+
+
+def _carry_out(work: Connection, operation: Operation, event: int, now: int, done: Scheduled) -> None:
     match operation:
         case Put(items=items, period=period, anew=anew, dropped=dropped):
             if dropped:
                 names = sorted({each.partition for each in items})
-                ours = writing.removed_by_us(work, items[0].db, items[0].table, names, record.event)
+                ours = writing.removed_by_us(work, items[0].db, items[0].table, names, event)
                 items = [each for each in items if (each.partition, each.place) not in ours]
             done.scheduled += writing.put(work, items, period, anew=anew)
         case Detach(db=db, table=table, partitions=partitions):
@@ -95,7 +108,7 @@ def _carry_out(work: Connection, operation: Operation, record: ChangeRecord, now
         case Follow(before=before, after=after, moved=moved):
             writing.follow(work, before, after, moved, now)
         case Again(paths=paths, by=by):
-            reason = f"event {record.event}: {by} refers to it again"
+            reason = f"event {event}: {by} refers to it again"
             done.cancelled += writing.referenced_again(work, paths, reason, now)
         case Trouble(item=item):
             if writing.trouble(work, item):

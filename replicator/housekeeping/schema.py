@@ -53,4 +53,4 @@ state = Table(
     Column("key", String(50), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""`root`: the id of the one `$cmroot` whose log is read; `position`: up to where."""
+"""`root`: the id of the one `$cmroot` whose log is read; `position`: up to where; `defaults`: with which."""

@@ -162,8 +162,12 @@ class Store:
 
     def position(self) -> int:
         """Of the captured log: everything up to it is scheduled."""
+        return int(self.state("position") or 0)
+
+    def state(self, key: str) -> str | None:
+        """See `schema.state`."""
         with self.transaction() as connection:
-            return int(_state(connection, "position") or 0)
+            return _state(connection, key)
 
     def due(self, now: int, *, tables: bool, page: int = PAGE) -> Iterator[list[Item]]:
         """Active items whose time has come, in pages, earliest first. tables: the items of whole tables, else all

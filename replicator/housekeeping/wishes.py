@@ -37,6 +37,14 @@ class Defaults:
     expired: Period = THIRTY_DAYS
     allow_immediate: bool = False
 
+    def as_text(self) -> str:
+        return " ".join((self.unreferenced.text, self.expired.text, str(self.allow_immediate)))
+
+    @classmethod
+    def from_text(cls, text: str) -> Defaults:
+        unreferenced, expired, immediate = text.split()
+        return cls(parse_period(unreferenced), parse_period(expired), immediate == str(True))
+
 
 @dataclass(frozen=True)
 class Wishes:

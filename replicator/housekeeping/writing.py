@@ -58,9 +58,9 @@ def slot_of(one: Item) -> str | None:
     return None if one.detached else object_slot(one.db, one.table, one.partition)
 
 
-def set_position(work: Connection, position: int) -> None:
-    if not work.execute(update(state).where(state.c.key == "position").values(value=str(position))).rowcount:
-        work.execute(state.insert().values(key="position", value=str(position)))
+def set_state(work: Connection, key: str, value: str) -> None:
+    if not work.execute(update(state).where(state.c.key == key).values(value=value)).rowcount:
+        work.execute(state.insert().values(key=key, value=value))
 
 
 def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool = False) -> int:

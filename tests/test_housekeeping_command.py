@@ -1,0 +1,176 @@
+"""`replicator housekeeping` as it is called; and runs that are killed at each of their steps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Fault, run_with
+from housekeeping import ALL_EVENTS, EXPIRED, UNREFERENCED, House
+
+from replicator.cli.main import run as command
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
+    with connect(source_metastore.uri) as client:
+        yield client
+
+
+@pytest.fixture
+def house(metastore: ThriftMetastore, tmp_path: Path) -> House:
+    return House(metastore, f"called{next(_numbers)}", tmp_path)
+
+
+def arguments(house: House, *more: str) -> list[str]:
+    return ["housekeeping", "run", "--metastore", house.metastore.uri, "--cmroot", house.root.place, "--db",
+            house.db.name, "--engine", "local", *more]  # fmt: skip
+
+
+def called(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = command([*words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def tree(place: Path) -> dict[str, bytes]:
+    """Every file below a place, but for what SQLite's readers leave beside a database."""
+    return {
+        str(path): path.read_bytes()
+        for path in sorted(place.rglob("*"))
+        if path.is_file() and not path.name.endswith(("-shm", "-wal"))
+    }
+
+
+def test_the_command_from_the_first_run_to_the_last(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    cmroot = ("--cmroot", house.root.place)
+    code, answer = called(capsys, "housekeeping", "ls", *cmroot)
+    assert code == 2 and "run" in answer["hint"]
+
+    house.partitioned("p", ["1", "2"], **{**EXPIRED, "beekeeper.expired.data.retention.period": "PT0S"})
+    house.table("t", properties=UNREFERENCED)
+    code, answer = called(capsys, *arguments(house))
+    assert code == 3 and "leaves no time" in answer["invalid"][0] and answer["removed"] == 0
+    house.relocate("t", house.write("b"))
+    house.db.alter("p", **{"beekeeper.expired.data.retention.period": "PT1S"})
+    code, answer = called(capsys, *arguments(house, "--no-scan"))
+    assert code == 0 and answer["scheduled"] == 4
+
+    assert called(capsys, *arguments(house, "--at", "2030-01-01"))[0] == 2
+    before = tree(house.here)
+    code, answer = called(capsys, *arguments(house, "--dry-run", "--at", "2030-01-01"))
+    assert (code, answer["status"], answer["removed"]) == (0, "planned", 3 if house.values("p") else 1)
+    assert tree(house.here) == before, "a dry run writes nothing"
+    assert command(arguments(house, "--dry-run", "--at", "2030-01-01")) == 0
+    assert "unreferenced since" in capsys.readouterr().out
+
+    while house.values("p"):  # PT1S is over at the latest in the second after
+        code, answer = called(capsys, *arguments(house))
+        assert code == 0
+    code, answer = called(capsys, "housekeeping", "ls", *cmroot, "--db", house.db.name.upper(), "--lifecycle",
+                          "EXPIRED", "--status", "deleted", "--size", "1", "--page", "1")  # fmt: skip
+    assert (answer["totalElements"], answer["totalPages"], answer["last"]) == (2, 2, True)
+    (item,) = answer["content"]
+    assert item["databaseName"] == house.db.name and item["cleanupDelay"] == "PT1S" and item["partitionName"] == "p=2"
+    for name, value, found in (
+        ("--table", "t", 1), ("--registered-before", "2000-01-01", 0), ("--registered-after", "2000-01-01", 5),
+        ("--deleted-before", "2030-01-01", 5), ("--deleted-after", "2030-01-01", 0), ("--partition", "p=1", 1),
+        ("--path", f"file:{house.place('t')}", 1),
+    ):  # fmt: skip
+        assert called(capsys, "housekeeping", "ls", *cmroot, name, value)[1]["totalElements"] == found, name
+    assert called(capsys, "housekeeping", "ls", *cmroot, "--status", "gone")[0] == 2
+
+    (waits,) = house.items(table="t")
+    code, answer = called(capsys, "housekeeping", "cancel", str(waits.id), *cmroot, "--reason", "wanted")
+    assert (code, answer["items"][0]["housekeepingStatus"], answer["items"][0]["reason"]) == (0, "DISABLED", "wanted")
+    assert called(capsys, "housekeeping", "cancel", "999", *cmroot)[0] == 1
+    assert called(capsys, "housekeeping", "rearm", str(item["id"]), *cmroot)[0] == 2, "what is deleted stays so"
+    assert called(capsys, "housekeeping", "rearm", str(waits.id), *cmroot)[0] == 0
+    assert house.states(table="t") == [("t", "SCHEDULED")]
+    assert command(["housekeeping", "ls", *cmroot]) == 0
+    shown = capsys.readouterr().out
+    assert "SCHEDULED" in shown and "goes at" in shown
+    assert command(["audit", "ls", *cmroot, "--job", "housekeeping"]) == 0
+
+
+def test_a_store_of_another_root_and_a_wrong_url_are_told(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    other = ["--store", f"sqlite:///{house.here}/items.sqlite"]
+    house.table("t")
+    assert called(capsys, *arguments(house, *other))[0] == 0
+    code, answer = called(
+        capsys, *[str(house.here / "cm2") if word == house.root.place else word for word in arguments(house, *other)]
+    )
+    assert code == 2 and "another $cmroot" in answer["message"]
+    for url in ("mysql://x", "nonsense"):
+        code, answer = called(capsys, *arguments(house, "--store", url))
+        assert code == 2
+    code, answer = called(capsys, *arguments(house, "--store", "postgresql://user:secret@127.0.0.1:1/db"))
+    assert code == 75 and "secret" not in json.dumps(answer)
+
+
+STEPS = [
+    Fault("before", "thrift", "drop"),
+    Fault("after", "thrift", "drop"),
+    Fault("after", "rename", "incoming/recycle", 2),
+    Fault("before", "rmdir", "incoming/recycle"),
+    Fault("after", "unlink", "origin", 1),
+    Fault("before", "rename", "audit/.*parquet", 3),
+]
+
+
+@pytest.mark.parametrize("fault", STEPS, ids=str)
+def test_a_run_that_is_killed_is_completed_by_the_next(house: House, fault: Fault) -> None:
+    house.partitioned("p", ["1", "2"], **{**EXPIRED, "beekeeper.expired.data.retention.period": "PT0S"})
+    house.partitioned("q", ["1"], **UNREFERENCED, **ALL_EVENTS)
+    house.db.alter("q", **{"beekeeper.unreferenced.data.retention.period": "PT0S"})
+    house.run()
+    house.relocate_partition("q", "1", house.write("q/new", "new"))
+    ended = run_with(fault, arguments(house, "--allow-immediate"))
+    assert ended.killed
+    done = house.run(0.01, allow_immediate=True)
+    assert done.is_whole, done
+    assert house.values("p") == [] and not house.place("p/p=1").exists() and not house.place("p/p=2").exists()
+    assert not house.place("q/p=1").exists() and (house.place("q/new/a")).read_text() == "new"
+    assert house.values("q") == ["1"]
+    assert {text for text in ("rows of p/1", "rows of p/2", "rows of q/1") if not kept(house, text)} == set()
+    assert not os.listdir(f"{house.root.place}/incoming")
+    assert {each.status for each in house.items() if each.partition} == {"DELETED"}
+    assert house.run(1, allow_immediate=True).due == 0
+
+
+def kept(house: House, text: str) -> bool:
+    """Whether $cmroot has a file of these contents."""
+    return any(path.is_file() and path.read_text() == text for path in Path(house.root.files).rglob("*"))
+
+
+def test_following_ends_with_a_signal(house: House) -> None:
+    house.table("t", properties={**UNREFERENCED, "beekeeper.unreferenced.data.retention.period": "PT1S"})
+    house.run()
+    house.relocate("t", house.write("b"))
+    words = arguments(house, "--follow", "--interval", "200ms", "--json")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "replicator.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while house.place("t").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        child.send_signal(signal.SIGTERM)
+        out, error = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    answer = json.loads(out)
+    assert (child.returncode, answer["status"], answer["removed"]) == (143, "stopped", 1), error
+    assert answer["rounds"] >= 1 and not house.place("t").exists()
