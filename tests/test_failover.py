@@ -24,7 +24,7 @@ from replicator.events.capture import capture
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.progress import Silent
-from replicator.sync.failover import FailoverOptions, failover
+from replicator.sync.failover import FailoverOptions, failover, last_failover
 from replicator.sync.roles import read_role
 from replicator.sync.turn import Sides, Turned
 
@@ -269,6 +269,61 @@ def test_the_source_is_promoted_when_the_policy_ran_backwards(pair: Replication,
     assert str(read_role(pair.source, f"{pair.name}_a")) == "primary at epoch 5"
     assert "there" in pair.db("a").shown()["t"]["files"]
     pair.target, pair.keys["target"] = target, target.uri
+
+
+def test_a_memory_that_was_lost_with_the_primary_is_kept_by_the_survivor(pair: Replication, closed: str) -> None:
+    assert command("--config", str(pair.config()), "switchover", pair.name).code == 0
+    pair.replica("a").write("t", {"there": "1"})
+    pair.sync()
+    pair.replica("a").write("t", {"lost": "22"})
+    root, target = pair.here / "target/.cmroot", pair.target
+    root.rename(pair.here / "unmounted")
+    pair.target, pair.keys["target"] = connect(closed), closed
+    assert turn(pair, force=True).primary == "source"
+    assert not root.exists()
+    with pytest.raises(Refused, match="primary already"):
+        turn(pair, force=True)
+    (pair.here / "unmounted").rename(root)
+    pair.target, pair.keys["target"] = target, target.uri
+    assert last_failover(pair.policy).reverse
+    answer = command("--config", str(pair.config()), "failback", pair.name)
+    assert (answer.code, answer.said["primary"], answer.said["own"]["bytes"]) == (0, "source", 2)
+    pair.is_same("a")
+    assert pair.sync().status == "nothing"
+
+
+class Stalling:
+    """A relay to a metastore that stops answering after so many bytes."""
+
+    def __init__(self, uri: str, limit: int) -> None:
+        host, _, port = uri.removeprefix("thrift://").partition(":")
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._behind, self._left = (host, int(port)), limit
+        self.uri = f"thrift://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            one, _ = self._server.accept()
+            other = socket.create_connection(self._behind)
+            threading.Thread(target=self._pass, args=(one, other, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(other, one, True), daemon=True).start()
+
+    def _pass(self, one: socket.socket, other: socket.socket, answers: bool) -> None:
+        while data := one.recv(65536):
+            if answers:
+                self._left -= len(data)
+                if self._left < 0:
+                    continue
+            other.sendall(data)
+
+
+@pytest.mark.parametrize("limit", [100, 700])
+def test_a_metastore_that_stops_answering_in_the_middle_is_not_waited_for(pair: Replication, limit: int) -> None:
+    stalling = Stalling(pair.source.uri, limit)
+    lose(pair, stalling.uri)
+    assert turn(pair, seconds=0.5, force=True).status == "done"
+    assert replicas(pair) == {"primary at epoch 3"}
 
 
 def test_when_the_survivor_does_not_answer_nothing_is_done(pair: Replication, closed: str) -> None:

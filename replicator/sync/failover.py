@@ -28,7 +28,7 @@ from replicator.policy import Policy
 from replicator.roles import Role
 from replicator.sync.dumps import PolicyDumps
 from replicator.sync.loss import Absent, Loss, loss_of, lost_root, within
-from replicator.sync.memory import Memory, Turn
+from replicator.sync.memory import Memory, RememberedScope, Turn
 from replicator.sync.steps import Steps, SyncOptions
 from replicator.sync.turn import (
     Action,
@@ -112,11 +112,18 @@ def _only_told(sides: Sides, hasty: tuple[Metastore, Metastore], options: Failov
 
 
 def _memory(policy: Policy, options: FailoverOptions) -> Memory:
-    """The policy's memory; on the surviving side where the other one, which has it, is gone."""
+    """The policy's memory; on the surviving side where the other one, which has it, is gone. Makes no root: a place
+    that is empty now may be a disk that is not mounted."""
     try:
-        root = within(options.limit, f"open {policy.target_cmroot}", lambda: create_or_open(policy.target_cmroot))
-    except Exception:
-        root = within(options.limit, f"open {policy.cmroot}", lambda: open_existing(policy.cmroot))
+        root = within(options.limit, f"open {policy.target_cmroot}", lambda: open_existing(policy.target_cmroot))
+    except Exception:  # whatever a store raises: it is not to be had
+        try:
+            root = within(options.limit, f"open {policy.cmroot}", lambda: open_existing(policy.cmroot))
+        except FormatError as error:
+            raise Refused(
+                f"policy {policy.name}: neither side has a $cmroot, it was never run ({error})",
+                hint="there is no replica to promote; are the places in the policy right?",
+            ) from error
     return Memory(root, policy.name)
 
 
@@ -169,14 +176,16 @@ class _Seen:
 def _look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> _Seen:
     """Decides who survives. Raises Refused where no side is a replica that can be promoted."""
     policy, remembered = sides.policy, memory.read_scope()
-    source, target = (_answering(each) for each in hasty)
+    source, target = (_answering(each, policy, remembered) for each in hasty)
     pairs = [pair for pair in survey(policy, source, target, remembered) if pair.matches]
     turn = memory.unfinished_turn()
     reverse = turn.reverse if turn is not None and turn.verb != "failback" else _reverse(pairs, source, target)
     lost, survivor, place = (target, sides.source, policy.cmroot) if reverse else (source, sides.target, "")
-    if isinstance(source if reverse else target, Absent):
+    missing = source if reverse else target
+    if isinstance(missing, Absent):
         raise MetastoreUnreachable(
-            f"{survivor.uri}, which is to be the primary, does not answer", hint="start it, then run this again"
+            f"{survivor.uri}, which is to be the primary, does not answer: {missing.reason}",
+            hint="start it, then run this again; if it is only slow, give it more time with --patience",
         )
     root = create_or_open(place or policy.target_cmroot)
     unread = ChangeRoot(policy.target_cmroot if reverse else policy.cmroot, Format("cmroot", 1, "", ""))
@@ -190,9 +199,12 @@ def _look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> _
     return found
 
 
-def _answering(metastore: Metastore) -> Metastore | Absent:
+def _answering(metastore: Metastore, policy: Policy, remembered: RememberedScope | None) -> Metastore | Absent:
+    """A metastore that answers all that will be asked first, or why not."""
     try:
-        metastore.database_names()
+        nobody = Absent(metastore.uri, "not asked")
+        survey(policy, metastore, nobody, remembered)
+        survey(policy, nobody, metastore, remembered)
     except Error as error:
         return Absent(metastore.uri, str(error))
     return metastore
