@@ -11,6 +11,7 @@ import pytest
 from faults import Fault, run_with
 from policies import Replication, local_engine
 from story import command
+from test_sync_follow import Following, until
 
 from cmroot.pins import find_slot
 from replicator.errors import LeaseHeld, NotReached, Refused
@@ -263,6 +264,36 @@ def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Replicat
 def test_a_second_operator_meets_the_lease(pair: Replication) -> None:
     with pair.memory.lease("switchover"), pytest.raises(LeaseHeld):
         turn(pair)
+
+
+def test_one_that_follows_the_policy_turns_with_it_and_back(pair: Replication) -> None:
+    with Following(pair) as following:
+        for to, writer, reader in (
+            ("target", pair.replica("a"), pair.db("a")), ("source", pair.db("a"), pair.replica("a")),
+        ):  # fmt: skip
+            answer = command("--config", str(pair.config()), "switchover", pair.name, "--to", to, "--wait", "60s")
+            assert (answer.code, answer.said["primary"]) == (0, to), following.told()
+            writer.write("t", {f"by {to}": to})
+            until((reader.home / "t" / f"by {to}").exists, following.told)
+        following.end()
+    same(pair)
+
+
+def test_external_tables_whose_data_stay_where_they_are_survive_turns(pair: Replication) -> None:
+    """The policy replicates their metadata alone: both sides name the same files."""
+    pair.keys["external"] = "metadata"
+    pair.db("a").table("outside", {"x": "1"}, kind="EXTERNAL_TABLE")
+    pair.sync()
+    assert turn(pair).primary == "target"
+    pair.sync()
+    place = pair.db("a").home / "outside"
+    assert (place / "x").read_text() == "1"
+    (place / "y").write_text("2")
+    pair.replica("a").write("t", {"more": "1"})
+    pair.sync()
+    assert turn(pair).primary == "source"
+    pair.sync()
+    assert {path.name: path.read_text() for path in place.iterdir()} == {"x": "1", "y": "2"}
 
 
 def test_clocks_that_are_ten_minutes_off_change_nothing(pair: Replication) -> None:
