@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Iterable
 from contextlib import nullcontext
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,14 +22,14 @@ from replicator.cli.options import (
     parse_settings,
     pass_session,
 )
-from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
+from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, write
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
     from replicator.guard.removal import Limits
     from replicator.retention.explain import Explained
     from replicator.retention.plan import Item
-    from replicator.retention.run import RetentionRun
+    from replicator.retention.run import Retention, RetentionRun
 
 PARTIAL = 3
 
@@ -101,15 +100,19 @@ def run(
     opened = session.metastore(metastore) if metastore else nullcontext()
     with opened as known, session.engines(engine) as engines:
         ready = Retention(job, here, known, limits, engines, root)
-        if not dry_run:
-            done = ready.run()
-            emit(done, as_json, _run_lines(done))
-            return PARTIAL if done.status == "incomplete" else 0
-        items: list[Item] = []
-        done = ready.planned(items.append)
-        emit({**dataclasses.asdict(done), "items": [_fields(item) for item in items]}, as_json,
-             chain(map(_item_line, items), [""], _run_lines(done)))  # fmt: skip
-    return PARTIAL if done.refused or done.failed else 0
+        if dry_run:
+            return _show_plan(ready, as_json)
+        done = ready.run()
+        emit(done, as_json, _run_lines(done))
+    return PARTIAL if done.status == "incomplete" else 0
+
+
+def _show_plan(ready: Retention, as_json: bool) -> int:
+    """For a person a line at a time: a plan may have a million items."""
+    items: list[dict[str, Any]] = []
+    done = ready.planned(lambda item: items.append(_fields(item)) if as_json else write([_item_line(item)]))
+    emit({**dataclasses.asdict(done), "items": items}, as_json, _run_lines(done))
+    return PARTIAL if done.refused_count or done.failed else 0
 
 
 def _fields(item: Item) -> dict[str, Any]:
@@ -117,8 +120,8 @@ def _fields(item: Item) -> dict[str, Any]:
     act = "set" if item.access else "drop" if item.drops else "remove"
     return {
         "act": act, "dataset": item.dataset, "path": removal.path, "partition": removal.partition,
-        "files": removal.files, "bytes": removal.bytes, "keeps_data": item.keeps_data, "access": str(item.access) if item.access else "",
-        "reason": removal.reason,
+        "files": removal.files, "bytes": removal.bytes, "keeps_data": item.keeps_data,
+        "access": str(item.access) if item.access else "", "reason": removal.reason,
     }  # fmt: skip
 
 
@@ -144,7 +147,8 @@ def _run_lines(done: RetentionRun) -> Iterable[str]:
             ("dropped", count_text(done.dropped, "partition") if done.dropped else None),
             ("access", f"set on {count_text(done.access, 'path')}" if done.access else None),
             ("unreadable", f"{count_text(done.ignored, 'name')} whose time cannot be read" if done.ignored else None),
-            ("refused", shortened(f"{each['object'] or each['path']}: {each['why']}" for each in done.refused)),
+            ("refused", count_text(done.refused_count, "item") if done.refused_count else None),
+            ("", shortened(f"{each['object'] or each['path']}: {each['why']}" for each in done.refused)),
             ("failed", shortened(f"{each['what']}: {each['why']}" for each in done.failed)),
             ("warning", shortened(done.warnings)),
             ("took", f"{done.seconds:.1f} s"),

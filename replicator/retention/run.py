@@ -24,7 +24,7 @@ from replicator.engine import AutoEngine, LocalEngine
 from replicator.guard.audit import AuditLog, begin_audit
 from replicator.guard.legal import read_holds
 from replicator.guard.live import LiveLocations, Reference
-from replicator.guard.removal import Limits, Refusal, Removal, forbidden, refuse_counts
+from replicator.guard.removal import Limits, Refusal, forbidden, refuse_counts
 from replicator.guard.remove import BATCH, Remover
 from replicator.metastore.client import Metastore
 from replicator.retention.access import is_set, set_access
@@ -36,6 +36,7 @@ from replicator.retention.plan import DatasetPlan, Item, Planner
 from replicator.retention.spool import Spool
 
 JOB = "retention"
+TOLD = 1000  # refusals that a result lists; the record has all
 NO_EFFECT = {
     "gobblin.retention.skip.trash": "everything goes to $cmroot",
     "gobblin.retention.delete.as.owner": "files are moved by the user that runs this",
@@ -50,7 +51,8 @@ NO_EFFECT = {
 class RetentionRun:
     """What a run did, or would do (`planned`). `status`: done, incomplete (something failed or was refused) or planned.
     `versions`: looked at; `selected`: by a policy; `removed`: went, with `files` and `bytes` to `$cmroot`; `dropped`:
-    partitions; `ignored`: names whose time cannot be read. `refused`, `failed`: what, and why."""
+    partitions; `ignored`: names whose time cannot be read. `refused`: the first ones of `refused_count`, and why;
+    `failed`: what, and why."""
 
     status: str = "done"
     run: str = ""
@@ -63,13 +65,17 @@ class RetentionRun:
     files: int = 0
     bytes: int = 0
     ignored: int = 0
+    refused_count: int = 0
     refused: list[dict[str, str]] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
-    def refuse(self, removal: Removal, why: str) -> None:
-        self.refused.append({"path": removal.path, "object": removal.name, "why": why})
+    def refuse(self, refusal: Refusal) -> None:
+        self.refused_count += 1
+        if len(self.refused) < TOLD:
+            removal = refusal.removal
+            self.refused.append({"path": removal.path, "object": removal.name, "why": refusal.why})
 
     def fail(self, what: str, why: str) -> None:
         self.failed.append({"what": what, "why": why})
@@ -110,7 +116,7 @@ class Retention:
         Refused as the run would."""
         with self._timed(), self._live() as live, _spooled() as plan, _spooled() as allowed:
             self._plan(plan)
-            self._judge(plan, allowed, self._remover(live), measures=True)
+            self._judge(plan, allowed, self._remover(live), measures=True, records=False)
             self.done.status = "planned"
             for item in allowed:
                 tell(item)
@@ -126,12 +132,11 @@ class Retention:
                 if dropper:
                     self.done.dropped += dropper.finish()
                 self._plan(plan)
-                self._judge(plan, allowed, remover, measures=self.limits.max_bytes is not None)
-                remover.audit.refused(self._refusals)
+                self._judge(plan, allowed, remover, measures=self.limits.max_bytes is not None, records=True)
                 for batch in allowed.batches(BATCH):
                     lease.check()
                     self._carry_out(batch, remover, dropper)
-            if self.done.refused or self.done.failed:
+            if self.done.refused_count or self.done.failed:
                 self.done.status = "incomplete"
         return self.done
 
@@ -158,23 +163,26 @@ class Retention:
             for item in outcome.items:
                 plan.add(item)
 
-    def _judge(self, plan: Spool, allowed: Spool, remover: Remover, *, measures: bool) -> None:
+    def _judge(self, plan: Spool, allowed: Spool, remover: Remover, *, measures: bool, records: bool) -> None:
         """Sorts the plan by whether each item may be, and refuses the whole when it is too much."""
-        self._refusals: list[Refusal] = []
         count = size = 0
         for batch in plan.batches(BATCH):
-            judged = self._judged(_measured(batch) if measures else batch, remover)
+            judged, refusals = self._judged(_measured(batch) if measures else batch, remover)
+            if records:
+                remover.audit.refused(refusals)
+            for refusal in refusals:
+                self.done.refuse(refusal)
             for item in judged:
                 allowed.add(item)
                 if item.access is None:
                     count += 1
                     size += item.removal.bytes
-        self.done.selected = count + len(self._refusals)
+        self.done.selected = count + self.done.refused_count
         self.done.files, self.done.bytes = 0, size
         refuse_counts(count, size, self.limits, self.done.versions, "versions")
 
-    def _judged(self, batch: Sequence[Item], remover: Remover) -> list[Item]:
-        """What may be done, in the order of the batch."""
+    def _judged(self, batch: Sequence[Item], remover: Remover) -> tuple[list[Item], list[Refusal]]:
+        """What may be done, in the order of the batch, and what may not."""
         look = remover.look([item.removal for item in batch if item.access is None and not item.keeps_data])
         holds = read_holds(self.cmroot, self.clock())
         refused = {id(each.removal): each for each in look.refused}
@@ -184,10 +192,7 @@ class Retention:
                 why = forbidden(removal, Limits(min_depth=0), holds)
                 if why:
                     refused[id(item.removal)] = Refusal(item.removal, why)
-        for refusal in refused.values():
-            self._refusals.append(refusal)
-            self.done.refuse(refusal.removal, refusal.why)
-        return [item for item in batch if id(item.removal) not in refused]
+        return [item for item in batch if id(item.removal) not in refused], list(refused.values())
 
     # ---- carrying out ---------------------------------------------------------------------------------------------
 
@@ -209,12 +214,12 @@ class Retention:
                 if now is not None and now.mtime != item.mtime:
                     refusal = Refusal(item.removal, "it was changed since it was listed")
                     remover.audit.refused([refusal])
-                    self.done.refuse(item.removal, refusal.why)
+                    self.done.refuse(refusal)
                     continue
             still.append(item)
         removed = remover.remove(item.removal for item in still)
-        for refused in removed.refused:
-            self.done.refuse(refused.removal, refused.why)
+        for each in removed.refused:
+            self.done.refuse(each)
         for removal, why in removed.failed:
             self.done.fail(removal.path, why)
         self.done.files += removed.files
@@ -236,9 +241,10 @@ class Retention:
         if note:
             dropper.forget(note)
         self.done.dropped += dropped
-        for item, why in chain(changed, later):
-            self.done.refuse(item.removal, why)
-        remover.audit.refused([Refusal(item.removal, why) for item, why in chain(changed, later)])
+        refusals = [Refusal(item.removal, why) for item, why in chain(changed, later)]
+        remover.audit.refused(refusals)
+        for each in refusals:
+            self.done.refuse(each)
 
     def _set(self, item: Item, audit: AuditLog) -> None:
         assert item.access

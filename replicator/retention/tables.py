@@ -15,6 +15,7 @@ from replicator.retention.listing import entry
 from replicator.retention.names import VERSIONS
 from replicator.retention.settings import Settings
 from replicator.retention.versions import TIME, Listed, Pair, Version, checked_pattern, doubts
+from replicator.shadow import is_shadow
 
 _TABLES = 500  # fetched at once
 
@@ -88,7 +89,7 @@ def names_of(job: Settings) -> Names:
 def tables_of(metastore: MetastoreReader, names: Names, folder: str | None) -> Iterator[Table]:
     """The accepted tables, in batches. folder: `tableFolderAllowlistFilter`, for whole locations."""
     for db in metastore.database_names():
-        if not names.may_have(db):
+        if not names.may_have(db) or is_shadow(metastore.database(db)):
             continue
         accepted = [name for name in metastore.table_names(db) if names.accepts(db, name)]
         for start in range(0, len(accepted), _TABLES):
