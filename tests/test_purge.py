@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
+from replicator.errors import ObjectNotFound
 from replicator.metastore.embedded import Running
+from replicator.purge.backups import backups
+from replicator.purge.options import RetainOptions
+from replicator.purge.restore import restore_backup
+from replicator.purge.retain import retain
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +53,41 @@ def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse) -> None:
     (unit,) = table.units
     assert (unit["rows"], unit["matched"], unit["rows_after"]) == (301, 10, 291)
     assert warehouse.purge(root, warehouse.ids, "a").rows_erased == 0
+
+
+def test_a_backup_can_be_put_back_and_that_undone_and_goes_in_the_end(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE b",
+        f"CREATE TABLE b.t (id BIGINT, v STRING) PARTITIONED BY (k INT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO b.t SELECT id, 'x', int(id DIV 100) FROM range(0, 200, 1, 2)",
+    )
+    metastore, root = warehouse.metastore, warehouse.root("backups")
+    before = warehouse.rows("b.t")
+    assert warehouse.purge(root, warehouse.ids, "b").rows_erased == 10
+    after = warehouse.rows("b.t")
+    for _ in range(2):
+        back = restore_backup(metastore, root, "b.t", "k=0")
+        assert back.status == "restored" and "10 rows" in back.warnings[0]
+        assert warehouse.rows("b.t") == before
+        assert restore_backup(metastore, root, "b.t", "k=0", undo=True).status == "restored"
+        assert warehouse.rows("b.t") == after
+
+    # a writer that had begun before the swap ends after it: its rows are in no table, and are brought there
+    (kept,) = [each for each in backups(root.place) if each.unit.backup == "kept" and not each.trash]
+    old, new = Path(kept.place.removeprefix("file:")), Path(kept.unit.new.removeprefix("file:"))
+    assert new != old and not list(new.glob("late*"))
+    pq.write_table(pa.table({"id": pa.array([5000], pa.int64()), "v": ["late"]}), old / "late.parquet")
+    week = RetainOptions(readers=timedelta(0), days=timedelta(0), trash=timedelta(0))
+    planned = retain(metastore, root, week, engines=warehouse.engines, dry_run=True)
+    assert planned.adopted and old.exists()
+    assert "late" not in str(warehouse.rows("b.t"))
+    done = retain(metastore, root, week, engines=warehouse.engines)
+    assert done.status == "done" and done.adopted and not old.exists(), done
+    assert warehouse.rows("b.t") == sorted([*after, (5000, "late", 0)], key=str)
+    assert retain(metastore, root, week, engines=warehouse.engines).removed == []
+
+    # what was recycled comes back from $cmroot
+    back = restore_backup(metastore, root, "b.t", "k=0")
+    assert back.from_cmroot and warehouse.rows("b.t") == sorted([*before, (5000, "late", 0)], key=str)
+    with pytest.raises(ObjectNotFound):
+        restore_backup(metastore, root, "b.t", "k=7")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from replicator.cli.guard import guard_options
 from replicator.cli.options import (
+    Duration,
     EngineChoice,
     Session,
     cmroot_option,
@@ -18,7 +20,7 @@ from replicator.cli.options import (
     json_option,
     pass_session,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,6 +109,138 @@ def run(
         done = erase(opened, root, options, engines=engines, progress=session.progress, dry_run=dry_run)
     emit(done, as_json, _purged_lines(done))
     return 0 if done.is_whole and (allow_gaps or not done.gaps) else 3
+
+
+@purge.command()
+@metastore_option
+@cmroot_option
+@properties_option
+@click.option("--versions", type=click.IntRange(0), help="Of each partition keep the newest so many; default 1.")
+@click.option("--days", type=Duration(), help="Keep none longer; default 7d.")
+@click.option("--readers", type=Duration(), default="2h", show_default=True, help="Touch none younger than the longest "
+              "query: it may still read it.")  # fmt: skip
+@click.option("--trash", type=Duration(), help="Keep what restores replaced so long; default 7d.")
+@guard_options
+@dry_run_option
+@engine_options
+@json_option
+@pass_session
+def retain(
+    session: Session, metastore: str, cmroot: str, properties: Path | None, versions: int | None,
+    days: timedelta | None, readers: timedelta, trash: timedelta | None, limits: Limits, dry_run: bool,
+    engine: EngineChoice, as_json: bool,
+) -> int:  # fmt: skip
+    """Recycle backups that are too many or too old, and remove what failed purges left.
+
+    Files go to $cmroot, where they can be had until it expires them. Rows that a writer put into a backup after the
+    swap are brought to their table first. Backup, staging and trash tables of Gobblin compliance are known by their
+    names. Exit 3 when something had to stay; 6 when more would go than may; 7 while a purge is at work.
+
+    \b
+    Example:
+      replicator purge retain --metastore prod --cmroot /cm --versions 1 --days 7d --dry-run
+    """
+    from cmroot.root import open_existing
+    from replicator.purge.options import RetainOptions
+    from replicator.purge.retain import retain as clean
+
+    old = _properties(properties)
+    options = RetainOptions(
+        versions if versions is not None else int(old.get("cleaner.backup.retention.versions", "1")),
+        days if days is not None else _days(old, "cleaner.backup.retention.days"), readers,
+        trash if trash is not None else _days(old, "cleaner.trash.retention.days"), limits,
+    )  # fmt: skip
+    with session.metastore(metastore) as opened, session.engines(engine) as engines:
+        done = clean(opened, open_existing(cmroot), options, engines=engines, dry_run=dry_run)
+    lines = [
+        (done.status, f"{count_text(done.backups, 'backup')} known"),
+        ("would go" if dry_run else "recycled", f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
+        ("removed", shortened(f"{each['path']}: {each['reason']}" for each in done.removed)),
+        ("staging", shortened(done.staging)),
+        ("adopted", shortened(f"{len(each['files'])} late files of {each['object']} {each['partition']}; not purged yet"
+                              for each in done.adopted)),
+        ("stays", shortened(f"{each['path']}: {each['refused']}" for each in done.refused)),
+    ]  # fmt: skip
+    emit(done, as_json, aligned(lines))
+    return 3 if done.refused or done.adopted else 0
+
+
+def _days(old: dict[str, str], key: str) -> timedelta:
+    text = old.get(key, "7")
+    if not text.isdecimal():
+        raise UsageError(f"{key} = {text!r} is no number of days", hint="check --properties")
+    return timedelta(days=int(text))
+
+
+@purge.command()
+@metastore_option
+@cmroot_option
+@click.argument("table", metavar="DB.TABLE")
+@click.argument("partition", metavar="[PARTITION]", default="")
+@click.option("--backup", metavar="TIME", help="The newest swapped out at or before then (ISO 8601), or a run's id; "
+              "default: the newest.")  # fmt: skip
+@click.option("--undo", is_flag=True, help="Put back what the last restore replaced.")
+@dry_run_option
+@json_option
+@pass_session
+def restore(
+    session: Session, metastore: str, cmroot: str, table: str, partition: str, backup: str | None, undo: bool,
+    dry_run: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Put a backup of a partition back: one metastore call, no copy while its directory is there.
+
+    Rows that were erased are back then, too: purge again when that is not what you want. What is replaced stays as
+    trash until `retain` recycles it.
+
+    \b
+    Example:
+      replicator purge restore --metastore prod --cmroot /cm sales.orders day=2026-03-01
+      replicator purge restore --metastore prod --cmroot /cm sales.orders day=2026-03-01 --undo
+    """
+    from cmroot.root import open_existing
+    from replicator.purge.restore import restore_backup
+
+    if table.count(".") != 1:
+        raise UsageError(f"{table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
+    with session.metastore(metastore) as opened:
+        done = restore_backup(
+            opened, open_existing(cmroot), table, partition, moment=backup, undo=undo, dry_run=dry_run
+        )
+    lines = [
+        (done.status, f"{done.object} {done.partition}".rstrip()), ("at", done.location),
+        ("replaced", done.replaced or None), ("backup of", done.backup),
+        ("from $cmroot", count_text(done.from_cmroot, "file") if done.from_cmroot else None),
+        ("warning", done.warnings),
+    ]  # fmt: skip
+    emit(done, as_json, aligned(lines))
+    return 0
+
+
+@purge.command()
+@cmroot_option
+@click.option("--table", metavar="DB.TABLE", help="Only this table's.")
+@json_option
+@pass_session
+def backups(session: Session, cmroot: str, table: str | None, as_json: bool) -> int:
+    """List the backups that purges and restores have made, and what became of them.
+
+    \b
+    Example: replicator purge backups --cmroot /cm --table sales.orders
+    """
+    from cmroot.root import open_existing
+    from replicator.purge.backups import backups as known
+
+    root = open_existing(cmroot)
+    rows = [
+        {"table": each.unit.table, "partition": each.unit.partition, "path": each.place, "state": each.unit.backup,
+         "time": time_text(each.unit.time), "run": each.directory.id, "rows": each.unit.rows,
+         "rows_erased": each.unit.matched, "trash": each.trash}
+        for each in known(root.place) if table is None or each.unit.table == table.lower()
+    ]  # fmt: skip
+    head = ("table", "partition", "state", "time", "path")
+    lines = columns(head, [[row[name] for name in head] for row in rows]) if rows else ["no backups"]
+    emit({"status": "listed", "backups": rows}, as_json, lines)
+    return 0
 
 
 def _properties(path: Path | None) -> dict[str, str]:

@@ -80,6 +80,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _carry(format_: FileFormat, work: FileWork) -> FileDone:
+    carry(work)
+    rows = _count(format_, work.target) if work.data else 0
+    return FileDone(work.partition, work.name, work.size, work.size, rows)
+
+
+def carry(work: FileWork) -> None:
+    """By link; by copy where there are none. Safe to run twice."""
     if is_local(work.source):
         source, target = local_path(work.source), local_path(work.target)
         with naming(target):
@@ -92,8 +99,6 @@ def _carry(format_: FileFormat, work: FileWork) -> FileDone:
                 _copy(work)
     else:
         _copy(work)
-    rows = _count(format_, work.target) if work.data else 0
-    return FileDone(work.partition, work.name, work.size, work.size, rows)
 
 
 def _copy(work: FileWork) -> None:

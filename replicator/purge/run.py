@@ -34,6 +34,7 @@ from replicator.purge.options import PurgeOptions
 from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
 from replicator.purge.tables import TableDone, Work, at, remove_staging
+from replicator.shadow import is_shadow
 
 
 @dataclass
@@ -162,7 +163,7 @@ def _onboarded(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions
     onboarded, gaps = [], []
     id_table = matching.split_ids(options.ids)[0].lower()
     for db in sorted(metastore.database_names()):
-        if not whitelist.has_database(db):
+        if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
             continue
         names = [name for name in sorted(metastore.table_names(db)) if whitelist.has(db, name) and not is_version(name)]
         for table in sorted(metastore.tables(db, names), key=lambda each: each.name):

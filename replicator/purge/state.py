@@ -50,7 +50,8 @@ SWAPPED_FILES = pa.schema(
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A partition in a run ("" for an unpartitioned table). attempt: counts from 1. reason: of what was not done. old,
     new: locations. rows, matched, rows_after: before, erased, after. bytes: of the old files, bytes_after of the new.
-    time: of this state, seconds since 1970. event: the newest of the metastore after the swap."""
+    time: of this state, seconds since 1970. event: the newest of the metastore after the swap. backup: what became of
+    the old location: it is there, in `$cmroot` (the audit's run `recycled_by` took it), or the table's again."""
 
     table: str
     partition: str
@@ -69,6 +70,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes_after: int = 0
     event: int = 0
     backup: Literal["", "kept", "recycled", "restored"] = ""
+    recycled_by: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -144,6 +146,11 @@ class RunDirectory:
                 unit = decode(line)
                 found[unit.key] = unit
         return found
+
+    @property
+    def is_restore(self) -> bool:
+        """Whether it is a restore, which keeps what it replaced as a purge does."""
+        return "restore" in self.read_run().request
 
     def write_files(self, rows: list[dict[str, Any]]) -> None:
         sink = pa.BufferOutputStream()

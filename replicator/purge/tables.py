@@ -1,0 +1,357 @@
+"""Purging one table: search it, write what has ids anew, compare, swap, record. Acts.
+
+Partitions go in batches through the states of `state`. One that changed meanwhile is left as it was and tried again, a
+few times, with a search of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cmroot.place import join, name_of, normal, parent, store_for
+from replicator.engine import AutoEngine
+from replicator.errors import Error, ObjectNotFound
+from replicator.guard.audit import AuditLog
+from replicator.guard.legal import LegalHold, read_holds
+from replicator.guard.live import LiveLocations
+from replicator.guard.removal import Removal, forbidden
+from replicator.metastore.client import Metastore
+from replicator.model import Storage
+from replicator.purge import matching
+from replicator.purge.by_spark import stage_by_spark
+from replicator.purge.formats import Unsupported, format_of
+from replicator.purge.matching import Ids, LossyIds
+from replicator.purge.onboarding import Onboarded
+from replicator.purge.options import PurgeOptions
+from replicator.purge.parts import SIBLING, Part, look_at, looks_tasks, new_location, parts_of, run_looks_task
+from replicator.purge.staging import Staged, Staging, stage
+from replicator.purge.state import Run, RunDirectory, State, Unit
+from replicator.purge.swapping import drop_column_statistics, drop_table_extremes, flip, purged
+
+BATCH = 100
+"""Partitions that are written, compared and swapped together."""
+
+Matched = dict[str, dict[str, tuple[str, int]]]
+"""By part: the name of a file below its location -> (how Spark calls it, matching rows)."""
+
+
+@dataclass
+class TableDone:
+    """What became of one table. partitions: all it has; swapped, failed: of those with matching rows. error: why the
+    table as a whole was not searched."""
+
+    table: str
+    partitions: int = 0
+    swapped: int = 0
+    failed: int = 0
+    rows_erased: int = 0
+    rows_before: int = 0
+    rows_after: int = 0
+    files_rewritten: int = 0
+    files_carried: int = 0
+    bytes_rewritten: int = 0
+    error: str = ""
+    units: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Work:
+    """A run at work; `live` is filled when the first partition is to be swapped."""
+
+    metastore: Metastore
+    root: str
+    directory: RunDirectory
+    run: Run
+    ids: Ids
+    options: PurgeOptions
+    engines: AutoEngine
+    audit: AuditLog
+    clock: Callable[[], float]
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        self.live = Lazily(self.metastore)
+
+    # ---- one table ------------------------------------------------------------------------------------------------
+
+    def purge_table(self, onboarded: Onboarded) -> TableDone:
+        done = TableDone(onboarded.name)
+        wanted: list[str] | None = None
+        for attempt in range(1, self.options.attempts + 1):
+            try:
+                table = self.metastore.table(onboarded.table.db, onboarded.table.name)
+                again = self._attempt(onboarded, list(parts_of(self.metastore, table, wanted)), attempt, done)
+            except ObjectNotFound as error:
+                done.error = f"dropped meanwhile: {error.message}"
+                break
+            except (LossyIds, Unsupported) as error:
+                done.error = str(error)
+                break
+            except Error:
+                raise
+            except Exception as error:
+                if "pyspark" not in type(error).__module__ and "py4j" not in type(error).__module__:
+                    raise
+                done.error = matching.failed(error).message
+                break
+            if not again:
+                break
+            wanted = [unit.partition for unit in again]
+            if attempt == self.options.attempts:
+                exhausted = [at(unit, "EXHAUSTED", self.clock) for unit in again]
+                self.directory.write_units(exhausted)
+                self._tell(done, exhausted)
+        if not self.dry_run:
+            if done.swapped:
+                drop_table_extremes(self.metastore, onboarded.table)
+            self.run = msgspec.structs.replace(self.run, tables=(*self.run.tables, done.table))
+            self.directory.write_run(self.run)
+            store_for(self.root).remove_tree(join(self.directory.place, "found"))
+        return done
+
+    def _attempt(self, onboarded: Onboarded, parts: list[Part], attempt: int, done: TableDone) -> list[Unit]:
+        """Units that must be tried again."""
+        table = onboarded.table
+        done.partitions = max(done.partitions, len(parts))
+        digests = self._digests(parts)
+        uniform = all(_format_key(part) == (table.storage and _format_key_of(table.storage)) for part in parts)
+        found = matching.search(self.ids, onboarded, converted=uniform)
+        if self.dry_run:
+            self._plan(onboarded, parts, matching.ask_counts(found), done)
+            return []
+        place = self.directory.found(onboarded.name, attempt)
+        matching.write_found(found, place)
+        matched = _by_part(parts, matching.read_counts(place))
+        dirty = [part for part in parts if part.name in matched]
+        again: list[Unit] = []
+        units = [
+            Unit(table=onboarded.name, partition=part.name, state="PENDING", time=self.clock(), attempt=attempt,
+                 old=part.location, new=new_location(part.location, self.run.stamp))
+            for part in dirty
+        ]  # fmt: skip
+        self.directory.write_units(units)
+        by_name = {part.name: part for part in dirty}
+        for start in range(0, len(units), BATCH):
+            batch = units[start : start + BATCH]
+            again += self._batch(onboarded, batch, by_name, matched, digests, place, done)
+        return again
+
+    def _digests(self, parts: Sequence[Part]) -> dict[str, str]:
+        """Before the search, so that what comes after is noticed."""
+        if self.dry_run:
+            return {}
+        engine = self.engines.for_work(len(parts))
+        tasks = looks_tasks(part.location for part in parts)
+        return {location: digest for answer in engine.run(run_looks_task, tasks) for location, digest in answer}
+
+    def _plan(self, onboarded: Onboarded, parts: list[Part], counts: dict[str, int], done: TableDone) -> None:
+        """What a dry run tells."""
+        for name, files in _by_part(parts, counts).items():
+            part = next(part for part in parts if part.name == name)
+            rows = sum(rows for _, rows in files.values())
+            reason = f"{rows:,} rows in {len(files):,} files have an id"
+            try:
+                format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
+            except Unsupported as error:
+                reason, done.failed = f"{reason}, and {error}", done.failed + 1
+            done.rows_erased += rows
+            done.swapped += 1
+            done.files_rewritten += len(files)
+            unit = Unit(table=onboarded.name, partition=name, state="PENDING", time=self.clock(), reason=reason,
+                        old=part.location, new=new_location(part.location, self.run.stamp), matched=rows,
+                        rewritten=len(files))  # fmt: skip
+            done.units.append(msgspec.to_builtins(unit))
+
+    # ---- one batch of its partitions ------------------------------------------------------------------------------
+
+    def _batch(
+        self, onboarded: Onboarded, units: list[Unit], parts: dict[str, Part], matched: Matched,
+        digests: dict[str, str], found: str, done: TableDone,
+    ) -> list[Unit]:  # fmt: skip
+        """Writes, compares, swaps and records. Units that must be tried again."""
+        again: list[Unit] = []
+        ended: list[Unit] = []
+        stagings: dict[str, Staging] = {}
+        holds, live = read_holds(self.root, self.clock()), self.live.locations
+        for unit in units:
+            part = parts[unit.partition]
+            if why := self._forbidden(unit, part, holds, live):
+                ended.append(at(unit, "SKIPPED", self.clock, reason=why))
+                continue
+            look = look_at(part.location)
+            if look.digest != digests[part.location]:
+                again.append(at(unit, "FAILED", self.clock, reason="its files changed during the search"))
+                continue
+            if look.links:
+                ended.append(at(unit, "SKIPPED", self.clock, reason=f"a symbolic link: {look.links[0]}"))
+                continue
+            try:
+                format_ = format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
+            except Unsupported as error:
+                ended.append(at(unit, "SKIPPED", self.clock, reason=str(error)))
+                continue
+            files = matched[unit.partition]
+            stagings[unit.partition] = Staging(
+                part, look, unit.new, format_, {name: rows for name, (_, rows) in files.items()},
+                {name: uri for name, (uri, _) in files.items()},
+            )  # fmt: skip
+        by_name = {unit.partition: unit for unit in units}
+        staged = {each.staging.part.name: each for each in self._stage(onboarded, list(stagings.values()), found)}
+        for name, each in staged.items():
+            by_name[name] = _figured(by_name[name], each)
+            if each.error:
+                remove_staging(by_name[name].new, self.run.stamp)
+                if each.final:
+                    ended.append(at(by_name[name], "SKIPPED", self.clock, reason=each.error))
+                else:
+                    again.append(at(by_name[name], "FAILED", self.clock, reason=each.error))
+        going = {name: each for name, each in staged.items() if not each.error}
+        self.directory.write_units(at(by_name[name], "STAGED", self.clock) for name in going)
+        self._write_files(onboarded, going.values())
+        changed: dict[str, str] = {}
+        for name, each in list(going.items()):
+            if look_at(each.staging.part.location).digest != digests[each.staging.part.location]:
+                changed[name] = "its files changed while they were written anew"
+                del going[name]
+        self.directory.write_units(at(by_name[name], "VERIFIED", self.clock) for name in going)
+        wanted = {
+            name: (each.staging.part, purged(each.staging.part, each.staging.new, each.figures, self.clock()))
+            for name, each in going.items()
+        }
+        flipped = flip(self.metastore, onboarded.table, wanted)
+        changed |= flipped.changed
+        swapped = [
+            at(by_name[name], "SWAPPED", self.clock, backup="kept", event=flipped.event) for name in flipped.swapped
+        ]
+        self.directory.write_units(swapped)
+        drop_column_statistics(self.metastore, onboarded.table, flipped.swapped)
+        for unit in swapped:
+            ended.append(at(unit, "DONE", self.clock))
+            self._record(unit)
+        for name, why in changed.items():
+            remove_staging(by_name[name].new, self.run.stamp)
+            again.append(at(by_name[name], "FAILED", self.clock, reason=why))
+        self.directory.write_units([*ended, *again])
+        self._tell(done, ended)
+        return again
+
+    def _forbidden(self, unit: Unit, part: Part, holds: Sequence[LegalHold], live: LiveLocations) -> str:
+        removal = Removal(
+            path=part.location, what="partition" if part.name else "table", object=unit.table,
+            partition=unit.partition, reason="purge",
+        )  # fmt: skip
+        if why := forbidden(removal, self.options.limits, holds):
+            return why
+        found = live.blocking(part.location, object=unit.table, partition=unit.partition)
+        return f"shares its location with {found}" if found else ""
+
+    def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str) -> Iterator[Staged]:
+        """File by file where that can be; by Spark, a partition at a time, where not."""
+        yield from stage([each for each in stagings if each.format.kind != "spark"], found, self.engines)
+        for each in stagings:
+            if each.format.kind == "spark":
+                yield stage_by_spark(self.ids.session, onboarded, each)
+
+    def _write_files(self, onboarded: Onboarded, staged: Iterable[Staged]) -> None:
+        rows = [
+            {"table": onboarded.name, "partition": each.staging.part.name, "location": each.staging.part.location,
+             "name": state.path_relative, "size": state.size, "mtime_ns": state.mtime_ns, "identity": state.identity,
+             "matched": each.staging.matched.get(state.path_relative, 0),
+             "checksum": each.checksums.get(state.path_relative)}
+            for each in staged for state in each.staging.look.files
+        ]  # fmt: skip
+        if rows:
+            self.directory.write_files(rows)
+
+    def _record(self, unit: Unit) -> None:
+        self.audit.changed(
+            unit.table, f"{unit.matched:,} of {unit.rows:,} rows had an id of run {self.run.id}", what="purge",
+            partition=unit.partition, path=unit.new, detail=msgspec.to_builtins(unit),
+        )  # fmt: skip
+
+    def _tell(self, done: TableDone, units: Iterable[Unit]) -> None:
+        for unit in units:
+            done.units.append(msgspec.to_builtins(unit))
+            if unit.state != "DONE":
+                done.failed += 1
+                continue
+            done.swapped += 1
+            done.rows_erased += unit.matched
+            done.rows_before += unit.rows
+            done.rows_after += unit.rows_after
+            done.files_rewritten += unit.rewritten
+            done.files_carried += unit.files - unit.rewritten
+            done.bytes_rewritten += unit.bytes
+
+
+class Lazily:
+    """The metastore's locations, walked when they are first asked for."""
+
+    def __init__(self, metastore: Metastore) -> None:
+        self._metastore = metastore
+        self._stack = ExitStack()
+        self._live: LiveLocations | None = None
+
+    def __enter__(self) -> Lazily:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def locations(self) -> LiveLocations:
+        if self._live is None:
+            self._live = self._stack.enter_context(LiveLocations(self._metastore))
+        else:
+            self._live.refresh()
+        return self._live
+
+
+def _figured(unit: Unit, staged: Staged) -> Unit:
+    return msgspec.structs.replace(
+        unit, files=staged.files, rewritten=staged.rewritten, rows=staged.rows, matched=staged.erased,
+        rows_after=staged.rows - staged.erased, bytes=staged.bytes, bytes_after=staged.bytes_after,
+    )  # fmt: skip
+
+
+def _format_key(part: Part) -> tuple[str | None, str | None]:
+    return _format_key_of(part.storage)
+
+
+def _format_key_of(storage: Storage) -> tuple[str | None, str | None]:
+    return storage.serde.library, storage.input_format
+
+
+def _by_part(parts: Sequence[Part], counts: dict[str, int]) -> Matched:
+    """Which part each file lies in: the nearest location above it. Of a file in none (its partition came since), the
+    next run takes care."""
+    locations = {normal(part.location): part.name for part in parts}
+    found: Matched = {}
+    for uri, rows in counts.items():
+        place = matching.place_of(uri)
+        for above in _above(place):
+            if above in locations:
+                found.setdefault(locations[above], {})[place[len(above) :].lstrip("/")] = (uri, rows)
+                break
+    return found
+
+
+def _above(place: str) -> Iterator[str]:
+    while (above := parent(place)) != place:
+        yield above
+        place = above
+
+
+def at(unit: Unit, state: State, clock: Callable[[], float], **changes: Any) -> Unit:
+    return msgspec.structs.replace(unit, state=state, time=clock(), **changes)
+
+
+def remove_staging(place: str, stamp: str) -> None:
+    """Nothing has ever referred to it."""
+    if place and name_of(parent(place)) == SIBLING + stamp:
+        store_for(place).remove_tree(place)
