@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,22 @@ import msgspec
 import pytest
 from faults import Fault, run_with
 from plain_tables import PlainDatabase
-from policies import Replication
+from policies import Replication, local_engine
 from raw_thrift import RawClient
 from story import command
 
+from cmroot.log import segments
+from cmroot.root import create_or_open
 from replicator.engine import SparkEngine, hive_settings
 from replicator.errors import Error, Refused, UsageError
+from replicator.events.capture import capture
+from replicator.events.fold import read_records
+from replicator.events.record import touched_db
 from replicator.metastore.client import Metastore
 from replicator.metastore.embedded import Running
 from replicator.metastore.java import find_java, spark_environment
 from replicator.model import VIEW, Column, Storage, Table
+from replicator.progress import Silent
 from replicator.roles import Role
 from replicator.sync.drill import DrillOptions, drill
 from replicator.sync.drill_queries import Asking
@@ -39,7 +45,8 @@ def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -
     pair = Replication(source_metastore, target_metastore, tmp_path)
     a = pair.db("a")
     a.table("t", {"first": ROW * 3})
-    a.alter("t", numRows="3", COLUMN_STATS_ACCURATE='{"BASIC_STATS":"true"}')
+    exact = {"numRows": "3", "COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
+    a.alter("t", **exact, **{"beekeeper.remove.unreferenced.data": "true"})
     a.table("outside", {"x": ROW}, kind="EXTERNAL_TABLE")
     a.partitioned("parts", {"x": {"f": ROW}, "y": {"f": ROW * 2}})
     a.function("f")
@@ -114,7 +121,8 @@ def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication,
     assert (t.kind, t.parameters["external.table.purge"], t.parameters["replicator.drill"]) == (
         "EXTERNAL_TABLE", "false", done.id
     )  # fmt: skip
-    assert t.location == f"file:{pair.replica().home}/t" and "replicator.position" not in t.parameters
+    assert t.location == f"file:{pair.replica().home}/t"
+    assert not {"replicator.position", "beekeeper.remove.unreferenced.data"} & t.parameters.keys()
     assert seen["v"].view_expanded == seen["v"].view_original
     assert f"FROM {shadow}.t JOIN {shadow}.parts p" in seen["v"].view_expanded
     assert [each.location for each in seen["parts"]] == [f"file:{pair.replica().home}/parts/p={p}" for p in "xy"]
@@ -246,6 +254,10 @@ def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Replication) 
     (shadow,) = kept.databases.values()
     run = pair.sync()
     assert (run.status, run.databases, run.left) == ("nothing", [f"{pair.name}_a"], [])
+    everything = create_or_open(str(pair.here / "everything"))
+    capture(pair.target, everything, engine=local_engine(), progress=Silent())
+    captured = {touched_db(record.change) for each in segments(everything.place) for record in read_records(each)}
+    assert f"{pair.name}_a" in captured and shadow not in captured
     for metastore, role, more in ((pair.source, Role.REPLICA, 1), (pair.target, Role.PRIMARY, 2)):
         mark = read_role(metastore, f"{pair.name}_a")
         set_role(metastore, f"{pair.name}_a", role, mark.epoch + more, expect=mark, settle=timedelta(0), force=True)
@@ -257,6 +269,54 @@ def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Replication) 
     assert (backwards.reverse, backwards.metastore, backwards.status) == (True, pair.source_uri, "done")
     answer = command("--config", str(pair.config()), "drill", pair.name, "--clean")
     assert (answer.code, answer.said["dropped"]) == (0, [shadow])
+
+
+class Racing:
+    """The target's metastore, whose replica changes just after something was read of it: `after` is a method of the
+    reading side, `change` is done once."""
+
+    def __init__(self, metastore: Metastore, after: str, change: Callable[[], object]) -> None:
+        self._metastore, self._after, self._change = metastore, after, change
+        self.changed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._metastore, name)
+        if name != self._after:
+            return method
+
+        def read(*arguments: Any) -> Any:
+            found = method(*arguments)
+            found = list(found) if name == "partitions" else found
+            self.changed += 1
+            if self.changed == 1:
+                self._change()
+            return found
+
+        return read
+
+
+@pytest.mark.parametrize("after", ["tables", "partitions"])
+def test_what_goes_away_while_it_is_shown_leaves_no_directory_in_the_replicas_way(
+    pair: Replication, after: str
+) -> None:
+    def change() -> None:
+        pair.db("a").drop("t") if after == "tables" else pair.db("a").drop_partitions("parts", ["x"])
+        assert pair.sync().status == "synced"
+
+    racing: Any = Racing(pair.target, after, change)
+    done = drill(pair.policy, pair.source, racing, nobody, QUIET)
+    assert racing.changed and (done.status, done.torn_down) == ("done", True)
+    home, name = pair.replica().home, f"{pair.name}_a"
+    if after == "tables":
+        assert (done.tables, done.skipped) == (2, {f"{name}.t": "it went away meanwhile"})
+        assert not (home / "t").exists()
+        pair.db("a").table("u", {"f": ROW})
+        pair.db("a").rename("u", "t")  # to the place that the server had made anew
+    else:
+        assert done.partitions == 1 and not (home / "parts/p=x").exists()
+        pair.db("a").add("parts", {"x": {"f": ROW}})
+    pair.sync()
+    pair.is_same()
 
 
 def test_a_drill_needs_no_source(pair: Replication) -> None:

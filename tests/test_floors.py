@@ -14,7 +14,7 @@ FLOORS = [
         "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.engine",
         "replicator.grouping", "replicator.policy", "replicator.partition_filter", "replicator.progress",
         "replicator.quantity", "replicator.report",
-        "replicator.roles",
+        "replicator.roles", "replicator.shadow",
     },
     {"replicator.metastore"},
     {"replicator.events"},

@@ -51,10 +51,11 @@ from replicator.events.record import (
 from replicator.events.scope import changes_in_scope
 from replicator.events.takings import Takings, not_known
 from replicator.events.walk import refresh_tables, walk_database
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 from replicator.model import NotificationEvent
 from replicator.progress import Progress
 from replicator.report import json_text
+from replicator.shadow import is_shadow
 
 ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends the capture
 LIST_BATCH = 500  # objects of a listing task, at most
@@ -95,7 +96,8 @@ def capture(
 ) -> Captured:  # fmt: skip
     """Brings the captured log up to now. May run again at any time, also after a crash.
 
-    databases: captured from now on, beside those captured before (none at all: every database of the metastore).
+    databases: captured from now on, beside those captured before (none at all: every database of the metastore but a
+    drill's).
     scan: look for changes that left no event, in directories and, with `compare`, in the metastore: databases,
     functions and tables. deep: compare partitions one by one, too.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
@@ -137,7 +139,9 @@ def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str
                 f"database {name} does not exist in {source.uri}",
                 hint=f"it has: {', '.join(sorted(existing)[:20])}",
             )
-    return [name for name in (databases or existing) if name not in known]
+    if databases:
+        return [name for name in databases if name not in known]
+    return [name for name in existing if name not in known and not is_shadow(source.database(name))]
 
 
 class _Run:
@@ -173,8 +177,18 @@ class _Run:
         hole in the ids, unless `repair` or it was repaired in this run."""
         if first and not self._read_before:
             return 0
+        concerned, more = 0, True
+        while more:
+            some, more = self._read_some(repair=repair)
+            concerned += some
+        return concerned
+
+    def _read_some(self, *, repair: bool) -> tuple[int, bool]:
+        """Folds the next events, a page of them; whether there are more."""
         seen = json.loads(self._manifest.recall("rows") or "{}")
-        reading = read_events(self._source, self._cursor, seen, lambda: undecided_since(self._root.place))
+        reading = read_events(
+            self._source, self._cursor, seen, lambda: undecided_since(self._root.place), limit=EVENT_BATCH
+        )
         if reading.events:
             self._takings.look(reading.events[-1].id)
         if reading.hole is not None:
@@ -189,7 +203,7 @@ class _Run:
             self._cursor = reading.hole[1] - 1
         self._manifest.remember("rows", json.dumps(reading.seen))
         self.report.events += len(reading.events)
-        return concerned
+        return concerned, reading.more
 
     def _note_hole(self, last: int, following: int, *, repair: bool) -> None:
         if not repair:

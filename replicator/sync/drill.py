@@ -27,10 +27,11 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.model import Database
 from replicator.policy import Policy, matching_databases
 from replicator.roles import Role, mark_of
+from replicator.shadow import is_shadow
 from replicator.sync.drill_build import build, tear_down
 from replicator.sync.drill_queries import Asking, ask, questions
 from replicator.sync.drill_record import Drill, Drills, Standing
-from replicator.sync.drill_shadow import Shadows, is_shadow
+from replicator.sync.drill_shadow import Shadows
 from replicator.sync.drill_sweep import sweep
 from replicator.sync.memory import Memory, iso
 from replicator.sync.run import behind

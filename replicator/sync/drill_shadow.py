@@ -18,16 +18,11 @@ from replicator.load.placement import uri
 from replicator.load.replica import own_parameters, view_parameters
 from replicator.load.view_text import rename_databases
 from replicator.model import EXTERNAL, MANAGED, VIEW, Database, Function, Partition, Table
+from replicator.shadow import DRILL, OF_POLICY
 
-DRILL = "replicator.drill"  # the stamp, of databases and tables: the drill's id
-OF_POLICY = "replicator.drill.policy"  # of a database: whose drill
 _EXACT = "COLUMN_STATS_ACCURATE"  # with it Hive answers counts from statistics; a drill is to read data
 _LEFT_OUT = (_EXACT, "discover.partitions", "partition.retention.period")  # the others let a server drop partitions
-
-
-def is_shadow(database: Database | None) -> bool:
-    """Whether a drill made it. Such a database is no part of any policy."""
-    return database is not None and DRILL in database.parameters
+_HOUSEKEEPING = "beekeeper."  # with such a property, the data of a table that was dropped goes some days later
 
 
 @dataclass(frozen=True)
@@ -102,4 +97,8 @@ def row_count(table: Table) -> int | None:
 
 
 def _parameters(parameters: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in own_parameters(parameters).items() if key not in _LEFT_OUT}
+    return {
+        key: value
+        for key, value in own_parameters(parameters).items()
+        if key not in _LEFT_OUT and not key.startswith(_HOUSEKEEPING)
+    }

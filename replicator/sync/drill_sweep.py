@@ -12,9 +12,9 @@ from replicator.metastore.client import Metastore
 from replicator.model import Database
 from replicator.policy import Policy
 from replicator.report import json_text
+from replicator.shadow import OF_POLICY, is_shadow
 from replicator.sync.drill_build import remove_empty, tear_down
 from replicator.sync.drill_record import Drill, Drills
-from replicator.sync.drill_shadow import OF_POLICY, is_shadow
 from replicator.sync.memory import Memory
 
 EVERY_NAME = ""  # a prefix that every database has

@@ -18,7 +18,7 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.model import Database
 from replicator.policy import Policy, matching_databases
 from replicator.roles import Role, RoleMark, mark_of
-from replicator.sync.drill_shadow import is_shadow
+from replicator.shadow import is_shadow
 from replicator.sync.memory import RememberedScope
 
 
