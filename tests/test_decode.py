@@ -414,6 +414,27 @@ def test_a_long_log_is_read_in_pages_and_remembered_shortly() -> None:
     assert len(reading.seen) == LOOK_BACK
 
 
+@given(st.lists(st.integers(1, 60)), st.integers(0, 5), st.integers(1, 20))
+def test_a_log_read_some_at_a_time_is_the_same_log(ids: list[int], more: int, limit: int) -> None:
+    log = Log(sorted(ids), newest=max([*ids, 0]) + more)
+    for number, twin in enumerate(log.rows):
+        log.rows[number] = msgspec.structs.replace(twin, table=f"t{number}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replicator.events.reader.EVENT_BATCH", 70)  # no page is smaller than the rows of one id
+        whole = read_events(log, 0, {})  # type: ignore[arg-type]
+        some, cursor, seen = [], 0, dict[str, int]()
+        holes, going = [], True
+        patch.setattr("replicator.events.reader.EVENT_BATCH", 1 + max(map(ids.count, ids), default=0))
+        while going:
+            reading = read_events(log, cursor, seen, limit=limit)  # type: ignore[arg-type]
+            some += reading.events
+            holes += [reading.hole] if reading.hole else []
+            assert not (reading.more and not reading.events)
+            cursor, seen, going = reading.events[-1].id if reading.events else cursor, reading.seen, reading.more
+    assert some == whole.events
+    assert holes[:1] == ([whole.hole] if whole.hole else [])
+
+
 def test_rows_that_share_an_id_at_the_end_of_a_page_are_not_cut_apart() -> None:
     log = Log([*range(1, 10_001), 10_000, 10_001])
     log.rows[10_000] = row(10_000, "twin")

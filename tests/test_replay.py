@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from policies import Replication
 
 from replicator.load.gathering import Named, gathered
@@ -90,4 +91,28 @@ def test_a_range_reads_of_the_target_only_what_it_names(
     db.function("g")
     pair.sync()
     assert fetched == ["functions"]
+    pair.is_same("a")
+
+
+def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Replication(source_metastore, target_metastore, tmp_path)
+    db = pair.db("a")
+    db.partitioned("t", {"old": {"f": "1"}})
+    pair.sync()
+    pages: list[int] = []
+    for number in range(20):
+        db.add("t", {f"{number:02d}": {"f": str(number)}})
+    db.drop_partitions("t", ["03", "old"])  # one of them is added on an earlier page
+    db.rename("t", "u")
+    db.partitioned("t", {"new": {"f": "2"}})
+    events = pair.source.next_events
+    pair.source.next_events = lambda after, limit: pages.append(limit) or events(after, limit)  # type: ignore[method-assign]
+    for place in ("replicator.events.reader.EVENT_BATCH", "replicator.events.capture.EVENT_BATCH"):
+        monkeypatch.setattr(place, 5)
+    monkeypatch.setattr("replicator.events.reader.LOOK_BACK", 2)
+    run = pair.sync()
+    assert (run.status, run.records) == ("synced", 25)
+    assert len(pages) > 6 and set(pages) == {5}
     pair.is_same("a")

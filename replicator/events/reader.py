@@ -20,19 +20,22 @@ LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read: `events` after the cursor in order, `late` rows behind it not seen before, and the ids around the
-    first hole, if there is one: (last id before it, first id after it)."""
+    """What was read: `events` after the cursor in order, `late` rows behind it not seen before, the ids around the
+    first hole, if there is one: (last id before it, first id after it), and whether there are more events."""
 
     events: list[NotificationEvent] = field(default_factory=list)
     late: list[NotificationEvent] = field(default_factory=list)
     hole: tuple[int, int] | None = None
     seen: dict[str, int] = field(default_factory=dict)  # digest of each row near the new cursor -> its id
+    more: bool = False
 
 
 def read_events(
-    source: MetastoreReader, cursor: int, seen: dict[str, int], settled: Callable[[], int | None] = lambda: None
-) -> Reading:
-    """Everything after `cursor`, up to the id that is newest now.
+    source: MetastoreReader, cursor: int, seen: dict[str, int], settled: Callable[[], int | None] = lambda: None,
+    *, limit: int | None = None,
+) -> Reading:  # fmt: skip
+    """Everything after `cursor`, up to the id that is newest now; with `limit`, some of it: after a day's outage the log
+    may be larger than memory.
 
     `seen`: what the last reading returned under that name. `settled`: asked after the rows have come, the last id that
     may be used already (None: all may). Raises Refused when the log is shorter than the cursor."""
@@ -43,22 +46,27 @@ def read_events(
             "another metastore, or one restored from a backup",
             hint="use another $cmroot for another metastore; after a restore begin with a new $cmroot and a bootstrap",
         )
-    rows = _fetch(source, max(0, cursor - LOOK_BACK), newest)
+    rows, more = _fetch(source, cursor, newest, limit)
+    if more:
+        newest = rows[-1].id
     last_settled = settled()
     if last_settled is not None and last_settled < newest:
-        newest = max(last_settled, cursor)
+        newest, more = max(last_settled, cursor), False
         rows = [row for row in rows if row.id <= newest]
     events = [row for row in rows if row.id > cursor]
     late = [row for row in rows if row.id <= cursor and digest(row) not in seen] if seen else []
     last = events[-1].id if events else cursor
     remembered = {digest(row): row.id for row in rows if row.id > last - LOOK_BACK}
-    return Reading(events=events, late=late, hole=find_hole(cursor, events, newest), seen=remembered)
+    return Reading(events=events, late=late, hole=find_hole(cursor, events, newest), seen=remembered, more=more)
 
 
-def _fetch(source: MetastoreReader, after: int, newest: int) -> list[NotificationEvent]:
-    """Rows after an id up to `newest`, in order of their ids."""
+def _fetch(
+    source: MetastoreReader, cursor: int, newest: int, limit: int | None
+) -> tuple[list[NotificationEvent], bool]:  # fmt: skip
+    """Rows from shortly before the cursor up to `newest`, in order of their ids; whether the limit came before that."""
     rows: list[NotificationEvent] = []
-    while after < newest:
+    after, more = max(0, cursor - LOOK_BACK), False
+    while after < newest and not more:
         page = source.next_events(after, EVENT_BATCH)
         if not page:
             break
@@ -66,7 +74,8 @@ def _fetch(source: MetastoreReader, after: int, newest: int) -> list[Notificatio
             page = [row for row in page if row.id < page[-1].id]  # rows that share the last id may be cut apart
         rows += page
         after = page[-1].id
-    return sorted((row for row in rows if row.id <= newest), key=lambda row: row.id)
+        more = limit is not None and len(rows) >= limit and cursor < after < newest
+    return sorted((row for row in rows if row.id <= newest), key=lambda row: row.id), more
 
 
 def find_hole(cursor: int, events: Sequence[NotificationEvent], newest: int) -> tuple[int, int] | None:
