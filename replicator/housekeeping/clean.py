@@ -54,8 +54,8 @@ def plan(
     sized: count files and bytes, too. Changes nothing."""
     for tables in (False, True):
         for items in store.due(now, tables=tables, page=page):
-            facts = look(metastore, items)
-            verdicts = [decide(one, facts, defaults, now, remover.limits.min_depth) for one in items]
+            facts = look(metastore, items, defaults)
+            verdicts = [decide(one, facts, now, remover.limits.min_depth) for one in items]
             below = store.waiting_below([each.item.id for each in verdicts if isinstance(each, Going)], now)
             found = Page()
             wanted: dict[Removal, list[Going]] = defaultdict(list)

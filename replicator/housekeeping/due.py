@@ -13,7 +13,7 @@ from cmroot.place import normal
 from replicator.errors import ObjectNotFound
 from replicator.guard.removal import Removal, depth
 from replicator.housekeeping.items import DISABLED, SKIPPED, Item, iso
-from replicator.housekeeping.wishes import EXPIRED, Defaults, read_wishes
+from replicator.housekeeping.wishes import EXPIRED, Defaults, Wishes, read_wishes
 from replicator.housekeeping.writing import TABLES_STAY
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Partition, Table, partition_name
@@ -23,10 +23,11 @@ UNCAPTURED = "the metastore says otherwise than the captured log: capture first"
 
 @dataclass(frozen=True)
 class Facts:
-    """What the metastore says about some items' objects. What is not in it does not exist. filled: partitioned tables
-    that have partitions."""
+    """What the metastore says about some items' objects. What is not in it does not exist. wishes: by table; filled:
+    partitioned tables that have partitions."""
 
     tables: Mapping[tuple[str, str], Table] = field(default_factory=dict)
+    wishes: Mapping[tuple[str, str], Wishes] = field(default_factory=dict)
     partitions: Mapping[tuple[str, str, str], Partition] = field(default_factory=dict)
     filled: frozenset[tuple[str, str]] = frozenset()
 
@@ -51,7 +52,7 @@ class Staying:
     refused: Removal | None = None
 
 
-def look(metastore: MetastoreReader, items: Sequence[Item]) -> Facts:
+def look(metastore: MetastoreReader, items: Sequence[Item], defaults: Defaults) -> Facts:
     """A few calls for a page of items. Raises what the metastore raises: no answer is not "it does not exist"."""
     asked: dict[str, set[str]] = defaultdict(set)
     for one in items:
@@ -75,7 +76,8 @@ def look(metastore: MetastoreReader, items: Sequence[Item]) -> Facts:
                     partitions[*key, partition_name(tables[key].partition_keys, each.values)] = each
         except ObjectNotFound:
             tables.pop(key)
-    return Facts(tables, partitions, _filled(metastore, items, tables))
+    wishes = {key: read_wishes(table, defaults) for key, table in tables.items()}
+    return Facts(tables, wishes, partitions, _filled(metastore, items, tables))
 
 
 def _filled(
@@ -93,7 +95,7 @@ def _filled(
     return frozenset(found)
 
 
-def decide(one: Item, facts: Facts, defaults: Defaults, now: int, min_depth: int) -> Going | Staying:
+def decide(one: Item, facts: Facts, now: int, min_depth: int) -> Going | Staying:
     """Of an item that is due by the store."""
     if depth(one.place) < min_depth:
         why = f"{one.path} lies {depth(one.place)} deep, and nothing above depth {min_depth} is removed"
@@ -103,7 +105,7 @@ def decide(one: Item, facts: Facts, defaults: Defaults, now: int, min_depth: int
     table = facts.tables.get((one.db, one.table))
     if table is None:
         return Staying(one, UNCAPTURED)
-    wishes = read_wishes(table, defaults)
+    wishes = facts.wishes[one.db, one.table]
     if one.lifecycle in wishes.problems:
         return Staying(one, wishes.problems[one.lifecycle])
     period = wishes.period(one.lifecycle)

@@ -43,7 +43,8 @@ REVISION = "0001"
 """The newest migration that this release knows."""
 
 FILE = "housekeeping.sqlite"
-PAGE = 1000
+PAGE = 5000
+"""Items that are decided together: each page asks the metastore what is new, which takes a 2.3 server 0.1 s."""
 
 
 def store_url(root: str, url: str | None) -> str:

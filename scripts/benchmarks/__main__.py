@@ -16,6 +16,7 @@ from benchmarks import (
     expiring,
     following,
     gatewaying,
+    housekeeping,
     keeping,
     loading,
     memory,
@@ -30,7 +31,7 @@ BENCHMARKS = {
     "copy": copying.run, "bootstrap": bootstrapping.run, "load": loading.run, "decode": decoding.run,
     "memory": memory.run, "scan": scanning.run, "expire": expiring.run, "gateway": gatewaying.run,
     "keep": keeping.run, "replay": replaying.run, "follow": following.run,
-    "switch": switching.run,
+    "switch": switching.run, "housekeeping": housekeeping.run,
 }  # fmt: skip
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
