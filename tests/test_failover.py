@@ -116,6 +116,8 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     pair.db("b").drop("u")
     captured(pair)
     held = pair.replica("a").shown()
+    pair.db("a").add("days", {"4": {"x": "never captured"}})
+    pair.db("a").write("t", {"third": "333"})
     os.kill(running.pid, signal.SIGKILL)
     arguments = ["--config", str(pair.config()), "failover", pair.name, "--patience", "2s"]
     answer = command(*arguments)
@@ -130,6 +132,12 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     assert {each["event"] for each in loss["databases"]} == {last.to_event}
     assert "given up" in loss["metastore"] and loss["log"] == ""
     assert loss["unknown_after_event"] > last.to_event and loss["unknown_seconds"] >= 0
+    assert loss["unseen"] is None
+    looked = command(*arguments, "--look").said["loss"]
+    assert (looked["unseen_files"], looked["unseen_bytes"]) == (2, 17)
+    assert {each["table"]: [Path(place).name for place in each["directories"]] for each in looked["unseen"]} == {
+        f"{pair.name}_a.days": ["p=4"], f"{pair.name}_a.t": ["t"]
+    }  # fmt: skip
     assert pair.memory.read_turn() is None and replicas(pair) == {"replica at epoch 1"}
     began = time.monotonic()
     answer = command(*arguments, "--force")
@@ -164,6 +172,16 @@ def test_a_primary_that_answers_is_fenced_and_what_it_announced_is_told(pair: Re
     assert str(read_role(pair.source, f"{pair.name}_b")) == "fenced at epoch 2"
     with pytest.raises(Refused):
         pair.sync()
+
+
+def test_partitions_that_the_policy_does_not_replicate_are_no_loss(pair: Replication) -> None:
+    pair.keys["partitions"] = {f"{pair.name}_a.days": "p < '5'"}
+    pair.sync()
+    pair.db("a").add("days", {"7": {"x": "not wanted"}})
+    pair.db("a").add("days", {"2": {"x": "two"}, "8": {"x": "not wanted"}})
+    captured(pair)
+    loss = turn(pair).loss
+    assert loss and tables(loss) == {f"{pair.name}_a.days": (1, 1, 3)} and loss["changes"] == 1
 
 
 def test_where_nothing_of_the_source_answers_the_rest_is_unknown_after_an_event(pair: Replication, closed: str) -> None:

@@ -82,16 +82,24 @@ def switchover(
     "--accept-partial", is_flag=True, help="Also with tables that an interrupted load left between two states."
 )
 @click.option(
+    "--look", is_flag=True, help="List the lost side's directories, too: files that no capture has seen, where its "
+    "storage answers.",
+)  # fmt: skip
+@click.option(
     "--patience", type=Duration(), default="5s", show_default=True,
     help="How long anything of the lost side may take to answer.",
+)  # fmt: skip
+@click.option(
+    "--reading", type=Duration(), default="1m", show_default=True,
+    help="How long its log may take to be read, and with --look its directories to be listed.",
 )  # fmt: skip
 @jobs_option
 @engine_options
 @json_option
 @pass_session
 def failover(
-    session: Session, policy: str, force: bool, accept_partial: bool, patience: timedelta, jobs: int,
-    engine: EngineChoice, as_json: bool,
+    session: Session, policy: str, force: bool, accept_partial: bool, look: bool, patience: timedelta,
+    reading: timedelta, jobs: int, engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
     """Make the replica the primary while the primary is lost. Without --force: only tell what is lost, and exit 6.
 
@@ -107,7 +115,9 @@ def failover(
     from replicator.sync.failover import FailoverOptions
     from replicator.sync.failover import failover as turn
 
-    options = FailoverOptions(force=force, accept_partial=accept_partial, limit=patience, jobs=jobs)
+    options = FailoverOptions(
+        force=force, accept_partial=accept_partial, look=look, limit=patience, reading=reading, jobs=jobs
+    )
     with ExitStack() as stack:
         work = opened(session, stack, policy, engine)
         hasty = [
@@ -192,6 +202,9 @@ def loss_lines(loss: Mapping[str, Any]) -> list[str]:
             ("not read", f"{loss['not_captured']:,} of the changes were only announced: their files are not known"
              if loss["not_captured"] else None),
             ("table", shortened(_lost_table(each) for each in loss["tables"])),
+            ("unseen", [f"{count_text(loss['unseen_files'], 'file')}, {size_text(loss['unseen_bytes'])} "
+                        "that no capture has seen", *shortened(_unseen_table(each) for each in loss["unseen"])]
+             if loss["unseen"] is not None else None),
             ("unknown", f"all after event {loss['unknown_after_event']}"
              + (f" ({', '.join(text for text in at if text)})" if any(at) else "")),
             ("no log", loss["log"] or None),
@@ -200,6 +213,11 @@ def loss_lines(loss: Mapping[str, Any]) -> list[str]:
             ("warning", loss["warnings"]),
         ]
     )  # fmt: skip
+
+
+def _unseen_table(each: Mapping[str, Any]) -> str:
+    files = f"{count_text(each['files'], 'file')}, {size_text(each['bytes'])}"
+    return f"{each['table']}: {files}, in {', '.join(each['directories'][:3])}"
 
 
 def own_lines(own: Mapping[str, Any]) -> list[str]:

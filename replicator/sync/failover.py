@@ -54,11 +54,13 @@ STEPS = ("fence", "finish", "loss", "promote", "slots")
 @dataclass(frozen=True)
 class FailoverOptions:
     """How a failover is made. force: the loss is accepted. accept_partial: tables that an interrupted load has left
-    between two states are, too. limit: how long anything of the lost side may take to answer. reading: how long its log
+    between two states are, too. look: the loss report lists the lost side's directories, too.
+    limit: how long anything of the lost side may take to answer. reading: how long its log
     may take to be read. patience: how long to wait for a run that is at work."""
 
     force: bool = False
     accept_partial: bool = False
+    look: bool = False
     limit: timedelta = timedelta(seconds=10)
     reading: timedelta = timedelta(seconds=60)
     patience: timedelta = timedelta(0)
@@ -377,7 +379,7 @@ class _Failover:
         root, why = lost_root(way.root.place, self.options.limit)
         return loss_of(
             self.sides.policy, way.pairs, way.source, root, why, self.memory, way.target.uri,
-            completing=completing, limit=self.options.reading, clock=self.sides.clock,
+            completing=completing, look=self.options.look, limit=self.options.reading, clock=self.sides.clock,
         )  # fmt: skip
 
     def loss(self) -> Details:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time as clocks
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -21,14 +21,14 @@ from replicator.dump.layout import DumpMetadata
 from replicator.dump.points import point_at, resolve_until
 from replicator.dump.reader import DumpReader
 from replicator.errors import Error, MetastoreUnreachable, NotReached
-from replicator.events.scope import Patterns
 from replicator.load.replica import LAST_ID
 from replicator.metastore.client import MetastoreReader
 from replicator.policy import Policy
 from replicator.sync.dumps import PolicyDumps
 from replicator.sync.memory import Memory, iso
 from replicator.sync.unreplicated import Unreplicated
-from replicator.sync.way import Pair
+from replicator.sync.unseen import unseen_files
+from replicator.sync.way import Pair, patterns_of
 
 T = TypeVar("T")
 
@@ -57,7 +57,8 @@ class Loss:
     far the log is, `captured_time`: when it was captured; `source_event`: the newest that the metastore tells.
 
     changes and so on: as of `Unreplicated.as_json`, from the checkpoints on. `seconds`: from the oldest change that is
-    lost to the newest, both by the lost side's clock. What was done there after `unknown_after_event`, at about
+    lost to the newest, both by the lost side's clock. `unseen`: files that lie in the lost side's directories and that
+    no capture has seen, by table; None: nobody looked. What was done there after `unknown_after_event`, at about
     `unknown_after_time`, nobody here knows; `unknown_seconds`: since then, by this machine's clock, never negative."""
 
     policy: str
@@ -82,6 +83,9 @@ class Loss:
     last: int | None = None
     seconds: int | None = None
     tables: list[dict[str, Any]] = field(default_factory=list)
+    unseen_files: int = 0
+    unseen_bytes: int = 0
+    unseen: list[dict[str, Any]] | None = None
     unknown_after_event: int | None = None
     unknown_after_time: str = ""
     unknown_seconds: float | None = None
@@ -133,11 +137,12 @@ def lost_root(place: str, limit: timedelta) -> tuple[ChangeRoot | None, str]:
 
 def loss_of(
     policy: Policy, pairs: Sequence[Pair], source: MetastoreReader, root: ChangeRoot | None, why_no_root: str,
-    memory: Memory, survivor: str, *, completing: bool, limit: timedelta, clock: Callable[[], float] = clocks.time,
+    memory: Memory, survivor: str, *, completing: bool, look: bool, limit: timedelta,
+    clock: Callable[[], float] = clocks.time,
 ) -> Loss:  # fmt: skip
     """`pairs`: in the direction that was replicated; `source`: the lost side's metastore, Absent where it is. limit:
     how long reading the log may take; answers of the metastore are its client's to limit. completing: interrupted loads
-    are still to be completed where their dumps can be read."""
+    are still to be completed where their dumps can be read. look: list the lost side's directories, too."""
     report = Loss(policy.name, iso(clock()), lost=source.uri, survivor=survivor)
     log: list[Segment] = []
     report.log = why_no_root
@@ -148,9 +153,7 @@ def loss_of(
         except Exception as error:
             report.log = _reason(error)
     after = _checkpoints(report, policy, pairs, log, limit, completing=completing)
-    found = Unreplicated(
-        after, Patterns.parse(policy.include, policy.exclude), [pair.here for pair in pairs if pair.here]
-    )  # fmt: skip
+    found = Unreplicated(after, patterns_of(policy, pairs), [pair.here for pair in pairs if pair.here])
     if log:
         try:
             within(limit, f"read the log of {root.place if root else ''}", lambda: _read(report, found, log))
@@ -158,6 +161,8 @@ def loss_of(
             report.log = _reason(error)
     _ask(report, found, source)
     _fill(report, found)
+    if look and root is not None and log:
+        _look(report, policy, pairs, root, log, limit)
     _unknown(report, memory, clock())
     return report
 
@@ -223,6 +228,24 @@ def _ask(report: Loss, found: Unreplicated, source: MetastoreReader) -> None:
             report.warnings.append(f"only the first {READ:,} events that were not captured are counted")
     except Error as error:
         report.metastore = _reason(error)
+
+
+def _look(
+    report: Loss, policy: Policy, pairs: Sequence[Pair], root: ChangeRoot, log: Sequence[Segment], limit: timedelta
+) -> None:  # fmt: skip
+    """The directories of the lost side, where its storage answers."""
+    patterns, end = patterns_of(policy, pairs), log[-1].last
+    try:
+        unseen = within(
+            limit, "list the lost side's directories",
+            lambda: unseen_files(root, [pair.name for pair in pairs], patterns, end),
+        )  # fmt: skip
+    except Exception as error:  # whatever a store raises: it is not to be had
+        report.warnings.append(f"the lost side's directories could not be listed: {_reason(error)}")
+        return
+    report.unseen = [asdict(each) for each in unseen]
+    report.unseen_files = sum(each.files for each in unseen)
+    report.unseen_bytes = sum(each.bytes for each in unseen)
 
 
 def _fill(report: Loss, found: Unreplicated) -> None:

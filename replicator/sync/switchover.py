@@ -29,7 +29,6 @@ from cmroot.waiting import patiently
 from replicator.dump.points import resolve_until
 from replicator.errors import Error, NotReached, Refused
 from replicator.events.capture import capture
-from replicator.events.scope import Patterns
 from replicator.load.replica import RESTORING
 from replicator.roles import Role
 from replicator.sync.lag import lag
@@ -329,7 +328,6 @@ class _Switchover:
         way = self.way()
         log = segments(way.root.place)
         newest = resolve_until(log, None)
-        patterns = Patterns.parse(self.sides.policy.include, self.sides.policy.exclude)
         wrong = []
         for pair in way.matching:
             behind = pair.position is None or (
@@ -340,7 +338,7 @@ class _Switchover:
                 wrong.append(f"{pair.replica} is at {where}, the log at {newest.position}")
                 continue
             here, there = set(way.source.table_names(pair.name)), set(way.target.table_names(pair.replica))
-            missing = sorted(name for name in here - there if patterns.match(name))
+            missing = sorted(name for name in here - there if way.patterns.match(name))
             if missing:
                 wrong.append(f"{pair.replica} lacks {', '.join(missing[:10])}")
         if wrong:
@@ -398,8 +396,7 @@ class _Switchover:
             )  # fmt: skip
         except Error as error:
             return {"unknown": f"{type(error).__name__}: {error}"}
-        patterns = Patterns.parse(self.sides.policy.include, self.sides.policy.exclude)
-        found = Unreplicated({each.name: position for each in databases}, patterns, databases)
+        found = Unreplicated({each.name: position for each in databases}, way.patterns, databases)
         found.captured(segments(way.root.place))
         return found.as_json()
 

@@ -29,7 +29,7 @@ from replicator.events.record import (
     touched_db,
     touched_table,
 )
-from replicator.events.scope import Patterns
+from replicator.events.scope import Patterns, matches_name
 from replicator.load.replica import own_parameters
 from replicator.model import Database, NotificationEvent
 from replicator.roles import without_role
@@ -121,15 +121,22 @@ class Unreplicated:
         if isinstance(change, EventsRead) or self._only_ours(change):
             return
         table, db = touched_table(change), touched_db(change) or ""
-        found = self._of(db, table[1] if table else None)
+        named = _partitions(change)
+        names = [name for name in named if table is None or self._wanted(*table, name)]
+        found = self._of(db, table[1] if table else None) if names or not named else None
         if found is None:
             return
         found.changes += 1
         found.not_captured += not captured
         found.first = time if found.first is None else min(found.first, time)
         found.last = time if found.last is None else max(found.last, time)
-        for name in _partitions(change):
+        for name in names:
             self._partition(found, name)
+
+    def _wanted(self, db: str, table: str, partition: str) -> bool:
+        """Whether the policy's filters let a partition be replicated at all."""
+        wanted = self._patterns.filter_of(db, table)
+        return wanted is None or matches_name(wanted, partition)
 
     def _only_ours(self, change: Change) -> bool:
         """A role, or a checkpoint, that was written into a database's properties."""
@@ -145,6 +152,8 @@ class Unreplicated:
                 continue
             grouped = theirs.group_by(["op", "table", "partition"]).aggregate([("size", "sum"), ([], "count_all")])
             for each in grouped.to_pylist():
+                if each["partition"] and not self._wanted(db, each["table"], each["partition"]):
+                    continue
                 found = self._of(db, each["table"])
                 if found is None:
                     continue
