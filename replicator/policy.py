@@ -48,7 +48,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     target prefix. cmroot: the source's; target_cmroot: the target's, which also remembers the policy's runs. dumps:
     directory of the policies' dumps. warehouse: the target's, None: as its metastore says. external: "mirror",
     "metadata", or a place below which external data go. schedule: from the begin of one run to the next. retention: of
-    dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing.
+    dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing. publish_delay:
+    how long what a snapshot has replaced stays where it was.
     smoke: queries on the replica that drills ask."""
 
     name: str
@@ -71,6 +72,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_lag: timedelta | None = None
     verify: VerifyBudget | None = None
     publish: Publish = "mirror"
+    publish_delay: timedelta = timedelta(hours=1)
     engine: EngineName = "auto"
     smoke: tuple[str, ...] = ()
 
@@ -186,6 +188,7 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     max_lag: str | int | None = None
     verify: _VerifyInFile | None = None
     publish: Publish = "mirror"
+    publish_delay: str | int = "1h"
     engine: EngineName = "auto"
     smoke: str | list[str] = []
 
@@ -227,6 +230,7 @@ def parse_policy(name: str, values: Any, uri: Callable[[str], str]) -> Policy:
         max_lag=None if written.max_lag is None else reading.duration("max_lag", written.max_lag),
         verify=None if written.verify is None else reading.budget(written.verify),
         publish=written.publish,
+        publish_delay=reading.duration("publish_delay", written.publish_delay),
         engine=written.engine,
         smoke=(written.smoke,) if isinstance(written.smoke, str) else tuple(written.smoke),
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time as clocks
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock
@@ -16,17 +18,21 @@ from typing import TypeVar
 
 import msgspec
 
-from cmroot.place import is_local, join, local_path, store_for
+from cmroot.place import is_local, join, local_path, normal, store_for
 from cmroot.recycle import recycle_tree
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectExists, ObjectNotFound
 from replicator.events.compare import comparable
-from replicator.load.placement import relative
+from replicator.load.carrying import CarryTask, run_carry_task
+from replicator.load.placement import is_published, relative
 from replicator.load.plan import Plan, TablePlan
+from replicator.load.published import aside_of, at_place, is_moved_by_renaming, table_at_place
 from replicator.load.renames import PASSING, passing_name, rename_order
 from replicator.load.replica import (
     LOADING,
     OWN,
+    POSITION,
+    PUBLISH,
     RENAMED,
     SOURCE,
     has_sources_data,
@@ -34,6 +40,7 @@ from replicator.load.replica import (
     replica_statistics,
 )
 from replicator.load.squash import Lineage, PartitionFate
+from replicator.load.superseded import Superseded, close_superseded, note_superseded
 from replicator.load.target import applied_position
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.model import Partition, Table, partition_name
@@ -115,6 +122,7 @@ class Commit:
 
     def _begin_databases(self) -> None:
         loading = {LOADING: self._plan.metadata.id, SOURCE: self._plan.metadata.root_id}
+        loading |= {PUBLISH: "snapshot"} if self._plan.snapshot else {}
         for database in self._plan.create_databases:
             began = msgspec.structs.replace(
                 database, parameters=self._with_role(database.name, database.parameters) | loading
@@ -155,7 +163,7 @@ class Commit:
                 for batch in self._target.partitions(table.db, table.name, names):
                     places = (partition.location for partition in batch)
                     directories += [place for place in places if place and relative(place, table.location) is None]
-            self._recycle(directories)
+            self._let_go(table, directories)
         with contextlib.suppress(ObjectNotFound):
             self._target.drop_table(table.db, table.name)
             self.changed.count()
@@ -164,7 +172,7 @@ class Commit:
         """Drops partitions of a table of the target; what of their data lies in it goes to `$cmroot` first."""
         for batch in _batches(names, PARTITION_BATCH):
             there = [each for page in self._target.partitions(table.db, table.name, batch) for each in page]
-            self._recycle(own_places(table, there))
+            self._let_go(table, own_places(table, there))
             found = [partition_name(table.partition_keys, each.values) for each in there]
             if found:
                 self._target.drop_partitions(table.db, table.name, found)
@@ -182,8 +190,21 @@ class Commit:
             # The mark comes with the name: a load that ends here must not rename what it finds under the old one.
             mark = {RENAMED: str(ends[new])} if new in ends else {}
             renamed = msgspec.structs.replace(there, db=new[0], name=new[1], parameters=there.parameters | mark)
+            if self._plan.snapshot and is_moved_by_renaming(there):
+                renamed = self._moved_aside(there, renamed)
             self._target.alter_table(*old, renamed)
             self.changed.count()
+
+    def _moved_aside(self, there: Table, renamed: Table) -> Table:
+        """A table in the source's layout, which a server would move while it renames it, and so take from under who
+        reads it: with a new place in the same call it does not."""
+        assert there.location and there.storage and self._plan.snapshot
+        place = aside_of(self._plan.snapshot, there)
+        self._supersede([Superseded(there.location, *(renamed.db, renamed.name), successor=place)])
+        if not there.is_partitioned:
+            run_carry_task(CarryTask([(there.location, place)]))
+        _make_directory(place)
+        return table_at_place(renamed, there.location, place)
 
     def _prepare_partitions(self, step: TablePlan) -> None:
         """Dropped partitions go, those that began anew are emptied, renamed ones get their new name. Once per load:
@@ -206,12 +227,18 @@ class Commit:
                 for key, partition in self._partitions_named(step, batch).items()
                 if applied_position(partition) < begun[key]  # else another was renamed to this name since
             }
-            self._recycle(
-                place
-                for key, partition in by_name.items()
-                if (place := partition.location) and not step.shared and (key in filled_anew or step.table.owns_data)
+            self._let_go(
+                step.table,
+                [
+                    place
+                    for key, partition in by_name.items()
+                    if (place := partition.location)
+                    and not step.shared
+                    and (key in filled_anew or step.table.owns_data)
+                ],
             )
-            dropped = [key for key in batch if key in wanted and key in by_name]
+            flipped = filled_anew if self._plan.snapshot else set()
+            dropped = [key for key in batch if key in wanted - flipped and key in by_name]
             if dropped:
                 self._target.drop_partitions(db, name, dropped)
                 self.changed.count(len(dropped))
@@ -241,9 +268,32 @@ class Commit:
             values = end.values if end else (*partition.values[:-1], partition.values[-1] + PASSING)
             mark = {RENAMED: str(end.names[-1][0])} if end else {}
             renamed = msgspec.structs.replace(partition, values=values, parameters=partition.parameters | mark)
+            if self._plan.snapshot:
+                partition = self._stepped_aside(step, partition, old, new)
+                renamed = msgspec.structs.replace(renamed, storage=partition.storage)
             self._target.rename_partition(*step.name, partition.values, renamed)
             there.update(self._partitions_named(step, [new]))
             self.changed.count()
+
+    def _stepped_aside(self, step: TablePlan, partition: Partition, old: str, new: str) -> Partition:
+        """A partition about to be renamed: a server moves its directory to where it belongs by its new name, unless it
+        lies there. So what is in it is carried there first, and who reads it reads on."""
+        assert step.table is not None
+        database = self._target.database(step.name[0]).location
+        if not (step.table.owns_data and database and partition.location):
+            return partition
+        place = join(database, step.name[1], new)
+        if normal(place) == normal(partition.location):
+            return partition
+        if _exists(place):  # of a partition that had the name before; the server refuses a name whose place is taken
+            self._recycle([place])
+        gone = Superseded(partition.location, *step.name, old, successor=place)
+        self._supersede([gone])
+        run_carry_task(CarryTask([(partition.location, place)]))
+        _make_directory(place)
+        moved = at_place(partition, place)
+        self._target.alter_partitions(*step.name, [moved])
+        return moved
 
     def _partitions_named(self, step: TablePlan, names: Sequence[str]) -> dict[str, Partition]:
         found = (each for page in self._target.partitions(*step.name, names) for each in page)
@@ -251,6 +301,8 @@ class Commit:
 
     def _clear_tables(self) -> None:
         """Recycles what lies where a table is to be copied whole; once per load, so that copies survive a restart."""
+        if self._plan.snapshot:
+            return  # nothing is in a place of the load's own
         store = store_for(self._root)
         homes = {each.table.location for each in self._plan.tables if each.table and each.table.location}
         protected = [*homes, *self._plan.placement.target_locations.values()]
@@ -270,6 +322,65 @@ class Commit:
         self._recycle(directories)
         for mark in marks:
             store.write_bytes(mark, b"")
+
+    def carry(self, named: Iterator[tuple[Lineage, list[tuple[str, Partition]]]]) -> None:
+        """Where a load publishes by snapshots, or brings back what was published so: what stays of the objects that it
+        changes goes into their new places, and the old ones are noted. Afterwards the copies change nothing that
+        anybody reads. `named`: all partitions of what is brought back."""
+        for step in self._plan.tables:
+            if not step.exists or step.table is None or step.there is None or step.table.is_view or step.shared:
+                continue
+            there = step.there if step.rename_from is None else self._target.table(*step.name)
+            old, new = there.location, step.table.location
+            moves = step.place is not None or (self._plan.back and is_published(old))
+            if moves and not step.table.is_partitioned and old and new and normal(old) != normal(new):
+                self._carry(step, [(old, new, "")], () if step.anew else ("",))
+            if step.place is None or not step.table.is_partitioned:
+                continue
+            for batch in _batches(sorted(step.touched), PARTITION_BATCH):
+                pairs = []
+                for name, partition in self._partitions_named(step, batch).items():
+                    place = step.place_of_partition(name, partition.location)
+                    if place and partition.location and normal(place) != normal(partition.location):
+                        pairs.append((partition.location, place, name))
+                fates = step.lineage.partitions
+                kept = [name for _, _, name in pairs if not (name in fates and fates[name].complete)]
+                self._carry(step, pairs, kept)
+
+        steps = {id(step.lineage): step for step in self._plan.tables if step.exists and step.table}
+        for lineage, some in named:
+            if (found := steps.get(id(lineage))) is not None and lineage.table is not None:
+                self._carry_back(found, lineage.table, dict(some))
+
+    def _carry_back(self, step: TablePlan, table: Table, some: dict[str, Partition]) -> None:
+        pairs = []
+        for name, partition in self._partitions_named(step, list(some)).items():
+            source = some[name].location
+            if source and partition.location and is_published(partition.location):
+                place = self._plan.placement.inside(table.db, table.location, source)
+                if normal(place) != normal(partition.location):
+                    pairs.append((partition.location, place, name))
+        self._carry(step, pairs, [name for _, _, name in pairs])
+
+    def _carry(self, step: TablePlan, pairs: Sequence[tuple[str, str, str]], kept: Collection[str]) -> None:
+        """pairs: (directory, new directory, partition); `kept`: those of which something may stay."""
+        self._supersede(
+            [Superseded(old, *step.name, name, successor=new if name in kept else "") for old, new, name in pairs]
+        )
+        carried = [(old, new) for old, new, name in pairs if name in kept]
+        if carried:
+            engine = self._engine.for_work(len(carried))
+            deque(engine.run(run_carry_task, [CarryTask(some) for some in _batches(carried, 100)]), maxlen=0)
+
+    def _supersede(self, directories: Sequence[Superseded]) -> None:
+        note_superseded(self._root, self._plan.metadata.id, directories)
+
+    def _let_go(self, table: Table, directories: Sequence[str]) -> None:
+        """Data of what is dropped: to `$cmroot` before that, or, where others may be reading it, noted for later."""
+        if self._plan.snapshot:
+            self._supersede([Superseded(place, table.db, table.name) for place in directories])
+        else:
+            self._recycle(directories)
 
     def _recycle(self, directories: Iterable[str]) -> None:
         directories = list(directories)
@@ -308,6 +419,8 @@ class Commit:
         assert step.table is not None
         if step.table.location and not step.table.is_view and not step.shared:
             _make_directory(step.table.location)
+        if step.replaces is not None and not step.exists:
+            self._replace(step, step.replaces)
         if not step.exists:
             try:
                 self._target.create_table(step.table)
@@ -342,13 +455,19 @@ class Commit:
         assert step.lineage.table is not None
         db, table = step.name
         wanted = {
-            name: replica_partition(each, step.lineage.table, self._plan.placement, shared=step.shared)
+            name: replica_partition(
+                each, step.lineage.table, step.placement or self._plan.placement, shared=step.shared
+            )
             for name, each in named
         }
         there: dict[str, Partition] = {}
         if step.exists:
             found = self._target.partitions(db, table, list(wanted))
             there = {self._name(step, each): each for page in found for each in page}
+        for name, each in wanted.items():
+            place = step.place_of_partition(name, there[name].location if name in there else None)
+            if place is not None:
+                wanted[name] = at_place(each, place)
         added = [each for name, each in wanted.items() if name not in there]
         altered = [
             each
@@ -365,6 +484,32 @@ class Commit:
         for batch in _batches(altered, PARTITION_BATCH):
             self._target.alter_partitions(db, table, batch)
         self.changed.count(len(added) + sum(1 for each in altered if each not in added))
+
+    def flip(self) -> None:
+        """Partitions whose files have changed, and that no record has altered, get their new places, too."""
+        for step in self._plan.tables:
+            if step.place is None or not step.exists or step.table is None or not step.table.is_partitioned:
+                continue
+            for batch in _batches(sorted(step.touched), PARTITION_BATCH):
+                there = self._partitions_named(step, batch)
+                flipped = [
+                    at_place(partition, place)
+                    for name, partition in there.items()
+                    if (place := step.place_of_partition(name, partition.location))
+                    and normal(place) != normal(partition.location or "")
+                ]
+                if flipped:
+                    self._target.alter_partitions(*step.name, flipped)
+                    self.changed.count(len(flipped))
+
+    def _replace(self, step: TablePlan, old: Table) -> None:
+        """Another table of its name makes room only now that all files of the new one are there."""
+        try:
+            there = self._target.table(*step.name)
+        except ObjectNotFound:
+            return
+        if there.parameters.get(POSITION) == old.parameters.get(POSITION):
+            self._drop_table(old)
 
     def statistics(self) -> None:
         for step in self._plan.tables:
@@ -425,10 +570,13 @@ class Commit:
             there = self._target.database(name)
             there_now = self._with_role(name, there.parameters)
             parameters = {key: value for key, value in there_now.items() if key != LOADING}
+            if not self._plan.snapshot and self._plan.by_difference:
+                parameters.pop(PUBLISH, None)  # all of it lies in the source's layout again
             parameters |= self._plan.mark.parameters()
             if parameters != there.parameters:
                 self._target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
         store_for(self._root).remove_tree(join(self._root, "loads", self._plan.metadata.id))
+        close_superseded(self._root, self._plan.metadata.id, now=clocks.time())
 
     def _name(self, step: TablePlan, partition: Partition) -> str:
         assert step.table is not None
@@ -436,10 +584,11 @@ class Commit:
 
 
 def own_places(table: Table, partitions: Iterable[Partition]) -> list[str]:
-    """Directories that go with dropped partitions: of tables that own their data, inside the table. What lies elsewhere
-    may be another's."""
+    """Directories that go with dropped partitions: of tables that own their data, inside the table or where a load
+    published them. What lies elsewhere may be another's."""
     home = table.location if table.owns_data and not has_sources_data(table) else None
-    return [each.location for each in partitions if home and each.location and relative(each.location, home)]
+    places = [each.location for each in partitions if home and each.location]
+    return [place for place in places if is_published(place) or (home and relative(place, home))]
 
 
 class _Lanes:

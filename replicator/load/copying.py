@@ -68,20 +68,20 @@ EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
 
 
 def place_file(
-    wanted: Wanted, roots: Roots, kept: frozenset[str] = EVERY_PREFIX, *, reread: bool = False
+    wanted: Wanted, roots: Roots, kept: frozenset[str] = EVERY_PREFIX, *, reread: bool = False, private: bool = False
 ) -> Placed:  # fmt: skip
     """Makes the target file what it has to be. May run twice: a file that is right already is left alone.
     `kept`: where the target's `$cmroot` is asked before the source; elsewhere it is asked last. `reread`: a file of
-    the right size and time is read, too, as its bytes may have rotted."""
+    the right size and time is read, too, as its bytes may have rotted. `private`: see CopyTask."""
     if wanted.checksum is None or wanted.size is None:
         return Placed("missing", reason="it was dropped before capture could read it")
     if is_local(wanted.target):
         target = local_path(wanted.target)
         try:
-            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, kept, reread)
+            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, kept, reread, private)
         except OSError as error:
             raise_named(error, target)
-    return _place_object(wanted, wanted.checksum, wanted.size, roots)
+    return _place_object(wanted, wanted.checksum, wanted.size, roots, private)
 
 
 def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed:
@@ -132,7 +132,8 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
 
 
 def _place_local(
-    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str], reread: bool
+    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str], reread: bool,
+    private: bool,
 ) -> Placed:  # fmt: skip
     there = _status(target)
     if there is not None and there.st_size == size:
@@ -154,7 +155,7 @@ def _place_local(
             os.unlink(aside)
             reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
             continue
-        if there is not None:
+        if there is not None and not (private and there.st_nlink > 1):
             _keeper(roots.target, directory).keep(target)
             _drop_sidecar(target)
         os.rename(aside, target)
@@ -238,13 +239,13 @@ def _drop_sidecar(target: str) -> None:
         os.unlink(path.with_name(f".{path.name}.crc"))
 
 
-def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots) -> Placed:
+def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, private: bool) -> Placed:
     """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
     store = store_for(wanted.target)
     try:
         if store.size(wanted.target) == size and _object_checksum(wanted.target) == (checksum, size):
             return Placed("present", size)
-        recycle(roots.target, wanted.target)
+        _take_away(wanted.target, roots, private)
     except FileNotFoundError:
         pass
     reasons = []
@@ -271,12 +272,21 @@ def _object_checksum(place: str) -> tuple[str, int]:
         return checksum_stream(stream)
 
 
-def remove_file(target: str, roots: Roots) -> bool:
-    """Recycles a target file that the source no longer has; False when it is not there. May run twice."""
+def _take_away(target: str, roots: Roots, private: bool) -> None:
+    """A carried file is a second name, or a store's copy, of one that stays for those who read it."""
+    if private and (not is_local(target) or os.stat(local_path(target)).st_nlink > 1):
+        store_for(target).remove(target)
+    else:
+        recycle(roots.target, target)
+
+
+def remove_file(target: str, roots: Roots, *, private: bool = False) -> bool:
+    """Recycles a target file that the source no longer has; False when it is not there. May run twice. `private`: see
+    CopyTask."""
     if is_local(target) and _status(local_path(target)) is None:
         return False
     try:
-        recycle(roots.target, target)
+        _take_away(target, roots, private)
     except FileNotFoundError:
         return False
     if is_local(target):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from replicator.load.placement import Placement, relative
+from replicator.load.placement import Placement, is_published, relative
 from replicator.load.target import TargetDatabase
 from replicator.model import Table
 
@@ -26,15 +26,17 @@ class ByDifference:
 
 def stay(
     placement: Placement, tables: Iterable[Table], target: Mapping[str, TargetDatabase],
-    shared: Callable[[Table, Table | None], bool],
+    shared: Callable[[Table, Table | None], bool], *, back: bool,
 ) -> Placement:  # fmt: skip
     """A placement by which tables that the target has lie where they lie there, unless that is a place of the
     source. `tables`: the source's. shared: whether a table, of which the target has the second, keeps its data at the
-    source."""
+    source. back: those in published places go back into the source's layout."""
     own = []
     for table in tables:
         there = target[placement.database(table.db)].tables.get(table.name)
         if there is None or table.is_view or not table.location or not there.location or shared(table, there):
+            continue
+        if back and is_published(there.location):
             continue
         wanted = placement.table(table.db, table.location)
         homes = (table.location, placement.source_locations.get(table.db))

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cmroot.place import is_local, local_path, store_for
+from cmroot.place import is_local, join, local_path, store_for
 from replicator.errors import Error
 from replicator.load.asides import noted
 from replicator.load.copying import (
@@ -47,10 +47,11 @@ MISSING_SHOWN = 1000  # missing files a task names; more are counted
 @dataclass(frozen=True)
 class PartitionRule:
     """What a task must know of a partition that had a name from position `begin` on: entries before `since` are void;
-    `moves`: of its own directory; `gone`: it was dropped."""
+    `now`: its last name; `moves`: of its own directory; `gone`: it was dropped."""
 
     begin: int
     since: int
+    now: str
     moves: tuple[Move, ...] = ()
     gone: bool = False
 
@@ -59,7 +60,9 @@ class PartitionRule:
 class TableRule:
     """A table by one of its names, from position `begin` to `end` (None: the end of the range): its final database and
     source location, the moves of its directory, and from which position entries count. `gone`: nothing of it is wanted.
-    `partitions`: by each of their names."""
+    `partitions`: by each of their names. `name`: its last one on the target. `place`: where the load publishes it,
+    partitions by their names below (None: in the source's layout). `only`: the
+    objects that are published, "" for the table's own files (None: all)."""
 
     begin: int
     end: int | None
@@ -69,6 +72,9 @@ class TableRule:
     moves: tuple[Move, ...]
     gone: bool
     partitions: dict[str, list[PartitionRule]] = field(default_factory=dict)
+    name: tuple[str, str] | None = None
+    place: str | None = None
+    only: frozenset[str] | None = None
 
     def partition(self, name: str, position: int) -> PartitionRule | None:
         """The partition that had a name at a position; None for one that needs no rule."""
@@ -86,27 +92,47 @@ class FileRules:
 
     def places(self, position: int, db: str, table: str, partition: str, location: str) -> tuple[str, str] | None:
         """Where the object of an entry lies now, at the source and on the target; None when the entry is void."""
+        found = self._rules(position, db, table, partition)
+        if found is None:
+            return None
+        rule, about = found
+        if rule.only is not None and (about.now if about else partition) not in rule.only:
+            return None
+        moves = tuple(sorted(rule.moves + about.moves)) if about else rule.moves
+        now = follow(location, position, moves)
+        if rule.place is not None:
+            return now, join(rule.place, about.now if about else partition)
+        return now, self.placement.inside(rule.db, rule.location, now)
+
+    def object_at(self, position: int, db: str, table: str, partition: str) -> tuple[tuple[str, str], str] | None:
+        """The object of an entry by its last names: (table of the target, partition); None when the entry is void, or
+        its table does not stay."""
+        found = self._rules(position, db, table, partition)
+        if found is None or found[0].name is None:
+            return None
+        return found[0].name, found[1].now if found[1] else partition
+
+    def _rules(
+        self, position: int, db: str, table: str, partition: str
+    ) -> tuple[TableRule, PartitionRule | None] | None:  # fmt: skip
         rule = None
         for candidate in self.tables.get((db, table), ()):
             if candidate.begin <= position and (candidate.end is None or position <= candidate.end):
                 rule = candidate
         if rule is None or rule.gone or position < rule.since or position <= self.after:
             return None
-        moves = rule.moves
         about = rule.partition(partition, position) if partition else None
-        if about is not None:
-            if about.gone or position < about.since:
-                return None
-            moves = tuple(sorted(moves + about.moves))
-        now = follow(location, position, moves)
-        return now, self.placement.inside(rule.db, rule.location, now)
+        if about is not None and (about.gone or position < about.since):
+            return None
+        return rule, about
 
 
 @dataclass(frozen=True)
 class CopyTask:
     """One bucket (its parts), and which share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles what
     the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had, COMPARE
-    counts what would be copied. `reread`: see place_file."""
+    counts what would be copied. `reread`: see place_file. `private`: the directories are new ones, which nobody reads
+    yet; what was carried into them and is replaced still lies in the old ones."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -115,6 +141,7 @@ class CopyTask:
     shares: int
     purpose: str = COPY
     reread: bool = False
+    private: bool = False
 
 
 @dataclass
@@ -144,7 +171,7 @@ def run_copy_task(task: CopyTask) -> CopyReport:
     report = CopyReport()
     if task.purpose == REMOVE:
         for target in removed[task.share :: task.shares]:
-            report.removed += remove_file(target, task.roots)
+            report.removed += remove_file(target, task.roots, private=task.private)
         return report
     mine = share_of(wanted, task.share, task.shares)
     kept = kept_prefixes(task.roots.target)
@@ -157,7 +184,7 @@ def run_copy_task(task: CopyTask) -> CopyReport:
             elif task.purpose == COMPARE:
                 placed = compare_file(file, task.roots, reread=task.reread)
             else:
-                placed = place_file(file, task.roots, kept, reread=task.reread)
+                placed = place_file(file, task.roots, kept, reread=task.reread, private=task.private)
             _count(done, file, placed)
         return done
 

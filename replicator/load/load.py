@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time as clocks
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
 
 from cmroot.lease import acquire
 from cmroot.place import is_local, join, local_path, normal, store_for
@@ -22,7 +23,7 @@ from replicator.dump import layout
 from replicator.dump.reader import DumpReader
 from replicator.dump.slots import confirm
 from replicator.engine import AutoEngine
-from replicator.errors import FilesMissing, UsageError
+from replicator.errors import BootstrapNeeded, FilesMissing, UsageError
 from replicator.load.admission import check_target
 from replicator.load.asides import sweep_asides
 from replicator.load.commit import Commit
@@ -30,12 +31,23 @@ from replicator.load.copying import Roots
 from replicator.load.difference import ByDifference, stay
 from replicator.load.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, FileRules, run_copy_task
 from replicator.load.gathering import gathered
+from replicator.load.isolation import isolate, touched_objects
 from replicator.load.placement import Placement
 from replicator.load.plan import Plan, Sharing, looked_at, make_plan
 from replicator.load.proof import prove
 from replicator.load.prune import prune, surplus
+from replicator.load.published import of_published_tables
+from replicator.load.replica import PUBLISH
 from replicator.load.squash import squash, surviving_partitions
-from replicator.load.target import database_location, default_warehouse, read_databases, read_part, read_target
+from replicator.load.target import (
+    TargetDatabase,
+    database_location,
+    default_warehouse,
+    read_databases,
+    read_part,
+    read_target,
+)
+from replicator.load.unlike import unlike_objects
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.progress import Progress
 from replicator.report import json_text
@@ -59,6 +71,8 @@ class LoadOptions:
     allow_missing: files found nowhere are left out and told, instead of FilesMissing.
     shared_external: external tables keep their data at the source, and only their metadata is loaded (None: those that
     do so on the target now).
+    publish: "snapshot": what is changed goes to new directories, and the metastore flips to them (docs/decisions/0007);
+    "mirror": the source's layout; None: as loads into the target's databases did before.
     by_difference: a bootstrap takes over what the target holds already, and copies only what differs (None: it copies
     all)."""
 
@@ -74,6 +88,7 @@ class LoadOptions:
     allow_missing: bool = False
     by_difference: ByDifference | None = None
     shared_external: bool | None = None
+    publish: Literal["mirror", "snapshot"] | None = None
 
 
 @dataclass
@@ -124,9 +139,11 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             commit.sweep_marks()  # a crash may have come right after the checkpoint
         else:
             roots = Roots(source=options.source_root or reader.metadata.root, target=root)
+            compare(plan, reader, target, engine)
             if not options.allow_missing:
                 _probe(reader, plan, roots, engine, progress)
             commit.prepare()
+            commit.carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             pruned = prune(plan, reader, target, roots, engine)
             _copy(reader, plan, roots, engine, progress, outcome, allow_missing=options.allow_missing)
             _commit(reader, plan, commit, target, progress, outcome)
@@ -149,9 +166,10 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     names = list(placement.databases.values())
     whole = bootstrap or options.exact or options.by_difference is not None
     there = read_target(target, names) if whole else read_databases(target, names)
+    snapshots = _by_snapshots(options, there, bootstrap=bootstrap)
     sharing = Sharing(False if options.exact else options.shared_external)
     if options.by_difference is not None:
-        placement = stay(placement, reader.tables(), there, sharing.of)
+        placement = stay(placement, reader.tables(), there, sharing.of, back=not snapshots)
     after = check_target(
         reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact,
         by_difference=options.by_difference is not None,
@@ -163,14 +181,47 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     if not whole:
         parts = looked_at(squashed, placement)
         there = {name: read_part(target, each, parts[name]) for name, each in there.items()}
+    placement = of_published_tables(placement, squashed)
     plan = make_plan(
         reader.metadata, squashed if after is not None else squash((), (), bootstrap=False), placement, there,
         after=position if not bootstrap else 0, overwrite=options.overwrite, exact=options.exact,
         by_difference=options.by_difference if bootstrap else None, sharing=sharing,
     )  # fmt: skip
+    plan.back = plan.by_difference is not None and not snapshots
+    if snapshots:
+        plan.snapshot = plan.metadata.id
+        if plan.by_difference is None:
+            isolate(plan, touched_objects(_entries(reader), plan.file_rules()))
     if after is None:
         plan.skipped = f"the target is at position {reader.metadata.end.position} already"
     return plan
+
+
+def compare(plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine) -> None:
+    """Ends the planning of a load by difference that publishes by snapshots: which objects are to be published anew is
+    told by what is in them. Changes nothing; may run twice."""
+    if plan.snapshot and plan.by_difference is not None:
+        isolate(plan, unlike_objects(plan, reader, target, engine))
+
+
+def _by_snapshots(options: LoadOptions, there: Mapping[str, TargetDatabase], *, bootstrap: bool) -> bool:
+    """Whether a load publishes by snapshots. Raises BootstrapNeeded where it is to keep the source's layout, and the
+    target does not."""
+    databases = [each.database for each in there.values() if each.database is not None]
+    snapshots = sorted(each.name for each in databases if each.parameters.get(PUBLISH) == "snapshot")
+    if options.exact or options.publish is None:
+        return bool(snapshots) and not options.exact
+    if snapshots and options.publish == "mirror" and not bootstrap:
+        raise BootstrapNeeded(
+            f"{', '.join(snapshots)} of the target was published by snapshots: its data lies in other directories",
+            hint="a bootstrap by difference brings the source's layout back",
+        )
+    return options.publish == "snapshot"
+
+
+def _entries(reader: DumpReader) -> Iterator[pa.Table]:
+    for batch in reader.entries():
+        yield pa.Table.from_batches([batch])
 
 
 @dataclass(frozen=True)
@@ -195,6 +246,7 @@ def price(
 ) -> Price:  # fmt: skip
     """Compares every file of a dump with what lies at its place on the target. Changes nothing."""
     metadata, reread = reader.metadata, bool(plan.by_difference and plan.by_difference.reread)
+    compare(plan, reader, target, engine)
     rules = plan.file_rules()
     report = _run(
         reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COMPARE, reread=reread
@@ -282,9 +334,11 @@ def _copy(
     began = clocks.monotonic()
     metadata = reader.metadata
     rules = plan.file_rules()
-    reread = bool(plan.by_difference and plan.by_difference.reread)
+    reread, private = bool(plan.by_difference and plan.by_difference.reread), plan.snapshot is not None
     if metadata.files:
-        report = _run(reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COPY, reread=reread)
+        report = _run(
+            reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COPY, reread=reread, private=private
+        )  # fmt: skip
         outcome.files_copied, outcome.bytes_copied = report.copied, report.bytes_copied
         outcome.files_from_source, outcome.files_from_cmroot = report.from_source, report.from_cmroot
         outcome.files_from_target, outcome.files_skipped = report.from_target, report.skipped
@@ -295,7 +349,7 @@ def _copy(
             if place and is_local(place) and os.path.isdir(local_path(place)):
                 store_for(place).sync(place)  # once a filesystem instead of once a file
     if metadata.removed:
-        report = _run(reader, rules, roots, engine, progress, metadata.removed, 0, REMOVE)
+        report = _run(reader, rules, roots, engine, progress, metadata.removed, 0, REMOVE, private=private)
         outcome.files_removed = report.removed
     outcome.copy_seconds = round(clocks.monotonic() - began, 3)
 
@@ -316,14 +370,14 @@ _TITLES = {COPY: "copy files", REMOVE: "recycle removed files", PROBE: "look for
 
 def _run(
     reader: DumpReader, rules: FileRules, roots: Roots, engines: AutoEngine, progress: Progress, files: int, size: int,
-    purpose: str, *, reread: bool = False,
+    purpose: str, *, reread: bool = False, private: bool = False,
 ) -> CopyReport:  # fmt: skip
     engine = engines.for_work(files, size)
     buckets = reader.buckets()
     wanted = max(engine.parallelism, size // TASK_BYTES, files // TASK_FILES)
     shares = max(1, -(-wanted // len(buckets)))
     tasks = [
-        CopyTask([place], rules, roots, share, shares, purpose, reread=reread)
+        CopyTask([place], rules, roots, share, shares, purpose, reread=reread, private=private)
         for place, _ in buckets
         for share in range(shares)
     ]
@@ -362,6 +416,7 @@ def _commit(
         commit.tables(advance)
     with progress.task("commit partitions") as advance:
         commit.partitions(gathered(surviving_partitions(plan.squashed, reader.records(plan.after))), advance)
+    commit.flip()
     commit.statistics()
     commit.functions()
     commit.drop_databases()

@@ -38,6 +38,9 @@ class Placement:
         mapped = self._mapped(location)
         if mapped is not None:
             return mapped
+        if is_published(location):
+            usual, rest = usual_place(location)
+            return join(self.table(db, usual), rest)
         home = self.source_locations.get(db)
         if home and (below := relative(location, home)) is not None:
             return join(self.target_locations[db], below)
@@ -45,6 +48,8 @@ class Placement:
 
     def inside(self, db: str, table_location: str | None, location: str) -> str:
         """Where a partition (or any path a table names) lies on the target, given its table's source location."""
+        if is_published(location) and table_location and relative(location, table_location) is None:
+            return join(self.table(db, table_location), usual_place(location)[1])  # of a source that was a replica
         if table_location and (below := relative(location, table_location)) is not None:
             mapped = self._mapped(location)
             return mapped if mapped is not None else join(self.table(db, table_location), below)
@@ -77,6 +82,22 @@ class Placement:
             return location
         path = normal(location)
         return join(self.external, path.partition("://")[2] if "://" in path else path)
+
+
+PUBLISHED = ".published"  # a directory of published places, see replicator.load.published
+
+
+def is_published(location: str | None) -> bool:
+    return location is not None and f"/{PUBLISHED}/" in location
+
+
+def usual_place(location: str) -> tuple[str, str]:
+    """Of a published location: where the table would lie in the usual layout, by the name it had then, and what
+    follows below it."""
+    home, _, rest = normal(location).partition(f"/{PUBLISHED}/")
+    _, _, rest = rest.partition("/")
+    name, _, below = rest.partition("/")
+    return join(home, name.partition(".")[2]), below
 
 
 def relative(location: str, home: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cmroot.place import join
 from replicator.dump.layout import BOOTSTRAP, DumpMetadata
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.events.scope import Patterns
@@ -30,7 +31,11 @@ class TablePlan:
     object (None: dropped). `rename_from`: its name on the target until now. `clear`: its old data goes to `$cmroot`
     before the new is copied, because all that it has is in the dump. `prune`: only that part of it that the dump does
     not have goes. `exists`: the target has it already, under `rename_from` or its name. `shared`: its data is the
-    source's: nothing of it is copied or taken away."""
+    source's: nothing of it is copied or taken away. `there`: what the target has of it.
+
+    Where a load publishes by snapshots (see `isolation`): `place`: this load's directory for it; `touched`: its
+    partitions whose files change, "" for its own; `placement`: by which it lies where `table` says; `replaces`: another
+    table that makes room when this one is made."""
 
     name: Name
     lineage: Lineage
@@ -40,6 +45,25 @@ class TablePlan:
     prune: bool = False
     exists: bool = False
     shared: bool = False
+    there: Table | None = None
+    place: str | None = None
+    touched: set[str] = field(default_factory=set)
+    placement: Placement | None = None
+    replaces: Table | None = None
+
+    @property
+    def anew(self) -> bool:
+        """Whether nothing of what the target has of it stays: all its files are in the range."""
+        return self.lineage.complete and not self.prune
+
+    def place_of_partition(self, name: str, there: str | None) -> str | None:
+        """Where a partition of the target is to lie, by its name at the end, if not where the source's layout says;
+        there: where it lies now, if it is there."""
+        if self.place is None:
+            return None
+        fate = self.lineage.partitions.get(name)
+        stays = there is not None and name not in self.touched and not (fate and fate.complete)
+        return there if stays else join(self.place, name)
 
 
 @dataclass(frozen=True)
@@ -58,7 +82,9 @@ class Sharing:
 @dataclass
 class Plan:
     """What a load does, in this order: databases, drops, renames, clears, copies, removals, tables, functions,
-    dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`, `by_difference`: see LoadOptions."""
+    dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`, `by_difference`: see LoadOptions.
+    `snapshot`: the load's name in published places, where it publishes by snapshots; `back`: it brings what others
+    have published so back into the source's layout."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -68,6 +94,8 @@ class Plan:
     exact: bool = False
     by_difference: ByDifference | None = None
     sharing: Sharing = Sharing()
+    snapshot: str | None = None
+    back: bool = False
     create_databases: list[Database] = field(default_factory=list)
     alter_databases: list[Database] = field(default_factory=list)
     drop_databases: list[str] = field(default_factory=list)
@@ -88,13 +116,14 @@ class Plan:
     def file_rules(self) -> FileRules:
         """The rules for tasks: every table by each of its names."""
         rules: dict[Name, list[TableRule]] = {}
-        shared = {id(step.lineage) for step in self.tables if step.shared}
+        steps = {id(step.lineage): step for step in self.tables}
         for lineage in self.squashed.lineages:
             final = lineage.table.location if lineage.table else None
+            step = steps.get(id(lineage))
             partitions: dict[str, list[PartitionRule]] = {}
             for fate in lineage.fates:
                 for begin, name in fate.names:
-                    rule = PartitionRule(begin, fate.since, tuple(fate.moves), gone=fate.now is None)
+                    rule = PartitionRule(begin, fate.since, fate.now or name, tuple(fate.moves), gone=fate.now is None)
                     partitions.setdefault(name, []).append(rule)
             for index, called in enumerate(lineage.names):
                 end = lineage.names[index + 1].begin - 1 if index + 1 < len(lineage.names) else lineage.ended
@@ -106,8 +135,11 @@ class Plan:
                         since=lineage.since,
                         location=final,
                         moves=tuple(lineage.moves),
-                        gone=lineage.now is None or id(lineage) in shared,
+                        gone=lineage.now is None or bool(step and step.shared),
                         partitions=partitions,
+                        name=step.name if step else None,
+                        place=step.place if step else None,
+                        only=frozenset(step.touched) if step and step.place and step.exists else None,
                     )
                 )
         return FileRules(placement=self.placement, tables=rules, after=self.after)
@@ -198,7 +230,7 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
         _refuse_source_location(plan, lineage.table, final)
     if lineage.before is None and name in _leaving(plan):
         there = None  # an earlier table of this name makes room by itself
-    step = TablePlan(name=name, lineage=lineage, table=final, shared=shared)
+    step = TablePlan(name=name, lineage=lineage, table=final, shared=shared, there=before or there)
     if there is not None and not overwrite:
         _refuse_table(plan, there)
     if lineage.before is None:
@@ -226,7 +258,7 @@ def _plan_created(
     if plan.by_difference is not None:
         step.prune = True
         # The data that a replica has had goes with it, where it owns that.
-        if there is not None and _can_become(there, step.table) and not (step.shared and not has_sources_data(there)):
+        if there is not None and can_become(there, step.table) and not (step.shared and not has_sources_data(there)):
             step.exists = True
         elif there is not None:
             plan.drops.append(there)
@@ -382,7 +414,7 @@ def _refuse_occupied(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
                 )
 
 
-def _can_become(there: Table, wanted: Table) -> bool:
+def can_become(there: Table, wanted: Table) -> bool:
     """Whether altering suffices, at another place too: data that lies where the table was by mistake stays there."""
     return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys
 

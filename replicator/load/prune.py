@@ -6,15 +6,11 @@ anything is copied: should a directory have been shared, the copy puts back what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from cmroot.listing import list_tree
-from cmroot.place import join, normal, store_for
+from cmroot.place import join, normal
 from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
@@ -23,6 +19,8 @@ from replicator.load.commit import RecycleTask, own_places, run_recycle_task
 from replicator.load.copying import Roots, remove_file
 from replicator.load.plan import Plan, TablePlan
 from replicator.load.squash import surviving_partitions
+from replicator.load.superseded import Superseded, note_superseded
+from replicator.load.unlike import named_files
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.model import Partition, partition_name
 from replicator.partition_filter import parse_partition_filter
@@ -33,11 +31,12 @@ HOMES = 10_000  # directories of one task, which reads the paths of the whole du
 @dataclass(frozen=True)
 class PruneTask:
     """Directories of the target to rid of files that the dump does not name: (location in the dump, directory).
-    `parts`: the dump's file entries. `roots`: None only counts."""
+    `parts`: the dump's file entries. `roots`: None only counts. `private`: see CopyTask."""
 
     parts: Sequence[str]
     homes: Sequence[tuple[str, str]]
     roots: Roots | None
+    private: bool = False
 
 
 @dataclass
@@ -53,7 +52,9 @@ class Pruned:
 def prune(plan: Plan, reader: DumpReader, target: Metastore, roots: Roots, engine: AutoEngine) -> Pruned:
     """Takes away what tables of the target hold besides the dump; the files lie in the target's $cmroot then."""
     done = Pruned()
-    _clear_homes(_walk(plan, reader, target, done, _Dropping(target, roots, engine, done)), reader, roots, engine, done)
+    extra = _Dropping(target, roots, engine, done, plan.snapshot)
+    homes = _walk(plan, reader, target, done, extra)
+    _clear_homes(homes, reader, roots, engine, done, private=plan.snapshot is not None)
     return done
 
 
@@ -66,35 +67,18 @@ def surplus(plan: Plan, reader: DumpReader, target: MetastoreReader, roots: Root
 
 def run_prune_task(task: PruneTask) -> Pruned:
     """Lists a task's directories and takes away what the dump does not name. May run twice."""
-    named = _named_files(task.parts, {normal(source) for source, _ in task.homes})
+    named = named_files(task.parts, {normal(source) for source, _ in task.homes})
     found = Pruned()
     for source, directory in task.homes:
         listing = list_tree(directory)
-        wanted = named.get(normal(source), frozenset[str]())
+        wanted = named.get(normal(source), {})
         for file in listing.files if listing else ():
             if file.path_relative in wanted:
                 continue
-            if task.roots is None or remove_file(join(directory, file.path_relative), task.roots):
+            if task.roots is None or remove_file(join(directory, file.path_relative), task.roots, private=task.private):
                 found.files += 1
                 found.bytes += file.size
     return found
-
-
-def _named_files(parts: Iterable[str], locations: set[str]) -> dict[str, set[str]]:
-    """Relative paths of a dump's files, for some of its locations."""
-    spellings: dict[str, str] = {}
-    named: dict[str, set[str]] = {}
-    for part in parts:
-        with store_for(part).open_read(part) as file:
-            for batch in pq.ParquetFile(file).iter_batches(columns=["location", "path"]):
-                rows = pa.Table.from_batches([batch])
-                for location in pc.unique(rows["location"]).to_pylist():
-                    spellings.setdefault(location, normal(location))
-                mine = [spelt for spelt in pc.unique(rows["location"]).to_pylist() if spellings[spelt] in locations]
-                rows = rows.filter(pc.is_in(rows["location"].cast(pa.string()), pa.array(mine, pa.string())))
-                for location, path in zip(rows["location"].to_pylist(), rows["path"].to_pylist(), strict=True):
-                    named.setdefault(spellings[location], set()).add(path)
-    return named
 
 
 # ---- tables and partitions ----------------------------------------------------------------------------------------
@@ -120,21 +104,29 @@ def _walk(
                 current, wanted = step, set()
                 partitioned.discard(id(lineage))
             wanted |= {name for name, _ in named}
-            for _, partition in named:
-                if partition.location and not step.shared:
-                    yield partition.location, _place(plan, step, partition.location)
+            for name, partition in named:
+                place = _place(plan, step, partition.location or "", name)
+                if partition.location and place:
+                    yield partition.location, place
     if current is not None:
         extra.take(current, _extra_partitions(plan, current, wanted, target))
     for key, step in waiting.items():
         assert step.lineage.table is not None
         if key in partitioned:
             extra.take(step, _extra_partitions(plan, step, set(), target))
-        elif not step.lineage.table.is_partitioned and step.lineage.table.location and not step.shared:
-            yield step.lineage.table.location, _place(plan, step, step.lineage.table.location)
+        elif not step.lineage.table.is_partitioned and (location := step.lineage.table.location):
+            place = _place(plan, step, location, "")
+            if place:
+                yield location, place
 
 
-def _place(plan: Plan, step: TablePlan, location: str) -> str:
+def _place(plan: Plan, step: TablePlan, location: str, partition: str) -> str | None:
+    """Where what the dump does not name is taken away of an object; None: nowhere."""
     assert step.lineage.table is not None
+    if step.shared:
+        return None
+    if step.place is not None:
+        return join(step.place, partition) if partition in step.touched or not step.exists else None
     return plan.placement.inside(step.lineage.table.db, step.lineage.table.location, location)
 
 
@@ -179,12 +171,16 @@ class _Dropping:
     roots: Roots
     engine: AutoEngine
     done: Pruned
+    snapshot: str | None
 
     def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
         assert step.table is not None
         for batch in batches:
             places = own_places(step.table, batch) if step.table else []
-            if places:
+            if places and self.snapshot:
+                gone = [Superseded(place, *step.name) for place in places]
+                note_superseded(self.roots.target, self.snapshot, gone)
+            elif places:
                 engine = self.engine.for_work(len(places))
                 starts = range(0, len(places), 100)
                 tasks = [RecycleTask(self.roots.target, places[start : start + 100]) for start in starts]
@@ -195,7 +191,8 @@ class _Dropping:
 
 
 def _clear_homes(
-    homes: Iterator[tuple[str, str]], reader: DumpReader, roots: Roots | None, engines: AutoEngine, done: Pruned
+    homes: Iterator[tuple[str, str]], reader: DumpReader, roots: Roots | None, engines: AutoEngine, done: Pruned,
+    *, private: bool = False,
 ) -> None:  # fmt: skip
     """Runs the tasks; partitions are dropped while `homes` are drawn."""
     parts = [place for place, _ in reader.buckets()]
@@ -204,7 +201,8 @@ def _clear_homes(
     def run() -> None:
         engine = engines.for_work(len(waiting))
         size = max(1, min(HOMES, -(-len(waiting) // engine.parallelism)))
-        tasks = [PruneTask(parts, waiting[start : start + size], roots) for start in range(0, len(waiting), size)]
+        starts = range(0, len(waiting), size)
+        tasks = [PruneTask(parts, waiting[start : start + size], roots, private) for start in starts]
         for report in engine.run(run_prune_task, tasks):
             done.files += report.files
             done.bytes += report.bytes

@@ -22,6 +22,7 @@ SOURCE = "replicator.source"  # id of the source's $cmroot
 RENAMED = "replicator.renamed"  # position of the rename that an object on the target has gone through last
 LOADING = "replicator.loading"  # id of the dump whose load has begun and not ended
 RESTORING = "replicator.restoring"  # of a database that is being restored: which restore's it is
+PUBLISH = "replicator.publish"  # of a database whose loads publish by snapshots: "snapshot"
 DATA = "replicator.data"  # of a table whose files are the source's: "source"
 PURGE = "external.table.purge"
 OWN = ("replicator.", "repl.", "hive.repl.", "bootstrap.dump.state.")

@@ -16,7 +16,8 @@ from cmroot.place import normal
 from replicator.errors import ObjectNotFound
 from replicator.events.compare import comparable, has_column_statistics
 from replicator.events.scope import Patterns, matches_name
-from replicator.load.placement import Placement, relative
+from replicator.load.placement import Placement, is_published, relative
+from replicator.load.published import at_place
 from replicator.load.replica import (
     Mark,
     has_sources_data,
@@ -207,6 +208,8 @@ class MetadataComparison:
         shared = homes.source_table is None
         wanted, found = _plain(replica_partition(source, table, placement, shared=shared)), _plain(target)
         below = shared or (source.location and table.location and relative(source.location, table.location) is not None)
+        if not shared and target.location and (is_published(target.location) or is_published(source.location)):
+            wanted = at_place(wanted, target.location)  # a snapshot's, or back from one
         wanted = _at(wanted, target.location, anywhere=not below)
         if wanted != found or not below:  # else nothing names the source: what lies in the table was rewritten
             self._compare(name, wanted, found, homes)

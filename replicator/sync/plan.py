@@ -40,7 +40,7 @@ from replicator.sync.run import (
     sweep,
     tidy,
 )
-from replicator.sync.steps import Steps, SyncOptions, refuse_unsupported
+from replicator.sync.steps import Steps, SyncOptions
 
 FORMAT, VERSION = "replicator-plan", 1
 
@@ -124,7 +124,6 @@ def make(
     write there. Raises what a run raises before it loads."""
     kept, options = Remembering(policy), options or SyncOptions()
     with kept.memory.lease("plan"):
-        refuse_unsupported(policy)
         refuse_turn(kept.memory, options)
         remembered = kept.memory.read_scope()
         way = look(policy, source, target, remembered, others)
@@ -171,7 +170,6 @@ def apply(
     kept, options = Remembering(policy), SyncOptions(adopt=plan.adopt, drop_left=plan.drop_left, jobs=jobs)
     report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
     with kept.memory.lease("apply") as lease, recorded(report, kept, lease, clock):
-        refuse_unsupported(policy)
         refuse_turn(kept.memory, options)
         sweep(kept, clock)
         remembered = kept.memory.read_scope()

@@ -28,7 +28,7 @@ from replicator.report import json_text
 from replicator.sync.leaving import Leaving, drop, plan_database, plan_tables
 from replicator.sync.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.sync.pieces import Piece, Work
-from replicator.sync.steps import Steps, SyncOptions, refuse_unsupported, scope_of
+from replicator.sync.steps import Steps, SyncOptions, scope_of
 from replicator.sync.verifying import Beside, compare_some, told
 from replicator.sync.way import Way, find_way
 
@@ -144,7 +144,6 @@ def run_once(
     report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
     with recorded(report, kept, lease, clock):
         with report.timed("look"):
-            refuse_unsupported(policy)
             refuse_turn(kept.memory, options)
             sweep(kept, clock)
             remembered = kept.memory.read_scope()
@@ -297,6 +296,7 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
 
 
 def tidy(steps: Steps, kept: Remembering, clock: Callable[[], float]) -> None:
+    steps.sweep_superseded()
     if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
         steps.dumps.tidy(steps.way.root, steps.policy.retention, clock=clock)
         kept.memory.prune_runs(steps.policy.retention, now=clock)

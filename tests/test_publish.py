@@ -1,0 +1,309 @@
+"""`publish = "snapshot"`: who reads a replica while it is loaded sees an object as it was or as it is, never a mix."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from policies import Replication, local_engine
+
+from replicator.errors import ObjectNotFound
+from replicator.load.superseded import has_superseded, sweep_superseded
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import connect
+from replicator.progress import Silent
+from replicator.sync.verify import verify
+
+FILES = 4
+
+
+@pytest.fixture
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+    return Replication(source_metastore, target_metastore, tmp_path, publish="snapshot", publish_delay="1ms")
+
+
+def fill(pair: Replication, place: str, generation: int, count: int = FILES) -> None:
+    pair.db("a").write(place, {f"f{number}": f"{generation}" for number in range(count)})
+
+
+def is_same(pair: Replication) -> None:
+    """Files and metadata, whatever the places."""
+    told: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
+    found = verify(pair.source, pair.target, [pair.db("a").name], **told)
+    assert found.difference_count == 0, found.differences[:5]
+
+
+def places(pair: Replication, table: str) -> dict[str, Path]:
+    """Where the replica's table lies, or each of its partitions."""
+    db = pair.replica("a").name
+    found = pair.target.table(db, table)
+    if not found.is_partitioned:
+        return {"": path_of(found.location)}
+    names = pair.target.partition_names(db, table)
+    return {
+        f"p={each.values[0]}": path_of(each.location)
+        for page in pair.target.partitions(db, table, names)
+        for each in page
+    }
+
+
+def path_of(location: str | None) -> Path:
+    return Path(str(location).removeprefix("file:"))
+
+
+class Reader:
+    """A query, again and again: asks the metastore where things lie, lists and reads them. `mixed`: what it saw that
+    was never the state of an object: files of two generations, or some of one."""
+
+    def __init__(self, pair: Replication, tables: list[str]) -> None:
+        self._uri, self._db, self._tables = pair.target_uri, pair.replica("a").name, tables
+        self._stop = threading.Event()
+        self.mixed: list[object] = []
+        self.reads, self.generations = 0, set[tuple[str, ...]]()
+
+    def run(self) -> None:
+        metastore = connect(self._uri)
+        while not self._stop.is_set():
+            for name in self._tables:
+                try:
+                    table = metastore.table(self._db, name)
+                    locations = [table.location]
+                    if table.is_partitioned:
+                        pages = metastore.partitions(self._db, name, metastore.partition_names(self._db, name))
+                        locations = [each.location for page in pages for each in page]
+                except ObjectNotFound as error:
+                    self.mixed.append(error)
+                    continue
+                for location in locations:
+                    self._read(path_of(location))
+
+    def _read(self, place: Path) -> None:
+        try:
+            texts = tuple(sorted(path.read_text() for path in place.iterdir() if not path.name.startswith(".")))
+        except FileNotFoundError as error:
+            self.mixed.append(error)
+            return
+        self.reads += 1
+        self.generations.add(texts)
+        if len(set(texts)) > 1 or len(texts) != FILES + int(texts[0] if texts else 0):
+            self.mixed.append((place, texts))
+
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        thread = threading.Thread(target=self.run)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            thread.join()
+
+
+def test_a_reader_sees_old_or_new_and_never_a_mix(pair: Replication) -> None:
+    pair.keys["publish_delay"] = "1h"
+    a = pair.db("a")
+    for table in ("plain", "renamed0", "again"):
+        a.table(table)
+        fill(pair, table, 0)
+    a.partitioned("days", {"1": {}, "2": {}})
+    for value in ("1", "2"):
+        fill(pair, f"days/p={value}", 0)
+    pair.sync()
+    reader = Reader(pair, ["plain", "days", "again"])
+    with reader.reading():
+        for generation in range(1, 6):
+            for place in ("plain", "days/p=1", "days/p=2"):
+                fill(pair, place, generation, FILES + generation)
+            a.metastore.drop_table(a.name, "again")  # what CREATE OR REPLACE does
+            a.table("again")
+            fill(pair, "again", generation, FILES + generation)
+            a.rename(f"renamed{generation - 1}", f"renamed{generation}")
+            fill(pair, f"renamed{generation}", generation, FILES + generation)
+            a.alter_partition("days", "2", generation=str(generation))
+            pair.sync()
+    is_same(pair)
+    assert not reader.mixed, reader.mixed[:3]
+    assert reader.reads > 20 and len(reader.generations) > 2
+
+
+def test_what_stays_is_carried_and_what_was_replaced_goes_after_the_delay(pair: Replication) -> None:
+    a = pair.db("a")
+    a.table("plain", {"one": "1", "two": "2"})
+    a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
+    pair.keys["publish_delay"] = "1h"
+    pair.sync()
+    before = {**places(pair, "plain"), **places(pair, "days")}
+    inode = (before[""] / "one").stat().st_ino
+    a.write("plain", {"three": "3"})
+    (a.home / "plain" / "two").unlink()
+    a.write("days/p=1", {"x": "11"})
+    a.alter_partition("days", "2", note="only a note")
+    run = pair.sync()
+    assert (run.files_copied, run.files_removed) == (2, 1)
+    now = {**places(pair, "plain"), **places(pair, "days")}
+    assert now[""] != before[""] and now["p=1"] != before["p=1"] and now["p=2"] == before["p=2"]
+    assert (now[""] / "one").stat().st_ino == inode
+    assert sorted(path.name for path in before[""].iterdir()) == ["one", "two"]  # for who still reads it
+    is_same(pair)
+
+    pair.keys["publish_delay"] = "1ms"
+    pair.sync()
+    assert not before[""].exists() and not before["p=1"].exists()
+    assert not has_superseded(str(pair.keys["target_cmroot"]))
+    kept = Path(pair.keys["target_cmroot"]) / "files"
+    assert sorted(path.read_text() for path in kept.rglob("*") if path.is_file()) == ["1", "2"]  # not what was carried
+    is_same(pair)
+
+
+def test_drops_take_the_metadata_first_and_the_data_after_the_delay(pair: Replication) -> None:
+    pair.keys["publish_delay"] = "1h"
+    a = pair.db("a")
+    a.table("plain", {"one": "1"})
+    a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}, "3": {"z": "3"}})
+    pair.sync()
+    before = {**places(pair, "plain"), **places(pair, "days")}
+    a.drop("plain")
+    a.drop_partitions("days", ["1", "2"])
+    a.add("days", {"2": {"new": "22"}})
+    pair.sync()
+    assert all(place.exists() for place in before.values())
+    assert pair.target.table_names(a.name) == ["days"]
+    assert sorted(path.name for path in places(pair, "days")["p=2"].iterdir()) == ["new"]
+    is_same(pair)
+    pair.keys["publish_delay"] = "1ms"
+    pair.sync()
+    assert [key for key, place in before.items() if place.exists()] == ["p=3"]
+
+
+def test_a_renamed_partition_keeps_its_old_place_for_its_readers(pair: Replication) -> None:
+    pair.keys["publish_delay"] = "1h"
+    a = pair.db("a")
+    a.partitioned("days", {"1": {"x": "1"}})
+    pair.sync()
+    old = places(pair, "days")["p=1"]
+    (found,) = a.metastore.partitions(a.name, "days", ["p=1"])
+    a.metastore.rename_partition(a.name, "days", ("1",), msgspec.structs.replace(found[0], values=("9",)))
+    a.write("days/p=9", {"more": "9"})
+    pair.sync()
+    is_same(pair)
+    assert (old / "x").read_text() == "1"
+    assert sorted(path.name for path in places(pair, "days")["p=9"].iterdir()) == ["more", "x"]
+
+
+def test_a_policy_can_be_switched_to_snapshots_and_back(pair: Replication) -> None:
+    pair.keys["publish"] = "mirror"
+    a = pair.db("a")
+    for table in ("plain", "other"):
+        a.table(table, {"one": "1"})
+    a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
+    pair.sync()
+    pair.is_same()
+    pair.keys["publish"] = "snapshot"
+    a.write("plain", {"two": "2"})
+    a.write("days/p=1", {"more": "3"})
+    a.rename("other", "moved")
+    run = pair.sync()
+    assert run.kind == "incremental" and run.files_copied == 2
+    assert ".published" in str(places(pair, "plain")[""]) and ".published" in str(places(pair, "moved")[""])
+    is_same(pair)
+    a.write("days/p=2", {"more": "4"})
+    pair.sync()
+    is_same(pair)
+    pair.keys["publish"] = "mirror"
+    run = pair.sync()
+    assert run.files_copied == 0  # nothing was new
+    a.write("plain", {"three": "3"})
+    run = pair.sync()
+    assert run.kind == "bootstrap" and any("published by snapshots" in text for text in run.warnings)
+    pair.is_same()
+    is_same(pair)
+    a.write("plain", {"four": "4"})
+    assert pair.sync().kind == "incremental"
+    pair.sync()
+    pair.is_same()
+
+
+def test_a_bootstrap_by_difference_flips_only_what_differs(pair: Replication) -> None:
+    a = pair.db("a")
+    a.table("plain", {"one": "1"})
+    a.table("second", {"one": "1"})
+    a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}, "3": {"z": "3"}})
+    pair.sync()
+    before = {name: places(pair, name) for name in ("plain", "second", "days")}
+    (before["second"][""] / "one").write_text("rotten")
+    (before["days"]["p=1"] / "extra").write_text("by hand")
+    pair.keys["exclude"] = "nothing"  # another scope: the next run is a bootstrap
+    a.write("days/p=2", {"more": "2"})
+    a.drop_partitions("days", ["3"])
+    run = pair.sync()
+    assert (run.kind, run.files_copied) == ("bootstrap", 2)
+    is_same(pair)
+    now = {name: places(pair, name) for name in before}
+    assert now["plain"] == before["plain"] and now["second"] != before["second"]
+    assert now["days"]["p=1"] != before["days"]["p=1"] and now["days"]["p=2"] != before["days"]["p=2"]
+    pair.sync()
+    assert not before["days"]["p=3"].exists() and not before["second"][""].exists()
+    is_same(pair)
+
+
+def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> None:
+    a, replica = pair.db("a"), pair.replica("a")
+    a.table("plain", {"one": "1"})
+    a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
+    pair.sync()
+    a.write("plain", {"two": "2"})
+    a.write("days/p=1", {"more": "3"})
+    pair.sync()
+    home = {name: pair.source.table(a.name, name).location for name in ("plain", "days")}
+    pair.keys["publish"] = "mirror"
+    pair.turn()
+    (places(pair, "plain")[""] / "three").write_text("3")
+    (places(pair, "days")["p=2"] / "late").write_text("4")
+    replica.rename("plain", "renamed")
+    replica.table("plain", {"new": "5"})
+    run = pair.sync()
+    assert run.reverse and run.files_copied == 5  # three are of the table that has another name now
+    told: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
+    assert verify(pair.target, pair.source, [a.name], **told).differences == []
+    assert pair.source.table(a.name, "days").location == home["days"]
+    (found,) = pair.source.partitions(a.name, "days", ["p=1"])
+    assert found[0].location == f"{home['days']}/p=1"
+    locations = [path_of(pair.source.table(a.name, name).location) for name in ("plain", "renamed")]
+    assert len(set(locations)) == 2 and all(place.is_relative_to(a.home) for place in locations)
+    assert not any(".published" in str(place) for place in locations)
+    (places(pair, "days")["p=1"] / "increment").write_text("6")
+    assert pair.sync().kind == "incremental"
+    assert verify(pair.target, pair.source, [a.name], **told).differences == []
+
+
+def test_what_somebody_lies_in_again_is_not_swept(pair: Replication) -> None:
+    pair.keys["publish_delay"] = "1h"
+    a = pair.db("a")
+    a.table("plain", {"one": "1"})
+    a.partitioned("days", {"1": {"x": "1"}})
+    pair.sync()
+    plain, day = places(pair, "plain")[""], places(pair, "days")["p=1"]
+    a.write("plain", {"one": "2"})
+    a.write("days/p=1", {"x": "2"})
+    pair.sync()
+    shadow = pair.replica("shadow")
+    shadow.create()
+    table = pair.target.table(a.name, "plain")
+    assert table.storage
+    storage = msgspec.structs.replace(table.storage, location=f"file:{plain}")
+    pair.target.create_table(msgspec.structs.replace(table, db=shadow.name, storage=storage))
+    days = pair.target.table(a.name, "days")
+    pair.target.create_table(msgspec.structs.replace(days, db=shadow.name))
+    (found,) = pair.target.partitions(a.name, "days", ["p=1"])
+    assert found[0].storage
+    storage = msgspec.structs.replace(found[0].storage, location=f"file:{day}")
+    pair.target.add_partitions(shadow.name, "days", [msgspec.structs.replace(found[0], storage=storage)])
+    swept = sweep_superseded(pair.keys["target_cmroot"], pair.target, timedelta(0), now=lambda: 1e12)
+    assert (swept.living, swept.directories) == (2, 0)
+    assert (plain / "one").read_text() == "1" and (day / "x").read_text() == "1"
