@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -17,6 +18,10 @@ from config_store import write_store
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.guard.removal import Limits
+from replicator.retention.job import read_job
+from replicator.retention.run import Retention
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -423,6 +428,22 @@ def test_a_directory_that_cannot_be_listed_fails_its_dataset_and_no_other(lake: 
     (lake.root / "data" / "file").write_text("no directory")
     done = lake.run(lake.job(text), code=3)
     assert [each["what"].rpartition("/")[2] for each in done["failed"]] == ["file"]
+
+
+def test_a_version_that_changes_after_it_was_listed_stays(lake: Lake) -> None:
+    path = lake.write("user/gobblin/a/old", age=days(9))
+    times = itertools.count(1)
+
+    def clock() -> float:
+        """Asked before the listing, and again before anything is removed: a writer comes in between."""
+        os.utime(path, (next(times), next(times)))
+        return time.time()
+
+    job = read_job(lake.job(examples.TIME_BASED))
+    engine = AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
+    done = Retention(job, str(lake.cmroot), None, Limits(), engine, str(lake.root), clock).run()
+    assert [each["why"] for each in done.refused] == ["it was changed since it was listed"]
+    assert (done.status, lake.dirs()) == ("incomplete", {"user/gobblin/a/old"})
 
 
 def test_two_runs_exclude_each_other(lake: Lake) -> None:

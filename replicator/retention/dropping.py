@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import msgspec
 
 from cmroot.errors import FormatError
 from cmroot.place import join, normal, store_for
-from replicator.errors import ObjectNotFound
+from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.guard.audit import AuditLog
 from replicator.metastore.client import Metastore
 from replicator.model import Partition, Table, partition_name
@@ -24,6 +24,16 @@ from replicator.retention.plan import Item
 
 DIRECTORY = "retention"
 _NOTE = "dropping-"
+
+
+@dataclass
+class Dropped:
+    """count: partitions that went; changed: (item, why) for those that do not lie where the plan saw them; failed:
+    those that the metastore refused to drop, and why."""
+
+    count: int = 0
+    changed: list[tuple[Item, str]] = field(default_factory=list)
+    failed: list[tuple[Item, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,11 @@ class Dropper:
                 changed.append((item, f"it lies at {now or 'no place'} by now"))
         return kept, changed
 
-    def drop(self, items: Sequence[Item]) -> tuple[int, list[tuple[Item, str]]]:
-        """Drops the partitions that are where the plan saw them, in batches; how many, and those that were changed.
-        Safe to run twice."""
-        kept, changed = self.unchanged(items)
+    def drop(self, items: Sequence[Item]) -> Dropped:
+        """Drops the partitions that are where the plan saw them, in batches. Safe to run twice. Raises MetastoreError
+        when the metastore went away; what it refuses is told."""
+        done = Dropped()
+        kept, done.changed = self.unchanged(items)
         for name, of_table in groupby(kept, lambda item: item.removal.object):
             group = list(of_table)
             db, _, table = name.partition(".")
@@ -58,12 +69,18 @@ class Dropper:
                 self._replace(db, table, group)
             except ObjectNotFound:
                 continue  # the table went meanwhile, and its partitions with it
+            except MetastoreError as error:
+                if error.transient:
+                    raise
+                done.failed += [(item, error.message) for item in group]
+                continue
+            done.count += len(group)
             for item in group:
                 self.audit.changed(
                     name, item.removal.reason, what="partition", partition=item.removal.partition,
                     path=item.removal.path, detail={"change": "dropped"},
                 )  # fmt: skip
-        return len(kept), changed
+        return done
 
     def note(self, items: Sequence[Item]) -> str:
         """Durable before the first file goes; `forget` it after the drop."""
@@ -74,17 +91,20 @@ class Dropper:
     def forget(self, place: str) -> None:
         store_for(place).remove(place)
 
-    def finish(self) -> int:
+    def finish(self) -> Dropped:
         """Completes what a killed run had begun: drops the partitions whose files are all in `$cmroot`. Those whose
         files are still there are the new plan's. Under the lease of retention."""
-        done = 0
+        done = Dropped()
         directory = join(self.root, DIRECTORY)
         for name in store_for(directory).list(directory):
             if name.startswith(_NOTE):
                 place = join(directory, name)
                 items = _decode(store_for(place).read_bytes(place), place)
-                done += self.drop([item for item in items if _is_empty(item.removal.path)])[0]
-                self.forget(place)
+                dropped = self.drop([item for item in items if _is_empty(item.removal.path)])
+                done.count += dropped.count
+                done.failed += dropped.failed
+                if not dropped.failed:
+                    self.forget(place)
         return done
 
     def _read(self, items: Sequence[Item]) -> Iterator[tuple[Item, Partition]]:

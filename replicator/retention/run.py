@@ -29,7 +29,7 @@ from replicator.guard.remove import BATCH, Remover
 from replicator.metastore.client import Metastore
 from replicator.retention.access import is_set, set_access
 from replicator.retention.datasets import Dataset, Failed, explained, find_datasets
-from replicator.retention.dropping import DIRECTORY, Dropper
+from replicator.retention.dropping import DIRECTORY, Dropped, Dropper
 from replicator.retention.job import Job
 from replicator.retention.listing import entry, files_below
 from replicator.retention.plan import DatasetPlan, Item, Planner
@@ -130,7 +130,7 @@ class Retention:
                 remover = self._remover(live)
                 dropper = Dropper(self.metastore, self.cmroot, remover.audit) if self.metastore else None
                 if dropper:
-                    self.done.dropped += dropper.finish()
+                    self._count(dropper.finish())
                 self._plan(plan)
                 self._judge(plan, allowed, remover, measures=self.limits.max_bytes is not None, records=True)
                 for batch in allowed.batches(BATCH):
@@ -237,14 +237,21 @@ class Retention:
         with_data = [item for item in kept if not item.keeps_data]
         note = dropper.note(with_data) if with_data else ""
         went = self._remove(with_data, remover)
-        dropped, later = dropper.drop([*(item for item in kept if item.keeps_data), *went])
-        if note:
+        dropped = dropper.drop([*(item for item in kept if item.keeps_data), *went])
+        if note and not dropped.failed:
             dropper.forget(note)
-        self.done.dropped += dropped
-        refusals = [Refusal(item.removal, why) for item, why in chain(changed, later)]
+        self._count(dropped)
+        for item, why in dropped.failed:
+            remover.audit.failed(item.removal, why)
+        refusals = [Refusal(item.removal, why) for item, why in chain(changed, dropped.changed)]
         remover.audit.refused(refusals)
         for each in refusals:
             self.done.refuse(each)
+
+    def _count(self, dropped: Dropped) -> None:
+        self.done.dropped += dropped.count
+        for item, why in dropped.failed:
+            self.done.fail(item.removal.name, why)
 
     def _set(self, item: Item, audit: AuditLog) -> None:
         assert item.access

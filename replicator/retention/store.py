@@ -28,7 +28,7 @@ from replicator.retention.settings import Settings
 STORE = "_CONFIG_STORE"
 METADATA = "store-metadata.conf"
 CURRENT = "config.hdfs.store.version.current"
-KEPT = 4096  # keys and configurations that are remembered: tags and parents are read once a run
+KEPT = 16_384  # keys and configurations that are remembered: tags and parents are read once a run
 
 Key = tuple[str, ...]
 
@@ -210,6 +210,8 @@ def _find(uri: str) -> tuple[str, Key]:
     text = uri
     for kind in ("simple-", "default-", "ivy-", "etl-"):
         text = text.removeprefix(kind)
+    if re.match(r"(?!file:)[a-z0-9]+:/(?!/)", text):
+        raise ConfigError(f"{uri}: names no host or bucket", hint="write scheme://host/path")
     place = normal(text)
     rest: Key = ()
     while True:

@@ -104,13 +104,15 @@ class _Parser:
         return found
 
     def _fields(self, path: tuple[str, ...], closing: str) -> Fields:
-        found: Raw = Fields({}, self._origin())
+        origin = self._origin()
+        found: dict[str, Raw] = {}
         self._skip()
         while self._at < len(self.text) and not (closing and self._looking_at(closing)):
-            found = merge(self._included(path) if _INCLUDE.match(self.text, self._at) else self._field(path), found)
+            new = self._included(path) if _INCLUDE.match(self.text, self._at) else self._field(path)
+            for key, value in new.fields.items():
+                found[key] = merge(value, found[key]) if key in found else value
             self._separator(closing)
-        assert isinstance(found, Fields)
-        return found
+        return Fields(found, origin)
 
     def _field(self, path: tuple[str, ...]) -> Fields:
         origin = self._origin()
