@@ -232,11 +232,9 @@ def test_files_in_which_a_table_lies_or_that_lie_in_one_stay(db: Dated) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("after", "rename", "dropping-"),
         Fault("after", "rename", "incoming/recycle-"),
         Fault("before", "thrift", "drop"),
         Fault("after", "thrift", "drop"),
-        Fault("before", "unlink", "dropping-"),
     ],
     ids=str,
 )
