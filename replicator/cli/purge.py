@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from replicator.errors import UsageError
 
 if TYPE_CHECKING:
     from replicator.guard.removal import Limits
+    from replicator.purge.options import PurgeOptions
     from replicator.purge.run import Purged
 
 metastore_option = click.option(
@@ -93,17 +95,9 @@ def run(
       replicator purge run --metastore prod --cmroot /cm --properties compliance.pull
     """
     from cmroot.root import create_or_open, open_existing
-    from replicator.purge.options import PurgeOptions
     from replicator.purge.run import purge as erase
 
-    old = _properties(properties)
-    if ids is None and "purger.complianceIdTable" in old:
-        ids = f"{old['purger.complianceIdTable']}:{old.get('purger.complianceId', '')}"
-    if not ids:
-        raise UsageError("nobody says which ids to erase", hint="give --ids db.table:column")
-    field_path = field_path or old.get("dataset.descriptor.fieldPath") or ""
-    whitelist = table_whitelist or old.get("dataset.whitelist") or ""
-    options = PurgeOptions(ids, whitelist, field_path, attempts, limits)
+    options = _options(ids, table_whitelist, field_path, properties, limits, attempts)
     root = open_existing(cmroot) if dry_run else create_or_open(cmroot)
     with session.metastore(metastore) as opened, session.engines(engine) as engines:
         done = erase(opened, root, options, engines=engines, progress=session.progress, dry_run=dry_run)
@@ -241,6 +235,102 @@ def backups(session: Session, cmroot: str, table: str | None, as_json: bool) -> 
     lines = columns(head, [[row[name] for name in head] for row in rows]) if rows else ["no backups"]
     emit({"status": "listed", "backups": rows}, as_json, lines)
     return 0
+
+
+@purge.command()
+@metastore_option
+@cmroot_option
+@ids_option
+@whitelist_option
+@field_path_option
+@properties_option
+@click.option("--run", "run_", metavar="ID", help="The ids and tables of this purge, or of the `latest`, instead of "
+              "--ids.")  # fmt: skip
+@click.option("--replica-cmroot", multiple=True, metavar="PLACE", help="The root of a replica that no policy names; "
+              "repeatable.")  # fmt: skip
+@click.option("--expedite", is_flag=True, help="First recycle the backups, and expire what nobody needs.")
+@click.option("--readers", type=Duration(), default="2h", show_default=True, help="Of --expedite: touch no backup "
+              "younger than the longest query.")  # fmt: skip
+@guard_options
+@engine_options
+@json_option
+@pass_session
+def certify(
+    session: Session, metastore: str, cmroot: str, ids: str | None, table_whitelist: str | None,
+    field_path: str | None, properties: Path | None, run_: str | None, replica_cmroot: tuple[str, ...],
+    expedite: bool, readers: timedelta, limits: Limits, engine: EngineChoice, as_json: bool,
+) -> int:  # fmt: skip
+    """Prove that nothing holds what was erased any more, or list what does and until when.
+
+    Searches the tables once more, and looks for the bytes of before in backups, in $cmroot, and, for every policy that
+    replicates from this metastore and root, at the replica and in its root. The certificate is kept in the audit.
+    Capture or sync before, so that $cmroot knows of the purge. Exit 3 while something is left.
+
+    \b
+    Example:
+      replicator purge certify --metastore prod --cmroot /cm --run latest
+      replicator purge certify --metastore prod --cmroot /cm --run latest --expedite --json
+    """
+    from cmroot.place import normal
+    from cmroot.root import open_existing
+    from replicator.policy import matching_databases, same_metastore
+    from replicator.purge.certify import Replica
+    from replicator.purge.certify import certify as prove
+    from replicator.purge.options import PurgeOptions
+
+    options = _options(ids, table_whitelist, field_path, properties, limits) if run_ is None else PurgeOptions("")
+    root = open_existing(cmroot)
+    with ExitStack() as stack:
+        opened = stack.enter_context(session.metastore(metastore))
+        replicas = []
+        for policy in session.config.policies.values():
+            if same_metastore(policy.source, opened.uri) and normal(policy.cmroot) == root.place:
+                replicas.append(
+                    Replica(
+                        policy.name, stack.enter_context(session.metastore(policy.target)),
+                        normal(policy.target_cmroot), policy.target_name,
+                        lambda db, policy=policy: bool(matching_databases(policy, [db])),  # type: ignore[misc]
+                    )
+                )  # fmt: skip
+        engines = stack.enter_context(session.engines(engine))
+        done = prove(
+            opened, root, options, replicas, roots=[normal(each) for each in replica_cmroot], run=run_,
+            expedited=expedite, readers=readers, engines=engines,
+        )  # fmt: skip
+    lines = [
+        (done.status, f"{count_text(done.count, 'id')} of {done.ids}, at event {done.event}"),
+        ("searched", shortened(done.searched)),
+        ("replicas", shortened(done.replicas)),
+        ("expedited", f"{count_text(done.expedited_files, 'file')}" if expedite else None),
+        ("left", shortened(_holding_line(each) for each in done.holding)),
+        ("not searched", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
+        ("took", f"{done.seconds:.1f} s"),
+    ]
+    emit(done, as_json, aligned(lines))
+    return 3 if done.holding else 0
+
+
+def _holding_line(each: dict[str, Any]) -> str:
+    where = f" of {each['where']}" if each["where"] else ""
+    return f"{each['what']}{where}: {each['object']} {each['path']}: {each['why']}; until {each['until']}"
+
+
+def _options(
+    ids: str | None, table_whitelist: str | None, field_path: str | None, properties: Path | None, limits: Limits,
+    attempts: int = 3,
+) -> PurgeOptions:  # fmt: skip
+    """From the command line, and from a job's properties for what it does not say."""
+    from replicator.purge.options import PurgeOptions
+
+    old = _properties(properties)
+    if ids is None and "purger.complianceIdTable" in old:
+        ids = f"{old['purger.complianceIdTable']}:{old.get('purger.complianceId', '')}"
+    if not ids:
+        raise UsageError("nobody says which ids to erase", hint="give --ids db.table:column")
+    return PurgeOptions(
+        ids, table_whitelist or old.get("dataset.whitelist") or "",
+        field_path or old.get("dataset.descriptor.fieldPath") or "", attempts, limits,
+    )  # fmt: skip
 
 
 def _properties(path: Path | None) -> dict[str, str]:

@@ -80,8 +80,8 @@ def purge(
             store_for(root.place).mkdirs(join(root.place, PURGE))
             stack.enter_context(acquire(join(root.place, PURGE), "purge", now=clock))
         directory, run, resumed = _begin(metastore, root, options, dry_run, clock)
-        onboarded, gaps = _onboarded(metastore, whitelist, options)
-        session = engines.session(hive_settings(metastore.uri, _warehouse(metastore)))
+        onboarded, gaps = described(metastore, whitelist, options)
+        session = engines.session(hive_settings(metastore.uri, warehouse_of(metastore)))
         ids, run = _ids(session, options, directory, run, dry_run)
         if not onboarded:
             raise Refused(
@@ -158,7 +158,7 @@ def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Calla
             drop_column_statistics(metastore, table, swapped)
 
 
-def _onboarded(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions) -> tuple[list[Onboarded], list[Gap]]:
+def described(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions) -> tuple[list[Onboarded], list[Gap]]:
     """Tables to purge and those that are white-listed and cannot be."""
     onboarded, gaps = [], []
     id_table = matching.split_ids(options.ids)[0].lower()
@@ -177,7 +177,7 @@ def _onboarded(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions
     return onboarded, gaps
 
 
-def _warehouse(metastore: Metastore) -> str:
+def warehouse_of(metastore: Metastore) -> str:
     return metastore.database("default").location or "/tmp"
 
 

@@ -1,0 +1,84 @@
+"""Which bytes must be gone once a purge is over: the contents of files that had rows erased, and of older states of the
+purged tables, which nobody has searched. Reads only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cmroot.log import ADD, RELEASE, Segment, segments
+from cmroot.place import join
+from replicator.purge.state import RunDirectory
+
+ERASED = "rows were erased from it"
+OLDER = "an older state of the table, which was not searched"
+
+
+class Content(msgspec.Struct, frozen=True):
+    """Bytes that must go. path: where they were seen last; why: ERASED or OLDER."""
+
+    checksum: str
+    size: int
+    table: str
+    partition: str
+    path: str
+    why: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.checksum, self.size
+
+
+def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[Content]:
+    """Of the files that these runs have written anew, as they were before; only of partitions that were swapped."""
+    for directory in directories:
+        swapped = {unit.key for unit in directory.units().values() if unit.backup}
+        for table in directory.files():
+            rows = table.filter(pc.and_(pc.greater(table["matched"], 0), pc.is_valid(table["checksum"])))
+            for row in rows.to_pylist():
+                if (row["table"], row["partition"]) in swapped:
+                    place = join(row["location"], row["name"])
+                    yield Content(row["checksum"], row["size"], row["table"], row["partition"], place, ERASED)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the captured log knows of some tables. live: contents that they have; older: those that they had. position:
+    the log's end."""
+
+    live: frozenset[tuple[str, int]]
+    older: dict[tuple[str, int], Content]
+    position: int
+
+
+def recorded_contents(root: str, tables: Collection[str]) -> Recorded:
+    """Of tables ("db.table"), whatever they were called when. Holds a row for each content that they ever had."""
+    log = segments(root)
+    counts: dict[tuple[str, int], int] = {}
+    seen: dict[tuple[str, int], Content] = {}
+    for row in _rows(log, {table.lower() for table in tables}):
+        key = (row["checksum"], row["size"])
+        counts[key] = counts.get(key, 0) + (1 if row["op"] == ADD else -1)
+        place = join(row["location"] or "", row["path"] or "")
+        seen[key] = Content(*key, f"{row['db']}.{row['table']}", row["partition"] or "", place, OLDER)
+    live = frozenset(key for key, count in counts.items() if count > 0)
+    older = {key: content for key, content in seen.items() if key not in live}
+    return Recorded(live, older, log[-1].last if log else 0)
+
+
+def _rows(log: Sequence[Segment], tables: set[str]) -> Iterator[dict[str, Any]]:
+    columns = ["op", "db", "table", "partition", "location", "path", "size", "checksum"]
+    wanted = pa.array(sorted(tables), pa.string())
+    for segment in log:
+        for batch in segment.file_batches(columns):
+            rows = pa.Table.from_batches([batch])
+            names = pc.binary_join_element_wise(rows["db"], rows["table"], ".")
+            fits = pc.and_(pc.is_in(names, wanted), pc.is_in(rows["op"], pa.array([ADD, RELEASE])))
+            fits = pc.and_(fits, pc.and_(pc.is_valid(rows["checksum"]), pc.is_valid(rows["size"])))
+            yield from rows.filter(pc.fill_null(fits, False)).to_pylist()
