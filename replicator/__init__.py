@@ -10,7 +10,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 _FUNCTIONS = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "engines", "plan",
-              "apply", "lag", "switchover", "failover", "failback")  # fmt: skip
+              "apply", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
 _CALLABLE_PACKAGES = ("dump", "load", "sync")  # packages that are called like the functions of the same name
 
 

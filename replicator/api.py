@@ -29,11 +29,16 @@ from replicator.lifecycle.restore import restore as _restore
 from replicator.load.load import Loaded, LoadOptions
 from replicator.load.load import load as _load
 from replicator.load.placement import parse_pairs
+from replicator.metastore.client import Metastore
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.progress import Progress, Silent
-from replicator.sync.check import Checked
+from replicator.sync.check import Checked, impatient
 from replicator.sync.check import check as _check
+from replicator.sync.drill import DrillOptions
+from replicator.sync.drill import drill as _drill
+from replicator.sync.drill_queries import Asking, spark_on
+from replicator.sync.drill_record import Drill
 from replicator.sync.failback import FailbackOptions
 from replicator.sync.failback import failback as _failback
 from replicator.sync.failover import FailoverOptions
@@ -245,6 +250,23 @@ def sync(
             found, here, there, engines=work, progress=progress or Silent(), options=options,
             others=list(read.policies.values()),
         )  # fmt: skip
+
+
+def drill(
+    policy: str, *, config: str | os.PathLike[str] | None = None, queries: Sequence[str] = (),
+    db: str | Sequence[str] = (), sample: int = 20, keep: bool = False, jobs: int = 4,
+) -> Drill:  # fmt: skip
+    """Rehearses a failover in shadow databases, with a Spark of its own; see replicator.sync.drill.drill."""
+    read = read_config(None if config is None else Path(config))
+    found = read.policy(policy)
+    options = DrillOptions(databases=names(db), queries=queries, sample=sample, keep=keep, jobs=jobs)
+    with ExitStack() as stack:
+        here, there = stack.enter_context(impatient(found.source)), stack.enter_context(connect(found.target))
+
+        def asking(metastore: Metastore) -> Asking:
+            return stack.enter_context(spark_on(metastore, settings=read.spark))
+
+        return _drill(found, here, there, asking, options)
 
 
 def plan(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,19 +17,19 @@ from story import command
 
 from cmroot.log import segments
 from cmroot.root import create_or_open
-from replicator.engine import SparkEngine, hive_settings
+from replicator import api
 from replicator.errors import Error, Refused, UsageError
 from replicator.events.capture import capture
 from replicator.events.fold import read_records
 from replicator.events.record import touched_db
 from replicator.metastore.client import Metastore
 from replicator.metastore.embedded import Running
-from replicator.metastore.java import find_java, spark_environment
+from replicator.metastore.thrift import connect
 from replicator.model import VIEW, Column, Storage, Table
 from replicator.progress import Silent
 from replicator.roles import Role
 from replicator.sync.drill import DrillOptions, drill
-from replicator.sync.drill_queries import Asking
+from replicator.sync.drill_queries import Asking, spark_on
 from replicator.sync.drill_record import Drill, Drills
 from replicator.sync.drill_shadow import Shadows, cannot_show, may_drop
 from replicator.sync.roles import read_role, set_role
@@ -62,11 +61,9 @@ def view(db: PlainDatabase, name: str, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def spark(target_metastore: Running) -> Iterator[SparkEngine]:
-    settings = hive_settings(target_metastore.uri, str(target_metastore.warehouse))
-    engine = SparkEngine("local[2]", settings, lambda: spark_environment(find_java(os.environ)))
-    yield engine
-    engine.stop()
+def spark(target_metastore: Running) -> Iterator[Asking]:
+    with connect(target_metastore.uri) as metastore, spark_on(metastore, "local[2]") as asking:
+        yield asking
 
 
 def nobody(metastore: Metastore) -> Asking:
@@ -83,7 +80,7 @@ def shadows_there(pair: Replication) -> list[str]:
     return found + [path.name for path in (pair.here / "target").glob("drill_*") if path.stem not in found]
 
 
-def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication, spark: SparkEngine) -> None:
+def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication, spark: Asking) -> None:
     name = f"{pair.name}_a"
     view(pair.db("a"), "v", f"SELECT t.a, p.b FROM {name}.t JOIN {name}.parts p ON t.a = p.a")
     pair.sync()
@@ -133,9 +130,7 @@ def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication,
     assert Drills(pair.memory).read() == ([done], [])
 
 
-def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(
-    pair: Replication, spark: SparkEngine
-) -> None:
+def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(pair: Replication, spark: Asking) -> None:
     def asking(metastore: Metastore) -> Asking:
         source = pair.db("a")
         source.drop("t")
@@ -157,7 +152,7 @@ def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(
 
 
 def test_queries_that_fail_change_something_or_contradict_statistics_make_it_incomplete(
-    pair: Replication, spark: SparkEngine
+    pair: Replication, spark: Asking
 ) -> None:
     pair.db("a").alter("t", numRows="4")
     pair.sync()
@@ -319,14 +314,26 @@ def test_what_goes_away_while_it_is_shown_leaves_no_directory_in_the_replicas_wa
     pair.is_same()
 
 
-def test_a_drill_needs_no_source(pair: Replication) -> None:
-    pair.keys["source"] = "thrift://127.0.0.1:1"
-    answer = command("--config", str(pair.config()), "drill", pair.name, "--sample", "0")
+def test_the_last_call_of_a_killed_drill_may_come_through_while_it_is_swept(drilled: Replication) -> None:
+    kept = rehearse(drilled, DrillOptions(sample=0, keep=True))
+    (shadow,) = kept.databases.values()
+    made = drilled.target.table(shadow, "u")
+    drilled.target.drop_table(shadow, "u")
+    racing: Any = Racing(drilled.target, "function_names", lambda: drilled.target.create_table(made))
+    assert drill(drilled.policy, drilled.source, racing, nobody, QUIET).status == "done"
+    assert racing.changed > 1 and shadows_there(drilled) == []
+
+
+def test_a_drill_needs_no_source(drilled: Replication, tmp_path: Path) -> None:
+    config = tmp_path / "alone.toml"
+    config.write_text(drilled.config().read_text().replace(drilled.source_uri, "thrift://127.0.0.1:1"))
+    answer = command("--config", str(config), "drill", drilled.name, "--sample", "0")
     assert (answer.code, answer.said["status"], answer.said["lag_seconds"]) == (0, "done", None)
     assert any("lag is not known" in text for text in answer.said["warnings"])
 
 
-def test_what_cannot_be_drilled_is_refused(pair: Replication, tmp_path: Path) -> None:
+def test_what_cannot_be_drilled_is_refused(drilled: Replication) -> None:
+    pair = drilled
     config = ["--config", str(pair.config())]
     with Drills(pair.memory).lease():
         assert command(*config, "drill", pair.name, "--sample", "0").code == 7
@@ -341,24 +348,26 @@ def test_what_cannot_be_drilled_is_refused(pair: Replication, tmp_path: Path) ->
     assert shadows_there(pair) == []
 
 
-def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(pair: Replication) -> None:
-    config = ["--config", str(pair.config())]
-    planned = command(*config, "drill", pair.name, "--dry-run")
+def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(drilled: Replication) -> None:
+    config = ["--config", str(drilled.config())]
+    before = command(*config, "drill", drilled.name, "--list").said["drills"]
+    planned = command(*config, "drill", drilled.name, "--dry-run")
     assert (planned.code, planned.said["status"], planned.said["tables"]) == (0, "planned", 3)
-    assert command(*config, "drill", pair.name, "--list").said["drills"] == []
-    assert shadows_there(pair) == []
-    done = rehearse(pair)
-    listed = command(*config, "drill", pair.name, "--list")
-    assert listed.said["drills"] == [msgspec.to_builtins(done)]
+    assert shadows_there(drilled) == []
+    done = api.drill(drilled.name, config=drilled.config(), sample=0)
+    listed = command(*config, "drill", drilled.name, "--list")
+    assert listed.said["drills"] == [msgspec.to_builtins(done), *before]
 
 
-def test_a_drill_that_fails_takes_its_shadows_down_and_says_why(pair: Replication) -> None:
+def test_a_drill_that_fails_takes_its_shadows_down_and_says_why(drilled: Replication) -> None:
+    pair = drilled
+
     def broken(metastore: Metastore) -> Asking:
         raise Error("Spark did not start")
 
     with pytest.raises(Error, match="did not start"):
         rehearse(pair, DrillOptions(), broken)
-    (record,) = Drills(pair.memory).read()[0]
+    record = Drills(pair.memory).read()[0][0]
     assert (record.status, record.torn_down) == ("failed", True) and "did not start" in record.error
     assert shadows_there(pair) == []
 

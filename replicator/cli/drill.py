@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from replicator.cli.options import EngineChoice, Session, dry_run_option, json_option, pass_session
+from replicator.cli.options import Session, dry_run_option, json_option, parse_settings, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened
 from replicator.cli.sync import policy_argument
 from replicator.errors import UsageError
@@ -66,6 +66,7 @@ def drill(
     from replicator.sync.check import impatient
     from replicator.sync.drill import DrillOptions, plan
     from replicator.sync.drill import drill as rehearse
+    from replicator.sync.drill_queries import spark_on
     from replicator.sync.drill_sweep import clean as sweep_all
 
     if clean and listing:
@@ -76,6 +77,7 @@ def drill(
     if listing:
         return _list(found, limit, as_json)
     options = DrillOptions(databases=db, queries=queries, sample=sample, prefix=prefix, keep=keep, jobs=jobs)
+    settings = session.config.spark | parse_settings(spark_conf, "--spark-conf")
     with ExitStack() as stack:
         source = stack.enter_context(impatient(found.source))  # it may be away: that is what drills are for
         target = stack.enter_context(session.metastore(found.target))
@@ -89,25 +91,11 @@ def drill(
             return 0
 
         def asking(metastore: Metastore) -> Asking:
-            return _spark(session, stack, metastore, EngineChoice("spark", master, spark_conf))
+            return stack.enter_context(spark_on(metastore, master, settings))
 
         done = rehearse(found, source, target, asking, options)
     emit(msgspec.to_builtins(done), as_json, drill_lines(done))
     return 0 if done.status == "done" and not done.staying else NOT_ALL_GOOD
-
-
-def _spark(session: Session, stack: ExitStack, metastore: Metastore, choice: EngineChoice) -> Asking:
-    """Spark with the metastore's tables, started; it ends with the command."""
-    from replicator.cli.options import java_environment, parse_settings
-    from replicator.engine import SparkEngine, hive_settings
-    from replicator.load.target import default_warehouse
-
-    given = session.config.spark | parse_settings(choice.spark_conf, "--spark-conf")
-    settings = hive_settings(metastore.uri, default_warehouse(metastore)) | given
-    engine = SparkEngine(choice.master, settings, java_environment)
-    stack.callback(engine.stop)
-    engine.answer("SELECT 1", 1)
-    return engine
 
 
 def _list(policy: Policy, limit: int, as_json: bool) -> int:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time as clocks
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 
 from cmroot.place import is_local, local_path
-from replicator.errors import ObjectExists, ObjectNotFound
+from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.model import Table, partition_name
 from replicator.sync.drill_shadow import Shadows, cannot_show, may_drop
 
 TABLE_BATCH = 100  # read, shown and looked at again: the time in which a table may go away is short
+RACES = (0.1, 0.5, 2.0, 5.0)  # seconds to wait before a database that was not empty is emptied again
 WENT = "it went away meanwhile"
 
 
@@ -119,23 +121,37 @@ def _forget_gone(
 def tear_down(metastore: Metastore, database: str, home: str, *, jobs: int) -> list[str]:
     """Drops what a drill made in one database, then the database with its empty directory `home`. Returns what stays,
     as somebody else put it there; the database stays with it. A database that is gone already is fine."""
+    for wait in (*RACES, None):
+        try:
+            staying = _empty(metastore, database, jobs)
+            if staying:
+                return staying
+            metastore.drop_database(database)
+        except ObjectNotFound:
+            pass
+        except MetastoreError as error:
+            if error.transient or wait is None or not metastore.table_names(database):
+                raise
+            clocks.sleep(wait)  # the last call of a drill that was killed came through only now
+            continue
+        break
+    remove_empty(home)
+    return []
+
+
+def _empty(metastore: Metastore, database: str, jobs: int) -> list[str]:
+    """Drops a drill's own in a database; what is left there."""
     staying: list[str] = []
-    try:
-        with ThreadPoolExecutor(jobs, thread_name_prefix="drill") as pool:
-            for names in _batches(metastore.table_names(database)):
-                tables = metastore.tables(database, names)
-                list(pool.map(lambda table: _drop(metastore, table), filter(may_drop, tables)))
-                staying += [f"{database}.{table.name}" for table in tables if not may_drop(table)]
-        if staying:
-            return staying
+    with ThreadPoolExecutor(jobs, thread_name_prefix="drill") as pool:
+        for names in _batches(metastore.table_names(database)):
+            tables = metastore.tables(database, names)
+            list(pool.map(lambda table: _drop(metastore, table), filter(may_drop, tables)))
+            staying += [f"{database}.{table.name}" for table in tables if not may_drop(table)]
+    if not staying:
         for name in metastore.function_names(database):
             with contextlib.suppress(ObjectNotFound):
                 metastore.drop_function(database, name)
-        metastore.drop_database(database)
-    except ObjectNotFound:
-        pass
-    remove_empty(home)
-    return []
+    return staying
 
 
 def _drop(metastore: Metastore, table: Table) -> None:

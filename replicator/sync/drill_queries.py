@@ -6,8 +6,10 @@ first row of some views. Which ones is drawn anew by each drill.
 
 from __future__ import annotations
 
+import os
 import time as clocks
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from random import Random
@@ -15,8 +17,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from replicator.engine import SparkEngine, hive_settings
 from replicator.errors import Error
-from replicator.metastore.client import MetastoreReader
+from replicator.load.target import default_warehouse
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.java import find_java, spark_environment
 from replicator.sync.drill_record import Asked
 from replicator.sync.drill_shadow import Shadows, row_count
 
@@ -30,6 +35,26 @@ class Asking(Protocol):
     def answer(self, query: str, rows: int) -> list[list[Any]]:
         """The first rows. Raises Error."""
         ...
+
+
+@contextmanager
+def spark_on(
+    metastore: Metastore, master: str | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[Asking]:
+    """Spark with a metastore's tables, started, for the length of a block. Raises Error when it does not start, or when
+    this process runs another Spark."""
+
+    def environment() -> Mapping[str, str]:
+        return spark_environment(find_java(os.environ))
+
+    engine = SparkEngine(
+        master, hive_settings(metastore.uri, default_warehouse(metastore)) | dict(settings or {}), environment
+    )
+    try:
+        engine.answer("SELECT 1", 1)
+        yield engine
+    finally:
+        engine.stop()
 
 
 @dataclass(frozen=True)
