@@ -166,6 +166,33 @@ def test_a_legal_hold_keeps_partition_and_metadata(db: Dated) -> None:
     assert values[0] in db.files("orders")
 
 
+def test_a_replica_is_left_to_its_primary(db: Dated) -> None:
+    values = db.dated("orders", 4)
+    database = db.metastore.database(db.name)
+    roles = {"replicator.role": "replica", "replicator.epoch": "2"}
+    db.metastore.alter_database(db.name, msgspec.structs.replace(database, parameters=roles))
+    done = db.run(code=3)
+    assert (done["failed"][0]["what"], db.values("orders")) == (db.name, set(values))
+    assert "at its primary" in done["failed"][0]["why"]
+
+
+def test_empty_directories_between_a_table_and_its_partitions_go(db: Dated) -> None:
+    keys = (Column("country", "string"), Column("datepartition", "string"))
+    db.metastore.create_table(Table(db=db.name, name="deep", storage=db.storage("deep"), partition_keys=keys))
+    for country in ("de", "fr"):
+        for value in ("2020-01-01-00", *(["2999-01-01-00"] if country == "fr" else [])):
+            place = f"deep/country={country}/datepartition={value}"
+            db.write(place, {"part-0": value})
+            partition = Partition(values=(country, value), storage=db.storage(place))
+            db.metastore.add_partitions(db.name, "deep", [partition])
+    db.write("outside/x", {"part-0": "y"})
+    outside = Partition(values=("it", "2020-01-01-00"), storage=db.storage("outside/x"))
+    db.metastore.add_partitions(db.name, "deep", [outside])
+    assert db.run("--set", DELETES)["dropped"] == 3
+    assert [path.name for path in (db.home / "deep").iterdir()] == ["country=fr"]
+    assert (db.home / "outside").exists() and not (db.home / "outside" / "x").exists()
+
+
 def test_a_table_takes_its_settings_from_the_store_when_that_is_enabled(db: Dated) -> None:
     db.dated("orders", 4, 5)
     db.dated("clicks", 4, 5)

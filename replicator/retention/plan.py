@@ -72,6 +72,7 @@ class Planner:
         if dataset.settings.truth(f"{PREFIX}.dataset.is.blacklisted", default=False):
             plan.warnings.append(f"{dataset.name}: left alone, as {PREFIX}.dataset.is.blacklisted says")
             return plan
+        planned: set[str] = set()
         for pair, policy in pairs(dataset.settings, dataset.kind):
             listed = path_finder(pair)(dataset.path, self.now)
             self._tell(plan, listed, dataset.name)
@@ -79,6 +80,9 @@ class Planner:
             chosen = policy.select(versions, listed.by, self.now)
             for number, why in chosen.items():
                 version = versions[number]
+                if version.path in planned:  # by another finder of the dataset
+                    continue
+                planned.add(version.path)
                 removal = Removal(path=version.path, what="version", reason=why)
                 plan.items.append(Item(dataset=dataset.name, removal=removal, mtime=version.mtime, top=dataset.path))
             self._plan_access(plan, pair, listed, versions, set(chosen), "")
@@ -148,7 +152,7 @@ class Planner:
                 )  # fmt: skip
                 yield Item(
                     dataset=dataset.name, removal=removal, drops=True, keeps_data=keeps or not partition.location,
-                    mtime=mtime, replacement=replacement,
+                    mtime=mtime, top=table.location or "", replacement=replacement,
                 )  # fmt: skip
 
 

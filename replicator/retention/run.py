@@ -197,7 +197,8 @@ class Retention:
     # ---- carrying out ---------------------------------------------------------------------------------------------
 
     def _carry_out(self, batch: Sequence[Item], remover: Remover, dropper: Dropper | None) -> None:
-        self._remove([item for item in batch if item.access is None and not item.drops], remover)
+        went = self._remove([item for item in batch if item.access is None and not item.drops], remover)
+        self._prune(went, remover.live)
         partitions = [item for item in batch if item.drops]
         if dropper and partitions:
             self._drop(partitions, remover, dropper)
@@ -227,10 +228,13 @@ class Retention:
         gone = {each.path for each in removed.removals}
         went = [item for item in still if item.removal.path in gone]
         self.done.removed += len(went)
-        if self.job.settings.truth("gobblin.retention.delete.empty.directories", default=True):
-            for item in went:
-                _remove_empty_parents(item, remover.live)
         return went
+
+    def _prune(self, gone: Sequence[Item], live: LiveLocations) -> None:
+        """Directories that are empty now, up to the dataset's own."""
+        if self.job.settings.truth("gobblin.retention.delete.empty.directories", default=True):
+            for item in gone:
+                _remove_empty_parents(item, live)
 
     def _drop(self, items: Sequence[Item], remover: Remover, dropper: Dropper) -> None:
         kept, changed = dropper.unchanged(items)
@@ -247,6 +251,9 @@ class Retention:
         remover.audit.refused(refusals)
         for each in refusals:
             self.done.refuse(each)
+        if went:
+            remover.live.refresh()  # the partitions' own references are gone
+            self._prune(went, remover.live)
 
     def _count(self, dropped: Dropped) -> None:
         self.done.dropped += dropped.count
