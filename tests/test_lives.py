@@ -1,0 +1,323 @@
+"""Random lives of tables, and every job that removes on top: what the metastore refers to keeps its files, and what
+goes is kept in `$cmroot`.
+
+A life is a seeded history on one database: tables and partitions are made, moved back and forth, dropped, renamed, and
+made to share directories; in between housekeeping, retention, purge and its clean-up run, with a clock far ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from housekeeping import DROPS, EXPIRED, UNREFERENCED, House
+
+from cmroot.checksum import checksum_file
+from cmroot.content import locate
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.guard.removal import Limits
+from replicator.metastore.embedded import Running
+from replicator.metastore.java import find_java, spark_environment
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.model import EXTERNAL, partition_name
+from replicator.progress import Silent
+from replicator.purge.options import PurgeOptions, RetainOptions
+from replicator.purge.retain import retain
+from replicator.purge.run import purge
+from replicator.retention.job import read_job
+from replicator.retention.run import Retention
+
+NAMES = ("t0", "t1", "t2", "t3")
+GONE = (3, 7)  # ids to be erased; every third file has a row of one
+DESCRIBED = {"dataset.descriptor": '{"column": "a"}'}
+STEPS = 30
+OLDEST = 40.0  # days; expiry is after 30
+
+NEWEST_ONE = """
+gobblin.retention : {
+    dataset : {
+      pattern="%s/*/*"
+      finder.class=gobblin.data.management.retention.profile.ManagedCleanableDatasetFinder
+    }
+    selection : {
+      policy.class=gobblin.data.management.policy.NewestKSelectionPolicy
+      newestK.versionsNotSelected=1
+    }
+    version : {
+      finder.class=gobblin.data.management.version.finder.GlobModTimeDatasetVersionFinder
+    }
+}
+"""
+
+State = dict[tuple[str, str], tuple[str, dict[str, str]]]  # (table, partition) -> (location, file -> digest)
+
+
+@pytest.fixture(scope="module")
+def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
+    with connect(source_metastore.uri) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[AutoEngine]:
+    made = AutoEngine(
+        LocalEngine(2),
+        SparkEngine(
+            "local[2]", {"spark.sql.shuffle.partitions": "2"}, lambda: spark_environment(find_java(os.environ))
+        ),
+        "local",
+    )
+    yield made
+    made.stop()
+
+
+@dataclass
+class Life:
+    """One history. `was`: places that a table or partition has had, to go back to. `told`: what was done."""
+
+    house: House
+    engines: AutoEngine
+    rng: random.Random
+    was: list[Path] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    written: int = 0
+
+    # ---- what owners do -------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        acts = {
+            self.make: 5, self.write: 4, self.move: 5, self.share: 3, self.drop: 3, self.rename: 1, self.housekeep: 2,
+            self.retain: 2,
+        }  # fmt: skip
+        act = self.rng.choices(list(acts), weights=list(acts.values()))[0]
+        act()
+
+    def say(self, *words: object) -> None:
+        self.told.append(" ".join(map(str, words)))
+
+    def tables(self) -> list[str]:
+        return self.house.metastore.table_names(self.house.db.name)
+
+    def make(self) -> None:
+        free = [name for name in NAMES if name not in self.tables()]
+        if not free:
+            return self.write()
+        name, chosen = self.rng.choice(free), {}
+        for properties in (UNREFERENCED, EXPIRED, DROPS, DESCRIBED):
+            if self.rng.random() < 0.6:
+                chosen |= properties
+        kind = {"kind": EXTERNAL} if self.rng.random() < 0.5 else {}
+        if self.rng.random() < 0.6:
+            self.house.db.partitioned(name, {})
+            self.house.db.alter(name, **chosen)
+            self.house.db.add(name, {str(value): self.rows() for value in range(self.rng.randint(1, 3))})
+        else:
+            self.house.table(name, self.rows(), properties=chosen, **kind)
+        return self.say("make", name, *chosen)
+
+    def rows(self) -> dict[str, str]:
+        self.written += 1
+        numbers = [self.written * 10 + 1, self.rng.choice(GONE)] if self.written % 3 == 0 else [self.written * 10 + 1]
+        return {f"f{self.written}": "".join(f"{number}\x01row\n" for number in numbers)}
+
+    def write(self) -> None:
+        for place in self.rng.sample(sorted(self.places()), k=min(1, len(self.places()))):
+            files = self.rows()
+            Path(place).mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (Path(place) / name).write_text(text)
+            self.say("write", place)
+
+    def places(self) -> set[str]:
+        return {location for location, _ in self.state().values()}
+
+    def move(self) -> None:
+        """To a new directory with its files copied, or back to one that somebody has had, whatever lies there now."""
+        live = sorted(self.state())
+        if not live:
+            return
+        table, part = self.rng.choice(live)
+        here = Path(self.state()[table, part][0])
+        back = [place for place in self.was if place != here]
+        if back and self.rng.random() < 0.5:
+            there = self.rng.choice(back)
+        else:
+            there = self.house.place(f"{table}_moved") / f"v{len(self.told)}"
+            there.mkdir(parents=True)
+            for path in sorted(here.glob("f*")):
+                (there / path.name).write_bytes(path.read_bytes())
+        self.was.append(here)
+        self.relocate(table, part, there)
+        self.say("move", table, part, "from", here, "to", there)
+
+    def share(self) -> None:
+        """A table or partition at another's directory, above it, or inside it."""
+        live = sorted(self.state())
+        if len(live) < 2:
+            return
+        (table, part), other = self.rng.sample(live, k=2)
+        there = Path(self.state()[other][0])
+        there = self.rng.choice([there, there.parent, there / "deeper"])
+        if there == self.house.here / "warehouse" or self.house.db.home.is_relative_to(there):
+            return
+        self.was.append(Path(self.state()[table, part][0]))
+        self.relocate(table, part, there)
+        self.say("share", table, part, "at", there)
+
+    def relocate(self, table: str, part: str, there: Path) -> None:
+        if part:
+            self.house.relocate_partition(table, part.removeprefix("p="), there)
+        else:
+            self.house.relocate(table, there)
+
+    def drop(self) -> None:
+        live = sorted(self.state())
+        if not live:
+            return
+        table, part = self.rng.choice(live)
+        self.was.append(Path(self.state()[table, part][0]))
+        if part and self.rng.random() < 0.7:
+            self.house.metastore.drop_partitions(self.house.db.name, table, [part])
+        else:
+            self.house.metastore.drop_table(self.house.db.name, table)
+            part = ""
+        self.say("drop", table, part)
+
+    def rename(self) -> None:
+        free = [name for name in NAMES if name not in self.tables()]
+        if not free or not self.tables():
+            return
+        before, after = self.rng.choice(self.tables()), self.rng.choice(free)
+        table = self.house.live(before)
+        if table.kind == EXTERNAL or Path(str(table.location).removeprefix("file:")).exists():
+            renamed = msgspec.structs.replace(table, name=after)
+            self.house.metastore.alter_table(self.house.db.name, before, renamed)
+            self.say("rename", before, after)
+
+    # ---- what jobs do, and what must be so after each -------------------------------------------------------------
+
+    def housekeep(self) -> None:
+        before, everything = self.state(), self.everything()
+        done = self.house.run(days=self.rng.choice([0, 4, OLDEST]))
+        self.say("housekeeping", done.removed, "removed", done.files, "files", *done.refused, *done.failed)
+        assert not done.failed
+        self.check(before, everything, may_drop=True)
+
+    def retain(self) -> None:
+        before, everything = self.state(), self.everything()
+        config = self.house.here / "retention.conf"
+        config.write_text(NEWEST_ONE % (self.house.here / "warehouse"))
+        root = self.house.root.place
+        job = Retention(read_job(str(config)), root, self.house.metastore, Limits(), self.engines)
+        done = job.run()
+        self.say("retention", done.removed, "removed of", done.versions)
+        assert not done.failed
+        self.check(before, everything)
+
+    def purge(self) -> None:
+        before, everything = self.state(), self.everything()
+        if not any(DESCRIBED.keys() & self.house.live(name).parameters.keys() for name in self.tables()):
+            return self.say("nothing to purge")
+        asked = PurgeOptions("ids.gone:a", self.house.db.name, "column")
+        done = purge(self.house.metastore, self.house.root, asked, engines=self.engines, progress=Silent())
+        self.say("purge", done.status, done.rows_erased, "rows in", done.partitions_swapped)
+        return self.check(before, everything, erases=True)
+
+    def clean_up(self) -> None:
+        before, everything = self.state(), self.everything()
+        retain(
+            self.house.metastore, self.house.root, RetainOptions(versions=0), engines=self.engines,
+            clock=lambda: time.time() + OLDEST * 86_400,
+        )  # fmt: skip
+        self.say("purge retain")
+        self.check(before, everything)
+
+    def check(self, before: State, everything: dict[str, str], *, may_drop: bool = False, erases: bool = False) -> None:
+        after = self.state()
+        for name, (location, files) in before.items():
+            if name not in after:
+                assert may_drop, f"{name} was dropped"
+                continue
+            there, found = after[name]
+            if there == location:
+                assert found == files, f"files of {name} at {location}"
+            else:
+                assert erases, f"{name} went from {location} to {there}"
+                assert rows_at(Path(there)) == [row for row in rows_at(Path(location)) if int(row[0]) not in GONE]
+        now = self.everything()
+        for path, digest in everything.items():
+            if now.get(path) != digest:
+                assert self.kept(digest), f"{path} is neither there nor in $cmroot"
+
+    # ---- what there is --------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """All that the metastore refers to, with its files."""
+        found: State = {}
+        db, metastore = self.house.db.name, self.house.metastore
+        for table in metastore.tables(db, metastore.table_names(db)):
+            if not table.is_partitioned:
+                found[table.name, ""] = self._files(str(table.location))
+                continue
+            for batch in metastore.partitions(db, table.name, metastore.partition_names(db, table.name)):
+                for each in batch:
+                    name = partition_name(table.partition_keys, each.values)
+                    found[table.name, name] = self._files(str(each.location))
+        return found
+
+    def _files(self, location: str) -> tuple[str, dict[str, str]]:
+        place = location.removeprefix("file:")
+        return place, {path.name: digest(path) for path in sorted(Path(place).glob("f*")) if path.is_file()}
+
+    def everything(self) -> dict[str, str]:
+        """Every file below the warehouse that is not hidden."""
+        return {
+            str(path): digest(path)
+            for path in (self.house.here / "warehouse").rglob("*")
+            if path.is_file() and not path.name.startswith((".", "_"))
+        }
+
+    def kept(self, wanted: str) -> bool:
+        checksum, _, size = wanted.partition(":")
+        return Path(locate(self.house.root.place, checksum, int(size))).is_file()
+
+
+def digest(path: Path) -> str:
+    checksum, size = checksum_file(str(path))
+    return f"{checksum}:{size}"
+
+
+def rows_at(place: Path) -> list[list[str]]:
+    lines = [line for path in place.iterdir() if path.is_file() and not path.name.startswith((".", "_"))
+             for line in path.read_text().splitlines()]  # fmt: skip
+    return sorted(line.split("\x01") for line in lines)
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("LIVES", "3"))))
+def test_jobs_take_nothing_that_is_referred_to_and_lose_nothing(
+    metastore: ThriftMetastore, engines: AutoEngine, tmp_path: Path, seed: int
+) -> None:
+    house = House(metastore, f"lives{seed}", tmp_path)
+    if "ids" not in metastore.database_names():
+        ids = House(metastore, "ids", tmp_path / "ids")
+        table: dict[str, Any] = {"files": {"f": "".join(f"{number}\x01x\n" for number in GONE)}}
+        ids.table("gone", **table)
+    life = Life(house, engines, random.Random(seed))
+    life.make()
+    try:
+        for number in range(STEPS):
+            life.step()
+            if number in (STEPS // 2, STEPS - 1):
+                life.purge()
+                life.clean_up()
+        life.housekeep()
+    except BaseException:
+        print("\n".join(life.told))
+        raise
