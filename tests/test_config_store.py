@@ -241,7 +241,7 @@ def test_explain_says_which_file_and_line_gave_each_value_and_whom_it_hides(
         "data/events/includes.conf": "tags/time",
         "data/events/main.conf": 'pattern = "/data/events/*"\nlookback = 3d\nretries = 2',
         "data/events/login/main.conf": "\nlookback = 1d",
-        "tags/time/main.conf": "lookback = 1000d\nold = ${lookback}",
+        "tags/time/main.conf": "lookback = 1000d\nold = ${lookback}\nparts = [${part}]\npart { age = ${old}, name = x }",
         "main.conf": "retries = 5\nzone = UTC",
         "data/main.conf": "zone = PST",
     }
@@ -254,6 +254,10 @@ def test_explain_says_which_file_and_line_gave_each_value_and_whom_it_hides(
     assert values["lookback"]["at"] == "data/events/login/main.conf:2"
     assert values["lookback"]["hides"] == ["data/events/main.conf:2", "tags/time/main.conf:1"]
     assert (values["old"]["value"], values["old"]["through"]) == ("1d", "tags/time/main.conf:2")
+    assert (values["parts[0].name"]["at"], values["parts[0].name"]["through"]) == (
+        "tags/time/main.conf:4", "tags/time/main.conf:3"
+    )  # fmt: skip
+    assert values["parts[0].age"]["value"] == "1d" and values["parts[0].age"]["hides"] == []
     # The root is met through the tag, before the directories above the dataset.
     assert (values["zone"]["value"], values["zone"]["far"], values["retries"]["value"]) == ("UTC", True, "2")
     assert any("zone" in warning for warning in told["warnings"])

@@ -22,7 +22,7 @@ from replicator.cli.options import (
     parse_settings,
     pass_session,
 )
-from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, write
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, write
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -200,9 +200,10 @@ def _explained_lines(explained: Explained) -> Iterable[str]:
             ]
         )
         yield ""
-    yield from columns(
-        ["KEY", "VALUE", "WRITTEN AT", "THROUGH", "OVER"],
-        ([each.key, each.value, each.at, each.through, ", ".join(each.hides)] for each in explained.values),
-    )
+    for each in explained.values:
+        through = f", through {each.through}" if each.through else ""
+        over = f", over {', '.join(each.hides)}" if each.hides else ""
+        yield f"{each.key} = {each.value}"
+        yield f"    {each.at}{through}{over}"
     for warning in explained.warnings:
         yield f"warning: {warning}"

@@ -59,10 +59,12 @@ def explain_job(settings: Settings, path: str) -> Explained:
 def _told(resolved: Resolved, path: tuple[str, ...], origin: Origin, text: str, value: object) -> Told:
     assigned = value.assigned if isinstance(value, Scalar) else None
     setting = [(node.key, where) for node in resolved.nodes for where in _set_at(node.main, path)]
-    winner = next((key for key, where in setting if where in (origin, assigned)), None)
-    hidden = [str(where) for key, where in setting if key != winner and where not in (origin, assigned)]
+    number = next((number for number, (_, where) in enumerate(setting) if where in (origin, assigned)), 0)
+    winner, where = setting[number] if setting else ((), origin)
+    through = assigned or (where if where != origin else None)
+    hidden = [str(other) for key, other in setting[number + 1 :] if key != winner]
     nearer = any(key and resolved.key[: len(key)] == key for key, _ in setting)
-    return Told(".".join(path), text, str(origin), _through(value), hidden, winner == () and nearer)
+    return Told(".".join(path), text, str(origin), str(through) if through else None, hidden, not winner and nearer)
 
 
 def _through(value: object) -> str | None:
@@ -72,6 +74,9 @@ def _through(value: object) -> str | None:
 def _set_at(node: Raw, path: tuple[str, ...]) -> Iterator[Origin]:
     """Where a node sets a path, or something that the path lies in and that is no object as written."""
     for name in path:
+        if name.endswith("]"):  # in a list, which is replaced whole
+            yield from _set_at(node, (name.partition("[")[0],))
+            return
         if not isinstance(node, Fields) or name not in node.fields:
             if not isinstance(node, Fields):
                 yield node.origin

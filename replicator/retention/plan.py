@@ -42,13 +42,15 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class DatasetPlan:
-    """`versions`: how many were looked at; `ignored`: how many names had no time that could be read."""
+    """`versions`: how many were looked at; `ignored`: how many names had no time that could be read;
+    `doubts`: what is so in many datasets alike, and is told once."""
 
     name: str
     versions: int = 0
     ignored: int = 0
     items: list[Item] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Planner:
         plan.ignored += listed.ignored
         if not listed.versions:
             plan.warnings.append(f"{name}: the version finder finds nothing")
-        plan.warnings += [f"{name}: {each}" for each in listed.warnings]
+        plan.doubts += listed.doubts
         plan.warnings += [f"{name}: stays, as its time cannot be read: {each}" for each in listed.why]
         if listed.ignored > len(listed.why):
             plan.warnings.append(f"{name}: and {listed.ignored - len(listed.why):,} more whose time cannot be read")

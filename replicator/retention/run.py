@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time as clocks
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,7 @@ class Retention:
             if self.job.settings.find(key) is not None
         ]
         found = find_datasets(self.job, self.metastore, self.root)
+        doubts: Counter[str] = Counter()
         for outcome in LocalEngine(max(1, min(most, 8))).run(lambda each: _planned(planner, each), found):
             if isinstance(outcome, Failed):
                 self.done.fail(outcome.name, outcome.why)
@@ -160,8 +162,10 @@ class Retention:
             self.done.versions += outcome.versions
             self.done.ignored += outcome.ignored
             self.done.warnings += outcome.warnings
+            doubts.update(set(outcome.doubts))
             for item in outcome.items:
                 plan.add(item)
+        self.done.warnings += [f"{doubt} (datasets: {count:,})" for doubt, count in doubts.items()]
 
     def _judge(self, plan: Spool, allowed: Spool, remover: Remover, *, measures: bool, records: bool) -> None:
         """Sorts the plan by whether each item may be, and refuses the whole when it is too much."""

@@ -99,7 +99,7 @@ class Settings:
         return value.origin if value is not None else None
 
     def leaves(self) -> Iterator[tuple[tuple[str, ...], Scalar | Items]]:
-        """Every value that is no object, by its path, in order."""
+        """Every value that is no object, by its path, in order. Objects in a list are `name[0]`, `name[1]`."""
         yield from _leaves(self.fields, ())
 
     def missing(self, key: str) -> ConfigError:
@@ -114,6 +114,10 @@ def _leaves(value: Fields, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
     for key, child in sorted(value.fields.items()):
         if isinstance(child, Fields):
             yield from _leaves(child, (*path, key))
+        elif isinstance(child, Items) and any(isinstance(item, Fields) for item in child.items):
+            for number, item in enumerate(child.items):
+                if isinstance(item, Fields):
+                    yield from _leaves(item, (*path, f"{key}[{number}]"))
         elif isinstance(child, Scalar | Items):
             yield (*path, key), child
 

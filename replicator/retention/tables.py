@@ -114,7 +114,7 @@ def partition_finder(pair: Pair) -> PartitionFinder:
     dates = checked_pattern(pair, "hive.partition.value.datetime.pattern", pattern, zone)
 
     def find(metastore: MetastoreReader, table: Table) -> Listed:
-        listed = Listed(TIME, warnings=doubts(dates, zone is not None))
+        listed = Listed(TIME, doubts=doubts(dates, zone is not None))
         if key not in [column.name.lower() for column in table.partition_keys]:
             raise Error(f"{table.db}.{table.name} has no partition key {key}", hint="set hive.partition.key.name")
         for name in metastore.partition_names(table.db, table.name):

@@ -41,13 +41,13 @@ class Version:
 @dataclass
 class Listed:
     """All versions of a dataset by one finder. `by`: what they are ordered by. `ignored`: how many names had no time,
-    and why, for the first ones."""
+    and why, for the first ones. `doubts`: about the settings."""
 
     by: str
     versions: list[Version] = field(default_factory=list)
     ignored: int = 0
     why: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
     def ignore(self, why: str) -> None:
         self.ignored += 1
@@ -180,8 +180,8 @@ def _modified(dataset: str, pattern: str) -> Listed:
     return listed
 
 
-def _dated(dataset: str, pattern: str, dates: DatePattern, warnings: list[str]) -> Listed:
-    listed, found = Listed(TIME, warnings=list(warnings)), Found()
+def _dated(dataset: str, pattern: str, dates: DatePattern, said: list[str]) -> Listed:
+    listed, found = Listed(TIME, doubts=list(said)), Found()
     for each in _hits(dataset, pattern, found):
         name = _below(dataset, each.path)
         try:
