@@ -51,11 +51,11 @@ from replicator.events.record import (
 from replicator.events.scope import changes_in_scope
 from replicator.events.takings import Takings, not_known
 from replicator.events.walk import refresh_tables, walk_database
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 from replicator.model import NotificationEvent
 from replicator.progress import Progress
-from replicator.shadow import is_shadow
 from replicator.report import json_text
+from replicator.shadow import is_shadow
 
 ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends the capture
 LIST_BATCH = 500  # objects of a listing task, at most
@@ -177,8 +177,18 @@ class _Run:
         hole in the ids, unless `repair` or it was repaired in this run."""
         if first and not self._read_before:
             return 0
+        concerned, more = 0, True
+        while more:
+            some, more = self._read_some(repair=repair)
+            concerned += some
+        return concerned
+
+    def _read_some(self, *, repair: bool) -> tuple[int, bool]:
+        """Folds the next events, a page of them; whether there are more."""
         seen = json.loads(self._manifest.recall("rows") or "{}")
-        reading = read_events(self._source, self._cursor, seen, lambda: undecided_since(self._root.place))
+        reading = read_events(
+            self._source, self._cursor, seen, lambda: undecided_since(self._root.place), limit=EVENT_BATCH
+        )
         if reading.events:
             self._takings.look(reading.events[-1].id)
         if reading.hole is not None:
@@ -193,7 +203,7 @@ class _Run:
             self._cursor = reading.hole[1] - 1
         self._manifest.remember("rows", json.dumps(reading.seen))
         self.report.events += len(reading.events)
-        return concerned
+        return concerned, reading.more
 
     def _note_hole(self, last: int, following: int, *, repair: bool) -> None:
         if not repair:
