@@ -125,26 +125,35 @@ class Soak:
             writer.begin()
         follower = Follower(self._config(keys), "soak", self._asked.schedule, self._here / "sync.log")
         poller = Poller(ThriftMetastore(target.running.uri, timeout=20, retries=0), marks, "soak_plain", "soak_sql")
-        follower.start()
-        self._until_there(there)
         killer = Killer([source, target, follower], self._asked.kill_every or 1, self._new_dice())
+        follower.start()
+        try:
+            self._follow(here, there, follower, killer, poller, writers)
+        finally:
+            follower.kill()
+        self._tell(writers, killer, marks, poller, keys)
+
+    def _follow(
+        self, here: ThriftMetastore, there: ThriftMetastore, follower: Follower, killer: Killer, poller: Poller,
+        writers: list[PlainWriter | SqlWriter],
+    ) -> None:  # fmt: skip
+        self._until_there(there)
         began = time.monotonic()
         for thread in (poller, *writers, *([killer] if self._asked.kill_every else [])):
             thread.start()
-        ended = self._write(began, follower, writers)
+        ended = self._write(began, writers)
         for writer in writers:
             writer.end()
         if self._asked.kill_every:
             killer.end()
         self.soaked.seconds = round(ended - began, 1)
         self._catch_up(here, there)
-        time.sleep(2 * poller_seconds(marks))
+        time.sleep(1)  # the poller looks ten times a second
         poller.end()
-        self.soaked.policy_ended_by_itself |= follower.ended()
+        self.soaked.policy_ended_by_itself = follower.ended()
         follower.stop()
-        self._tell(writers, killer, marks, poller, keys)
 
-    def _write(self, began: float, follower: Follower, writers: list[PlainWriter | SqlWriter]) -> float:
+    def _write(self, began: float, writers: list[PlainWriter | SqlWriter]) -> float:
         """Waits while others write and kill; the time at which writing ended."""
         while time.monotonic() - began < self._asked.seconds and not any(writer.error for writer in writers):
             time.sleep(0.5)
@@ -210,10 +219,6 @@ class Soak:
         soaked.lags = {kind: lags_of(lags) for kind, lags in marks.lags.items()}
         soaked.never_seen = sum(len(marks.waiting(kind)) for kind in marks.lags)
         soaked.broken = poller.broken[:20]
-
-
-def poller_seconds(marks: Marks) -> float:
-    return 1.0 if any(marks.waiting(kind) for kind in list(marks.lags)) else 0.2
 
 
 def local() -> AutoEngine:

@@ -69,7 +69,7 @@ class Follower:
             )  # fmt: skip
 
     def kill(self) -> None:
-        if self._child is not None:
+        if self._child is not None and self._child.poll() is None:
             self._child.kill()
             self._child.communicate()
 
