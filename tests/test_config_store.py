@@ -241,7 +241,7 @@ def test_explain_says_which_file_and_line_gave_each_value_and_whom_it_hides(
         "data/events/includes.conf": "tags/time",
         "data/events/main.conf": 'pattern = "/data/events/*"\nlookback = 3d\nretries = 2',
         "data/events/login/main.conf": "\nlookback = 1d",
-        "tags/time/main.conf": "lookback = 1000d\nold = ${lookback}\nparts = [${part}]\npart { age = ${old}, name = x }",
+        "tags/time/main.conf": "lookback = 1000d\nold = ${lookback}\nparts = [${part}]\npart { age=${old}, name=x }",
         "main.conf": "retries = 5\nzone = UTC",
         "data/main.conf": "zone = PST",
     }
