@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import replicator.load.commit as committing
+import replicator.load.prepare as preparing
 from cmroot.log import FILES
 from replicator.dump.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
@@ -48,9 +49,11 @@ from replicator.load.files import fold_entries
 from replicator.load.gathering import gathered
 from replicator.load.placement import Placement
 from replicator.load.plan import looked_at, make_plan
+from replicator.load.prepare import Preparation
 from replicator.load.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
 from replicator.load.squash import squash, surviving_partitions
 from replicator.load.target import read_databases, read_part
+from replicator.load.work import Work
 from replicator.model import EXTERNAL, Column, Database, Partition, Statistics, Storage, Table, partition_name
 
 DB = "d"
@@ -490,13 +493,13 @@ class History:
 # ---- replaying ----------------------------------------------------------------------------------------------------
 
 
-class ModelCommit(Commit):
-    """The committer on the model's files."""
+class ModelWork(Work):
+    """A load on the model's files."""
 
-    def _recycle(self, directories: Any) -> None:
+    def recycle(self, directories: Any) -> None:
         for directory in list(directories):
-            self._target._change()  # type: ignore[attr-defined]
-            self._target.delete(directory)  # type: ignore[attr-defined]
+            self.target._change()  # type: ignore[attr-defined]
+            self.target.delete(directory)  # type: ignore[attr-defined]
 
 
 def replay(history: History, target: Warehouse, begin: int, end: int, tables: dict[str, Table]) -> None:
@@ -516,8 +519,9 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
     parts = looked_at(squashed, PLACEMENT)
     there = {name: read_part(reader, each, parts[name]) for name, each in there.items()}
     plan = make_plan(metadata, squashed, PLACEMENT, there, after=after)
-    commit = ModelCommit(plan, reader, target.root, ENGINE, 1)
-    commit.prepare()
+    work = ModelWork(plan, reader, target.root, ENGINE, 1)
+    Preparation(work).prepare()
+    commit = Commit(work)
     rows = [each.filter(pc.less_equal(each["position"], end)) for each in history.rows]
     wanted, removed = fold_entries(rows, plan.file_rules())
     for file in wanted:
@@ -565,8 +569,8 @@ thorough = settings(max_examples=150, deadline=None, suppress_health_check=list(
 @pytest.fixture(autouse=True)
 def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     """The committer's own steps outside the metastore; the model has no directories."""
-    monkeypatch.setattr(committing, "_make_directory", lambda location: None)
-    monkeypatch.setattr(committing, "_exists", lambda location: True)
+    monkeypatch.setattr(committing, "make_directory", lambda location: None)
+    monkeypatch.setattr(preparing, "exists", lambda location: True)
 
 
 def begun(before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]]) -> tuple[History, Warehouse, int]:

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from cmroot.checksum import copy_file
 from cmroot.listing import list_tree
-from cmroot.place import is_local, join, local_path, same_store, store_for
+from cmroot.place import is_local, join, local_path, normal, same_store, store_for
 from cmroot.remote import FsspecStore
+from replicator.load.placement import is_published
+from replicator.load.plan import TablePlan
+from replicator.load.squash import Lineage
+from replicator.load.superseded import Superseded
+from replicator.load.work import Work, batches
+from replicator.metastore.client import PARTITION_BATCH
+from replicator.model import Partition, Table
 
 
 @dataclass(frozen=True)
@@ -72,3 +80,59 @@ def _copy(source: str, target: str) -> None:
     with store.open_read(source) as reading, other.open_write(target) as writing:
         while block := reading.read(8 << 20):
             writing.write(block)
+
+
+class Carrying:
+    """What a load carries before it copies."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def carry(self, named: Iterator[tuple[Lineage, list[tuple[str, Partition]]]]) -> None:
+        """Where a load publishes by snapshots, or brings back what was published so: what stays of the objects that it
+        changes goes into their new places, and the old ones are noted. Afterwards the copies change nothing that
+        anybody reads. `named`: all partitions of what is brought back."""
+        for step in self._work.plan.tables:
+            if not step.exists or step.table is None or step.there is None or step.table.is_view or step.shared:
+                continue
+            there = step.there if step.rename_from is None else self._work.target.table(*step.name)
+            old, new = there.location, step.table.location
+            moves = step.place is not None or (self._work.plan.back and is_published(old))
+            if moves and not step.table.is_partitioned and old and new and normal(old) != normal(new):
+                self._carry(step, [(old, new, "")], () if step.anew else ("",))
+            if step.place is None or not step.table.is_partitioned:
+                continue
+            for batch in batches(sorted(step.touched), PARTITION_BATCH):
+                pairs = []
+                for name, partition in self._work.partitions_named(step, batch).items():
+                    place = step.place_of_partition(name, partition.location)
+                    if place and partition.location and normal(place) != normal(partition.location):
+                        pairs.append((partition.location, place, name))
+                fates = step.lineage.partitions
+                kept = [name for _, _, name in pairs if not (name in fates and fates[name].complete)]
+                self._carry(step, pairs, kept)
+
+        steps = {id(step.lineage): step for step in self._work.plan.tables if step.exists and step.table}
+        for lineage, some in named:
+            if (found := steps.get(id(lineage))) is not None and lineage.table is not None:
+                self._carry_back(found, lineage.table, dict(some))
+
+    def _carry_back(self, step: TablePlan, table: Table, some: dict[str, Partition]) -> None:
+        pairs = []
+        for name, partition in self._work.partitions_named(step, list(some)).items():
+            source = some[name].location
+            if source and partition.location and is_published(partition.location):
+                place = self._work.plan.placement.inside(table.db, table.location, source)
+                if normal(place) != normal(partition.location):
+                    pairs.append((partition.location, place, name))
+        self._carry(step, pairs, [name for _, _, name in pairs])
+
+    def _carry(self, step: TablePlan, pairs: Sequence[tuple[str, str, str]], kept: Collection[str]) -> None:
+        """pairs: (directory, new directory, partition); `kept`: those of which something may stay."""
+        self._work.supersede(
+            [Superseded(old, *step.name, name, successor=new if name in kept else "") for old, new, name in pairs]
+        )
+        carried = [(old, new) for old, new, name in pairs if name in kept]
+        if carried:
+            engine = self._work.engine.for_work(len(carried))
+            deque(engine.run(run_carry_task, [CarryTask(some) for some in batches(carried, 100)]), maxlen=0)

@@ -26,6 +26,7 @@ from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, FilesMissing, UsageError
 from replicator.load.admission import check_target
 from replicator.load.asides import sweep_asides
+from replicator.load.carrying import Carrying
 from replicator.load.commit import Commit
 from replicator.load.copying import Roots
 from replicator.load.difference import ByDifference, stay
@@ -34,6 +35,7 @@ from replicator.load.gathering import gathered
 from replicator.load.isolation import isolate, touched_objects
 from replicator.load.placement import Placement
 from replicator.load.plan import Plan, Sharing, looked_at, make_plan
+from replicator.load.prepare import Preparation
 from replicator.load.proof import prove
 from replicator.load.prune import prune, surplus
 from replicator.load.published import of_published_tables
@@ -48,6 +50,7 @@ from replicator.load.target import (
     read_target,
 )
 from replicator.load.unlike import unlike_objects
+from replicator.load.work import Work
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.progress import Progress
 from replicator.report import json_text
@@ -133,22 +136,23 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
         sweep_asides(root)
         plan = plan_load(reader, target, options)
         outcome = _outcome(plan, reader)
-        commit = Commit(plan, target, root, engine, options.jobs)
+        work = Work(plan, target, root, engine, options.jobs)
+        preparation, commit = Preparation(work), Commit(work)
         if plan.skipped:
             outcome.status = "already loaded"
-            commit.sweep_marks()  # a crash may have come right after the checkpoint
+            preparation.sweep_marks()  # a crash may have come right after the checkpoint
         else:
             roots = Roots(source=options.source_root or reader.metadata.root, target=root)
             compare(plan, reader, target, engine)
             if not options.allow_missing:
                 _probe(reader, plan, roots, engine, progress)
-            commit.prepare()
-            commit.carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
+            preparation.prepare()
+            Carrying(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             pruned = prune(plan, reader, target, roots, engine)
             _copy(reader, plan, roots, engine, progress, outcome, allow_missing=options.allow_missing)
             _commit(reader, plan, commit, target, progress, outcome)
-            outcome.objects_changed = commit.changed.objects + pruned.partitions
-            outcome.files_removed += commit.changed.recycled + pruned.files
+            outcome.objects_changed = work.changed.objects + pruned.partitions
+            outcome.files_removed += work.changed.recycled + pruned.files
             outcome.warnings = plan.warnings + pruned.warnings
         _acknowledge(reader, target, plan)
     if warning := confirm(reader.metadata, reader.place, options.source_root or reader.metadata.root, clocks.time):

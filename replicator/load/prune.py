@@ -15,12 +15,12 @@ from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
 from replicator.events.scope import matches_name
-from replicator.load.commit import RecycleTask, own_places, run_recycle_task
 from replicator.load.copying import Roots, remove_file
 from replicator.load.plan import Plan, TablePlan
 from replicator.load.squash import surviving_partitions
 from replicator.load.superseded import Superseded, note_superseded
 from replicator.load.unlike import named_files
+from replicator.load.work import RecycleTask, own_places, run_recycle_task
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.model import Partition, partition_name
 from replicator.partition_filter import parse_partition_filter

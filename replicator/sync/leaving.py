@@ -15,9 +15,11 @@ from replicator.events.scope import Patterns, matches_name
 from replicator.load.commit import Commit
 from replicator.load.placement import Placement
 from replicator.load.plan import Plan
+from replicator.load.prepare import Preparation
 from replicator.load.replica import SOURCE, Mark
 from replicator.load.squash import squash
 from replicator.load.target import TargetDatabase, read_target, table_position
+from replicator.load.work import Work
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.model import Table
 from replicator.roles import may_load_into
@@ -88,12 +90,12 @@ def drop(leaving: Sequence[Leaving], target: Metastore, root: ChangeRoot, *, eng
     recycled = 0
     with acquire(root.place, "drop what left the policy"):
         for each in leaving:
-            commit = Commit(_plan(each), target, root.place, engine, jobs)
-            commit.prepare()
-            commit.drop_databases()
+            work = Work(_plan(each), target, root.place, engine, jobs)
+            Preparation(work).prepare()
+            Commit(work).drop_databases()
             for name, partitions in each.partitions.items():
-                commit.drop_partitions(target.table(each.db, name), partitions)
-            recycled += commit.changed.recycled
+                work.drop_partitions(target.table(each.db, name), partitions)
+            recycled += work.changed.recycled
     return recycled
 
 
