@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from policies import Replication
 
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.load.gathering import Named, gathered
 from replicator.load.squash import Called, Lineage
 from replicator.metastore.embedded import Running
 from replicator.model import Partition
+from replicator.progress import Silent
+from replicator.sync.run import Remembering, sync_once
 
 
 def lineage(name: str) -> Lineage:
@@ -116,3 +119,21 @@ def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(
     assert (run.status, run.records) == ("synced", 25)
     assert len(pages) > 6 and set(pages) == {5}
     pair.is_same("a")
+
+
+def test_a_small_increment_does_not_wait_for_spark(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    def never() -> dict[str, str]:
+        raise AssertionError("Spark was started")
+
+    pair = Replication(source_metastore, target_metastore, tmp_path)
+    db, kept = pair.db("a"), Remembering(pair.policy)
+    engines = AutoEngine(LocalEngine(2), SparkEngine("local[2]", environment=never))
+    for number in range(3):
+        db.partitioned(f"t{number}", {str(each): {"f": str(each)} for each in range(20)})
+        run = sync_once(
+            pair.policy, pair.source, pair.target, engines=engines, progress=Silent(), remembering=kept
+        )  # fmt: skip
+        assert (run.status, run.files_copied) == ("synced", 20)
+    assert engines.start_seconds == 0
