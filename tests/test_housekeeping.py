@@ -85,8 +85,7 @@ def test_an_old_location_goes_when_its_time_has_come(any_house: House) -> None:
     assert house.run(9).due == 0
 
 
-def test_old_locations_of_partitions_go_and_the_partitions_stay(any_house: House) -> None:
-    house = any_house
+def test_old_locations_of_partitions_go_and_the_partitions_stay(house: House) -> None:
     house.partitioned("t", ["1", "2"], **UNREFERENCED)
     house.run()
     house.relocate_partition("t", "1", house.write("t/p=1/v2", "new rows"))
@@ -234,8 +233,7 @@ def test_a_table_waits_for_partitions_that_are_younger(house: House) -> None:
     )
 
 
-def test_data_of_what_a_user_dropped_goes_at_its_time(any_house: House) -> None:
-    house = any_house
+def test_data_of_what_a_user_dropped_goes_at_its_time(house: House) -> None:
     house.partitioned("t", ["1", "2"], **EXPIRED)
     house.table("u", properties=EXPIRED, kind=EXTERNAL)
     house.relocate_partition("t", "2", house.write("elsewhere/2", "outside"))
@@ -287,8 +285,7 @@ def test_a_renamed_table_lives_on_under_its_new_name(any_house: House) -> None:
 # ---- bad input ------------------------------------------------------------------------------------------------------
 
 
-def test_properties_that_cannot_be_understood_stop_one_table_only_and_are_told_once(any_house: House) -> None:
-    house = any_house
+def test_properties_that_cannot_be_understood_stop_one_table_only_and_are_told_once(house: House) -> None:
     house.partitioned("bad", ["1"], **{**EXPIRED, "beekeeper.expired.data.retention.period": "30 days"})
     house.table("worse", properties={**UNREFERENCED, "beekeeper.unreferenced.data.retention.period": "P0D"})
     house.partitioned("good", ["1"], **EXPIRED)

@@ -25,7 +25,7 @@ from replicator.errors import ObjectNotFound
 from replicator.guard.removal import Refusal, Removal
 from replicator.guard.remove import Remover
 from replicator.housekeeping import writing
-from replicator.housekeeping.due import Going, Staying, decide, look
+from replicator.housekeeping.due import UNCAPTURED, Going, Staying, decide, look
 from replicator.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
 from replicator.housekeeping.store import PAGE, Store
 from replicator.housekeeping.wishes import Defaults
@@ -192,7 +192,7 @@ class Cleaning:
     # ---- the store ------------------------------------------------------------------------------------------------
 
     def _stays(self, each: Staying, now: int) -> dict[str, Any] | None:
-        """The change that notes why an item stays; None when that is known."""
+        """The change that notes why an item stays; None when there is none."""
         one = each.item
         if each.refused:
             return self._refused(one, each.reason, now, each.status)
@@ -201,7 +201,9 @@ class Cleaning:
             self.done.cancelled += each.status == "DISABLED"
             return _change(one, now, status=each.status, reason=each.reason)
         self.done.waiting += 1
-        return None if one.reason == each.reason else _change(one, now, reason=each.reason)
+        if each.reason == UNCAPTURED:  # the next capture tells
+            return None if one.reason == each.reason else _change(one, now, reason=each.reason)
+        return _change(one, now, reason=each.reason, next_try=now + LATER)
 
     def _refused(self, one: Item, why: str, now: int, status: str = "") -> dict[str, Any]:
         """No attempt is counted: a rule that forbids is no failure, and may pass."""

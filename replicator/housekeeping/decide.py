@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from cmroot.place import normal
 from replicator.events.record import (
     AddPartitions,
@@ -218,7 +220,7 @@ class Decider:
             own = self._item(record, EXPIRED, db, name, "", table.location or "", created, new.expired)
             if own.path:
                 if not new.drops_table:
-                    own = _with(own, status=SKIPPED, reason=TABLES_STAY)
+                    own = replace(own, status=SKIPPED, reason=TABLES_STAY)
                 yield Put([own], new.expired)
         if not begins and old.drops_table != new.drops_table:
             yield Switch(db, name, new.drops_table)
@@ -352,12 +354,6 @@ class Decider:
             status=INVALID_CONFIG, reason=problem, created=record.time, modified=self.now, cleanup=record.time,
             delay="", event=record.event,
         )  # fmt: skip
-
-
-def _with(one: Item, *, status: str, reason: str) -> Item:
-    from msgspec.structs import replace
-
-    return replace(one, status=status, reason=reason)
 
 
 def _distinct(items: Sequence[Item]) -> list[Item]:

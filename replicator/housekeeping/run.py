@@ -26,9 +26,8 @@ from replicator.guard.removal import Limits, refuse_counts
 from replicator.guard.remove import Remover
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import Cleaned, Cleaning, Page, plan
-from replicator.housekeeping.items import ACTIVE
 from replicator.housekeeping.schedule import Scheduled, fold_path, schedule
-from replicator.housekeeping.schema import item
+from replicator.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.housekeeping.store import Store
 from replicator.housekeeping.wishes import Defaults
 from replicator.metastore.client import Metastore
@@ -121,11 +120,22 @@ class Housekeeping:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._forget_live()
+
+    def _forget_live(self) -> None:
         if self._live is not None:
             self._live.close()
+            self._live = None
 
     def run(self) -> Housekept:
         """One run. Raises LeaseHeld while another one is at work, Refused when more would go than may. Safe to kill."""
+        try:
+            return self._run()
+        except BaseException:
+            self._forget_live()  # the metastore may have gone away while it was read
+            raise
+
+    def _run(self) -> Housekept:
         began = clocks.monotonic()
         done = Housekept(self._root.place, self._store.url)
         with acquire(join(self._root.place, JOB), "housekeeping") as lease:
@@ -146,8 +156,7 @@ class Housekeeping:
                         cleaning.carry_out(page)
                         advance(len(page.going) + len(page.staying))
                 done.add_cleaned(cleaning.done)
-            with self._store.transaction() as work:
-                writing.forget(work, now - REMEMBERED)
+            self._forget(now)
         done.seconds = round(clocks.monotonic() - began, 3)
         if not done.is_whole:
             done.status = "incomplete"
@@ -175,6 +184,14 @@ class Housekeeping:
         done.seconds = round(clocks.monotonic() - began, 3)
         return done
 
+    def _forget(self, now: int) -> None:
+        """Once a day: it reads every item."""
+        day = str(now // 86_400)
+        if self._store.state("forgotten") != day:
+            with self._store.transaction() as work:
+                writing.forget(work, now - REMEMBERED)
+                writing.set_state(work, "forgotten", day)
+
     def _capture(self) -> None:
         capture(
             self._metastore, self._root, databases=self._options.databases, scan=self._options.scan,
@@ -182,8 +199,7 @@ class Housekeeping:
         )  # fmt: skip
 
     def _due(self, store: Store, now: int) -> int:
-        return store.count(item.c.housekeeping_status.in_(ACTIVE), item.c.cleanup_timestamp <= now,
-                           item.c.next_try <= now)  # fmt: skip
+        return store.count(ACTIVE_ONLY, item.c.cleanup_timestamp <= now, item.c.next_try <= now)
 
     def _plan(self, store: Store, remover: Remover, now: int, *, sized: bool = False) -> Iterator[Page]:
         return plan(store, self._metastore, remover, self._options.defaults, now, sized=sized)

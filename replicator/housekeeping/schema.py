@@ -53,4 +53,5 @@ state = Table(
     Column("key", String(50), primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""`root`: the id of the one `$cmroot` whose log is read; `position`: up to where; `defaults`: with which."""
+"""`root`: the id of the one `$cmroot` whose log is read; `position`: up to where; `defaults`: with which.
+`forgotten`: the day, since 1970, when old items were last removed."""

@@ -69,17 +69,19 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool =
     new = 0
     for some in chunks(items, CHUNK):
         slots = {slot_of(each): each for each in some}
-        query = select(item.c.id, item.c.slot, item.c.creation_timestamp, item.c.housekeeping_status)
+        query = select(item.c.id, item.c.slot, item.c.creation_timestamp, item.c.housekeeping_status, item.c.reason)
         known = {row.slot: row for row in work.execute(query.where(item.c.slot.in_(list(slots))))}
         changed = []
         for slot, row in known.items():
             one = slots[slot]
             created = one.created if anew else row.creation_timestamp
-            stays = row.housekeeping_status in (SKIPPED, EXHAUSTED) and one.lifecycle == EXPIRED and not anew
+            given_up = row.housekeeping_status in (SKIPPED, EXHAUSTED) and row.reason != TABLES_STAY
+            stays = given_up and one.lifecycle == EXPIRED and not anew
             changed.append(
                 {
                     "b_id": row.id, "path": one.path, "place": one.place, "place_head": one.place[:HEAD],
                     "housekeeping_status": row.housekeeping_status if stays else one.status,
+                    "reason": row.reason if stays else one.reason,
                     "creation_timestamp": created, "cleanup_timestamp": period.after(created),
                     "modified_timestamp": one.modified, "cleanup_delay": one.delay, "event": one.event,
                     "client_id": one.client, "begun": 0, "next_try": 0,
