@@ -57,9 +57,9 @@ from replicator.sync.sampling import verify_sample as _verify_sample
 from replicator.sync.status import Status
 from replicator.sync.status import status as _status
 from replicator.sync.steps import SyncOptions
-from replicator.sync.switchover import SwitchoverOptions
 from replicator.sync.switchover import abort as _abort
 from replicator.sync.switchover import switchover as _switchover
+from replicator.sync.switchover_steps import SwitchoverOptions
 from replicator.sync.turn import Sides, Turned
 from replicator.sync.verify import Level, Verified
 from replicator.sync.verify import verify as _verify

@@ -19,7 +19,8 @@ from replicator.metastore.embedded import Running
 from replicator.progress import Silent
 from replicator.roles import Role, RoleMark
 from replicator.sync.roles import read_role, set_role
-from replicator.sync.switchover import SwitchoverOptions, abort, switchover
+from replicator.sync.switchover import abort, switchover
+from replicator.sync.switchover_steps import SwitchoverOptions
 from replicator.sync.turn import Sides, StepTold, Turned
 
 NAMES = ("check", "catch up", "fence", "drain", "verify", "promote", "demote", "late", "slots")

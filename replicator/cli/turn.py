@@ -63,9 +63,9 @@ def switchover(
       replicator switchover west
       replicator switchover west --abort
     """
-    from replicator.sync.switchover import SwitchoverOptions
     from replicator.sync.switchover import abort as take_back
     from replicator.sync.switchover import switchover as turn
+    from replicator.sync.switchover_steps import SwitchoverOptions
 
     options = SwitchoverOptions(to=to or "", anyway=anyway, drain=drain, patience=wait, jobs=jobs)
     with ExitStack() as stack:
@@ -156,8 +156,8 @@ def failback(
     """
     from replicator.sync.failback import FailbackOptions
     from replicator.sync.failback import failback as turn
-    from replicator.sync.switchover import SwitchoverOptions
     from replicator.sync.switchover import switchover as switch_over
+    from replicator.sync.switchover_steps import SwitchoverOptions
 
     with ExitStack() as stack:
         sides = sides_of(session, opened(session, stack, policy, engine), as_json)

@@ -13,23 +13,20 @@ and runs from the old primary are refused. When it comes back, `failback` takes 
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
 from cmroot.lease import Lease
-from cmroot.root import ChangeRoot, Format, create_or_open, open_existing
+from cmroot.root import open_existing
 from cmroot.waiting import patiently
-from replicator.dump.reader import DumpReader
-from replicator.errors import Error, FormatError, MetastoreUnreachable, NotReached, ObjectNotFound, Refused
-from replicator.load.target import read_target, table_position
+from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Refused
 from replicator.metastore.client import Metastore
 from replicator.policy import Policy
 from replicator.roles import Role
-from replicator.sync.dumps import PolicyDumps
-from replicator.sync.loss import Absent, Loss, loss_of, lost_root, within
-from replicator.sync.memory import Memory, RememberedScope, Turn
-from replicator.sync.steps import Steps, SyncOptions
+from replicator.sync.interrupted import complete_loads
+from replicator.sync.loss import Loss, loss_of, lost_root, within
+from replicator.sync.memory import Memory, Turn
+from replicator.sync.survivor import VERB, Seen, known_epoch, look
 from replicator.sync.turn import (
     Action,
     Details,
@@ -40,14 +37,12 @@ from replicator.sync.turn import (
     end,
     forget_checkpoint,
     give,
-    highest_epoch,
     side,
     steps_of,
     turn_slots,
 )
-from replicator.sync.way import Pair, Way, survey
+from replicator.sync.way import Way
 
-VERB = "failover"
 STEPS = ("fence", "finish", "loss", "promote", "slots")
 
 
@@ -82,7 +77,7 @@ def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: Failover
         return report
     memory = _memory(sides.policy, options)
     with patiently(lambda: memory.lease(VERB), options.patience) as lease:
-        seen = _look(sides, hasty, memory)
+        seen = look(sides, hasty, memory)
         work = _Failover(sides, options, seen, memory, lease)
         turn = memory.unfinished_turn()
         if turn is None or turn.verb != VERB:
@@ -91,7 +86,7 @@ def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: Failover
             if turn is not None:
                 detail["instead_of"] = {"turn": turn.id, "verb": turn.verb}
                 end(memory, turn, clock=sides.clock, given_up=True)
-            epoch = _known_epoch(seen, memory)
+            epoch = known_epoch(seen, memory)
             turn = begin(
                 memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, forced=True, detail=detail, clock=sides.clock
             )
@@ -104,7 +99,7 @@ def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: Failover
 
 def _only_told(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions) -> Turned:
     memory = _memory(sides.policy, options)
-    seen = _look(sides, hasty, memory)
+    seen = look(sides, hasty, memory)
     work = _Failover(sides, options, seen, memory, None)
     report = Turned(sides.policy.name, VERB, "refused", primary=side(seen.way), uri=seen.way.target.uri)
     report.databases = [pair.replica for pair in seen.way.pairs]
@@ -163,101 +158,6 @@ def _loss_of(turn: Turn) -> Details | None:
     return report and {**report, "between": by_name["finish"].detail.get("between", [])}
 
 
-# ---- who survives -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What answers. `way`: from the lost side to the survivor; its root may be a place that cannot be read."""
-
-    way: Way
-    reverse: bool
-    lost_answers: bool
-
-
-def _look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> _Seen:
-    """Decides who survives. Raises Refused where no side is a replica that can be promoted."""
-    policy, remembered = sides.policy, memory.read_scope()
-    source, target = (_answering(each, policy, remembered) for each in hasty)
-    pairs = [pair for pair in survey(policy, source, target, remembered) if pair.matches]
-    turn = memory.unfinished_turn()
-    reverse = turn.reverse if turn is not None and turn.verb != "failback" else _reverse(pairs, source, target)
-    lost, survivor, place = (target, sides.source, policy.cmroot) if reverse else (source, sides.target, "")
-    missing = source if reverse else target
-    if isinstance(missing, Absent):
-        raise MetastoreUnreachable(
-            f"{survivor.uri}, which is to be the primary, does not answer: {missing.reason}",
-            hint="start it, then run this again; if it is only slow, give it more time with --patience",
-        )
-    root = create_or_open(place or policy.target_cmroot)
-    unread = ChangeRoot(policy.target_cmroot if reverse else policy.cmroot, Format("cmroot", 1, "", ""))
-    if reverse:
-        pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
-    way = Way(policy, lost, survivor, unread, root, tuple(pairs), reverse)
-    found = _Seen(replace(way, pairs=tuple(pair for pair in pairs if pair.there is not None)), reverse,
-                  not isinstance(lost, Absent))  # fmt: skip
-    if turn is None or turn.verb != VERB:
-        _refuse(policy, found, memory)
-    return found
-
-
-def _answering(metastore: Metastore, policy: Policy, remembered: RememberedScope | None) -> Metastore | Absent:
-    """A metastore that answers all that will be asked first, or why not."""
-    try:
-        nobody = Absent(metastore.uri, "not asked")
-        survey(policy, metastore, nobody, remembered)
-        survey(policy, nobody, metastore, remembered)
-    except Error as error:
-        return Absent(metastore.uri, str(error))
-    return metastore
-
-
-def _reverse(pairs: Sequence[Pair], source: Metastore | Absent, target: Metastore | Absent) -> bool:
-    """Whether the source is to be promoted: it is the replica, and the target, the primary, is what was lost."""
-    here = {pair.here_mark.role for pair in pairs if pair.here is not None}
-    there = {pair.there_mark.role for pair in pairs if pair.there is not None}
-    if isinstance(target, Absent):
-        return True
-    return Role.PRIMARY in there and Role.REPLICA in here and not isinstance(source, Absent)
-
-
-def _refuse(policy: Policy, seen: _Seen, memory: Memory) -> None:
-    pairs = seen.way.pairs
-    if not pairs:
-        raise Refused(
-            f"policy {policy.name}: {seen.way.target.uri} has no replica to promote",
-            hint="`replicator role show` on the side that answers",
-        )
-    primary = [pair.replica for pair in pairs if pair.there_mark.role is Role.PRIMARY]
-    if len(primary) == len(pairs):
-        last = next((turn for turn in memory.turns() if turn.verb == VERB), None)
-        said = f": failed over at {last.started} by {last.by}" if last else ""
-        turn = memory.unfinished_turn()
-        verb = turn.verb if turn else "failback"
-        raise Refused(
-            f"policy {policy.name}: {', '.join(primary[:10])} of {seen.way.target.uri} is the primary already{said}",
-            hint=f"start the writers there; when the other side comes back: `replicator {verb} {policy.name}`",
-        )
-    wrong = [
-        f"{pair.replica} is {pair.there_mark}"
-        for pair in pairs
-        if pair.there_mark.role is not Role.REPLICA and not (primary and pair.there_mark.role is Role.PRIMARY)
-    ]
-    if wrong:
-        raise Refused(
-            f"policy {policy.name}: not a replica: {', '.join(wrong[:10])}",
-            hint="`replicator role show` tells who made it so; `role set --force` can change it",
-        )
-
-
-def _known_epoch(seen: _Seen, memory: Memory) -> int:
-    """The highest epoch that anything tells: the sides that answer, and the turns before, which may have fenced and
-    unfenced a side that does not answer now."""
-    turns = [turn.epoch + 2 for turn in memory.turns()]
-    last = memory.read_turn()
-    return max([highest_epoch(seen.way.pairs), *turns, last.epoch + 2 if last else 0])
-
-
 # ---- the turn -----------------------------------------------------------------------------------------------------
 
 
@@ -267,7 +167,7 @@ class _Failover:
     turn: Turn
 
     def __init__(
-        self, sides: Sides, options: FailoverOptions, seen: _Seen, memory: Memory, lease: Lease | None
+        self, sides: Sides, options: FailoverOptions, seen: Seen, memory: Memory, lease: Lease | None
     ) -> None:  # fmt: skip
         self.sides, self.options, self.seen, self.memory, self.lease = sides, options, seen, memory, lease
 
@@ -310,68 +210,18 @@ class _Failover:
         return {"fenced": fenced}
 
     def finish(self) -> Details:
-        """Completes interrupted loads. Raises Refused, listing what is between two states, for those that cannot be,
-        unless that is accepted."""
-        way = self.way()
-        loading = list(dict.fromkeys(pair.loading for pair in way.pairs if pair.loading))
-        if not loading:
-            return {"completed": [], "between": []}
-        root, why = lost_root(way.root.place, self.options.limit)
-        completed, reasons = [], []
-        for id in loading:
-            try:
-                completed.append(self._complete(replace(way, root=root or way.root), id))
-            except Exception as error:  # whatever the lost side's storage raises
-                reasons.append(f"{type(error).__name__}: {error}")
-        between = [found for pair in self.way().pairs if pair.loading for found in self._between(pair)]
-        if between and not self.options.accept_partial:
-            tables = [each["table"] for each in between]
+        """Raises Refused, listing what is between two states, for loads that cannot be completed, unless that is
+        accepted."""
+        found = complete_loads(self.sides, self.way(), limit=self.options.limit, jobs=self.options.jobs)
+        if found.between and not self.options.accept_partial:
+            tables = [each["table"] for each in found.between]
             raise Refused(
                 f"policy {self.sides.policy.name}: an interrupted load has left {len(tables)} tables between two "
-                f"states, and cannot be completed ({'; '.join(reasons) or why}): {', '.join(tables[:10])}",
+                f"states, and cannot be completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
                 hint="--accept-partial goes on with them as they are; `details` lists what each holds",
-                details={"between": between, "reasons": reasons},
+                details={"between": found.between, "reasons": found.reasons},
             )
-        return {"completed": completed, "between": between, "reasons": reasons}
-
-    def _complete(self, way: Way, id: str) -> str:
-        steps = Steps(
-            way, SyncOptions(jobs=self.options.jobs), engines=self.sides.engines, progress=self.sides.progress,
-            clock=self.sides.clock,
-        )  # fmt: skip
-        place = within(self.options.limit, f"look for the dump {id}", lambda: steps.dumps.find(id))
-        if place is None:
-            raise Refused(f"the dump {id} is not in {steps.dumps.place}", hint="it was removed, or never finished")
-        steps.load(place)
-        return place
-
-    def _between(self, pair: Pair) -> list[Details]:
-        """Tables of a database whose load did not end: `new` as the dump has it, `old` as before, `between` where the
-        load was at work or nobody knows."""
-        tables = read_target(self.seen.way.target, [pair.replica])[pair.replica].tables
-        dump = self._reader(pair.loading)
-        ahead = pair.position or 0
-        named = None if dump is None else {table.name for table in dump.tables() if table.db == pair.name}
-        found = []
-        for name, table in sorted(tables.items()):
-            position = table_position(table) or 0
-            if position > ahead:
-                found.append({"table": f"{pair.replica}.{name}", "state": "new", "position": position})
-            elif named is None or name in named:
-                found.append({"table": f"{pair.replica}.{name}", "state": "between", "position": position})
-        missing = sorted((named or set()) - set(tables))
-        found += [{"table": f"{pair.replica}.{name}", "state": "missing", "position": None} for name in missing]
-        return found
-
-    def _reader(self, id: str) -> DumpReader | None:
-        def read() -> DumpReader | None:
-            place = PolicyDumps(self.sides.policy.dumps, self.sides.policy.name).find(id)
-            return DumpReader(place) if place else None
-
-        try:
-            return within(self.options.limit, f"look for the dump {id}", read)
-        except Exception:  # it is not to be had
-            return None
+        return asdict(found)
 
     def loss_now(self, *, completing: bool = True) -> Loss:
         """The report as of now. Reads only. completing: interrupted loads are still to be completed."""
