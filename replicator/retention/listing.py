@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from stat import S_ISDIR, S_ISLNK
 from typing import Any
 
-from cmroot.place import ASIDE, is_local, join, local_path, name_of, naming, normal, parent, split_authority, store_for
+from cmroot.place import ASIDE, is_local, join, local_path, name_of, naming, normal, split_authority, store_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def files_below(place: str) -> Iterator[Entry]:
 def glob(pattern: str, found: Found | None = None) -> Iterator[Entry]:
     """Everything that a pattern of Hadoop's matches (`*`, `?`, `[a-c]`, `[^a]`, `{a,b}`, `\\` before a sign), sorted by
     level. Links that match are noted in `found` and left out."""
-    head, path = split_authority(normal_pattern(pattern))
+    head, path = split_authority(normal(pattern))
     for alternative in _alternatives(path):
         yield from _match(head, [name for name in alternative.split("/") if name], found or Found())
 
@@ -150,11 +151,6 @@ def glob_regex(pattern: str) -> str:
     return out
 
 
-def normal_pattern(pattern: str) -> str:
-    """One spelling of a pattern's place; the pattern's own signs stay."""
-    return normal(pattern)
-
-
 def _alternatives(path: str) -> list[str]:
     """Braces that hold a slash are several patterns."""
     match = re.search(r"(?<!\\)\{([^{}]*/[^{}]*)\}", path)
@@ -189,8 +185,6 @@ def _local_children(path: str) -> list[Entry]:
 
 
 def _entry(path: str, status: os.stat_result, is_link: bool | None = None) -> Entry:
-    from stat import S_ISDIR, S_ISLNK
-
     link = S_ISLNK(status.st_mode) if is_link is None else is_link
     return Entry(path, S_ISDIR(status.st_mode), status.st_mtime, status.st_size, link)
 
@@ -199,13 +193,12 @@ def _store_children(place: str) -> list[Entry]:
     filesystem = store_for(place).filesystem  # type: ignore[attr-defined]
     with naming(place):
         rows = filesystem.ls(_key(place), detail=True)
-    head, own = split_authority(normal(place))[0], _key(place).rstrip("/")
+    own = _key(place).rstrip("/")
     found = []
     for row in rows:
         name = row["name"].rstrip("/")
         if name != own:  # a marker of the directory itself
             found.append(_store_entry(join(place, name_of(name)), row))
-    del head
     return sorted(found, key=lambda each: each.path)
 
 
@@ -228,7 +221,3 @@ def _seconds(time: object) -> float | None:
             return time / 1000 if time > 1e11 else float(time)
         case _:
             return None
-
-
-Lister = Callable[[str], Iterator[Entry]]
-__all__ = ["Entry", "Found", "children", "entry", "files_below", "glob", "glob_regex", "parent"]

@@ -7,37 +7,35 @@ run is completed by the next one.
 
 from __future__ import annotations
 
-import os
 import time as clocks
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain
 
 import msgspec
 
 from cmroot.errors import Error
 from cmroot.lease import acquire
-from cmroot.place import is_local, join, local_path, parent
+from cmroot.place import join
 from replicator.engine import AutoEngine, LocalEngine
-from replicator.guard.audit import AuditLog, begin_audit
+from replicator.guard.audit import begin_audit
 from replicator.guard.legal import read_holds
 from replicator.guard.live import LiveLocations, Reference
 from replicator.guard.removal import Limits, Refusal, forbidden, refuse_counts
 from replicator.guard.remove import BATCH, Remover
 from replicator.metastore.client import Metastore
-from replicator.retention.access import is_set, set_access
+from replicator.retention.carry_out import Hands
 from replicator.retention.datasets import Dataset, Failed, explained, find_datasets
-from replicator.retention.dropping import DIRECTORY, Dropped, Dropper
+from replicator.retention.dropping import DIRECTORY, Dropper
 from replicator.retention.job import Job
 from replicator.retention.listing import entry, files_below
+from replicator.retention.outcome import RetentionRun
 from replicator.retention.plan import DatasetPlan, Item, Planner
 from replicator.retention.spool import Spool
 
 JOB = "retention"
-TOLD = 1000  # refusals that a result lists; the record has all
 NO_EFFECT = {
     "gobblin.retention.skip.trash": "everything goes to $cmroot",
     "gobblin.retention.delete.as.owner": "files are moved by the user that runs this",
@@ -46,40 +44,6 @@ NO_EFFECT = {
     "trash.class": "it never had any",
 }
 """Keys of the original that are read by nothing here, and why; a report names those that are set."""
-
-
-@dataclass
-class RetentionRun:
-    """What a run did, or would do (`planned`). `status`: done, incomplete (something failed or was refused) or planned.
-    `versions`: looked at; `selected`: by a policy; `removed`: went, with `files` and `bytes` to `$cmroot`; `dropped`:
-    partitions; `ignored`: names whose time cannot be read. `refused`: the first ones of `refused_count`, and why;
-    `failed`: what, and why."""
-
-    status: str = "done"
-    run: str = ""
-    datasets: int = 0
-    versions: int = 0
-    selected: int = 0
-    removed: int = 0
-    dropped: int = 0
-    access: int = 0
-    files: int = 0
-    bytes: int = 0
-    ignored: int = 0
-    refused_count: int = 0
-    refused: list[dict[str, str]] = field(default_factory=list)
-    failed: list[dict[str, str]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def refuse(self, refusal: Refusal) -> None:
-        self.refused_count += 1
-        if len(self.refused) < TOLD:
-            removal = refusal.removal
-            self.refused.append({"path": removal.path, "object": removal.name, "why": refusal.why})
-
-    def fail(self, what: str, why: str) -> None:
-        self.failed.append({"what": what, "why": why})
 
 
 class Unregistered(LiveLocations):
@@ -130,13 +94,14 @@ class Retention:
             with self._live() as live, _spooled() as plan, _spooled() as allowed:
                 remover = self._remover(live)
                 dropper = Dropper(self.metastore, self.cmroot, remover.audit) if self.metastore else None
+                hands = Hands(self.job.settings, remover, dropper, self.done)
                 if dropper:
-                    self._count(dropper.finish())
+                    hands.count(dropper.finish())
                 self._plan(plan)
                 self._judge(plan, allowed, remover, measures=self.limits.max_bytes is not None, records=True)
                 for batch in allowed.batches(BATCH):
                     lease.check()
-                    self._carry_out(batch, remover, dropper)
+                    hands.carry_out(batch)
             if self.done.refused_count or self.done.failed:
                 self.done.status = "incomplete"
         return self.done
@@ -197,86 +162,6 @@ class Retention:
                 if why:
                     refused[id(item.removal)] = Refusal(item.removal, why)
         return [item for item in batch if id(item.removal) not in refused], list(refused.values())
-
-    # ---- carrying out ---------------------------------------------------------------------------------------------
-
-    def _carry_out(self, batch: Sequence[Item], remover: Remover, dropper: Dropper | None) -> None:
-        went = self._remove([item for item in batch if item.access is None and not item.drops], remover)
-        self._prune(went, remover.live)
-        partitions = [item for item in batch if item.drops]
-        if dropper and partitions:
-            self._drop(partitions, remover, dropper)
-        for item in batch:
-            if item.access is not None:
-                self._set(item, remover.audit)
-
-    def _remove(self, items: Sequence[Item], remover: Remover) -> list[Item]:
-        """Those that went."""
-        still = []
-        for item in items:
-            if item.mtime is not None:
-                now = entry(item.removal.path)
-                if now is not None and now.mtime != item.mtime:
-                    refusal = Refusal(item.removal, "it was changed since it was listed")
-                    remover.audit.refused([refusal])
-                    self.done.refuse(refusal)
-                    continue
-            still.append(item)
-        removed = remover.remove(item.removal for item in still)
-        for each in removed.refused:
-            self.done.refuse(each)
-        for removal, why in removed.failed:
-            self.done.fail(removal.path, why)
-        self.done.files += removed.files
-        self.done.bytes += removed.bytes
-        gone = {each.path for each in removed.removals}
-        went = [item for item in still if item.removal.path in gone]
-        self.done.removed += len(went)
-        return went
-
-    def _prune(self, gone: Sequence[Item], live: LiveLocations) -> None:
-        """Directories that are empty now, up to the dataset's own."""
-        if self.job.settings.truth("gobblin.retention.delete.empty.directories", default=True):
-            for item in gone:
-                _remove_empty_parents(item, live)
-
-    def _drop(self, items: Sequence[Item], remover: Remover, dropper: Dropper) -> None:
-        kept, changed = dropper.unchanged(items)
-        with_data = [item for item in kept if not item.keeps_data]
-        note = dropper.note(with_data) if with_data else ""
-        went = self._remove(with_data, remover)
-        dropped = dropper.drop([*(item for item in kept if item.keeps_data), *went])
-        if note and not dropped.failed:
-            dropper.forget(note)
-        self._count(dropped)
-        for item, why in dropped.failed:
-            remover.audit.failed(item.removal, why)
-        refusals = [Refusal(item.removal, why) for item, why in chain(changed, dropped.changed)]
-        remover.audit.refused(refusals)
-        for each in refusals:
-            self.done.refuse(each)
-        if went:
-            remover.live.refresh()  # the partitions' own references are gone
-            self._prune(went, remover.live)
-
-    def _count(self, dropped: Dropped) -> None:
-        self.done.dropped += dropped.count
-        for item, why in dropped.failed:
-            self.done.fail(item.removal.name, why)
-
-    def _set(self, item: Item, audit: AuditLog) -> None:
-        assert item.access
-        path = item.removal.path
-        try:
-            if not is_set(path, item.access):
-                set_access(path, item.access)
-                detail = {key: value for key, value in msgspec.structs.asdict(item.access).items() if value}
-                audit.changed(item.removal.object, item.removal.reason, what="access", path=path, detail=detail)
-                self.done.access += 1
-        except FileNotFoundError:
-            pass  # gone since it was listed
-        except (Error, OSError) as error:
-            self.done.fail(path, explained(error))
 
     # ---- what both need -------------------------------------------------------------------------------------------
 
@@ -342,16 +227,3 @@ def _measure(item: Item) -> Item:
     except FileNotFoundError:
         pass  # what goes while it is counted
     return msgspec.structs.replace(item, removal=msgspec.structs.replace(item.removal, files=files, bytes=size))
-
-
-def _remove_empty_parents(item: Item, live: LiveLocations) -> None:
-    """Up to the dataset's own directory, which stays. A directory that something refers to stays, too."""
-    if not item.top or not is_local(item.removal.path):
-        return
-    top, above = local_path(item.top), parent(local_path(item.removal.path))
-    while above.startswith(top + "/") and live.blocking(above) is None:
-        try:
-            os.rmdir(above)  # only an empty one
-        except OSError:
-            return
-        above = parent(above)

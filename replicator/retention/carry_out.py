@@ -1,0 +1,134 @@
+"""Carrying out a plan of retention: removing versions, dropping partitions, setting access. Acts.
+
+Removing goes through `replicator.guard`: a last look at the living metastore and at legal holds, the record, then
+`$cmroot`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+
+from cmroot.errors import Error
+from cmroot.place import is_local, local_path, parent
+from replicator.guard.live import LiveLocations
+from replicator.guard.removal import Refusal
+from replicator.guard.remove import Remover
+from replicator.retention.access import is_set, set_access
+from replicator.retention.datasets import explained
+from replicator.retention.dropping import Dropped, Dropper
+from replicator.retention.listing import entry
+from replicator.retention.outcome import RetentionRun
+from replicator.retention.plan import Item
+from replicator.retention.settings import Settings
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What carries out. job: the keys of the job file; dropper: None without a metastore; done: what is told of it."""
+
+    job: Settings
+    remover: Remover
+    dropper: Dropper | None
+    done: RetentionRun
+
+    def carry_out(self, batch: Sequence[Item]) -> None:
+        """What was judged and allowed: removes, drops, sets. Each is looked at once more. Safe to run twice."""
+        went = self._remove([item for item in batch if item.access is None and not item.drops])
+        self._prune(went)
+        partitions = [item for item in batch if item.drops]
+        if partitions:
+            self._drop(partitions)
+        for item in batch:
+            if item.access is not None:
+                self._set(item)
+
+    def _remove(self, items: Sequence[Item]) -> list[Item]:
+        """Those that went."""
+        still = []
+        for item in items:
+            if item.mtime is not None:
+                now = entry(item.removal.path)
+                if now is not None and now.mtime != item.mtime:
+                    refusal = Refusal(item.removal, "it was changed since it was listed")
+                    self.remover.audit.refused([refusal])
+                    self.done.refuse(refusal)
+                    continue
+            still.append(item)
+        removed = self.remover.remove(item.removal for item in still)
+        for each in removed.refused:
+            self.done.refuse(each)
+        for removal, why in removed.failed:
+            self.done.fail(removal.path, why)
+        self.done.files += removed.files
+        self.done.bytes += removed.bytes
+        gone = {each.path for each in removed.removals}
+        went = [item for item in still if item.removal.path in gone]
+        self.done.removed += len(went)
+        return went
+
+    def _prune(self, gone: Sequence[Item]) -> None:
+        """Directories that are empty now, up to the dataset's own."""
+        if self.job.truth("gobblin.retention.delete.empty.directories", default=True):
+            for item in gone:
+                _remove_empty_parents(item, self.remover.live)
+
+    def _drop(self, items: Sequence[Item]) -> None:
+        dropper = self.dropper
+        assert dropper  # partitions are found in a metastore only
+        kept, changed = dropper.unchanged(items)
+        with_data = [item for item in kept if not item.keeps_data]
+        note = dropper.note(with_data) if with_data else ""
+        went = self._remove(with_data)
+        dropped = dropper.drop([*(item for item in kept if item.keeps_data), *went])
+        if note and not dropped.failed:
+            dropper.forget(note)
+        self.count(dropped)
+        for item, why in dropped.failed:
+            self.remover.audit.failed(item.removal, why)
+        refusals = [Refusal(item.removal, why) for item, why in chain(changed, dropped.changed)]
+        self.remover.audit.refused(refusals)
+        for each in refusals:
+            self.done.refuse(each)
+        if went:
+            self.remover.live.refresh()  # the partitions' own references are gone
+            self._prune(went)
+
+    def count(self, dropped: Dropped) -> None:
+        """Into the result."""
+        self.done.dropped += dropped.count
+        for item, why in dropped.failed:
+            self.done.fail(item.removal.name, why)
+
+    def _set(self, item: Item) -> None:
+        assert item.access
+        path = item.removal.path
+        try:
+            if not is_set(path, item.access):
+                set_access(path, item.access)
+                detail = {key: value for key, value in msgspec.structs.asdict(item.access).items() if value}
+                self.remover.audit.changed(
+                    item.removal.object, item.removal.reason, what="access", path=path, detail=detail
+                )
+                self.done.access += 1
+        except FileNotFoundError:
+            pass  # gone since it was listed
+        except (Error, OSError) as error:
+            self.done.fail(path, explained(error))
+
+
+def _remove_empty_parents(item: Item, live: LiveLocations) -> None:
+    """Up to the dataset's own directory, which stays. A directory that something refers to stays, too."""
+    if not item.top or not is_local(item.removal.path):
+        return
+    top, above = local_path(item.top), parent(local_path(item.removal.path))
+    while above.startswith(top + "/") and live.blocking(above) is None:
+        try:
+            os.rmdir(above)  # only an empty one
+        except OSError:
+            return
+        above = parent(above)
