@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from faults import Fault, run_with
 from policies import Replication
@@ -124,6 +125,22 @@ def test_data_that_the_target_has_is_adopted_without_a_copy(pair: Replication) -
     pair.db("a").write("t", {"second": "2"})
     assert pair.sync().files_copied == 1
     pair.is_same()
+
+
+def test_data_that_was_adopted_where_it_lay_stays_there_whatever_comes(pair: Replication) -> None:
+    replica = pair.replica("a")
+    replica.create()
+    replica.table("elsewhere", {"first": "1"}, kind="EXTERNAL_TABLE")
+    table = replica.metastore.table(replica.name, "elsewhere")
+    replica.metastore.alter_table(replica.name, "elsewhere", msgspec.structs.replace(table, name="t"))
+    pair.sync(adopt=True)
+    place = replica.metastore.table(replica.name, "t").location
+    assert place and place.endswith("/elsewhere")
+    pair.db("a").write("t", {"second": "2"})
+    pair.db("a").alter("t", note="changed")
+    assert pair.sync().kind == "incremental"
+    assert replica.metastore.table(replica.name, "t").location == place
+    assert replica.shown()["t"]["files"] == pair.db("a").shown()["t"]["files"]
 
 
 def test_two_runs_of_a_policy_at_once_are_refused_with_exit_7(pair: Replication) -> None:

@@ -39,6 +39,8 @@ def is_moved_by_renaming(there: Table) -> bool:
 
 def home_of(placement: Placement, source_db: str, usual: str) -> str:
     """Above `.published`. `usual`: where the table would lie in the source's layout."""
+    if is_published(usual):
+        return normal(usual).partition(f"/{PUBLISHED}/")[0]
     database = placement.target_locations[source_db]
     return normal(database) if relative(usual, database) is not None else parent(normal(usual))
 
