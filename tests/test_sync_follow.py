@@ -178,6 +178,7 @@ def test_failures_wait_twice_as_long_each_time_up_to_a_minute_and_a_success_forg
     pace = Pace(timedelta(seconds=10), now=lambda: 0.0, dice=lambda low, high: high)
     pace.begin()
     assert [pace.failed() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert pace.failed(away=True) == 10  # while a metastore is away
     assert pace.succeeded() == 11
     assert pace.failed() == 1
 

@@ -16,13 +16,14 @@ from enum import Enum
 from typing import Protocol
 
 from replicator.engine import AutoEngine
-from replicator.errors import ConfigError, LeaseHeld, MetastoreError, Refused, UsageError
+from replicator.errors import ConfigError, LeaseHeld, MetastoreError, MetastoreUnreachable, Refused, UsageError
 from replicator.report import json_text
 from replicator.sync.memory import Compared
 from replicator.sync.run import SyncRun
 from replicator.sync.verifying import Beside
 
 FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=1), timedelta(minutes=1)
+AWAY_WAIT = timedelta(seconds=10)  # the longest while a metastore is away: a try costs nothing, and lag grows
 JITTER = 0.1  # of the schedule, each way: policies that were started together drift apart
 SCAN_SHARE = 5  # looking at directories for changes without events may take one part in so many of the time
 COMPARE_SHARE = 20  # comparing every table with the metastore, where changes without events are rare
@@ -120,9 +121,10 @@ class Pace:
         spread = self._schedule * self._dice(1 - JITTER, 1 + JITTER)
         return max(0.0, self._began + spread - self._now())
 
-    def failed(self) -> float:
-        """Seconds to wait: twice as long after each failure in a row, up to a minute, spread by half of it."""
-        longest = LONGEST_WAIT.total_seconds()
+    def failed(self, *, away: bool = False) -> float:
+        """Seconds to wait: twice as long after each failure in a row, up to a minute, spread by half of it. away: a
+        metastore did not answer, which is asked again sooner."""
+        longest = (AWAY_WAIT if away else LONGEST_WAIT).total_seconds()
         wait = min(longest, FIRST_WAIT.total_seconds() * 2 ** min(self._failures, 20))
         self._failures += 1
         return float(wait * self._dice(0.5, 1.0))
@@ -164,7 +166,7 @@ def follow(
             total.last_error = f"{type(error).__name__}: {error}"
             if not isinstance(error, MetastoreError | LeaseHeld | Refused):
                 _begin_anew(engines)
-            wait = pace.failed()
+            wait = pace.failed(away=isinstance(error, MetastoreUnreachable))
             failed(error, wait)
         stop.wait(wait)
 
