@@ -28,8 +28,9 @@ from replicator.errors import UsageError
 if TYPE_CHECKING:
     from replicator.guard.removal import Limits
     from replicator.retention.explain import Explained
+    from replicator.retention.outcome import RetentionRun
     from replicator.retention.plan import Item
-    from replicator.retention.run import Retention, RetentionRun
+    from replicator.retention.run import Retention
 
 PARTIAL = 3
 
@@ -137,13 +138,14 @@ def _item_line(item: Item) -> str:
 
 
 def _run_lines(done: RetentionRun) -> Iterable[str]:
-    went = f"{count_text(done.removed, 'version')}, {count_text(done.files, 'file')}, {size_text(done.bytes)}"
+    versions = f"{count_text(done.removed, 'version')}, " if done.status != "planned" else ""
+    went = f"{versions}{count_text(done.files, 'file')}, {size_text(done.bytes)}"
     return aligned(
         [
             (done.status, f"{count_text(done.datasets, 'dataset')}, {count_text(done.versions, 'version')} looked at"),
             ("run", done.run if done.status != "planned" else None),
             ("selected", count_text(done.selected, "version")),
-            ("removed", went if done.status != "planned" else None),
+            ("would remove" if done.status == "planned" else "removed", went),
             ("dropped", count_text(done.dropped, "partition") if done.dropped else None),
             ("access", f"set on {count_text(done.access, 'path')}" if done.access else None),
             ("unreadable", f"{count_text(done.ignored, 'name')} whose time cannot be read" if done.ignored else None),

@@ -134,7 +134,7 @@ class Retention:
 
     def _judge(self, plan: Spool, allowed: Spool, remover: Remover, *, measures: bool, records: bool) -> None:
         """Sorts the plan by whether each item may be, and refuses the whole when it is too much."""
-        count = size = 0
+        count = files = size = 0
         for batch in plan.batches(BATCH):
             judged, refusals = self._judged(_measured(batch) if measures else batch, remover)
             if records:
@@ -145,9 +145,11 @@ class Retention:
                 allowed.add(item)
                 if item.access is None:
                     count += 1
+                    files += item.removal.files
                     size += item.removal.bytes
         self.done.selected = count + self.done.refused_count
-        self.done.files, self.done.bytes = 0, size
+        if not records:  # a run counts what really goes
+            self.done.files, self.done.bytes = files, size
         refuse_counts(count, size, self.limits, self.done.versions, "versions")
 
     def _judged(self, batch: Sequence[Item], remover: Remover) -> tuple[list[Item], list[Refusal]]:

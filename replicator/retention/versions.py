@@ -204,7 +204,10 @@ def _generated(dataset: str, prefix: str, dates: DatePattern, period: Lookback, 
         path = join(dataset, prefix, name)
         one = entry(path)
         if one and not one.is_link:
-            listed.versions.append(Version(path, _below(dataset, path), dates.read(name)))
+            try:
+                listed.versions.append(Version(path, _below(dataset, path), dates.read(name)))
+            except Unreadable as error:
+                listed.ignore(str(error))
     return listed
 
 
