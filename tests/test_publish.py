@@ -11,7 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from faults import Fault, run_with
+from plain_tables import PlainDatabase
 from policies import Replication, local_engine
+from test_crash import BusySource
 
 from replicator.errors import ObjectNotFound
 from replicator.load.superseded import has_superseded, sweep_superseded
@@ -166,19 +169,30 @@ def test_drops_take_the_metadata_first_and_the_data_after_the_delay(pair: Replic
     a = pair.db("a")
     a.table("plain", {"one": "1"})
     a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}, "3": {"z": "3"}})
+    a.partitioned("anew", {"old": {"o": "1"}, "same": {"s": "1"}})
     pair.sync()
-    before = {**places(pair, "plain"), **places(pair, "days")}
+    before = {**places(pair, "plain"), **places(pair, "days"), **places(pair, "anew")}
+    a.drop("anew")
+    a.partitioned("anew", {"same": {"s": "2"}, "new": {"n": "2"}})
     a.drop("plain")
     a.drop_partitions("days", ["1", "2"])
     a.add("days", {"2": {"new": "22"}})
     pair.sync()
     assert all(place.exists() for place in before.values())
-    assert pair.target.table_names(a.name) == ["days"]
+    assert pair.target.table_names(a.name) == ["anew", "days"]
     assert sorted(path.name for path in places(pair, "days")["p=2"].iterdir()) == ["new"]
     is_same(pair)
     pair.keys["publish_delay"] = "1ms"
     pair.sync()
     assert [key for key, place in before.items() if place.exists()] == ["p=3"]
+    is_same(pair)
+    pair.keys["exclude"] = "days"
+    pair.keys["publish_delay"] = "1h"
+    assert pair.sync(drop_left=True).dropped == [f"{a.name}.days"]
+    assert before["p=3"].exists()
+    pair.keys["publish_delay"] = "1ms"
+    pair.sync()
+    assert not before["p=3"].exists()
 
 
 def test_a_renamed_partition_keeps_its_old_place_for_its_readers(pair: Replication) -> None:
@@ -307,3 +321,37 @@ def test_what_somebody_lies_in_again_is_not_swept(pair: Replication) -> None:
     swept = sweep_superseded(pair.keys["target_cmroot"], pair.target, timedelta(0), now=lambda: 1e12)
     assert (swept.living, swept.directories) == (2, 0)
     assert (plain / "one").read_text() == "1" and (day / "x").read_text() == "1"
+
+
+KILLS = (
+    Fault("after", "rename", "superseded/", 1),
+    Fault("after", "link", r"/\.published/", 2),
+    Fault("after", "thrift", "alter .* partitions", 1),
+    Fault("after", "thrift", "create table", 1),
+    Fault("before", "rename", "/closed", 1),
+    Fault("after", "rename", "/incoming/", 2),
+)
+
+
+def test_killed_anywhere_the_next_run_ends_it_and_nothing_is_left_lying_about(pair: Replication) -> None:
+    a = PlainDatabase(pair.source, f"{pair.name}_a", pair.here / "source")
+    source = BusySource(a)
+    source.begin()
+    pair.sync()
+    command = ["--config", str(pair.config()), "sync", pair.name]
+    reached = 0
+    for number in range(0, len(KILLS), 3):
+        source.change()
+        for fault in KILLS[number : number + 3]:
+            ended = run_with(fault, command, must=False)
+            assert ended.killed or ended.code == 0, ended
+            reached += ended.killed
+        pair.sync()
+        is_same(pair)
+    assert reached >= 4
+    pair.sync()
+    is_same(pair)
+    db = pair.replica("a")
+    named = {place for name in pair.target.table_names(db.name) for place in places(pair, name).values()}
+    lying = {path for path in db.home.rglob("*") if path.is_file() and not any(path.is_relative_to(at) for at in named)}
+    assert not lying and not has_superseded(pair.keys["target_cmroot"])

@@ -16,25 +16,27 @@ from replicator.load.commit import Commit
 from replicator.load.placement import Placement
 from replicator.load.plan import Plan
 from replicator.load.prepare import Preparation
-from replicator.load.replica import SOURCE, Mark
+from replicator.load.replica import PUBLISH, SOURCE, Mark
 from replicator.load.squash import squash
 from replicator.load.target import TargetDatabase, read_target, table_position
 from replicator.load.work import Work
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.model import Table
+from replicator.model import Database, Table
 from replicator.roles import may_load_into
 
 
 @dataclass(frozen=True)
 class Leaving:
     """What goes of one of the target's databases: `tables`, and with `whole` the database itself. `staying`: tables
-    that keep the database there, as replication did not make them. `partitions`: by table, those outside its filter."""
+    that keep the database there, as replication did not make them. `partitions`: by table, those outside its filter.
+    `snapshots`: loads publish by snapshots there, so the data goes when the delay is over."""
 
     db: str
     tables: list[Table]
     whole: bool
     staying: list[str]
     partitions: dict[str, list[str]] = field(default_factory=dict)
+    snapshots: bool = False
 
     @property
     def empty(self) -> bool:
@@ -56,7 +58,8 @@ def plan_database(target: MetastoreReader, db: str, root_id: str) -> Leaving:
     may_load_into(f"database {db} of the target", there.role(db))
     ours = _ours(there, root_id)
     staying = sorted(set(there.tables) - {table.name for table in ours})
-    return Leaving(db, ours, there.database is not None and not staying, staying)
+    whole = there.database is not None and not staying
+    return Leaving(db, ours, whole, staying, snapshots=_by_snapshots(there.database))
 
 
 def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patterns, root_id: str) -> Leaving:
@@ -74,7 +77,11 @@ def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patte
         if wanted is not None and name not in outside and _made_from(target.tables(db, [name]), root_id):
             gone = [each for each in target.partition_names(db, name) if not matches_name(wanted, each)]
             partitions |= {name: gone} if gone else {}
-    return Leaving(db, tables, False, [], partitions)
+    return Leaving(db, tables, False, [], partitions, _by_snapshots(target.database(db)))
+
+
+def _by_snapshots(database: Database | None) -> bool:
+    return database is not None and database.parameters.get(PUBLISH) == "snapshot"
 
 
 def _ours(there: TargetDatabase, root_id: str) -> list[Table]:
@@ -110,5 +117,5 @@ def _plan(leaving: Leaving) -> Plan:
     return Plan(
         metadata=metadata, placement=Placement({leaving.db: leaving.db}, {}, {}, None), mark=Mark(0, 0, ""), after=0,
         squashed=squash((), (), bootstrap=False), drops=list(leaving.tables),
-        drop_databases=[leaving.db] if leaving.whole else [],
+        drop_databases=[leaving.db] if leaving.whole else [], snapshot=metadata.id if leaving.snapshots else None,
     )  # fmt: skip
