@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from config_store import write_store
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replicator.cli.main import run as command
 from replicator.errors import ConfigError
@@ -107,6 +110,37 @@ def test_wrong_hocon_is_refused_with_file_and_line(text: str, told: str) -> None
     with pytest.raises(ConfigError) as error:
         resolve(parse(text, "f"))
     assert told in error.value.message
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(max_size=8), _json, max_size=5))
+def test_json_is_hocon(value: dict[str, Any]) -> None:
+    for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
+        assert plain(resolve(parse(text, "f"))) == as_text(value)
+
+
+def as_text(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: as_text(each) for key, each in value.items()}
+        case list():
+            return [as_text(each) for each in value]
+        case None | bool():
+            return json.dumps(value)
+        case _:
+            return str(value)
+
+
+@given(st.text(alphabet='ab.=:{}[],"$?+\\#/ \n\t-1\u00e9', max_size=40))
+def test_whatever_stands_in_a_file_it_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        resolve(parse(text, "f"))
 
 
 def test_a_value_knows_where_it_was_written_and_through_which_reference_it_came() -> None:

@@ -249,6 +249,10 @@ class _Parser:
         if match is None:
             raise self._error("a quoted text is not closed on its line")
         text = re.sub(r"\\(u[0-9a-fA-F]{4}|.)", self._unescaped, match[1])
+        try:  # signs beyond the first plane are escaped as two
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise self._error("half of an escaped sign") from None
         self._at = match.end()
         return text
 
