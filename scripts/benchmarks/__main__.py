@@ -20,6 +20,7 @@ from benchmarks import (
     keeping,
     loading,
     memory,
+    purging,
     replaying,
     scanning,
     switching,
@@ -32,6 +33,7 @@ BENCHMARKS = {
     "memory": memory.run, "scan": scanning.run, "expire": expiring.run, "gateway": gatewaying.run,
     "keep": keeping.run, "replay": replaying.run, "follow": following.run,
     "switch": switching.run, "housekeeping": housekeeping.run,
+    "purge": purging.run,
 }  # fmt: skip
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
