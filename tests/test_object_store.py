@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from cmroot.place import store_for
+from cmroot.root import create_or_open
 from replicator import api
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.load.carrying import CarryTask, run_carry_task
+from replicator.load.copying import Roots, remove_file
+from replicator.load.superseded import Superseded, close_superseded, note_superseded, sweep_superseded
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import connect
 from replicator.model import Column, Database, Partition, Serde, Storage, Table
@@ -91,3 +97,26 @@ def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
     verified = api.verify(source=source_metastore.uri, target=target_metastore.uri, db="store", engine=engine)
     assert verified.differences == []
     assert not copied.exists()
+
+
+def test_a_snapshot_on_s3_is_carried_by_the_store_and_what_it_replaced_is_kept_once(
+    bucket: str, source_metastore: Running
+) -> None:
+    root = create_or_open(f"{bucket}/snapshots/.cmroot").place
+    old, new = f"{bucket}/snapshots/log", f"{bucket}/snapshots/.published/1/a.log"
+    store = store_for(old)
+    for name in ("same", "replaced", "removed"):
+        store.write_bytes(f"{old}/{name}", name.encode())
+    note_superseded(root, "1", [Superseded(old, "a", "log", successor=new)])
+    assert run_carry_task(CarryTask([(old, new)])) == 3
+    assert run_carry_task(CarryTask([(old, new)])) == 0  # again, after a kill
+    roots = Roots(root, root)
+    store.write_bytes(f"{new}/replaced", b"another")
+    assert remove_file(f"{new}/removed", roots, private=True)
+    assert store.list(old) == ["removed", "replaced", "same"]
+    close_superseded(root, "1", now=0.0)
+    with connect(source_metastore.uri) as metastore:
+        swept = sweep_superseded(root, metastore, timedelta(seconds=1), now=lambda: 2.0)
+    assert (swept.directories, swept.files, store.list(old), store.list(new)) == (1, 2, [], ["replaced", "same"])
+    kept = [store.read_bytes(f"{root}/files/{name}") for name in store.find(f"{root}/files")]
+    assert sorted(kept) == [b"removed", b"replaced"]
