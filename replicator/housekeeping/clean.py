@@ -56,7 +56,7 @@ def plan(
         for items in store.due(now, tables=tables, page=page):
             facts = look(metastore, items, defaults)
             verdicts = [decide(one, facts, now, remover.limits.min_depth) for one in items]
-            below = store.waiting_below([each.item.id for each in verdicts if isinstance(each, Going)], now)
+            below = store.waiting_below([each.item for each in verdicts if isinstance(each, Going)], now)
             found = Page()
             wanted: dict[Removal, list[Going]] = defaultdict(list)
             for each in verdicts:

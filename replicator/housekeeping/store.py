@@ -20,8 +20,6 @@ from sqlalchemy import (
     event,
     func,
     inspect,
-    literal,
-    or_,
     select,
     text,
     tuple_,
@@ -203,24 +201,28 @@ class Store:
         with self.transaction() as connection:
             return {str(status): int(number) for status, number in connection.execute(query)}
 
-    def waiting_below(self, ids: Sequence[int], now: int) -> dict[int, str]:
-        """Of items, those below whose path another active item lies whose time has not come: id -> that path."""
-        if not ids:
-            return {}
+    def waiting_below(self, items: Sequence[Item], now: int) -> dict[int, str]:
+        """Of items, those below whose path another active one lies whose time has not come: id -> that path."""
         due, other = item.alias("due"), item.alias("other")
-        head = func.substr(due.c.place, 1, HEAD - 1, type_=Text)
-        below = (other.c.place_head > head + "/") & (other.c.place_head < head + "0")  # "0" follows "/"
         beginning = func.substr(other.c.place, 1, func.length(due.c.place) + 1, type_=Text)
-        long = (func.length(due.c.place) >= HEAD) & (other.c.place_head == due.c.place_head)
-        query = (
-            select(due.c.id, func.min(other.c.path))
-            .where(due.c.id.in_(ids), text(f"other.{ACTIVE_ONLY.text}"))
-            .where(or_(below, long), beginning == due.c.place + "/")
-            .where(other.c.cleanup_timestamp > literal(now))
-            .group_by(due.c.id)
+        first = (  # in the order of the index, so that a database takes that one
+            select(other.c.path)
+            .where(text(f"other.{ACTIVE_ONLY.text}"), beginning == due.c.place + "/")
+            .where(other.c.cleanup_timestamp + 0 > now)
+            .order_by(other.c.place_head)
+            .limit(1)
         )
-        with self.transaction() as connection:
-            return {int(row[0]): str(row[1]) for row in connection.execute(query)}
+        head = func.substr(due.c.place, 1, HEAD - 1, type_=Text)
+        below = first.where(other.c.place_head >= head + "/", other.c.place_head < head + "0")  # "0" follows "/"
+        long = first.where(other.c.place_head == due.c.place_head)
+        found: dict[int, str] = {}
+        for query, chosen in ((below, [one.id for one in items if len(one.place) < HEAD]),
+                              (long, [one.id for one in items if len(one.place) >= HEAD])):  # fmt: skip
+            if chosen:
+                statement = select(due.c.id, query.scalar_subquery()).where(due.c.id.in_(chosen))
+                with self.transaction() as connection:
+                    found |= {int(row[0]): str(row[1]) for row in connection.execute(statement) if row[1] is not None}
+        return found
 
     def _items(self, query: Select[Any]) -> list[Item]:
         with self.transaction() as connection:
