@@ -22,7 +22,7 @@ VERB = "failover"
 
 @dataclass(frozen=True)
 class Seen:
-    """What answers of both sides. `way`: from the lost side to the survivor; its root may be one that cannot be read."""
+    """What answers of both sides. `way`: from the lost side to the survivor; its root may not be readable."""
 
     way: Way
     reverse: bool
