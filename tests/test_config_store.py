@@ -295,6 +295,13 @@ def test_explain_says_which_file_and_line_gave_each_value_and_whom_it_hides(
     # The root is met through the tag, before the directories above the dataset.
     assert (values["zone"]["value"], values["zone"]["far"], values["retries"]["value"]) == ("UTC", True, "2")
     assert any("zone" in warning for warning in told["warnings"])
+    for path in (
+        "data/events/login",
+        "_CONFIG_STORE/2.0/data/events/login",
+        "_CONFIG_STORE/2.0/data/events/login/main.conf",
+    ):
+        assert command(["retention", "explain", str(tmp_path / path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["values"] == told["values"]
     below = tmp_path / "_CONFIG_STORE"
     assert command(["retention", "explain", "/data/none", "--config", str(below.parent)]) == 0
     assert "version 2.0" in capsys.readouterr().out

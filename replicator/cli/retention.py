@@ -172,8 +172,8 @@ def _run_lines(done: RetentionRun) -> Iterable[str]:
 def explain(session: Session, path: str, place: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Show the settings of a dataset, or of any key of the store, and which file and line gave each value.
 
-    PATH is the dataset's path as the configuration spells it, or hive/DB/TABLE. Values that weaker keys set, too, are
-    shown with the places that lose. Reads the configuration only.
+    PATH is the dataset's path as the configuration spells it, or hive/DB/TABLE; without --config, a path in the
+    store. Values that weaker keys set, too, are shown with the places that lose. Reads the configuration only.
 
     \b
     Example:
@@ -182,12 +182,16 @@ def explain(session: Session, path: str, place: str | None, settings: tuple[str,
     """
     from replicator.retention.explain import explain_job, explain_key
     from replicator.retention.job import read_job
+    from replicator.retention.store import ConfigStore
 
-    job = read_job(place or path, given=parse_settings(settings), environment=os.environ)
-    if job.store:
-        resolved = job.store.resolve(job.store.key(path) if place else job.store.prefix)
-        explained = explain_key(resolved, path, job.store.place, job.store.version)
+    given = parse_settings(settings)
+    job = read_job(place, given=given, environment=os.environ) if place else None
+    store = job.store if job else ConfigStore.open(path, variables={**os.environ, **given})
+    if store:
+        resolved = store.resolve(store.key(path) if place else store.prefix)
+        explained = explain_key(resolved, path, store.place, store.version)
     else:
+        assert job
         explained = explain_job(job.settings, path)
     emit(explained, as_json, _explained_lines(explained))
 

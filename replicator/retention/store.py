@@ -27,6 +27,7 @@ from replicator.retention.settings import Settings
 
 STORE = "_CONFIG_STORE"
 METADATA = "store-metadata.conf"
+MAIN, INCLUDES = "main.conf", "includes.conf"
 CURRENT = "config.hdfs.store.version.current"
 KEPT = 16_384  # keys and configurations that are remembered: tags and parents are read once a run
 
@@ -66,11 +67,16 @@ class ConfigStore:
 
     @classmethod
     def open(cls, uri: str, *, version: str | None = None, variables: Mapping[str, str] | None = None) -> ConfigStore:
-        """The store above a URI (`simple-hdfs:///store`, `file:///store`, `/store/prefix`); what lies below the store's
-        own directory is put before every key. `variables`: what `${...}` may name beside the files.
+        """The store above a URI (`simple-hdfs:///store`, `file:///store`, `/store/prefix`, or a path in the store's own
+        files); what lies below the store's directory is put before every key. `variables`: what `${...}` may name
+        beside the files.
 
         Raises ConfigError when there is no store, no current version, or not that version."""
         place, prefix = _find(uri)
+        if prefix[:1] == (STORE,):  # a path in the store's own directory names the version, too
+            version, prefix = version or "".join(prefix[1:2]) or None, prefix[2:]
+        if prefix[-1:] in ((MAIN,), (INCLUDES,)):
+            prefix = prefix[:-1]
         store = store_for(place)
         version = version or _current(place, uri)
         if not is_directory(join(place, version)):
@@ -130,7 +136,7 @@ class ConfigStore:
         """The keys whose own `includes.conf` names a tag, in order; what they include includes is not looked at."""
         store = store_for(self.root)
         for name in store.find(self.root):
-            if name.rpartition("/")[2] == "includes.conf":
+            if name.rpartition("/")[2] == INCLUDES:
                 key = key_of(name.rpartition("/")[0])
                 if any(include == tag for include, _ in self.node(key).includes):
                     yield key
@@ -138,7 +144,7 @@ class ConfigStore:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _read_node(self, key: Key) -> Node:
-        main = self._text(join("/".join(key), "main.conf").lstrip("/"))
+        main = self._text(join("/".join(key), MAIN).lstrip("/"))
         own = parse(main[1], main[0], self._include) if main else Fields({}, Origin("", 0))
         return Node(key, own, tuple(self._includes(key)))
 
@@ -149,7 +155,7 @@ class ConfigStore:
         return Settings(resolve(merged, self.variables), text_of(keys[0]) if keys else "/")
 
     def _includes(self, key: Key) -> Iterator[tuple[Key, Origin]]:
-        found = self._text(join("/".join(key), "includes.conf").lstrip("/"))
+        found = self._text(join("/".join(key), INCLUDES).lstrip("/"))
         if not found or not key:
             return
         name, text = found
