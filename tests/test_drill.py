@@ -28,6 +28,7 @@ from replicator.metastore.thrift import connect
 from replicator.model import VIEW, Column, Storage, Table
 from replicator.progress import Silent
 from replicator.roles import Role
+from replicator.sync.check import check
 from replicator.sync.drill import DrillOptions, drill
 from replicator.sync.drill_queries import Asking, spark_on
 from replicator.sync.drill_record import Drill, Drills
@@ -355,6 +356,8 @@ def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(drilled: Repli
     assert (planned.code, planned.said["status"], planned.said["tables"]) == (0, "planned", 3)
     assert shadows_there(drilled) == []
     done = api.drill(drilled.name, config=drilled.config(), sample=0)
+    (found,) = [f for f in check(drilled.policy).findings if f.name == "drill"]
+    assert found.health == "ok" and "the last good one" in found.text
     listed = command(*config, "drill", drilled.name, "--list")
     assert listed.said["drills"] == [msgspec.to_builtins(done), *before]
 
@@ -367,6 +370,8 @@ def test_a_drill_that_fails_takes_its_shadows_down_and_says_why(drilled: Replica
 
     with pytest.raises(Error, match="did not start"):
         rehearse(pair, DrillOptions(), broken)
+    (found,) = [f for f in check(pair.policy).findings if f.name == "drill"]
+    assert found.health == "warning" and "did not start" in found.text
     record = Drills(pair.memory).read()[0][0]
     assert (record.status, record.torn_down) == ("failed", True) and "did not start" in record.error
     assert shadows_there(pair) == []

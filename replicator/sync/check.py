@@ -21,9 +21,10 @@ from replicator.metastore.client import MetastoreReader
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policy import Policy, same_metastore
 from replicator.report import json_text
-from replicator.sync.checks import metastores, places, standing
+from replicator.sync.checks import metastores, places, proofs, standing
 from replicator.sync.checks.finding import Finding, Health, worst
 from replicator.sync.checks.places import Probed, Room, told
+from replicator.sync.drill_record import Drills
 from replicator.sync.memory import History, Memory
 from replicator.sync.status import Status, status
 from replicator.sync.way import Pair, former_replicas, runs_backwards, survey
@@ -189,8 +190,10 @@ class _Check:
             return
         schedule = self.policy.schedule
         self._look("last run", lambda: standing.judge_runs(history, schedule=schedule, now=self._clock()))
-        self._look("verified", lambda: standing.judge_verified(self.policy, history))
+        self._look("verified", lambda: proofs.judge_verified(self.policy, history))
         if root:
+            drills = Drills(Memory(root, self.policy.name))
+            self._look("drill", lambda: proofs.judge_drills(drills.read(RUNS)[0], now=self._clock()))
             self._look("turn", lambda: standing.judge_turn(Memory(root, self.policy.name).read_turn()), "critical")
 
     def _reach(self, source: MetastoreReader, cursor: int | None) -> Finding:

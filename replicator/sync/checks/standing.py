@@ -261,28 +261,6 @@ def judge_runs(history: History, *, schedule: timedelta, now: float) -> Finding:
     return Finding("last run", health, text, "" if health == "ok" else hint, (figure,))
 
 
-def judge_verified(policy: Policy, history: History) -> list[Finding]:
-    """What the policy's verification found, as far as the newest run tells."""
-    if policy.verify is None:
-        return []
-    found = next((run.compared for run in history.runs if run.compared), None)
-    if found is None:
-        return [Finding("verified", "ok", "nothing yet")]
-    figures = (
-        Figure("different", found.open_count, critical=0), Figure("never_verified", found.never),
-        Figure("longest_unverified", found.oldest or 0.0, "s"),
-    )  # fmt: skip
-    if found.open_count:
-        names = _listed(list(found.open)) if found.open_count == len(found.open) else f"{found.open_count} tables"
-        text = f"differs from the source, and not because it is behind: {names}"
-        hint = "`replicator repair` copies what differs; find out first who wrote there"
-        return [Finding("verified", "critical", text, hint, figures)]
-    waits = f", the longest unverified for {duration_text(found.oldest)}" if found.oldest is not None else ""
-    return [
-        Finding("verified", "ok", f"no difference; {found.never} of {found.tables} never compared{waits}", "", figures)
-    ]
-
-
 def judge_turn(turn: Turn | None) -> list[Finding]:
     """A change of roles that did not come to its end."""
     if turn is None or turn.ended:

@@ -1,0 +1,58 @@
+"""What proves a replica: what its policy's verification found, and how its last drill went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from replicator.policy import Policy
+from replicator.quantity import duration_text
+from replicator.sync.checks.finding import Figure, Finding
+from replicator.sync.drill_record import Drill
+from replicator.sync.memory import History
+
+NAMED = 10  # tables told by name
+
+
+def judge_verified(policy: Policy, history: History) -> list[Finding]:
+    """What the policy's verification found, as far as the newest run tells."""
+    if policy.verify is None:
+        return []
+    found = next((run.compared for run in history.runs if run.compared), None)
+    if found is None:
+        return [Finding("verified", "ok", "nothing yet")]
+    figures = (
+        Figure("different", found.open_count, critical=0), Figure("never_verified", found.never),
+        Figure("longest_unverified", found.oldest or 0.0, "s"),
+    )  # fmt: skip
+    if found.open_count:
+        names = ", ".join(found.open) if found.open_count <= NAMED else f"{found.open_count} tables"
+        text = f"differs from the source, and not because it is behind: {names}"
+        hint = "`replicator repair` copies what differs; find out first who wrote there"
+        return [Finding("verified", "critical", text, hint, figures)]
+    waits = f", the longest unverified for {duration_text(found.oldest)}" if found.oldest is not None else ""
+    return [
+        Finding("verified", "ok", f"no difference; {found.never} of {found.tables} never compared{waits}", "", figures)
+    ]
+
+
+def judge_drills(drills: Sequence[Drill], *, now: float) -> list[Finding]:
+    """`drills`: newest first. How often there is to be one is for the calendar of who runs the policy."""
+    ended = [drill for drill in drills if drill.status != "running"]
+    if not ended:
+        return []
+    last, good = ended[0], next((drill for drill in ended if drill.status == "done"), None)
+    told, figures = "none was good", tuple[Figure, ...]()
+    if good is not None:
+        age = max(0.0, now - datetime.fromisoformat(good.ended or good.started).timestamp())
+        first = good.first_answer_seconds
+        told = f"the last good one {duration_text(age)} ago"
+        told += f", its first answer after {duration_text(first)}" if first is not None else ", nothing was asked"
+        figures = (Figure("since_drill", age, "s"), Figure("first_answer", first or 0.0, "s"))
+    if last.status != "done":
+        hint = f"`replicator drill {last.policy} --list` shows it; run it again"
+        text = f"that of {last.started[:16]} {last.status}: {last.error or 'a query was not good'}; {told}"
+        return [Finding("drill", "warning", text, hint, figures)]
+    if last.kept and not last.torn_down:
+        told += f"; its shadows are kept: {', '.join(last.databases.values())}"
+    return [Finding("drill", "ok", told, "", figures)]
