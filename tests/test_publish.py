@@ -335,7 +335,7 @@ KILLS = (
 
 def test_killed_anywhere_the_next_run_ends_it_and_nothing_is_left_lying_about(pair: Replication) -> None:
     a = PlainDatabase(pair.source, f"{pair.name}_a", pair.here / "source")
-    source = BusySource(a)
+    source = BusySource(a, tables=1)
     source.begin()
     pair.sync()
     command = ["--config", str(pair.config()), "sync", pair.name]

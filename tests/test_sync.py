@@ -143,6 +143,23 @@ def test_data_that_was_adopted_where_it_lay_stays_there_whatever_comes(pair: Rep
     assert replica.shown()["t"]["files"] == pair.db("a").shown()["t"]["files"]
 
 
+def test_a_table_located_elsewhere_and_renamed_in_one_range_keeps_its_partitions_places(pair: Replication) -> None:
+    a = pair.db("a")
+    a.partitioned("days", {"1": {"first": "1"}, "2": {"first": "2"}})
+    pair.sync()
+    table = a.metastore.table(a.name, "days")
+    assert table.storage
+    storage = msgspec.structs.replace(table.storage, location=f"file:{a.home}/elsewhere")
+    a.metastore.alter_table(a.name, "days", msgspec.structs.replace(table, storage=storage))
+    a.rename("days", "renamed")  # the server moves nothing: the table does not lie as its name says
+    a.write("days/p=1", {"second": "1"})
+    pair.sync()
+    pair.is_same()
+    a.write("days/p=2", {"second": "2"})
+    assert pair.sync().kind == "incremental"
+    pair.is_same()
+
+
 def test_two_runs_of_a_policy_at_once_are_refused_with_exit_7(pair: Replication) -> None:
     with pair.memory.lease("sync"):
         answer = command("--config", str(pair.config()), "sync", pair.name)

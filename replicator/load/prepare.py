@@ -91,6 +91,13 @@ class Preparation:
             with contextlib.suppress(ObjectNotFound):
                 occupied += [(db, name) for name in self._work.target.table_names(db)]
         ends = {step.name: step.lineage.names[-1].begin for step in self._work.plan.tables}
+        # Tables whose directory no rename has moved at the source: it lay elsewhere by then. Their partitions stay.
+        unmoved = {
+            step.rename_from: step.table.location
+            for step in self._work.plan.tables
+            if step.rename_from and step.table and step.table.is_partitioned
+            if step.table.location and step.lineage.only_located
+        }
         for old, new in rename_order(renames, occupied, passing_name):
             there = self._work.target.table(*old)
             # The mark comes with the name: a load that ends here must not rename what it finds under the old one.
@@ -98,6 +105,8 @@ class Preparation:
             renamed = msgspec.structs.replace(there, db=new[0], name=new[1], parameters=there.parameters | mark)
             if self._work.plan.snapshot and is_moved_by_renaming(there):
                 renamed = self._moved_aside(there, renamed)
+            elif old in unmoved and is_moved_by_renaming(there) and there.location:
+                renamed = table_at_place(renamed, there.location, unmoved[old])
             self._work.target.alter_table(*old, renamed)
             self._work.changed.count()
 

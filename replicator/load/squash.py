@@ -120,6 +120,12 @@ class Lineage:
         steps = pairwise(self.names)
         return [(b.begin, a.location, b.location) for a, b in steps if b.moved and a.location and b.location]
 
+    @property
+    def only_located(self) -> bool:
+        """Whether it got another location, and no rename moved its directory: what was in that stays there."""
+        elsewhere = any(not b.moved and a.location and a.location != b.location for a, b in pairwise(self.names))
+        return elsewhere and not self.moves
+
     def location_now(self, location: str | None, position: int) -> str | None:
         """Where something below the table, seen at `location` at a position, lies at the end of the range."""
         return follow(location, position, self.moves) if location else location
