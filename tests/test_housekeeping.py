@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from housekeeping import ALL_EVENTS, DROPS, EXPIRED, UNREFERENCED, House
 from postgres import Postgres, running_postgres
+from spark_sql import SparkSql
 
 from cmroot.errors import KeepError
 from cmroot.lease import acquire
@@ -280,6 +281,36 @@ def test_a_renamed_table_lives_on_under_its_new_name(any_house: House) -> None:
     assert not house.place("new/p=1").exists() and house.place("new/v2/a").exists()
     house.run(30.1)
     assert house.values("new") == [] and not house.place("new/v2").exists() and house.live("new")
+
+
+def test_tables_that_spark_writes_and_reads(house: House, source_metastore: Running) -> None:
+    spark = SparkSql(source_metastore.uri, source_metastore.warehouse)
+    try:
+        db, properties = house.db.name, {**UNREFERENCED, **EXPIRED}
+        listed = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
+        spark.run(
+            f"CREATE TABLE {db}.s (a INT, p STRING) USING parquet PARTITIONED BY (p) TBLPROPERTIES ({listed})",
+            f"INSERT INTO {db}.s VALUES (1, 'x'), (2, 'y'), (3, 'z')",
+        )
+        house.run()
+        before = house.place("s/p=x")
+        spark.run(
+            f"CREATE TABLE {db}.copy USING parquet LOCATION '{house.place('moved')}' AS SELECT 10 AS a",
+            f"ALTER TABLE {db}.s PARTITION (p='x') SET LOCATION '{house.place('moved')}'",
+            f"ALTER TABLE {db}.s DROP PARTITION (p='y')",
+        )
+        assert house.run().scheduled == 1
+        done = house.run(4)
+        assert done.removed == 1 and not before.exists()
+        assert sorted(spark.run(f"REFRESH TABLE {db}.s", f"SELECT * FROM {db}.s")) == [[3, "z"], [10, "x"]]
+        done = house.run(31)
+        assert done.partitions_dropped == 1 and "in use" in done.refused[0], "another table has the moved directory"
+        assert spark.run(f"REFRESH TABLE {db}.s", f"SELECT * FROM {db}.s") == [[10, "x"]]
+        spark.run(f"DROP TABLE {db}.copy")
+        house.run(32)
+        assert spark.run(f"REFRESH TABLE {db}.s", f"SELECT * FROM {db}.s") == [] and not house.place("moved").exists()
+    finally:
+        spark.close()
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
