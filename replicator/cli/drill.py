@@ -34,7 +34,8 @@ NOT_ALL_GOOD = 3
 @click.option("--sample", type=click.IntRange(0), default=20, show_default=True, metavar="N",
               help="Count the rows of N tables besides, drawn anew each time.")  # fmt: skip
 @click.option("--prefix", default="drill_", show_default=True, metavar="TEXT", help="How shadows' names begin.")
-@click.option("--keep", is_flag=True, help="Leave the shadows to look at, until the next drill or --clean.")
+@click.option("--keep", is_flag=True, help="Leave the shadows to look at, until the next drill or "
+              "--clean. Read only: who writes to their tables writes to the replica's files.")  # fmt: skip
 @click.option("--clean", is_flag=True, help="Only take down what drills of the policy left.")
 @click.option("--list", "listing", is_flag=True, help="Only show the drills that were made.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Of --list: the newest, so many.")

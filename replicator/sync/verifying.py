@@ -31,6 +31,7 @@ from replicator.sync.way import Pair, find_way
 
 SHARE = 5  # beside --follow, verifying may take one part in so many of the time
 NAMED = 20  # tables in a warning
+GRACE = 5.0  # seconds for the table that is being compared when the following ends
 
 
 def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = lambda: False) -> Compared | None:
@@ -138,7 +139,7 @@ class Beside:
             yield
         finally:
             self._stop.set()
-            thread.join(timeout=self._pause)
+            thread.join(timeout=GRACE)
 
     @property
     def has_news(self) -> bool:
