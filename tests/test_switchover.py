@@ -207,6 +207,8 @@ def test_it_is_taken_back_before_the_flip_and_not_after(pair: Replication) -> No
     pair.db("a").write("t", {"second": "2"})
     assert run_with(Fault("before", "rename", "turn.json", 4), arguments).killed  # drained
     assert roles(pair)["a"] == "fenced at epoch 2"
+    answer = command(*arguments, "--to", "source")
+    assert answer.code == 6 and "other side" in answer.message
     answer = command(*arguments, "--abort")
     assert (answer.code, answer.said["status"]) == (0, "aborted")
     assert {roles(pair)[db] for db in ("a", "b")} == {"primary at epoch 3"}
