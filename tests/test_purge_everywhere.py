@@ -1,4 +1,4 @@
-"""Erasure reaches everywhere: the purge is replicated, and the certificate tells of every byte of before until it is gone."""
+"""Erasure reaches everywhere: a purge is replicated, and the certificate tells of every byte until it is gone."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
     db = f"{replication.name}_a"
     warehouse.sql(
         f"CREATE DATABASE {db} LOCATION '{tmp_path}/source/{db}.db'",
-        f"CREATE TABLE {db}.t (id BIGINT, v STRING) PARTITIONED BY (k INT) ROW FORMAT DELIMITED FIELDS TERMINATED BY ','"
-        f" STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
+        f"CREATE TABLE {db}.t (id BIGINT, v STRING) PARTITIONED BY (k INT) ROW FORMAT DELIMITED FIELDS"
+        f" TERMINATED BY ',' STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
         f"INSERT INTO {db}.t SELECT id, concat('member-of-the-club-', id), int(id DIV 100) FROM range(0, 200, 1, 2)",
     )
     replication.sync()

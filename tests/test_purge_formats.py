@@ -60,4 +60,6 @@ def test_every_format_is_purged_in_its_own_way(warehouse: Warehouse) -> None:
     names = {path.name for path in Path(location.removeprefix("file:")).glob("*.parquet")}
     assert len({re.search(r"_(\d{5})\.", name)[1] for name in names}) == 3  # type: ignore[index]  # bucket numbers
     one = "SELECT id FROM f.bucketed WHERE v = 'v101'"
-    assert warehouse.sql(one) == [(101,)] and "SelectedBucketsCount: 1 out of 3" in warehouse.sql(f"EXPLAIN {one}")[0][0]
+    assert (
+        warehouse.sql(one) == [(101,)] and "SelectedBucketsCount: 1 out of 3" in warehouse.sql(f"EXPLAIN {one}")[0][0]
+    )

@@ -99,7 +99,12 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
         session.conf.set(f"spark.sql.hive.convertMetastore{format_}", str(converted).lower())
     session.conf.set("spark.sql.parquet.pushdown.inFilterThreshold", str(LISTED))
     session.conf.set("spark.sql.readSideCharPadding", "false")
-    keys = session.sql(f"SELECT id, try_cast(id AS {type_}) AS key FROM {_VIEW}")
+    try:
+        keys = session.sql(f"SELECT id, try_cast(id AS {type_}) AS key FROM {_VIEW}")
+    except Exception as error:
+        if "DATATYPE_MISMATCH" not in str(error):
+            raise
+        raise LossyIds(f"ids of type {ids.type} are no {type_}") from error
     lost = keys.where(f"key IS NULL OR NOT (try_cast(key AS {ids.type}) <=> id)")
     if example := lost.limit(1).collect():
         raise LossyIds(f"{lost.count():,} of {ids.count:,} ids, such as {example[0][0]!r}, are no {type_}")

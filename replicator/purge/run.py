@@ -13,7 +13,7 @@ from __future__ import annotations
 import time as clocks
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -80,6 +80,7 @@ def purge(
             store_for(root.place).mkdirs(join(root.place, PURGE))
             stack.enter_context(acquire(join(root.place, PURGE), "purge", now=clock))
         directory, run, resumed = _begin(metastore, root, options, dry_run, clock)
+        stack.push(_Ending(directory, run, dry_run))
         onboarded, gaps = described(metastore, whitelist, options)
         session = engines.session(hive_settings(metastore.uri, warehouse_of(metastore)))
         ids, run = _ids(session, options, directory, run, dry_run)
@@ -94,6 +95,8 @@ def purge(
         stack.enter_context(work.live)
         done = Purged("planned" if dry_run else "done", "" if dry_run else run.id, ids.count, resumed=resumed)
         done.gaps = [msgspec.to_builtins(gap) for gap in gaps]
+        if not dry_run and (options.limits.max_share is not None or options.limits.max_bytes is not None):
+            _refuse_excess(replace(work, dry_run=True), onboarded, options)
         for table in onboarded:
             done.add(work.purge_table(table))
         if not dry_run:
@@ -103,6 +106,37 @@ def purge(
         if not dry_run and not done.is_whole:
             done.status = "partial"
         return done
+
+
+class _Ending:
+    """A run that was refused has ended: the next one begins anew."""
+
+    def __init__(self, directory: RunDirectory, run: Run, dry_run: bool) -> None:
+        self._directory, self._run, self._dry_run = directory, run, dry_run
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Refused) and not self._dry_run:
+            self._directory.write_run(msgspec.structs.replace(self._directory.read_run(), status="failed"))
+
+
+def _refuse_excess(plan: Work, onboarded: list[Onboarded], options: PurgeOptions) -> None:
+    """Searches all tables before anything is written. Raises Refused when more would be touched than may."""
+    planned = [plan.purge_table(table) for table in onboarded]
+    touched, total = sum(each.swapped for each in planned), sum(each.partitions for each in planned)
+    size, limits = sum(each.bytes_rewritten for each in planned), options.limits
+    hint = "look at the plan with --dry-run; if it is right, raise the limit for this run"
+    if limits.max_share is not None and total and touched / total > limits.max_share:
+        raise Refused(
+            f"{touched:,} of {total:,} partitions would be written anew, {touched / total:.0%}; one run may"
+            f" {limits.max_share:.0%}", hint=hint, details={"partitions": touched, "total": total},
+        )  # fmt: skip
+    if limits.max_bytes is not None and size > limits.max_bytes:
+        raise Refused(
+            f"{size:,} bytes would be written anew; one run may {limits.max_bytes:,}", hint=hint,
+            details={"bytes": size},
+        )  # fmt: skip
 
 
 def _begin(
@@ -190,8 +224,6 @@ def _ids(session: Any, options: PurgeOptions, directory: RunDirectory, run: Run,
             return matching.open_ids(session, directory.ids), run
         ids = matching.read_ids(session, options.ids, directory.ids)
     except Refused:
-        if not dry_run:
-            directory.write_run(msgspec.structs.replace(run, status="failed"))
         raise
     except Exception as error:
         raise matching.failed(error) from error

@@ -151,8 +151,9 @@ class Work:
 
     def _plan(self, onboarded: Onboarded, parts: list[Part], counts: dict[str, int], done: TableDone) -> None:
         """What a dry run tells."""
+        by_name = {part.name: part for part in parts}
         for name, files in _by_part(parts, counts).items():
-            part = next(part for part in parts if part.name == name)
+            part = by_name[name]
             rows = sum(rows for _, rows in files.values())
             reason = f"{rows:,} rows in {len(files):,} files have an id"
             try:
@@ -162,6 +163,8 @@ class Work:
             done.rows_erased += rows
             done.swapped += 1
             done.files_rewritten += len(files)
+            places = (matching.place_of(uri) for uri, _ in files.values())
+            done.bytes_rewritten += sum(store_for(place).size(place) for place in places)
             unit = Unit(table=onboarded.name, partition=name, state="PENDING", time=self.clock(), reason=reason,
                         old=part.location, new=new_location(part.location, self.run.stamp), matched=rows,
                         rewritten=len(files))  # fmt: skip

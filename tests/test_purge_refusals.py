@@ -1,0 +1,136 @@
+"""What a purge must not do, and what it must say instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from purges import DESCRIPTOR, Warehouse
+
+from replicator.errors import Refused
+from replicator.guard.legal import LegalHold, add_hold
+from replicator.guard.removal import Limits
+from replicator.metastore.embedded import Running
+from replicator.purge import tables
+from replicator.purge.onboarding import WhiteList
+
+
+@pytest.fixture(scope="module")
+def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    yield found
+    found.close()
+
+
+def test_no_ids_and_no_tables_are_refused(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE r", "CREATE TABLE r.empty (id BIGINT)", "CREATE TABLE r.nulls AS SELECT bigint(null) AS id",
+        f"CREATE TABLE r.t (id BIGINT) TBLPROPERTIES ({DESCRIPTOR})",
+    )  # fmt: skip
+    root = warehouse.root("refused")
+    for ids, whitelist in (
+        ("r.missing:id", "r"), ("r.empty:id", "r"), ("r.nulls:id", "r"), (warehouse.ids.replace("member", "x"), "r"),
+        (warehouse.ids, "r.nulls"), ("nothing", "r"),
+    ):  # fmt: skip
+        with pytest.raises(Refused):
+            warehouse.purge(root, ids, whitelist)
+    assert warehouse.purge(root, warehouse.ids, "r.t").resumed is False
+
+
+def test_places_that_are_not_a_partitions_own_are_left_alone(warehouse: Warehouse, tmp_path: Path) -> None:
+    warehouse.sql(
+        "CREATE DATABASE o",
+        f"CREATE TABLE o.t (id BIGINT) PARTITIONED BY (k STRING) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO o.t SELECT id, k FROM range(0, 200, 1, 1) LATERAL VIEW"
+        " explode(split('plain shared linked outside parent held changing', ' ')) x AS k",
+        "CREATE TABLE o.other (id BIGINT) STORED AS PARQUET",
+        "CREATE TABLE o.below (id BIGINT) STORED AS PARQUET",
+        "CREATE TABLE o.wrong (id BIGINT) TBLPROPERTIES ('dataset.descriptor'='{not json')",
+        f"CREATE TABLE o.elsewhere (x BIGINT) TBLPROPERTIES ({DESCRIPTOR})",
+        f"CREATE TABLE o.words (id DATE) TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO o.words SELECT date '2026-01-01'",
+    )
+    metastore, root = warehouse.metastore, warehouse.root("places")
+    home = Path(metastore.table("o", "t").location.removeprefix("file:"))  # type: ignore[union-attr]
+    for table, place in (("other", home / "k=shared"), ("below", home / "k=parent" / "deep")):
+        place.mkdir(exist_ok=True)
+        found = metastore.table("o", table)
+        storage = msgspec.structs.replace(found.storage, location=f"file:{place}")  # type: ignore[type-var]
+        metastore.alter_table("o", table, msgspec.structs.replace(found, storage=storage))
+    (file,) = (home / "k=linked").glob("*.parquet")
+    file.rename(tmp_path / file.name)
+    file.symlink_to(tmp_path / file.name)
+    (home / "k=outside").rename(tmp_path / "outside")
+    warehouse.sql(f"ALTER TABLE o.t PARTITION (k = 'outside') SET LOCATION 'file:{tmp_path}/outside'")
+    add_hold(
+        root.place, LegalHold(name="case", pattern="o.t/k=held", reason="a case", by="me", created="2026-01-01")
+    )  # fmt: skip
+
+    done = warehouse.purge(root, warehouse.ids, "o")
+
+    assert done.status == "partial"
+    assert {gap["table"]: gap["invalid"] for gap in done.gaps} == {
+        "o.below": False, "o.other": False, "o.elsewhere": True, "o.wrong": True,
+    }  # fmt: skip
+    by_table = {table.table: table for table in done.tables}
+    assert "are no date" in by_table["o.words"].error
+    states = {unit["partition"]: (unit["state"], unit.get("reason", "")) for unit in by_table["o.t"].units}
+    assert {name for name, (state, _) in states.items() if state == "DONE"} == {"k=plain", "k=outside", "k=changing"}
+    assert "shares its location with o.other" in states["k=shared"][1]
+    assert "o.below" in states["k=parent"][1]
+    assert "symbolic link" in states["k=linked"][1]
+    assert "legal hold case" in states["k=held"][1]
+    assert len(warehouse.rows("o.t")) == 7 * 200 - 3 * 10
+
+
+def test_rows_that_come_meanwhile_are_not_lost(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    warehouse.sql(
+        "CREATE DATABASE m",
+        f"CREATE TABLE m.t (id BIGINT) PARTITIONED BY (k INT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO m.t SELECT id, 1 FROM range(0, 200, 1, 1)",
+    )
+    real, turns = tables.flip, []
+
+    def inserted_meanwhile(*arguments: object) -> object:
+        """A writer comes between the writing and the swap: its ALTER_PARTITION changes the metadata."""
+        if not turns:
+            warehouse.sql(
+                "INSERT INTO m.t VALUES (40, 1), (7000, 1)", "ANALYZE TABLE m.t PARTITION (k) COMPUTE STATISTICS"
+            )
+        turns.append(1)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tables, "flip", inserted_meanwhile)
+    done = warehouse.purge(warehouse.root("meanwhile"), warehouse.ids, "m")
+    assert (done.status, done.rows_erased, len(turns)) == ("done", 11, 2)
+    assert (7000, 1) in warehouse.rows("m.t") and (40, 1) not in warehouse.rows("m.t")
+
+    def dropped_meanwhile(*arguments: object) -> object:
+        warehouse.metastore.drop_table("m", "t")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    warehouse.sql("INSERT INTO m.t VALUES (50, 1)")
+    monkeypatch.setattr(tables, "flip", dropped_meanwhile)
+    done = warehouse.purge(warehouse.root("dropped"), warehouse.ids, "m")
+    assert done.status == "partial" and "dropped" in str(done.tables[0])
+
+
+def test_more_than_a_run_may_touch_is_refused(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE e", f"CREATE TABLE e.t (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO e.t SELECT id FROM range(0, 200, 1, 1)",
+    )  # fmt: skip
+    for limits in (Limits(max_share=0.5), Limits(max_bytes=10)):
+        with pytest.raises(Refused):
+            warehouse.purge(warehouse.root("excess"), warehouse.ids, "e", more={"limits": limits})
+    assert len(warehouse.rows("e.t")) == 200
+
+
+def test_white_lists_are_the_old_ones() -> None:
+    listed = WhiteList.parse("a.x|y*, b, c.*")
+    assert [listed.has(*name.split(".")) for name in ("a.x", "A.Yes", "a.z", "b.any", "c.any", "d.x")] == [
+        True, True, False, True, True, False,
+    ]  # fmt: skip
+    assert WhiteList.parse("").has("any", "thing")
