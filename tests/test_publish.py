@@ -273,7 +273,10 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     pair.sync()
     a.write("plain", {"two": "2"})
     a.write("days/p=1", {"more": "3"})
+    pair.keys["publish_delay"] = "1h"
     pair.sync()
+    assert has_superseded(pair.keys["target_cmroot"])
+    pair.keys["publish_delay"] = "1ms"
     home = {name: pair.source.table(a.name, name).location for name in ("plain", "days")}
     pair.keys["publish"] = "mirror"
     pair.turn()
@@ -282,6 +285,7 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     replica.rename("plain", "renamed")
     replica.table("plain", {"new": "5"})
     run = pair.sync()
+    assert not has_superseded(pair.keys["target_cmroot"])
     assert run.reverse and run.files_copied == 5  # three are of the table that has another name now
     told: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
     assert verify(pair.target, pair.source, [a.name], **told).differences == []

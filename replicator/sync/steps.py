@@ -30,6 +30,7 @@ from replicator.load.difference import ByDifference
 from replicator.load.load import Loaded, LoadOptions, load
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
 from replicator.load.superseded import Swept, has_superseded, sweep_superseded
+from replicator.metastore.client import Metastore
 from replicator.policy import METADATA
 from replicator.progress import Progress
 from replicator.roles import Role, mark_of, may_load_into
@@ -190,15 +191,18 @@ class Steps:
         )  # fmt: skip
 
     def sweep_superseded(self) -> None:
-        """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over."""
-        root = self.way.target_root.place
+        """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over; backwards also
+        what was replaced on the policy's own target, before it became the primary."""
+        way = self.way
+        sides = [(way.target_root.place, way.target), *([(way.root.place, way.source)] if way.reverse else [])]
+        for root, side in sides:
 
-        def once() -> Swept:
-            with acquire(root, "sweep what snapshots replaced"):
-                return sweep_superseded(root, self.way.target, self.policy.publish_delay, now=self.clock)
+            def once(root: str = root, side: Metastore = side) -> Swept:
+                with acquire(root, "sweep what snapshots replaced"):
+                    return sweep_superseded(root, side, self.policy.publish_delay, now=self.clock)
 
-        if has_superseded(root):
-            patiently(once, self.options.patience)
+            if has_superseded(root):
+                patiently(once, self.options.patience)
 
     def finish_interrupted(self) -> list[Loaded]:
         """Loads that a killed run has begun are ended with their own dumps: what was copied is not copied again. Where
