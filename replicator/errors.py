@@ -95,7 +95,7 @@ class NotReached(Error):
 
 
 class StoreUnreachable(Error):
-    """The housekeeping store does not answer, or is busy. What was committed stays, the rest is done by the next run."""
+    """The housekeeping store does not answer, or is busy. What was committed stays, the next run does the rest."""
 
     exit_code = 75
     transient = True

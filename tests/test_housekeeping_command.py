@@ -120,6 +120,30 @@ def test_a_store_of_another_root_and_a_wrong_url_are_told(house: House, capsys: 
     assert code == 75 and "secret" not in json.dumps(answer)
 
 
+def test_what_nobody_ever_knew_of_is_found_by_a_vacuum(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    house.partitioned("t", ["1", "2"])
+    house.table("flat")
+    house.write("t/p=9", "left long ago")
+    house.write("t/_staging", "hidden")
+    house.write("t/p=1/inner", "data of a partition")
+    house.place("t/p=8").symlink_to(house.place("flat"))
+    house.run()
+    words = ("--metastore", house.metastore.uri, "--cmroot", house.root.place, "--period", "P2D")
+    for more, found in ((("--dry-run",), "planned"), ((), "scheduled")):
+        code, answer = called(capsys, "housekeeping", "vacuum", f"{house.db.name}.t", *words, *more)
+        assert (code, answer["status"], answer["paths"]) == (0, found, [str(house.place("t/p=9"))])
+        assert (answer["directories"], answer["referred"]) == (3, 2)
+    code, answer = called(capsys, "housekeeping", "vacuum", f"{house.db.name}.t", *words)
+    assert (answer["waiting"], answer["paths"]) == (1, [])
+    assert called(capsys, "housekeeping", "vacuum", f"{house.db.name}.flat", *words)[0] == 2
+    assert house.run(3).removed == 1 and house.keeps("left long ago")
+    assert sorted(path.name for path in house.place("t").iterdir()) == ["_staging", "p=1", "p=2", "p=8"]
+
+    house.relocate_partition("t", "2", house.write("t/deep/p=2"))
+    code, answer = called(capsys, "housekeeping", "vacuum", f"{house.db.name}.t", *words)
+    assert code == 6 and "1 and 2" in answer["message"]
+
+
 STEPS = [
     Fault("before", "thrift", "drop"),
     Fault("after", "thrift", "drop"),

@@ -159,6 +159,47 @@ def _follow(session: Session, once: Callable[[], Housekept], interval: timedelta
     return code
 
 
+@housekeeping.command()
+@click.argument("table", metavar="DB.TABLE")
+@click.option("--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name.")
+@cmroot_option
+@store_option
+@click.option("--period", default="P3D", show_default=True, metavar="PERIOD", help="How long what is found stays.")
+@dry_run_option
+@json_option
+@pass_session
+def vacuum(
+    session: Session, table: str, metastore: str, cmroot: str, store: str | None, period: str, dry_run: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Schedule directories of a table that lie there as partitions do, and are none: left before anybody looked.
+
+    Nobody may be about to add partitions for them; those that are added before the period is over stay.
+
+    \b
+    Example: replicator housekeeping vacuum sales.orders --metastore prod --cmroot /cm --dry-run
+    """
+    from replicator.housekeeping.periods import parse_period
+    from replicator.housekeeping.vacuum import vacuum as vacuum_table
+
+    db, dot, name = table.lower().partition(".")
+    if not dot:
+        raise UsageError(f"{table!r} is not DB.TABLE", hint="e.g. sales.orders")
+    try:
+        stays = parse_period(period)
+    except ValueError as error:
+        raise UsageError(f"--period: {error}", hint="e.g. P3D") from error
+    with _alone(session, cmroot, store) as opened, session.metastore(metastore) as client:
+        done = vacuum_table(client, opened, db, name, stays, dry_run=dry_run)
+    lines = [
+        (done.status, f"{count_text(len(done.paths), 'path')} of {done.table}"),
+        ("in use", f"{done.referred:,} of {done.directories:,}"),
+        ("waiting", f"{done.waiting:,}" if done.waiting else None),
+        ("paths", shortened(done.paths)),
+    ]
+    emit(done, as_json, aligned(lines))
+
+
 # ---- items --------------------------------------------------------------------------------------------------------
 
 

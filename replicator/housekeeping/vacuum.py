@@ -1,0 +1,113 @@
+"""Vacuum: directories of one table that nothing refers to, from before anybody recorded what was left, become items."""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cmroot.place import is_local, join, local_path, normal, store_for
+from replicator.errors import Refused, UsageError
+from replicator.guard.live import LiveLocations
+from replicator.housekeeping import writing
+from replicator.housekeeping.items import FROM_VACUUM, Item
+from replicator.housekeeping.periods import Period
+from replicator.housekeeping.schema import ACTIVE_ONLY, item
+from replicator.housekeeping.store import Store
+from replicator.housekeeping.wishes import UNREFERENCED
+from replicator.metastore.client import MetastoreReader
+from replicator.model import Table
+from replicator.report import json_text
+
+
+@dataclass
+class Vacuumed:
+    """directories: at the depth of the table's partitions; referred: those that something refers to; waiting: those
+    that are items already; paths: the others, which are items now."""
+
+    table: str
+    directories: int = 0
+    referred: int = 0
+    waiting: int = 0
+    scheduled: int = 0
+    paths: list[str] = field(default_factory=list)
+    status: str = "scheduled"
+
+    __str__ = json_text
+
+
+def vacuum(
+    metastore: MetastoreReader, store: Store, db: str, name: str, period: Period, *, dry_run: bool = False,
+    clock: Callable[[], float] = clocks.time,
+) -> Vacuumed:  # fmt: skip
+    """Schedules what lies in a table's directory as partitions do, and is none, to go after `period`; under the lease.
+    May run again. Nobody may be about to add partitions for what is there; what was added by the time an item is due
+    stays. Raises UsageError for a table without partitions, Refused where partitions lie at several depths."""
+    table = metastore.table(db, name)
+    done = Vacuumed(f"{db}.{name}", status="planned" if dry_run else "scheduled")
+    depth = _depth(metastore, table)
+    now = int(clock())
+    with LiveLocations(metastore) as live:
+        for places in writing.chunks(_directories(table.location or "", depth), writing.CHUNK):
+            done.directories += len(places)
+            unused = [place for place in places if live.blocking(place) is None]
+            done.referred += len(places) - len(unused)
+            known = {one.place for one in store.find(ACTIVE_ONLY, item.c.place.in_(unused))}
+            done.waiting += len(known)
+            fresh = [_item(db, name, place, period, now) for place in unused if place not in known]
+            done.paths += [one.path for one in fresh]
+            if fresh and not dry_run:
+                with store.transaction() as work:
+                    done.scheduled += writing.put(work, fresh, period)
+    return done
+
+
+def _item(db: str, name: str, place: str, period: Period, now: int) -> Item:
+    """Not attached: the table's properties need not ask for it."""
+    return Item(
+        lifecycle=UNREFERENCED, db=db, table=name, path=place, place=place, created=now, modified=now,
+        cleanup=period.after(now), delay=period.text, detached=True, client=FROM_VACUUM,
+    )  # fmt: skip
+
+
+def _depth(metastore: MetastoreReader, table: Table) -> int:
+    """How many names below the table's directory its partitions lie; those elsewhere do not count."""
+    if not table.is_partitioned or not table.location:
+        raise UsageError(f"{table.db}.{table.name} has no partitions", hint="only partitioned tables are vacuumed")
+    home = normal(table.location) + "/"
+    depths: set[int] = set()
+    for batch in metastore.partitions(table.db, table.name, metastore.partition_names(table.db, table.name)):
+        places = [normal(each.location) for each in batch if each.location]
+        depths |= {place[len(home) :].count("/") + 1 for place in places if place.startswith(home)}
+    if len(depths) > 1:
+        raise Refused(
+            f"{table.db}.{table.name}: its partitions lie {' and '.join(map(str, sorted(depths)))} names deep",
+            hint="move them to one depth: else nobody can tell a partition from what lies in one",
+        )
+    return depths.pop() if depths else len(table.partition_keys)
+
+
+def _directories(location: str, depth: int) -> Iterator[str]:
+    """Directories so many names below a location, without hidden ones and links; normal places."""
+    home = normal(location)
+    if is_local(home):
+        yield from (str(path) for path in _local([Path(local_path(home))], depth))
+        return
+    last = ""
+    for name in store_for(home).find(home):  # sorted
+        names = name.split("/")[:depth]
+        if len(names) == depth and name.count("/") >= depth and not any(each[0] in "._" for each in names):
+            place = join(home, *names)
+            if place != last:
+                yield place
+            last = place
+
+
+def _local(above: Sequence[Path], depth: int) -> Iterator[Path]:
+    for directory in above:
+        if depth == 0:
+            yield directory
+            continue
+        below = sorted(each for each in directory.iterdir() if each.name[0] not in "._")
+        yield from _local([each for each in below if each.is_dir() and not each.is_symlink()], depth - 1)
