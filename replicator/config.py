@@ -73,6 +73,18 @@ class HousekeepingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     allow_immediate: bool = False
 
 
+class PurgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values of options of `replicator purge` that the command line does not give; durations as there."""
+
+    ids: str | None = None
+    table_whitelist: str | None = None
+    field_path: str | None = None
+    versions: int | None = None
+    days: str | None = None
+    readers: str | None = None
+    trash: str | None = None
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file. `spark`: settings for Spark, full names as keys. `policies`: by name, read and valid."""
 
@@ -80,6 +92,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     defaults: Defaults = Defaults()
     guard: GuardConfig = GuardConfig()
     housekeeping: HousekeepingConfig = HousekeepingConfig()
+    purge: PurgeConfig = PurgeConfig()
     spark: dict[str, str] = {}
     policies: dict[str, Policy] = {}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from replicator.cli.capture import capture
 from replicator.cli.check import as_plugin, check
@@ -114,6 +115,11 @@ def _default_map(config: Config) -> dict[str, Any]:
     found = _defaults_of(cli, defaults)
     for name in ("load", "verify"):
         found[name].pop("cmroot", None)
+    of_purge = msgspec.to_builtins(config.purge)
+    for name, options in _defaults_of(
+        purge, {key: value for key, value in of_purge.items() if value is not None}
+    ).items():
+        found["purge"][name] |= options
     if of_target is not None:
         found["load"]["cmroot"] = found["verify"]["cmroot"] = of_target
         found["repair"]["target_cmroot"] = found["restore"]["target_cmroot"] = of_target
