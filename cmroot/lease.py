@@ -22,17 +22,19 @@ from typing import Protocol, Self
 import msgspec
 
 from cmroot.errors import FormatError, LeaseHeld, NotWritable
+from cmroot.listing import file_state
 from cmroot.place import LocalStore, Store, aside_name, is_local, join, local_path, naming, store_for, sync_directory
 
 TTL = timedelta(seconds=60)
 """How long an object-store lease holds without renewal; it is renewed at a third of this."""
 
 SKEW = timedelta(seconds=30)
-"""How far two hosts' clocks may differ: a lease is taken over this much after its expiry."""
+"""How much after its expiry a lease is taken over: what may lie between a renewal and its arrival at the store."""
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who holds or held a lease: what the lease file says. `expires` is seconds since the epoch, 0 for an flock."""
+    """Who holds or held a lease: what the lease file says. `expires` is seconds since the epoch by the store's clock,
+    as two hosts' clocks may differ; 0 for an flock."""
 
     version: int
     epoch: int
@@ -276,7 +278,11 @@ def _epochs(store: Store, root: str) -> list[int]:
 
 def _acquire_object(root: str, purpose: str, ttl: timedelta, now: Callable[[], float], renew: bool) -> ObjectLease:
     store = store_for(root)
-    _probe(store, root)
+    ahead = _probe(store, root, now)
+
+    def store_time() -> float:
+        return now() - ahead
+
     known = _epochs(store, root)
     last = known[-1] if known else 0
     if last:
@@ -285,9 +291,9 @@ def _acquire_object(root: str, purpose: str, ttl: timedelta, now: Callable[[], f
             holder = _decode(store.read_bytes(path), path)
         except FileNotFoundError:  # superseded this moment
             raise _held(root, None) from None
-        if holder and not holder.released and now() < holder.expires + SKEW.total_seconds():
+        if holder and not holder.released and store_time() < holder.expires + SKEW.total_seconds():
             raise _held(root, holder)
-    ours = _holder(last + 1, purpose, now(), uuid.uuid4().hex, now() + ttl.total_seconds())
+    ours = _holder(last + 1, purpose, now(), uuid.uuid4().hex, store_time() + ttl.total_seconds())
     if not store.create_exclusive(_epoch_path(root, ours.epoch), msgspec.json.encode(ours)):
         raise _held(root, None)
     if _epochs(store, root)[-1] != ours.epoch:  # we looked so long ago that our epoch was used and removed meanwhile
@@ -295,17 +301,22 @@ def _acquire_object(root: str, purpose: str, ttl: timedelta, now: Callable[[], f
         raise _held(root, None)
     for epoch in known:
         store.remove(_epoch_path(root, epoch))
-    return ObjectLease(root, store, ours, ttl, now, renew)
+    return ObjectLease(root, store, ours, ttl, store_time, renew)
 
 
-def _probe(store: Store, root: str) -> None:
-    """Some S3 look-alikes ignore the condition of a conditional write; there a lease would exclude nobody."""
+def _probe(store: Store, root: str, now: Callable[[], float]) -> float:
+    """How many seconds `now` is ahead of the store's clock; 0 where the store tells no times.
+
+    Some S3 look-alikes ignore the condition of a conditional write; there a lease would exclude nobody."""
     probe = join(root, "lease", f"probe-{uuid.uuid4().hex}")
     try:
-        if not store.create_exclusive(probe, b"1") or store.create_exclusive(probe, b"2"):
+        created, moment = store.create_exclusive(probe, b"1"), now()
+        written = file_state(probe).mtime_ns
+        if not created or store.create_exclusive(probe, b"2"):
             raise NotWritable(
                 f"{root}: the store accepts a conditional write twice, so a lease would exclude nobody",
                 hint="use a store with conditional writes, or put $cmroot elsewhere",
             )
+        return moment - written / 1e9 if written else 0.0
     finally:
         store.remove(probe)

@@ -18,6 +18,7 @@ from cmroot.errors import FormatError, LeaseHeld, NotWritable
 from cmroot.lease import acquire
 from cmroot.place import join, store_for
 from cmroot.remote import FsspecStore
+from cmroot.waiting import patiently
 
 HOLD = """
 import sys
@@ -121,20 +122,39 @@ def objects() -> str:
     return f"memory://{uuid.uuid4().hex}"
 
 
-def test_an_object_lease_is_taken_over_only_well_after_its_expiry(objects: str) -> None:
+def test_an_object_lease_is_taken_over_only_well_after_its_expiry(
+    objects: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
-    old = acquire(objects, "stop", ttl=timedelta(seconds=60), now=clock, renew=False)
-    clock.time += 89
+    old = acquire(objects, "stop", ttl=timedelta(milliseconds=100), now=clock, renew=False)
+    with pytest.raises(LeaseHeld):
+        acquire(objects, "too early", renew=False)
+    clock.time += 1
     with pytest.raises(LeaseHeld):
         old.check()
     with pytest.raises(LeaseHeld):
-        acquire(objects, "too early", now=clock, renew=False)
-    clock.time += 2
-    new = acquire(objects, "take over", now=clock, renew=False)
+        acquire(objects, "still too early", renew=False)
+    monkeypatch.setattr(lease_module, "SKEW", timedelta(milliseconds=100))
+    new = patiently(lambda: acquire(objects, "take over", renew=False), timedelta(seconds=30))
     assert new.epoch == old.epoch + 1
     old.release()
     new.check()
     assert store_for(objects).list(join(objects, "lease")) == [f"{2:020d}"]
+
+
+@pytest.mark.parametrize("ahead", [-600, 600])
+def test_an_object_lease_counts_by_the_clock_of_its_store(objects: str, ahead: float) -> None:
+    def wrong() -> float:
+        return lease_module.time.time() + ahead
+
+    live = acquire(objects, "work", renew=False)
+    with pytest.raises(LeaseHeld):
+        acquire(objects, "be ten minutes off", now=wrong, renew=False)
+    live.release()
+    with acquire(objects, "be ten minutes off", now=wrong) as lease:
+        lease.check()
+        with pytest.raises(LeaseHeld):
+            acquire(objects, "have the right time", renew=False)
 
 
 def test_a_renewed_object_lease_stays(objects: str) -> None:
