@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -311,6 +312,22 @@ def test_tables_that_spark_writes_and_reads(house: House, source_metastore: Runn
         assert spark.run(f"REFRESH TABLE {db}.s", f"SELECT * FROM {db}.s") == [] and not house.place("moved").exists()
     finally:
         spark.close()
+
+
+def test_a_store_that_is_lost_is_filled_again_from_the_log(house: House) -> None:
+    house.partitioned("t", ["1"], **EXPIRED)
+    house.table("u", properties=UNREFERENCED)
+    house.run()
+    house.relocate("u", house.write("b"))
+    house.run(4)
+    before = [(each.name, each.path, each.created, each.cleanup) for each in house.items()]
+    for name in os.listdir(house.root.place):
+        if name.startswith("housekeeping.sqlite"):
+            os.unlink(f"{house.root.place}/{name}")
+    assert house.run().records > 0
+    assert [(each.name, each.path, each.created, each.cleanup) for each in house.items()] == before
+    house.run(4)
+    assert house.states(table="u") == [("u", "DELETED")] and house.values("t") == ["1"]
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------

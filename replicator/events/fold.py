@@ -23,7 +23,7 @@ from replicator.events.record import ChangeRecord, decode_line
 @contextlib.contextmanager
 def open_manifest(root: ChangeRoot) -> Iterator[Manifest]:
     """The manifest of a root, caught up with its log; needs the root's lease. Derived, so losing it loses nothing."""
-    with _opened(manifest_path(root)) as manifest:
+    with opened(manifest_path(root)) as manifest:
         log = segments(root.place)
         stale = manifest.position > (log[-1].last if log else 0)  # of another log: the root was restored or replaced
         if not stale:
@@ -31,13 +31,13 @@ def open_manifest(root: ChangeRoot) -> Iterator[Manifest]:
             yield manifest
             return
     manifest_path(root).unlink()
-    with _opened(manifest_path(root)) as manifest:
+    with opened(manifest_path(root)) as manifest:
         catch_up(manifest, log)
         yield manifest
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Manifest]:
+def opened(path: Path) -> Iterator[Manifest]:
     """A manifest, with what SQLite says of its disk in our words; closed at the end of the block."""
     try:
         with contextlib.closing(Manifest(path)) as manifest:
@@ -99,7 +99,7 @@ def manifest_at(root: ChangeRoot, position: int, scratch: Path) -> Iterator[Mani
     """The state as of an earlier position, folded from the log into a passing file below `scratch`."""
     path = scratch / f"manifest-{position}.sqlite"
     try:
-        with _opened(path) as manifest:
+        with opened(path) as manifest:
             catch_up(manifest, segments(root.place), until=position)
             yield manifest
     finally:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from cmroot.log import Segment, segments
 from cmroot.root import ChangeRoot
-from replicator.events.fold import manifest_path, read_records
+from replicator.events.fold import manifest_path, opened, read_records
 from replicator.events.manifest import Manifest
 from replicator.events.record import AddPartitions, ChangeRecord
 from replicator.housekeeping import writing
@@ -123,20 +123,17 @@ def _carry_out(work: Connection, operation: Operation, event: int, now: int, don
 @contextlib.contextmanager
 def _folded(path: Path, log: list[Segment], position: int) -> Iterator[Manifest]:
     """The state at a position: metadata only, no files."""
-    known = Manifest(path)
-    try:
-        if known.position > position:
-            known.close()
-            for leftover in path.parent.glob(f"{path.name}*"):
-                leftover.unlink()
-            known = Manifest(path)
+    with opened(path) as known:
+        ahead = known.position > position
+    if ahead:  # of a store that was lost, or restored
+        for leftover in path.parent.glob(f"{path.name}*"):
+            leftover.unlink()
+    with opened(path) as known:
         for records in _batches(log, known.position, position):
             for record in records:
                 _fold(known, record)
             known.commit()
         yield known
-    finally:
-        known.close()
 
 
 def fold_path(root: ChangeRoot) -> Path:
