@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from replicator.guard.remove import Remover
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.model import EXTERNAL
+from replicator.sync.roles import Role, RoleMark, set_role
 
 NOW = 1_700_000_000.0
 
@@ -242,6 +244,15 @@ def test_removed_directories_are_in_cmroot_are_recorded_and_come_back(
     assert bring_back(root.place, hands.audit.run).files == 0, "what is there stays"
     with pytest.raises(ObjectNotFound):
         bring_back(root.place, "no such run")
+
+
+def test_nothing_of_a_replica_is_removed(db: PlainDatabase, root: ChangeRoot) -> None:
+    db.write("t/old", {"a": "x"})
+    with LiveLocations(db.metastore) as live:
+        hands, old = remover(root, live), removal(str(db.home / "t" / "old"), object=f"{db.name}.t")
+        assert hands.look([old]).allowed
+        set_role(db.metastore, db.name, Role.REPLICA, 1, expect=RoleMark(), settle=timedelta(0))
+        assert "replica" in hands.look([old]).refused[0].why
 
 
 def test_a_symbolic_link_is_not_removed(db: PlainDatabase, root: ChangeRoot, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from replicator.events.record import (
 )
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Database, Partition, Table, partition_name
+from replicator.roles import Role, RoleMark, mark_of
 
 DATABASE, HOME, DATA = "database", "home", "data"
 """Kinds of reference: a database's directory, a partitioned table's own (its partitions lie anywhere), and one whose
@@ -84,9 +85,9 @@ class LiveLocations:
             Path(self._temporary.name) / "places.sqlite", isolation_level=None, check_same_thread=False
         )
         self._database.execute("pragma synchronous=off")
-        self._database.execute("pragma journal_mode=off")
+        self._database.execute("pragma journal_mode=memory")
         self._database.executescript(_SCHEMA)
-        self._cursor, self._seen = 0, dict[str, int]()
+        self._cursor, self._seen, self._roles = 0, dict[str, int](), dict[str, str]()
         self._walk()
 
     def __enter__(self) -> Self:
@@ -132,9 +133,24 @@ class LiveLocations:
                 return found
         return None
 
+    def follows(self, db: str) -> str:
+        """Why nothing of a database may be removed here: it is another's replica, or fenced. Empty: it is neither.
+        Asked of the metastore once for each `refresh`, as a 2.3 server tells of no change of a role."""
+        if db not in self._roles:
+            try:
+                mark = mark_of(self._metastore.database(db).parameters, db)
+            except ObjectNotFound:
+                mark = RoleMark()
+            follows = mark.role in (Role.REPLICA, Role.FENCED)
+            self._roles[db] = (
+                f"{db} is {mark}: run this at its primary, whose changes are replicated" if follows else ""
+            )
+        return self._roles[db]
+
     def refresh(self) -> None:
         """Applies what events have said since the last look. After a gap in the events everything is walked again."""
         _real.cache_clear()
+        self._roles.clear()
         reading = read_events(self._metastore, self._cursor, self._seen)
         if reading.hole is not None:
             self._walk()
@@ -273,8 +289,8 @@ class _Transaction:
     def __enter__(self) -> None:
         self._database.execute("begin")
 
-    def __exit__(self, *_: object) -> None:
-        self._database.execute("commit")
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._database.execute("commit" if kind is None else "rollback")
 
 
 def spelled(place: str) -> str:

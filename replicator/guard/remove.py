@@ -111,6 +111,9 @@ class Remover:
     def _in_use(self, removal: Removal) -> str:
         if is_local(removal.path) and os.path.islink(local_path(removal.path)):
             return f"{removal.path} is a symbolic link; what it leads to is somebody else's"
+        db = removal.object.partition(".")[0]
+        if db and (why := self.live.follows(db.lower())):
+            return why
         own, part = (removal.object, removal.partition) if removal.drops else ("", "")
         found = self.live.blocking(removal.path, object=own, partition=part)
         return f"in use: {found}" if found else ""

@@ -61,6 +61,9 @@ class Unregistered(LiveLocations):
     def references(self, path: str) -> Iterator[Reference]:
         return iter(())
 
+    def follows(self, db: str) -> str:
+        return ""
+
 
 @dataclass
 class Retention:
