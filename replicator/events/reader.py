@@ -34,7 +34,7 @@ def read_events(
     source: MetastoreReader, cursor: int, seen: dict[str, int], settled: Callable[[], int | None] = lambda: None,
     *, limit: int | None = None,
 ) -> Reading:  # fmt: skip
-    """Everything after `cursor`, up to the id that is newest now; with `limit`, some of it: after a day's outage the log
+    """Everything after `cursor`, up to the id that is newest now; with `limit`, some of it: after an outage the log
     may be larger than memory.
 
     `seen`: what the last reading returned under that name. `settled`: asked after the rows have come, the last id that
