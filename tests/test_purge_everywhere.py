@@ -70,7 +70,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
     assert held(synced) == {"backup", "$cmroot", "replica's $cmroot"}
     assert all(each["until"] for each in synced.holding)
 
-    expedited = prove(expedited=True)  # the backup goes to $cmroot; what it had there goes when a capture has seen that
+    expedited = prove(expedited=True)  # the backup goes, and what a capture has seen go
     replication.sync()
     certified = prove(expedited=True)
     assert certified.status == "certified" and certified.searched == [f"{db}.t"], (expedited.holding, certified.holding)

@@ -18,12 +18,11 @@ from replicator.purge.staging import Staged, Staging
 
 
 def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Staged:
-    """After the table was searched, as it uses that search's view of the ids. Safe to run twice."""
+    """After the table was searched, as it uses that search's view of the ids."""
     staged = Staged(staging)
     part, table = staging.part, f"`{onboarded.table.db}`.`{onboarded.table.name}`"
     columns = ", ".join(f"t.`{column.name}`" for column in data_columns(onboarded.table))
     where = _condition(onboarded, part.thing) if isinstance(part.thing, Partition) else "true"
-    store_for(staging.new).remove_tree(staging.new)
     before = int(session.sql(f"SELECT count(*) FROM {table} t WHERE {where}").collect()[0][0])
     kept, rows = counted(
         session.sql(

@@ -147,7 +147,7 @@ def literal(text: str, type_: str) -> str:
 
 def write_found(found: Search, place: str) -> None:
     """The rows of a search as Parquet below a place, sorted by file. Safe to run twice."""
-    found.rows.orderBy("file").write.mode("overwrite").parquet(hadoop_place(place))
+    found.rows.repartition(1).sortWithinPartitions("file").write.mode("overwrite").parquet(hadoop_place(place))
 
 
 def read_counts(place: str) -> dict[str, int]:

@@ -6,15 +6,14 @@ runs that have nothing left are forgotten; and rows that came into a backup afte
 
 from __future__ import annotations
 
-import os
 import time as clocks
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from cmroot.lease import acquire
-from cmroot.place import is_local, join, local_path, name_of, normal, parent, store_for
+from cmroot.place import join, normal, store_for
 from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
@@ -25,9 +24,10 @@ from replicator.guard.remove import Remover
 from replicator.metastore.client import Metastore
 from replicator.purge.backups import Backup, Due, Late, backups, due, late, recorded
 from replicator.purge.files import FileWork, carry
+from replicator.purge.leftovers import leftovers, remove_empty_sibling, remove_leftovers
 from replicator.purge.old_versions import OldVersion, drop_version, old_versions
 from replicator.purge.options import RetainOptions
-from replicator.purge.parts import SIBLING, look_at
+from replicator.purge.parts import look_at
 from replicator.purge.run import settle
 from replicator.purge.state import PURGE, runs
 from replicator.purge.swapping import locations_now
@@ -89,20 +89,17 @@ def retain(
             done.removed = [_told(removal) for removal in judged.allowed]
             done.refused = [_told(each.removal, each.why) for each in judged.refused]
             done.files, done.bytes = sum(each.files for each in judged.allowed), judged.bytes
-            done.staging = list(_staging(place, metastore, live))
+            done.staging = list(leftovers(place, metastore, lambda: live))
             return done
         gone = remover.remove(removal for removal, _ in wanted.values())
         for removal in gone.removals:
             done.removed.append(_told(removal))
             _record(metastore, wanted[removal.path][1], audit)
-            _remove_empty_sibling(removal.path)
+            remove_empty_sibling(removal.path)
         done.refused += [_told(each.removal, each.why) for each in gone.refused]
         done.refused += [_told(removal, why) for removal, why in gone.failed]
         done.files, done.bytes = gone.files, gone.bytes
-        for left in _staging(place, metastore, live):
-            store_for(left).remove_tree(left)
-            _remove_empty_sibling(left)
-            done.staging.append(left)
+        done.staging = remove_leftovers(place, metastore, lambda: live)
         _forget_ids(place)
     if done.refused:
         done.status = "partial"
@@ -168,25 +165,6 @@ def _adopted(
             partition=unit.partition, path=there,
         )  # fmt: skip
     return True
-
-
-def _staging(root: str, metastore: Metastore, live: LiveLocations) -> Iterator[str]:
-    """Directories of partitions that were written and not swapped, and to which nothing refers."""
-    for directory in runs(root):
-        run = directory.read_run()
-        if run.status == "running" or run.request["metastore"] != metastore.uri:
-            continue
-        for unit in directory.units().values():
-            ours = unit.new and name_of(parent(unit.new)) == SIBLING + run.stamp
-            if ours and not unit.backup and not look_at(unit.new).missing and live.blocking(unit.new) is None:
-                yield unit.new
-
-
-def _remove_empty_sibling(place: str) -> None:
-    above = parent(place)
-    if is_local(above) and name_of(above).startswith(SIBLING):
-        with suppress(OSError):
-            os.rmdir(local_path(above))
 
 
 def _forget_ids(root: str) -> None:

@@ -28,12 +28,13 @@ from replicator.guard.audit import begin_audit
 from replicator.metastore.client import Metastore
 from replicator.progress import Progress
 from replicator.purge import matching
+from replicator.purge.leftovers import remove_leftovers
 from replicator.purge.matching import Ids
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList, is_version, onboard
 from replicator.purge.options import PurgeOptions
 from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
-from replicator.purge.tables import TableDone, Work, at, remove_staging
+from replicator.purge.tables import TableDone, Work, at
 from replicator.shadow import is_shadow
 
 
@@ -102,6 +103,7 @@ def purge(
         if not dry_run:
             done.event = metastore.current_event_id()
             directory.write_run(msgspec.structs.replace(work.run, status="done", ended=iso(clock())))
+            remove_leftovers(root.place, metastore, lambda: work.live.locations)
         done.seconds = clocks.monotonic() - began
         if not dry_run and not done.is_whole:
             done.status = "partial"
@@ -160,8 +162,8 @@ def _begin(
 
 
 def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Callable[[], float]) -> None:
-    """What a killed run left in between: a swap that happened and was not recorded is recorded, what was staged for one
-    that did not happen is removed. Safe to run twice."""
+    """What a killed run left in between: a swap that happened and was not recorded is recorded. What was staged for one
+    that did not happen goes with the other leftovers. Safe to run twice."""
     if run.request["metastore"] != metastore.uri:
         return  # another metastore's: its own next run settles it
     between = [
@@ -184,7 +186,6 @@ def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Calla
             if unit.new and there is not None and normal(there) == normal(unit.new):
                 told.append(at(unit, "DONE", clock, backup="kept", reason="swapped before the run was killed"))
             else:
-                remove_staging(unit.new, run.stamp)
                 told.append(at(unit, "FAILED", clock, reason="the run was killed before the swap"))
         directory.write_units(told)
         if told and now:

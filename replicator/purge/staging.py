@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from cmroot.place import is_local, join, store_for
 from replicator.engine import AutoEngine
+from replicator.errors import Error
 from replicator.purge.files import FileDone, FilesTask, FileWork, run_files_task
 from replicator.purge.formats import FileFormat
-from replicator.purge.parts import Look, Part, is_data
+from replicator.purge.parts import Look, Part, is_data, look_at
 from replicator.purge.swapping import Figures
 
 BUNDLE_FILES = 64
@@ -87,10 +88,11 @@ def bundles(stagings: Iterable[Staging], found: str) -> Iterator[FilesTask]:
 
 
 def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[Staged]:
-    """Writes all of them; what came of each is durable when it returns. Whatever an attempt before left at their new
-    locations goes first. Safe to run twice."""
+    """Writes all of them; what came of each is durable when it returns. Raises Error when a new location is not empty:
+    it is fresh for each attempt."""
     for staging in stagings:
-        store_for(staging.new).remove_tree(staging.new)
+        if look_at(staging.new).files:
+            raise Error(f"{staging.new}: is there already", hint="run the same command again: it takes another")
         store_for(staging.new).mkdirs(staging.new)
     staged = {staging.part.name: Staged(staging) for staging in stagings}
     size = sum(state.size for staging in stagings for state in staging.look.files)

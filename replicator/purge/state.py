@@ -138,14 +138,15 @@ class RunDirectory:
 
     def units(self) -> dict[tuple[str, str], Unit]:
         """The last state of each partition."""
-        found = {}
+        return {unit.key: unit for unit in self.told()}
+
+    def told(self) -> Iterator[Unit]:
+        """Every state of every partition, in order."""
         store, place = store_for(self.root), join(self.place, "units")
         decode = msgspec.json.Decoder(Unit).decode
         for name in store.list(place):
             for line in store.read_bytes(join(place, name)).splitlines():
-                unit = decode(line)
-                found[unit.key] = unit
-        return found
+                yield decode(line)
 
     @property
     def is_restore(self) -> bool:

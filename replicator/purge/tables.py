@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from cmroot.place import join, name_of, normal, parent, store_for
+from cmroot.place import join, normal, parent, store_for
 from replicator.engine import AutoEngine
 from replicator.errors import Error, ObjectNotFound
 from replicator.guard.audit import AuditLog
@@ -28,7 +28,7 @@ from replicator.purge.formats import Unsupported, format_of
 from replicator.purge.matching import Ids, LossyIds
 from replicator.purge.onboarding import Onboarded
 from replicator.purge.options import PurgeOptions
-from replicator.purge.parts import SIBLING, Part, look_at, looks_tasks, new_location, parts_of, run_looks_task
+from replicator.purge.parts import Part, look_at, looks_tasks, new_location, parts_of, run_looks_task
 from replicator.purge.staging import Staged, Staging, stage
 from replicator.purge.state import Run, RunDirectory, State, Unit
 from replicator.purge.swapping import drop_column_statistics, drop_table_extremes, flip, purged
@@ -76,6 +76,7 @@ class Work:
 
     def __post_init__(self) -> None:
         self.live = Lazily(self.metastore)
+        self._last = 0
 
     # ---- one table ------------------------------------------------------------------------------------------------
 
@@ -129,9 +130,10 @@ class Work:
         matched = _by_part(parts, matching.read_counts(place))
         dirty = [part for part in parts if part.name in matched]
         again: list[Unit] = []
+        stamp = self._stamp()
         units = [
             Unit(table=onboarded.name, partition=part.name, state="PENDING", time=self.clock(), attempt=attempt,
-                 old=part.location, new=new_location(part.location, self.run.stamp))
+                 old=part.location, new=new_location(part.location, stamp))
             for part in dirty
         ]  # fmt: skip
         self.directory.write_units(units)
@@ -140,6 +142,11 @@ class Work:
             batch = units[start : start + BATCH]
             again += self._batch(onboarded, batch, by_name, matched, digests, place, done)
         return again
+
+    def _stamp(self) -> str:
+        """For new directories of one attempt: no other, of this run or any, has the same."""
+        self._last = max(self._last + 1, int(self.clock() * 1000))
+        return f"{self._last:013d}"
 
     def _digests(self, parts: Sequence[Part]) -> dict[str, str]:
         """Before the search, so that what comes after is noticed."""
@@ -208,7 +215,6 @@ class Work:
         for name, each in staged.items():
             by_name[name] = _figured(by_name[name], each)
             if each.error:
-                remove_staging(by_name[name].new, self.run.stamp)
                 if each.final:
                     ended.append(at(by_name[name], "SKIPPED", self.clock, reason=each.error))
                 else:
@@ -237,7 +243,6 @@ class Work:
             ended.append(at(unit, "DONE", self.clock))
             self._record(unit)
         for name, why in changed.items():
-            remove_staging(by_name[name].new, self.run.stamp)
             again.append(at(by_name[name], "FAILED", self.clock, reason=why))
         self.directory.write_units([*ended, *again])
         self._tell(done, ended)
@@ -352,9 +357,3 @@ def _above(place: str) -> Iterator[str]:
 
 def at(unit: Unit, state: State, clock: Callable[[], float], **changes: Any) -> Unit:
     return msgspec.structs.replace(unit, state=state, time=clock(), **changes)
-
-
-def remove_staging(place: str, stamp: str) -> None:
-    """Nothing has ever referred to it."""
-    if place and name_of(parent(place)) == SIBLING + stamp:
-        store_for(place).remove_tree(place)

@@ -19,7 +19,7 @@ from replicator.progress import Silent
 from replicator.purge.options import PurgeOptions
 from replicator.purge.run import purge
 
-ROWS = {"small": 2_000_000, "full": 40_000_000}
+ROWS = {"small": 4_000_000, "full": 40_000_000}
 PARTITIONS = 100
 WANTED = 0.05
 FILES = 8

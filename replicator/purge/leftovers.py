@@ -1,0 +1,51 @@
+"""Directories of partitions that were written anew and never swapped: nothing refers to them. Finds and removes them.
+
+Which ones they are is asked of the living metastore, not remembered: a run may have been killed between a swap and its
+record, and the table renamed since.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from cmroot.place import is_local, local_path, name_of, normal, parent, store_for
+from replicator.guard.live import LiveLocations
+from replicator.metastore.client import MetastoreReader
+from replicator.purge.backups import backups
+from replicator.purge.parts import SIBLING, look_at
+from replicator.purge.state import runs
+
+
+def leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLocations]) -> Iterator[str]:
+    """Of purges that have ended. live: asked only when there is something to look up."""
+    kept = {normal(each.place) for each in backups(root)}
+    for directory in runs(root):
+        run = directory.read_run()
+        if run.status == "running" or "ids" not in run.request or run.request["metastore"] != metastore.uri:
+            continue
+        told = list(directory.told())
+        swapped = {normal(unit.new) for unit in told if unit.backup}
+        for place in sorted({normal(unit.new) for unit in told if unit.new} - swapped - kept):
+            ours = name_of(parent(place)).startswith(SIBLING)
+            if ours and not look_at(place).missing and live().blocking(place) is None:
+                yield place
+
+
+def remove_leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLocations]) -> list[str]:
+    """Under the lease of purges. Safe to run twice."""
+    removed = []
+    for place in leftovers(root, metastore, live):
+        store_for(place).remove_tree(place)
+        remove_empty_sibling(place)
+        removed.append(place)
+    return removed
+
+
+def remove_empty_sibling(place: str) -> None:
+    """The directory above, when it was the last in it."""
+    above = parent(place)
+    if is_local(above) and name_of(above).startswith(SIBLING):
+        with suppress(OSError):
+            os.rmdir(local_path(above))
