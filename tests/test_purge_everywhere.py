@@ -15,7 +15,9 @@ from cmroot.root import open_existing
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import connect
 from replicator.purge.certify import Certificate, Replica, certify
+from replicator.purge.onboarding import WhiteList
 from replicator.purge.options import PurgeOptions
+from replicator.purge.run import described
 
 NAME = b"member-of-the-club-40"
 
@@ -66,6 +68,9 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
 
     replication.sync()
     assert not files_with(target / f"{db}.db", NAME)
+    asked = PurgeOptions(warehouse.ids, db, "privacy.column")
+    tables, gaps = described(replication.target, WhiteList.parse(db), asked)
+    assert not tables and "purge at its primary" in gaps[0].reason
     synced = prove()
     assert held(synced) == {"backup", "$cmroot", "replica's $cmroot"}
     assert all(each["until"] for each in synced.holding)
