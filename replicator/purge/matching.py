@@ -106,7 +106,7 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
             raise
         raise LossyIds(f"ids of type {ids.type} are no {type_}") from error
     lost = keys.where(f"key IS NULL OR NOT (try_cast(key AS {ids.type}) <=> id)")
-    if example := lost.limit(1).collect():
+    if type_ != ids.type and (example := lost.limit(1).collect()):
         raise LossyIds(f"{lost.count():,} of {ids.count:,} ids, such as {example[0][0]!r}, are no {type_}")
     keys = keys.selectExpr("key")
     keys.createOrReplaceTempView(KEYS)
