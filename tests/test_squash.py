@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import replicator.load.commit as committing
@@ -52,6 +52,7 @@ from replicator.load.plan import looked_at, make_plan
 from replicator.load.prepare import Preparation
 from replicator.load.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
 from replicator.load.squash import squash, surviving_partitions
+from replicator.load.strays import begun_places
 from replicator.load.target import read_databases, read_part
 from replicator.load.work import Work
 from replicator.model import EXTERNAL, Column, Database, Partition, Statistics, Storage, Table, partition_name
@@ -250,6 +251,7 @@ steps = st.one_of(
     st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from("fg")),
     st.tuples(st.just("remove"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from("fg")),
     st.tuples(st.just("analyze"), st.sampled_from(NAMES), st.sampled_from(PARTS)),
+    st.tuples(st.just("sweep"), st.sampled_from((*PLACES, "/outside/x/p=1", f"{SOURCE_HOME}/a/p=1"))),
     st.tuples(st.just("list")),
 )
 
@@ -436,6 +438,19 @@ class History:
         if thing is not None:
             self.source.files.pop(f"{thing.location}/{file}", None)
 
+    def sweep(self, place: str) -> None:
+        """An owner removes what dropped objects left, which no capture sees."""
+        if self._unused(place):
+            self.source.delete(place)
+
+    def _unused(self, place: str) -> bool:
+        """Whether no table or partition has its data at, above or below a place. A partitioned table's own directory
+        above it is no data."""
+        tables = self.source.tables.values()
+        data = [each.location or "" for each in tables if not each.is_partitioned]
+        data += [each.location or "" for parts in self.source.parts.values() for each in parts.values()]
+        return not any(f"{a}/".startswith(f"{b}/") for one in data for a, b in ((one, place), (place, one)))
+
     def _scan(self) -> None:
         """Marks every object whose directory has changed; two partitions may share one."""
         for name, table in self.source.tables.items():
@@ -524,6 +539,12 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
     commit = Commit(work)
     rows = [each.filter(pc.less_equal(each["position"], end)) for each in history.rows]
     wanted, removed = fold_entries(rows, plan.file_rules())
+    named = {file.target for file in wanted}
+    for place in begun_places(plan, surviving_partitions(squashed, records)):
+        for path in target.below(place):
+            if f"{plain(place)}/{path}" not in named:
+                target._change()
+                del target.files[f"{plain(place)}/{path}"]
     for file in wanted:
         assert file.checksum is not None
         target.files[file.target] = file.checksum
@@ -597,6 +618,7 @@ def tables_at(history: History, position: int) -> dict[str, Table]:
 
 
 @thorough
+@example([], [("drop", "c"), ("locate", "b", "/outside/x"), ("drop", "b"), ("locate part", "a", "1", "/outside/x")])
 @given(st.lists(steps, max_size=12), st.lists(steps, min_size=1, max_size=16))
 def test_a_range_at_once_leads_to_the_state_of_the_source(before: Any, after: Any) -> None:
     history, target, begin = begun(before, after)
@@ -605,6 +627,7 @@ def test_a_range_at_once_leads_to_the_state_of_the_source(before: Any, after: An
 
 
 @thorough
+@example([], [("drop part", "c", "1"), ("sweep", "/outside/x/p=1"), ("add", "c", "1", None), ("write", "c", "1", "g")])
 @given(st.lists(steps, max_size=8), st.lists(steps, min_size=1, max_size=12))
 def test_a_range_record_by_record_leads_to_the_same(before: Any, after: Any) -> None:
     history, target, begin = begun(before, after)

@@ -167,7 +167,7 @@ class CopyReport:
 
 def run_copy_task(task: CopyTask) -> CopyReport:
     """Copies or recycles a task's share. May run twice."""
-    wanted, removed = fold_entries(_rows(task.parts), task.rules)
+    wanted, removed = fold_entries(entries(task.parts), task.rules)
     report = CopyReport()
     if task.purpose == REMOVE:
         for target in removed[task.share :: task.shares]:
@@ -225,7 +225,7 @@ def fold_entries(rows: Iterable[pa.Table], rules: FileRules) -> tuple[list[Wante
         for op, key, files in _runs(table):
             if key not in places:
                 directories = rules.places(*key)
-                places[key] = directories and (_slashed(directories[0]), _slashed(directories[1]))
+                places[key] = directories and (slashed(directories[0]), slashed(directories[1]))
             found = places[key]
             if found is None:
                 continue
@@ -237,7 +237,7 @@ def fold_entries(rows: Iterable[pa.Table], rules: FileRules) -> tuple[list[Wante
                     continue
                 wanted = None
                 if adds:  # a version belongs to the name the object had when it was recorded
-                    at_version = (_slashed(key[4]) + path, version) if version else None
+                    at_version = (slashed(key[4]) + path, version) if version else None
                     wanted = Wanted(source + path, place, size, mtime_ns, checksum, position, at_version)
                 last[place] = (position, wanted)
     return (
@@ -263,7 +263,7 @@ _ABOUT = ("op", "position", "db", "table", "partition", "location")
 _OF_FILES = ("path", "size", "mtime_ns", "checksum", "version")
 
 
-def _slashed(directory: str) -> str:
+def slashed(directory: str) -> str:
     """Of a place, what comes before the names in it; a local one as a plain path."""
     return (local_path(directory) if is_local(directory) else directory).rstrip("/") + "/"
 
@@ -317,7 +317,8 @@ def _count(report: CopyReport, file: Wanted, placed: Placed) -> None:
     report.bytes_copied += placed.size
 
 
-def _rows(parts: Sequence[str]) -> Iterator[pa.Table]:
+def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
+    """The file entries of a dump's parts, batch by batch, with the columns that folding reads."""
     for part in parts:
         with store_for(part).open_read(part) as file:
             for batch in pq.ParquetFile(file).iter_batches(columns=[*_ABOUT, *_OF_FILES]):

@@ -41,6 +41,7 @@ from replicator.load.prune import prune, surplus
 from replicator.load.published import of_published_tables
 from replicator.load.replica import PUBLISH
 from replicator.load.squash import squash, surviving_partitions
+from replicator.load.strays import clear_strays
 from replicator.load.target import (
     TargetDatabase,
     database_location,
@@ -149,10 +150,11 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             preparation.prepare()
             Carrying(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             pruned = prune(plan, reader, target, roots, engine)
+            strays = clear_strays(plan, reader, roots, engine)
             _copy(reader, plan, roots, engine, progress, outcome, allow_missing=options.allow_missing)
             _commit(reader, plan, commit, target, progress, outcome)
             outcome.objects_changed = work.changed.objects + pruned.partitions
-            outcome.files_removed += work.changed.recycled + pruned.files
+            outcome.files_removed += work.changed.recycled + pruned.files + strays
             outcome.warnings = plan.warnings + pruned.warnings
         _acknowledge(reader, target, plan)
     if warning := confirm(reader.metadata, reader.place, options.source_root or reader.metadata.root, clocks.time):
