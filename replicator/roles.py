@@ -106,6 +106,14 @@ def may_dump_from(
         )
 
 
+def follows(name: str, mark: RoleMark, job: str = "") -> str:
+    """Why no job may remove or rewrite anything of a database here: what a replica loses comes back, or stands against
+    its source. Empty: it is neither a replica nor fenced. `job`: what to do at the primary instead."""
+    if mark.role not in (Role.REPLICA, Role.FENCED):
+        return ""
+    return f"{name} is {mark}: {job or 'run this'} at its primary, whose changes are replicated"
+
+
 def may_load_into(name: str, target: RoleMark, *, source_epoch: int | None = None) -> None:
     """Raises Refused for a target that is not one to load into. `source_epoch`: the epoch of what is loaded; None when
     it is not known (a dump that was made without asking the source), then it is not compared."""

@@ -39,7 +39,7 @@ from replicator.events.record import (
 )
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Database, Partition, Table, partition_name
-from replicator.roles import Role, RoleMark, mark_of
+from replicator.roles import follows, mark_of
 
 DATABASE, HOME, DATA = "database", "home", "data"
 """Kinds of reference: a database's directory, a partitioned table's own (its partitions lie anywhere), and one whose
@@ -138,13 +138,9 @@ class LiveLocations:
         Asked of the metastore once for each `refresh`, as a 2.3 server tells of no change of a role."""
         if db not in self._roles:
             try:
-                mark = mark_of(self._metastore.database(db).parameters, db)
+                self._roles[db] = follows(db, mark_of(self._metastore.database(db).parameters, db))
             except ObjectNotFound:
-                mark = RoleMark()
-            follows = mark.role in (Role.REPLICA, Role.FENCED)
-            self._roles[db] = (
-                f"{db} is {mark}: run this at its primary, whose changes are replicated" if follows else ""
-            )
+                self._roles[db] = ""
         return self._roles[db]
 
     def refresh(self) -> None:

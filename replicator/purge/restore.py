@@ -26,6 +26,7 @@ from replicator.purge.parts import Part, is_data, look_at, parts_of
 from replicator.purge.state import PURGE, Unit, new_run
 from replicator.purge.swapping import Figures, drop_column_statistics, flip, purged
 from replicator.purge.tables import at
+from replicator.roles import follows, mark_of
 
 
 @dataclass
@@ -59,6 +60,8 @@ def restore_backup(
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
     backup = _chosen(known, table, partition, moment, undo)
     with acquire(join(root.place, PURGE), "purge restore", now=clock):
+        if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
+            raise Refused(why, hint="a replica shows what its primary has, after the next run")
         current = metastore.table(db, name)
         parts = list(parts_of(metastore, current, [partition]))
         if not parts or parts[0].name != partition:

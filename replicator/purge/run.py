@@ -35,7 +35,7 @@ from replicator.purge.options import PurgeOptions
 from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
 from replicator.purge.tables import TableDone, Work, at
-from replicator.roles import Role, mark_of
+from replicator.roles import follows, mark_of
 from replicator.shadow import is_shadow
 
 
@@ -201,14 +201,14 @@ def described(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions)
     for db in sorted(metastore.database_names()):
         if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
             continue
-        mark = mark_of(metastore.database(db).parameters, db)
+        why = follows(db, mark_of(metastore.database(db).parameters, db), "purge")
         names = [name for name in sorted(metastore.table_names(db)) if whitelist.has(db, name) and not is_version(name)]
         for table in sorted(metastore.tables(db, names), key=lambda each: each.name):
             if f"{table.db}.{table.name}".lower() == id_table:
                 continue  # the requests themselves
             match onboard(table, options.field_path):
-                case Onboarded() as found if mark.role in (Role.REPLICA, Role.FENCED):
-                    gaps.append(Gap(found.name, f"{db} is {mark}: purge at its primary, whose changes are replicated"))
+                case Onboarded() as found if why:
+                    gaps.append(Gap(found.name, why))
                 case Onboarded() as found:
                     onboarded.append(found)
                 case gap:

@@ -21,7 +21,7 @@ from replicator.retention.names import FINDERS, known
 from replicator.retention.settings import Settings
 from replicator.retention.store import ConfigStore, Key, text_of
 from replicator.retention.tables import names_of, tables_of
-from replicator.roles import Role, mark_of
+from replicator.roles import follows, mark_of
 
 _FINDER = ("gobblin.retention.dataset.profile.class", "gobblin.retention.dataset.finder.class")
 _PATTERN = ("gobblin.dataset.pattern", "gobblin.retention.dataset.pattern")
@@ -231,7 +231,9 @@ def _hive(job: Job, source: Source, metastore: MetastoreReader) -> Iterator[Data
         found = True
         try:
             if table.db not in followers:
-                followers[table.db] = _follows(metastore, table.db)
+                followers[table.db] = follows(
+                    table.db, mark_of(metastore.database(table.db).parameters, table.db), "run retention"
+                )
                 if followers[table.db]:
                     yield Failed(table.db, followers[table.db])
             if followers[table.db]:
@@ -244,14 +246,6 @@ def _hive(job: Job, source: Source, metastore: MetastoreReader) -> Iterator[Data
             yield Failed(f"{table.db}.{table.name}", explained(error))
     if not found:
         yield Failed(str(asked.origin("hive.dataset") or Origin("hive.dataset", 0)), "matches no table")
-
-
-def _follows(metastore: MetastoreReader, db: str) -> str:
-    """Why a database's tables are not to be touched: what a replica loses comes back, or stands against its source."""
-    mark = mark_of(metastore.database(db).parameters, db)
-    if mark.role in (Role.REPLICA, Role.FENCED):
-        return f"is a {mark}: run retention at its primary, whose drops are replicated"
-    return ""
 
 
 def explained(error: Exception) -> str:
