@@ -88,7 +88,7 @@ def capture(
     repair: bool = False, keeper: str = "auto", engine: AutoEngine | None = None, progress: Progress | None = None,
 ) -> Captured:  # fmt: skip
     """Brings the captured log of `cmroot` up to now; see replicator.events.capture.capture."""
-    with _given(engine) as work, connect(source) as metastore:
+    with given_engine(engine) as work, connect(source) as metastore:
         return _capture(
             metastore, create_or_open(cmroot), databases=names(db), scan=scan, deep=deep, repair=repair,
             keeper=keeper, engine=work, progress=progress or Silent(),
@@ -141,7 +141,7 @@ def load(
         map_locations=parse_pairs(map_location, "--map-location"), external=external_base, overwrite=overwrite,
         jobs=jobs, source_root=source_cmroot,
     )  # fmt: skip
-    with _given(engine) as work, connect(target) as metastore:
+    with given_engine(engine) as work, connect(target) as metastore:
         return _load(dump, metastore, options, engine=work, progress=progress or Silent())
 
 
@@ -155,7 +155,7 @@ def restore(
         db=db.lower(), to=str(to), tables=names(table), into=into, warehouse=warehouse, cmroot=target_cmroot,
         force=force, allow_missing=allow_missing, scratch=scratch, jobs=jobs,
     )  # fmt: skip
-    with _given(engine) as work, connect(target) as metastore:
+    with given_engine(engine) as work, connect(target) as metastore:
         return _restore(open_existing(cmroot), metastore, options, engine=work, progress=progress or Silent())
 
 
@@ -165,7 +165,7 @@ def verify(
     level: Level = "checksum", engine: AutoEngine | None = None, progress: Progress | None = None,
 ) -> Verified:  # fmt: skip
     """Compares every object and file of both sides; see replicator.sync.verify.verify."""
-    with _given(engine) as work, connect(source) as here, connect(target) as there:
+    with given_engine(engine) as work, connect(source) as here, connect(target) as there:
         return _verify(
             here, there, names(db), rename=parse_pairs(rename_db, "--rename-db"),
             map_locations=parse_pairs(map_location, "--map-location"), patterns=Patterns.parse(include, exclude),
@@ -181,7 +181,7 @@ def verify_sample(
 ) -> Sampled:  # fmt: skip
     """Compares the tables that were compared longest ago: at most so many, or so many bytes; see
     replicator.sync.sampling.verify_sample."""
-    with _given(engine) as work, connect(source) as here, connect(target) as there:
+    with given_engine(engine) as work, connect(source) as here, connect(target) as there:
         return _verify_sample(
             here, there, names(db), Budget(tables, size), memory_of(open_existing(target_cmroot).place),
             rename=parse_pairs(rename_db, "--rename-db"), map_locations=parse_pairs(map_location, "--map-location"),
@@ -205,7 +205,7 @@ def repair(
         cmroot=target_cmroot, warehouse=warehouse, external=external_base,
         map_locations=parse_pairs(map_location, "--map-location"), jobs=jobs, scratch=scratch,
     )  # fmt: skip
-    with _given(engine) as work, connect(source) as here, connect(target) as there:
+    with given_engine(engine) as work, connect(source) as here, connect(target) as there:
         root = open_existing(cmroot)
         return _repair(root, here, there, options, engine=work, progress=progress or Silent())
 
@@ -245,7 +245,7 @@ def sync(
     """One run of a policy of `replicator.toml` (another file: `config`); see replicator.sync.run.sync_once."""
     read = read_config(None if config is None else Path(config))
     found, options = read.policy(policy), SyncOptions(adopt=adopt, drop_left=drop_left, jobs=jobs)
-    with _given(engine) as work, connect(found.source) as here, connect(found.target) as there:
+    with given_engine(engine) as work, connect(found.source) as here, connect(found.target) as there:
         return sync_once(
             found, here, there, engines=work, progress=progress or Silent(), options=options,
             others=list(read.policies.values()),
@@ -276,7 +276,7 @@ def plan(
     """What the next run of a policy would do, with its price; see replicator.sync.plan.make."""
     read = read_config(None if config is None else Path(config))
     found, options = read.policy(policy), SyncOptions(adopt=adopt, drop_left=drop_left)
-    with _given(engine) as work, connect(found.source) as here, connect(found.target) as there:
+    with given_engine(engine) as work, connect(found.source) as here, connect(found.target) as there:
         return _plan(
             found, here, there, engines=work, progress=progress or Silent(), options=options,
             others=list(read.policies.values()),
@@ -290,7 +290,7 @@ def apply(
     """Does what a plan says, and nothing else; see replicator.sync.plan.apply."""
     read = read_config(None if config is None else Path(config))
     found = read.policy(plan.policy)
-    with _given(engine) as work, connect(found.source) as here, connect(found.target) as there:
+    with given_engine(engine) as work, connect(found.source) as here, connect(found.target) as there:
         return _apply(
             plan, found, here, there, engines=work, progress=progress or Silent(), jobs=jobs,
             others=list(read.policies.values()),
@@ -344,12 +344,13 @@ def _sides(
 ) -> Iterator[Sides]:  # fmt: skip
     read = read_config(None if config is None else Path(config))
     found = read.policy(policy)
-    with _given(engine) as work, connect(found.source) as here, connect(found.target) as there:
+    with given_engine(engine) as work, connect(found.source) as here, connect(found.target) as there:
         yield Sides(found, here, there, work, progress or Silent(), list(read.policies.values()))
 
 
 @contextmanager
-def _given(engine: AutoEngine | None) -> Iterator[AutoEngine]:
+def given_engine(engine: AutoEngine | None) -> Iterator[AutoEngine]:
+    """The engine that a caller gave, or one of our own for the length of a block."""
     if engine is not None:
         yield engine
     else:

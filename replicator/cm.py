@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +17,7 @@ from cmroot.compact import Compacted
 from cmroot.expire import Expired
 from cmroot.restore import Restored
 from cmroot.root import open_existing
-from replicator.api import engines
+from replicator.api import given_engine
 from replicator.engine import AutoEngine
 from replicator.lifecycle import files, kept, pins, upkeep
 from replicator.lifecycle.files import FoundList
@@ -32,7 +30,7 @@ def ls(
     *, cmroot: str, table: str = "", needed_by: str = "", limit: int = LIMIT, engine: AutoEngine | None = None
 ) -> KeptList:
     """What is kept, the largest first; see replicator.lifecycle.kept.list_kept."""
-    with _given(engine) as work:
+    with given_engine(engine) as work:
         return kept.list_kept(open_existing(cmroot), work, table=table, need=needed_by, limit=limit)
 
 
@@ -50,7 +48,7 @@ def restore(
 
 def slots(*, cmroot: str, held: bool = True, engine: AutoEngine | None = None) -> PinList:
     """Slots, holds and dumps; with `held` what each holds back. See replicator.lifecycle.pins.list_pins."""
-    with _given(engine) as work:
+    with given_engine(engine) as work:
         return pins.list_pins(open_existing(cmroot), work if held else None)
 
 
@@ -83,7 +81,7 @@ def plan_expiry(
     *, cmroot: str, older_than: timedelta, max_slot_lag: timedelta | None = None, engine: AutoEngine | None = None
 ) -> dict[str, Any]:
     """What an expiry would do, as the command tells it with `--dry-run`."""
-    with _given(engine) as work:
+    with given_engine(engine) as work:
         return upkeep.plan_expired(open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag)
 
 
@@ -92,7 +90,7 @@ def expire(
     engine: AutoEngine | None = None,
 ) -> Expired:  # fmt: skip
     """Removes what nobody needs; see cmroot.expire. `wait`: for the lease of another run."""
-    with _given(engine) as work:
+    with given_engine(engine) as work:
         return upkeep.expire_root(
             open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag, patience=wait
         )  # fmt: skip
@@ -100,19 +98,10 @@ def expire(
 
 def check(*, cmroot: str, bytes: bool = True, limit: int = LIMIT, engine: AutoEngine | None = None) -> Checked:
     """Compares everything with what it should be; see cmroot.check."""
-    with _given(engine) as work:
+    with given_engine(engine) as work:
         return upkeep.check_root(open_existing(cmroot), work, bytes=bytes, limit=limit)
 
 
 def compact(*, cmroot: str, wait: timedelta = PATIENCE) -> Compacted:
     """Merges small segments of the log; see cmroot.compact."""
     return upkeep.compact_log(open_existing(cmroot), patience=wait)
-
-
-@contextmanager
-def _given(engine: AutoEngine | None) -> Iterator[AutoEngine]:
-    if engine is not None:
-        yield engine
-    else:
-        with engines() as own:
-            yield own

@@ -23,6 +23,7 @@ FLOORS = [
     {"replicator.sync", "replicator.lifecycle", "replicator.guard"},
     {"replicator.housekeeping", "replicator.retention", "replicator.purge"},
     {"replicator.api", "replicator.cm"},
+    {"replicator.lives"},
     {"replicator.demo", "replicator.cli"},
 ]  # fmt: skip
 ROOMS_OF_LIBRARIES = {

@@ -21,6 +21,7 @@ from housekeeping import DROPS, EXPIRED, UNREFERENCED, House
 
 from cmroot.checksum import checksum_file
 from cmroot.content import locate
+from replicator import lives
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.guard.removal import Limits
 from replicator.metastore.embedded import Running
@@ -321,3 +322,26 @@ def test_jobs_take_nothing_that_is_referred_to_and_lose_nothing(
     except BaseException:
         print("\n".join(life.told))
         raise
+
+
+def test_python_functions_do_what_the_commands_do(
+    metastore: ThriftMetastore, engines: AutoEngine, tmp_path: Path
+) -> None:
+    house = House(metastore, "lives_api", tmp_path)
+    house.partitioned("t", ["1", "2"], **UNREFERENCED, **DESCRIBED)
+    house.table("ids", {"f": "1\x01x\n"})
+    house.write("t/p=1", "1\x01gone\n2\x01stays\n")
+    uri, root = metastore.uri, house.root.place
+    done = lives.housekeeping(uri, root, db=[house.db.name], engine=engines)
+    assert (done.status, done.removed) == ("done", 0)
+    planned = lives.purge(uri, root, f"{house.db.name}.ids:a", whitelist=f"{house.db.name}.t", field_path="column",
+                          dry_run=True, engine=engines)  # fmt: skip
+    assert (planned.status, planned.rows_erased) == ("planned", 1)
+    purged = lives.purge(uri, root, f"{house.db.name}.ids:a", whitelist=f"{house.db.name}.t", field_path="column",
+                         engine=engines)  # fmt: skip
+    assert (purged.status, purged.rows_erased, purged.partitions_swapped) == ("done", 1, 1)
+    back = lives.restore(uri, root, f"{house.db.name}.t", "p=1")
+    assert (back.status, Path(back.location.removeprefix("file:"))) == ("restored", house.place("t/p=1"))
+    assert lives.retain(uri, root, dry_run=True, engine=engines).status == "planned"
+    (tmp_path / "job.conf").write_text(NEWEST_ONE % (tmp_path / "warehouse"))
+    assert lives.retention(str(tmp_path / "job.conf"), root, metastore=uri, dry_run=True, engine=engines).removed == 0
