@@ -212,7 +212,8 @@ def vacuum(
 @click.option("--path", metavar="PLACE", help="With this path.")
 @click.option("--status", metavar="STATE", help="SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, "
               "INVALID_CONFIG.")  # fmt: skip
-@click.option("--lifecycle", type=click.Choice(["unreferenced", "expired"], case_sensitive=False))
+@click.option("--lifecycle", type=click.Choice(["unreferenced", "expired"], case_sensitive=False),
+              help="Left behind, or past its time.")  # fmt: skip
 @click.option("--deleted-before", metavar="TIME", help="Planned to go before then; ISO 8601.")
 @click.option("--deleted-after", metavar="TIME", help="Planned to go after then.")
 @click.option("--registered-before", metavar="TIME", help="Whose time began before then.")

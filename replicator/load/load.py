@@ -187,7 +187,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     if not whole:
         parts = looked_at(squashed, placement)
         there = {name: read_part(target, each, parts[name]) for name, each in there.items()}
-        same = {lineage.now for lineage in squashed.lineages if lineage.now == lineage.before}
+        same = {each.now for each in squashed.lineages if each.now == each.before and len(each.names) == 1}
         tables = (table for table in reader.tables() if (table.db, table.name) in same)
         placement = stay(placement, tables, there, sharing.of, back=False)  # what was adopted where it lay
     placement = of_published_tables(placement, squashed)
