@@ -26,9 +26,10 @@ from replicator.events.scope import Patterns
 from replicator.lifecycle.plan import RestoreOptions
 from replicator.lifecycle.restore import Restored
 from replicator.lifecycle.restore import restore as _restore
-from replicator.load.load import Loaded, LoadOptions
+from replicator.load.load import Loaded
 from replicator.load.load import load as _load
 from replicator.load.placement import parse_pairs
+from replicator.load.planning import LoadOptions
 from replicator.metastore.client import Metastore
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect

@@ -23,7 +23,8 @@ from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.events.capture import capture
 from replicator.events.scope import Patterns
 from replicator.load.difference import ByDifference
-from replicator.load.load import Loaded, LoadOptions, load
+from replicator.load.load import Loaded, load
+from replicator.load.planning import LoadOptions
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.model import Column

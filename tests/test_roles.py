@@ -395,7 +395,8 @@ def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_i
 ) -> None:
     from warehouse import local_engine
 
-    from replicator.load.load import LoadOptions, load
+    from replicator.load.load import load
+    from replicator.load.planning import LoadOptions
     from replicator.progress import Silent
 
     established(story)

@@ -20,7 +20,8 @@ from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.errors import ObjectNotFound
 from replicator.events.capture import capture
 from replicator.events.scope import Patterns
-from replicator.load.load import LoadOptions, load
+from replicator.load.load import load
+from replicator.load.planning import LoadOptions
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.model import (

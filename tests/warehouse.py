@@ -25,7 +25,8 @@ from replicator.dump.dump import Dumped, write_dump
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.events.capture import Captured, capture
 from replicator.events.scope import Patterns
-from replicator.load.load import Loaded, LoadOptions, load
+from replicator.load.load import Loaded, load
+from replicator.load.planning import LoadOptions
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.model import Partition, Storage, Table, partition_name

@@ -55,9 +55,10 @@ def load(
       replicator load /dumps/1 --target dr --map-location s3://a/raw=s3://b/raw --dry-run
     """
     from replicator.dump.reader import DumpReader
-    from replicator.load.load import LoadOptions, describe, plan_load
     from replicator.load.load import load as replay
     from replicator.load.placement import parse_pairs
+    from replicator.load.planning import LoadOptions, plan_load
+    from replicator.load.pricing import describe
 
     options = LoadOptions(
         warehouse=warehouse, cmroot=cmroot, rename=parse_pairs(rename_db, "--rename-db"),

@@ -29,8 +29,9 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.events.scope import Patterns
 from replicator.lifecycle.available import Available, LookTask, look
 from replicator.lifecycle.moments import moment, moment_text
-from replicator.load.load import LoadOptions, describe, plan_load
 from replicator.load.placement import relative
+from replicator.load.planning import LoadOptions, plan_load
+from replicator.load.pricing import describe
 from replicator.load.replica import RESTORING, SOURCE
 from replicator.load.target import database_location, default_warehouse
 from replicator.metastore.client import MetastoreReader

@@ -21,7 +21,8 @@ from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, FormatError, Refused
 from replicator.load.copying import Roots
-from replicator.load.load import Price, describe, plan_load, price
+from replicator.load.planning import plan_load
+from replicator.load.pricing import Price, describe, price
 from replicator.metastore.client import Metastore
 from replicator.policy import Policy
 from replicator.progress import Progress

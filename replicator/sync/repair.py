@@ -30,7 +30,9 @@ from replicator.events.fold import read_records
 from replicator.events.scope import Patterns
 from replicator.load.copying import Roots
 from replicator.load.difference import ByDifference
-from replicator.load.load import LoadOptions, Price, describe, load, plan_load, price
+from replicator.load.load import load
+from replicator.load.planning import LoadOptions, plan_load
+from replicator.load.pricing import Price, describe, price
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import Metastore, MetastoreReader

@@ -27,7 +27,8 @@ from replicator.events.capture import Captured, capture
 from replicator.events.fold import read_records
 from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
 from replicator.load.difference import ByDifference
-from replicator.load.load import Loaded, LoadOptions, load
+from replicator.load.load import Loaded, load
+from replicator.load.planning import LoadOptions
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
 from replicator.load.superseded import Swept, has_superseded, sweep_superseded
 from replicator.metastore.client import Metastore

@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
 from cmroot.place import LocalStore
-from replicator.load.load import Loaded, LoadOptions, load
+from replicator.load.load import Loaded, load
+from replicator.load.planning import LoadOptions
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.progress import Silent
 

@@ -10,7 +10,8 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
-from replicator.load.load import LoadOptions, load
+from replicator.load.load import load
+from replicator.load.planning import LoadOptions
 from replicator.metastore.values import partition_to_thrift
 from replicator.progress import Silent
 

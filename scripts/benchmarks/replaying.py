@@ -15,7 +15,8 @@ from benchmarks.onebyone import OneByOne
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.dump.reader import DumpReader
 from replicator.events.decode import decode
-from replicator.load.load import Loaded, LoadOptions, load, plan_load
+from replicator.load.load import Loaded, load
+from replicator.load.planning import LoadOptions, plan_load
 from replicator.metastore.client import EVENT_BATCH
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.model import NotificationEvent
