@@ -20,8 +20,8 @@ from replicator.config import read_config
 from replicator.dump.dump import Dumped, write_dump
 from replicator.dump.slots import confirmed
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.events.capture import Captured
 from replicator.events.capture import capture as _capture
+from replicator.events.recording import Captured
 from replicator.events.scope import Patterns
 from replicator.lifecycle.plan import RestoreOptions
 from replicator.lifecycle.restore import Restored

@@ -28,7 +28,7 @@ from cmroot.root import ChangeRoot, create_or_open
 from replicator import api
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.errors import FilesMissing
-from replicator.events.capture import Captured
+from replicator.events.recording import Captured
 from replicator.load.load import Loaded
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect

@@ -23,7 +23,8 @@ from spark_sql import SparkSql
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.dump.dump import Dumped, write_dump
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.events.capture import Captured, capture
+from replicator.events.capture import capture
+from replicator.events.recording import Captured
 from replicator.events.scope import Patterns
 from replicator.load.load import Loaded, load
 from replicator.load.planning import LoadOptions

@@ -29,7 +29,7 @@ from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated
 from replicator.errors import Error, LeaseHeld
 
 if TYPE_CHECKING:
-    from replicator.events.capture import Captured
+    from replicator.events.recording import Captured
 
 LONGEST_WAIT = timedelta(minutes=1)  # between tries while the metastore is away
 

@@ -23,9 +23,10 @@ from replicator.dump.reader import DumpReader
 from replicator.dump.slots import BOOTSTRAP
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
-from replicator.events.capture import Captured, capture
+from replicator.events.capture import capture
 from replicator.events.fold import read_records
 from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
+from replicator.events.recording import Captured
 from replicator.load.difference import ByDifference
 from replicator.load.load import Loaded, load
 from replicator.load.planning import LoadOptions

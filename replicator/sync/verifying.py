@@ -18,8 +18,8 @@ from cmroot.log import segments
 from cmroot.place import join
 from replicator.engine import AutoEngine
 from replicator.errors import LeaseHeld, ObjectNotFound
-from replicator.events.capture import Captured
 from replicator.events.fold import read_records
+from replicator.events.recording import Captured
 from replicator.metastore.client import Metastore
 from replicator.policy import Policy
 from replicator.progress import Progress

@@ -11,7 +11,8 @@ from pathlib import Path
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.dump.dump import Dumped, write_dump
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.events.capture import Captured, capture
+from replicator.events.capture import capture
+from replicator.events.recording import Captured
 from replicator.events.scope import Patterns
 from replicator.metastore import embedded
 from replicator.metastore.java import find_java, spark_environment
