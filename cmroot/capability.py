@@ -11,7 +11,7 @@ import os
 
 from cmroot.content import fresh_incoming
 from cmroot.errors import NotWritable, UnknownPlace
-from cmroot.place import is_local, join, local_path, naming, same_device, store_for
+from cmroot.place import is_local, join, local_path, naming, raise_unless_gone, same_device, status_of, store_for
 
 PROBE = "probe"  # begins the names of what is tried; a sweep removes those that a crash left
 
@@ -61,13 +61,13 @@ def why_no_copy(root: str) -> str:
 
 def _nearest(path: str) -> str:
     """The path, or the nearest directory above it that exists."""
-    while not os.path.exists(path):
+    while status_of(path) is None:
         path = os.path.dirname(path)
     return path
 
 
 def _first_file(location: str) -> str | None:
-    for directory, _, names in os.walk(location):
+    for directory, _, names in os.walk(location, onerror=raise_unless_gone):
         for name in names:
             if not name.startswith("."):
                 return join(directory, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from typing import BinaryIO
 
@@ -90,6 +91,7 @@ def copy_descriptor(
     try:
         target = os.open(temporary_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
+            _share_access(source, target)
             copied = _copy_and_read_back(source, target) if reread else _copy(source, target)
             if mtime_ns is not None:
                 os.utime(target, ns=(mtime_ns, mtime_ns))
@@ -103,6 +105,26 @@ def copy_descriptor(
             os.close(target)
     except OSError as error:
         raise_named(error, temporary_path)
+
+
+def copy_between(source: int, target: int) -> tuple[str, int]:
+    """Copy from one open descriptor (from byte 0 on) to another of a new file, opened to be read too, and read back as
+    `copy_file` with `reread` does. Checksum and size of what is in the copy."""
+    _share_access(source, target)
+    return _copy_and_read_back(source, target)
+
+
+def _share_access(source: int, target: int) -> None:
+    """Gives a new file the mode and owner of the one it is copied from, before it has any bytes: what a mode of 0600
+    hides must not become readable by being copied. The owner only as far as this user may give files away."""
+    status, own = os.fstat(source), os.fstat(target)
+    if (status.st_uid, status.st_gid) != (own.st_uid, own.st_gid):
+        try:
+            os.fchown(target, status.st_uid, status.st_gid)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EINVAL, errno.ENOTSUP):  # not ours to give, or unknown here
+                raise
+    os.fchmod(target, stat.S_IMODE(status.st_mode) & 0o777)
 
 
 def _copy(source: int, target: int) -> tuple[str, int]:

@@ -100,8 +100,8 @@ def compact(
     The lease is held for one run of segments at a time: a capture waits seconds, not minutes. Raises LeaseHeld when
     another run has it, FormatError naming a damaged segment; what was merged until then stays merged."""
     began = time.monotonic()
-    with take_lease(root, "compact"):
-        swept = sweep_log(root, clock=clock)  # also what a killed compaction left where the next one publishes
+    with take_lease(root, "compact") as lease:
+        swept = sweep_log(root, lease, clock=clock)  # also what a killed compaction left where the next one publishes
     log = segments(root)
     report = Compacted("compacted", root, segments_before=len(log), swept=swept)
     for run in plan_compaction(log):
@@ -119,7 +119,7 @@ def merge(root: str, run: Run, lease: Lease, *, clock: Callable[[], float] = tim
     of the run is damaged, and leaves all as it was."""
     for segment in run.segments:
         segment.verify()
-    with SegmentWriter(root, run.first, over=run.segments) as writer:
+    with SegmentWriter(root, run.first, over=run.segments, lease=lease) as writer:
         for segment in run.segments:
             for line in segment.records():
                 writer.append_record(line)

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 import msgspec
 
 from cmroot.checksum import ALGORITHM, checksum_descriptor, checksum_file, copy_descriptor
-from cmroot.errors import KeepError
-from cmroot.place import join, store_for
+from cmroot.errors import FormatError, KeepError
+from cmroot.names import HINT
+from cmroot.place import join, store_for, sync_directory
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before that is an error."""
@@ -29,7 +30,8 @@ _LINK_REFUSED = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTS
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
     """What was kept: size and modification time of the source, its identity (see FileState), the content's checksum;
-    `version`: the version id under which the source's store keeps it, where it is kept that way."""
+    `version`: the version id under which the source's store keeps it, where it is kept that way; `changed_ns`: the
+    source's change time once it was kept (a link changes it), 0 where there is none."""
 
     size: int
     mtime_ns: int
@@ -37,6 +39,7 @@ class Kept(msgspec.Struct, frozen=True, gc=False):
     algorithm: str
     checksum: str
     version: str | None = None
+    changed_ns: int = 0
 
 
 def content_name(checksum: str, size: int, algorithm: str = ALGORITHM) -> str:
@@ -44,7 +47,9 @@ def content_name(checksum: str, size: int, algorithm: str = ALGORITHM) -> str:
 
 
 def locate(root: str, checksum: str, size: int) -> str:
-    """Where these bytes are, if they are kept."""
+    """Where these bytes are, if they are kept. Raises FormatError for a checksum that is none: it would be a path."""
+    if len(checksum) != 32 or not checksum.isalnum():
+        raise FormatError(f"{checksum!r} is not a checksum", hint=HINT)
     return join(root, "files", checksum[:2], content_name(checksum, size))
 
 
@@ -87,7 +92,7 @@ def read_steadily(descriptor: int, path: str) -> Kept:
         checksum, size = checksum_descriptor(descriptor, before.st_size)
         after = os.fstat(descriptor)
         if _steady(before, after, size):
-            return Kept(size, after.st_mtime_ns, str(after.st_ino), ALGORITHM, checksum)
+            return Kept(size, after.st_mtime_ns, str(after.st_ino), ALGORITHM, checksum, changed_ns=after.st_ctime_ns)
         before = after
     raise unsteady(path)
 
@@ -122,7 +127,7 @@ def file_by_copy(root: str, descriptor: int, path: str) -> Kept:
         checksum, size = copy_descriptor(descriptor, aside, sync=True)
         after = os.fstat(descriptor)
         if _steady(before, after, size):
-            kept = Kept(size, after.st_mtime_ns, str(after.st_ino), ALGORITHM, checksum)
+            kept = Kept(size, after.st_mtime_ns, str(after.st_ino), ALGORITHM, checksum, changed_ns=after.st_ctime_ns)
             name_incoming(root, aside, kept)
             return kept
         os.unlink(aside)
@@ -143,6 +148,13 @@ def name_incoming(root: str, aside: str, kept: Kept) -> None:
     remove_name(aside)
 
 
+def sync_name(final: str) -> None:
+    """Make the name of an entry durable: another device may forget its source sooner."""
+    directory = os.path.dirname(final)
+    sync_directory(directory)
+    sync_directory(os.path.dirname(directory))
+
+
 def remove_name(path: str) -> None:
     """Unlink, where the name may be gone already."""
     with contextlib.suppress(FileNotFoundError):
@@ -158,7 +170,6 @@ def _link_incoming(root: str, aside: str, kept: Kept) -> None:
                 return
             except FileExistsError:
                 if _holds(root, final, descriptor, kept):
-                    _renew(final)
                     return
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(final), exist_ok=True)
@@ -170,10 +181,29 @@ def _link_incoming(root: str, aside: str, kept: Kept) -> None:
     raise KeepError(f"{aside}: could not be given its name {final}", hint="run the same command again")
 
 
-def _renew(final: str) -> None:
-    """Sets the change time, from which the retention of an entry without references runs, and nothing else."""
-    with contextlib.suppress(OSError):  # another's file, or gone this moment: it is as old as it was
-        os.chmod(final, stat.S_IMODE(os.stat(final).st_mode))
+def _renew(root: str, final: str, descriptor: int, kept: Kept) -> None:
+    """Makes an entry as young as if it were filed now: its inode's change time moves, from which its age counts. Where
+    that cannot be had (another owner's file, a filesystem that stamps no changes), the equal bytes that are open take
+    its name in one step."""
+    before = os.stat(final)
+    try:
+        os.chmod(final, stat.S_IMODE(before.st_mode))
+    except PermissionError:
+        pass
+    else:
+        if os.stat(final).st_ctime_ns > before.st_ctime_ns:
+            return
+    aside = fresh_incoming(root, "copy")
+    try:
+        _link_descriptor(descriptor, aside)
+    except OSError as error:
+        if error.errno not in _LINK_REFUSED and error.errno != errno.ENOENT:  # unlinked since it was opened
+            raise
+        if copy_descriptor(descriptor, aside, sync=True) != (kept.checksum, kept.size):
+            remove_name(aside)
+            raise unsteady(final) from error
+    os.rename(aside, final)
+    remove_name(aside)  # is left when somebody gave the same inode the name this moment
 
 
 def _steady(before: os.stat_result, after: os.stat_result, size: int) -> bool:
@@ -190,7 +220,7 @@ def _link_descriptor(descriptor: int, final: str) -> None:
 
 
 def _holds(root: str, final: str, descriptor: int, kept: Kept) -> bool:
-    """Whether the name holds these bytes already.
+    """Whether the name holds these bytes already; if so, the entry is as young as a new one.
 
     A kept file that shares its inode with a source may have been written into since. Then it is moved to the name of
     what it holds now, the good bytes take its place, and nothing is lost. So an equal content that arrives as another
@@ -199,8 +229,9 @@ def _holds(root: str, final: str, descriptor: int, kept: Kept) -> bool:
     try:
         there, ours = os.stat(final), os.fstat(descriptor)
         if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
-            return True
+            return True  # who removes the other name moves its change time
         if there.st_size == kept.size and (kept.size == 0 or checksum_file(final) == (kept.checksum, kept.size)):
+            _renew(root, final, descriptor, kept)
             return True
         aside = fresh_incoming(root, "damaged")
         os.rename(final, aside)

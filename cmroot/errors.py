@@ -5,6 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from cmroot.text import shown
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading JSON raises that others may have written: no JSON, not UTF-8, of other types, or nested without end."""
+
 
 class Error(Exception):
     """Something failed; the message says what, the hint what to do."""
@@ -14,6 +21,7 @@ class Error(Exception):
 
     def __init__(self, message: str, *, hint: str = "", details: Mapping[str, object] | None = None) -> None:
         """`details`: what a program wants beside the message; part of the JSON."""
+        message = shown(message)  # a path in it may be no text
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -72,6 +80,12 @@ class PinError(Error):
 
 class KeepError(Error):
     """Bytes could not be kept in `$cmroot`; the source was left as it was."""
+
+
+class Protected(KeepError):
+    """A place lies in a `$cmroot`, or a `$cmroot` in it: nothing of it is moved or removed, whoever names it."""
+
+    exit_code = 6
 
 
 class Exists(Error):

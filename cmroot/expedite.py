@@ -18,7 +18,7 @@ from cmroot.log import segments
 from cmroot.pins import read_pins
 from cmroot.references import KEY, Grouping, read_references, sources
 from cmroot.removal import Removed, Since, remove
-from cmroot.retention import DECIDED, Rules, decide, needing
+from cmroot.retention import DECIDED, NEVER, Rules, decide, needing
 
 CHOSEN = DECIDED
 """One row for each chosen content that `files/` has: `reason` says who needs it, `keep` whether it must stay."""
@@ -33,14 +33,12 @@ class Chosen:
     rules: Rules
 
 
-def look_at_contents(
-    root: str, contents: Iterable[tuple[str, int]], engine: Grouping, *, now: Callable[[], float] = time.time
-) -> Chosen:
+def look_at_contents(root: str, contents: Iterable[tuple[str, int]], engine: Grouping) -> Chosen:
     """Which of some contents (checksum, size) are kept, and who needs each. Changes nothing, takes no lease.
 
     Raises FormatError when a pin or the log is damaged: then nobody knows what is needed."""
     pins, log = read_pins(root).whole(), segments(root)
-    rules = Rules(needing(pins), log[-1].last if log else 0, int(now() * 1e9))
+    rules = Rules(needing(pins), log[-1].last if log else 0, NEVER)
     keys = frozenset(f"{checksum}-{size}" for checksum, size in contents)
     if not keys:
         return Chosen(root, CHOSEN.empty_table(), rules)

@@ -25,7 +25,7 @@ from cmroot.pins import DumpPin, Pins, Slot, give_up_slot, read_pins, seconds, u
 from cmroot.plans import new_plan, sweep_asides, sweep_plans, write_part
 from cmroot.references import KEY, Grouping, read_references, sources
 from cmroot.removal import Since, remove
-from cmroot.retention import DECIDED, GOING, TALLY, Rules, decide, needing, tally
+from cmroot.retention import DECIDED, GOING, NEVER, TALLY, Rules, decide, needing, tally
 
 __all__ = ["Count", "Expired", "ExpiryPlan", "GivenUp", "Held", "cutoff_position", "expire", "held_by", "plan_expiry"]
 
@@ -71,18 +71,21 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
     """
     began = time.monotonic()
     with plan, acquire(root, "expire", now=now) as lease:
+        lease.check()
         sweep_plans(root, now(), plan.directory)
         sweep_asides(root, now())
         pins = read_pins(root).whole()
         planned = {slot.slot for slot in plan.given_up}
         lagging, left = _without_lagging(pins, now(), plan.max_slot_lag, planned)
         for slot in lagging:
+            lease.check()
             give_up_slot(root, slot.slot, now=now)  # before anything that it needs goes
         honoured, forgotten = _without_old_dumps(left, plan.made - plan.older_than.total_seconds())
         since = Since(root, plan.position, plan.rules.pins, needing(honoured))
         removed = remove(root, plan.rows(keep=False), since, plan.rules.cutoff_ns, lease, now=now)
         dropped = [pin.name for pin in forgotten if pin.name in plan.forgotten]
         for name in dropped:
+            lease.check()
             unpin_dump(root, name)
     return Expired(plan, removed, lagging, dropped, time.monotonic() - began + plan.seconds)
 
@@ -92,7 +95,7 @@ def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time
     from `plan_expiry`."""
     pins = read_pins(root).whole()
     log = segments(root)
-    rules = Rules(needing(pins), log[-1].last if log else 0, 0)
+    rules = Rules(needing(pins), log[-1].last if log else 0, NEVER)
     return _held(pins, rules, _decide(root, log, engine, rules, None), now())
 
 

@@ -6,6 +6,7 @@ when all is kept. The taking itself is in `taking`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,15 +15,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.content import Kept, is_kept
-from cmroot.errors import FormatError, KeepError
+from cmroot.errors import UNREADABLE, FormatError
 from cmroot.listing import hidden, skipped_directory
 from cmroot.log import ADD, FILES
 from cmroot.place import join, normal, store_for
 from cmroot.taken import JOURNAL
+from cmroot.text import shown
 
 VERSION = 1
 DIRECTORY = "taking"
 ENTRIES = "entries.parquet"
+
+_ID = re.compile("[0-9a-f]{32}")
+_PLACE = re.compile("/|[a-z][a-z0-9+.-]*:/")
+_ENTRY = re.compile("[0-9]{1,9}")
 
 TAKING, SENT, DONE = "taking", "sent", "done"
 """States of a journal: nothing is sent yet, so everything goes back; sent, and the outcome is not known; dropped."""
@@ -78,11 +84,28 @@ def read_journal(place: str) -> Journal | None:
         journal = msgspec.json.decode(store_for(place).read_bytes(path), type=Journal)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise FormatError(f"{path}: {error}", hint="what it took is beside it: move it back by hand") from error
     if journal.version != VERSION:
         raise FormatError(f"{path}: version {journal.version}, this release knows {VERSION}", hint="use the newer one")
     return journal
+
+
+def flaw(journal: Journal, name: str) -> str:
+    """Why a journal below `taking/<name>/` is none that a gateway wrote: an entry that leads elsewhere, a state that
+    does not exist; "" for a sound one. What it names as places is for who knows the warehouse to judge."""
+    if journal.id != name or not _ID.fullmatch(name):
+        return f"it says to be {journal.id!r}"
+    if journal.state not in (TAKING, SENT, DONE):
+        return f"it has no known state: {journal.state!r}"
+    moved = [source.entry for source in journal.sources if source.entry]
+    wrong = [entry for entry in moved if not _ENTRY.fullmatch(entry)]
+    if wrong or len(set(moved)) < len(moved):
+        return f"it moves {wrong[0]!r}" if wrong else "it moves one entry to two places"
+    odd = [source.place for source in journal.sources if not _PLACE.match(source.place) or "\0" in source.place]
+    if odd:
+        return f"{odd[0]!r} is no place"
+    return ""
 
 
 def outermost(sources: Iterable[Source]) -> list[Source]:
@@ -92,12 +115,6 @@ def outermost(sources: Iterable[Source]) -> list[Source]:
         if not found or not _is_below(normal(source.place), normal(found[-1].place)):
             found.append(source)
     return found
-
-
-def refuse_overlap(root: str, place: str) -> None:
-    """Raises KeepError for a source that holds the root, or lies in it."""
-    if _is_below(normal(root), normal(place)) or _is_below(normal(place), normal(root)):
-        raise KeepError(f"{place}: lies around {root} or in it", hint="put $cmroot beside the tables, not among them")
 
 
 def _is_below(place: str, other: str) -> bool:
@@ -113,7 +130,7 @@ def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
     owners = {normal(owner.location): owner for owner in journal.owners}
     above: dict[str, str | None] = {}  # directory -> the location that it belongs to
     columns: dict[str, list[Any]] = {name: [] for name in FILES.names}
-    for place, file in sorted(kept.items()):
+    for place, file in sorted({shown(place): file for place, file in kept.items()}.items()):
         directory = place.rpartition("/")[0]
         if directory not in above:
             above[directory] = _nearest_owner(directory, owners)

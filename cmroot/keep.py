@@ -4,9 +4,12 @@ source."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
+
+import msgspec
 
 from cmroot.capability import why_no_copy, why_no_link
 from cmroot.content import (
@@ -72,7 +75,7 @@ class LinkKeeper:
         with naming(path), opened(path) as descriptor:
             kept = read_steadily(descriptor, path)
             file_by_link(local_path(self.root), descriptor, kept)
-            return kept
+            return msgspec.structs.replace(kept, changed_ns=os.fstat(descriptor).st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,11 @@ def _best(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
         )
     if scheme(location) == "s3" and "not allowed" in no_versions:
         tell(f"{location}: files are copied into {root}: {no_versions}")
+    elif is_local(root) and is_local(location):
+        tell(
+            f"{location}: bytes are kept by copy, which takes their room a second time ({no_link}): put $cmroot on the "
+            "warehouse's own filesystem to keep them by hard link"
+        )
     return CopyKeeper(root)
 
 

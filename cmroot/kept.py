@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cmroot.entries import ENTRIES, list_entries
-from cmroot.errors import FormatError, Superseded
+from cmroot.errors import Superseded
 from cmroot.log import ADD, FILES, Segment
-from cmroot.parts import conform
+from cmroot.names import check_entries
+from cmroot.parts import conform, reading
 from cmroot.pins import Pins
 from cmroot.place import store_for
 from cmroot.references import (
@@ -29,12 +30,9 @@ from cmroot.references import (
     read_references,
     sources,
 )
-from cmroot.retention import GOING, Rules, decide, needing
+from cmroot.retention import GOING, NEVER, Rules, decide, needing
 
 IN_FILES, VERSION, MISSING = "files", "version", "missing"
-NEVER = (1 << 62) - 1
-"""A cutoff after every position and time: nothing counts as young, so that a reason says who needs an entry now."""
-
 KEPT = pa.schema(
     [
         ("state", pa.string()),  # files | version | missing
@@ -71,7 +69,7 @@ def kept(
 
     Takes no lease: what a capture or expiry changes meanwhile may be shown as before or after. Raises Superseded when
     a segment went away meanwhile, FormatError when the log is damaged."""
-    rules = Rules(needing(pins), NEVER, NEVER)
+    rules = Rules(needing(pins), NEVER, NEVER)  # so a reason says who needs an entry now
     return engine.group(read_origins, sources(root, list(log)), KEY, _Show(root, rules, missing), KEPT)
 
 
@@ -153,15 +151,15 @@ def _origins(rows: pa.Table, pending: bool) -> pa.Table:
 
 def _rows(source: FileRows) -> Iterator[pa.Table]:
     try:
-        with store_for(source.place).open_read(source.place) as file:
+        with store_for(source.place).open_read(source.place) as file, reading(source.place):
             parquet = pq.ParquetFile(file)
             names = [name for name in _READ if name in parquet.schema_arrow.names]
             for number in range(source.first, source.last):
-                yield conform(parquet.read_row_group(number, columns=names), _READ_SCHEMA)
+                rows = conform(parquet.read_row_group(number, columns=names), _READ_SCHEMA)
+                check_entries(rows, source.place, pending=source.pending)
+                yield rows
     except FileNotFoundError as error:
         raise Superseded(f"{source.place}: gone while it was to be read", hint="run the same command again") from error
-    except pa.ArrowInvalid as error:
-        raise FormatError(f"{source.place}: is damaged: {error}", hint="restore it from a copy of the root") from error
 
 
 def _select(table: pa.Table) -> pa.Table:

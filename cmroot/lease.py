@@ -1,7 +1,8 @@
 """One writer at a time: a lease on a root, with an epoch that grows at each acquisition.
 
 Local: an flock on `<root>/lease`; the kernel frees it when its holder dies. Elsewhere: objects `<root>/lease/<epoch>`,
-each created by a conditional write, with an expiry that the holder renews; see docs/cmroot-format.md.
+each created by a conditional write, with an expiry that the holder renews. What a holder publishes there takes the next
+epoch with the same conditional write that a take-over needs: one of the two fails. See docs/cmroot-format.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from cmroot.errors import FormatError, LeaseHeld, NotWritable
+from cmroot.errors import UNREADABLE, FormatError, LeaseHeld, NotWritable
 from cmroot.listing import file_state
 from cmroot.place import LocalStore, Store, aside_name, is_local, join, local_path, naming, store_for, sync_directory
 
@@ -32,9 +33,17 @@ SKEW = timedelta(seconds=30)
 """How much after its expiry a lease is taken over: what may lie between a renewal and its arrival at the store."""
 
 
+class Publication(msgspec.Struct, frozen=True):
+    """A file that a holder has decided to publish: its name below the root, and its bytes (base64 in JSON)."""
+
+    name: str
+    data: bytes
+
+
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who holds or held a lease: what the lease file says. `expires` is seconds since the epoch by the store's clock,
-    as two hosts' clocks may differ; 0 for an flock."""
+    as two hosts' clocks may differ; 0 for an flock. `publishes`: decided, and perhaps not yet there: who takes the
+    lease next sees to it."""
 
     version: int
     epoch: int
@@ -45,6 +54,7 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
     token: str = ""
     expires: float = 0
     released: bool = False
+    publishes: Publication | None = None
 
 
 class Lease(Protocol):
@@ -57,7 +67,12 @@ class Lease(Protocol):
     def holder(self) -> Holder: ...
 
     def check(self) -> None:
-        """Raises LeaseHeld when the lease was lost; ask before the write that others will rely on."""
+        """Raises LeaseHeld when the lease was lost; ask before a write that others will rely on, and before each batch
+        of removals."""
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Write a file below the root only if nobody has taken the lease over, whenever the write arrives. Raises
+        LeaseHeld, and then nothing was published, nor will be. Any other error: the next holder may publish it."""
 
     def release(self) -> None:
         """Safe to run twice."""
@@ -81,6 +96,41 @@ def acquire(
     return _acquire_object(root, purpose, ttl, now, renew)
 
 
+def held_at(root: str, epoch: int, *, now: Callable[[], float] = time.time) -> bool:
+    """Whether the lease of a root is still that of an epoch, and held. Takes nothing. Raises FormatError for a lease
+    that cannot be read, OSError for a root that does not answer."""
+    if is_local(root):
+        return _held_local(join(local_path(root), "lease"), epoch)
+    store = store_for(root)
+    if _epochs(store, root)[-1:] != [epoch]:
+        return False
+    try:
+        path = _epoch_path(root, epoch)
+        holder = _decode(store.read_bytes(path), path)
+    except FileNotFoundError:  # superseded this moment
+        return False
+    if holder is None or holder.released:
+        return False
+    return now() - _probe(store, root, now) < holder.expires + SKEW.total_seconds()
+
+
+def _held_local(path: str, epoch: int) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        holder = _decode(os.pread(descriptor, 1 << 16, 0), path)
+        if holder is None or holder.epoch != epoch or not _still_named(descriptor, path):
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for the moment until it is closed
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
 def _holder(epoch: int, purpose: str, now: float, token: str = "", expires: float = 0) -> Holder:
     since = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
     return Holder(1, epoch, socket.gethostname(), os.getpid(), since, purpose, token, expires)
@@ -100,7 +150,7 @@ def _decode(data: bytes, path: str) -> Holder | None:
         return None
     try:
         holder = msgspec.json.decode(data, type=Holder)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise FormatError(f"{path}: {error}", hint="no run may hold the lease; then remove this file") from error
     if holder.version != 1:
         raise FormatError(f"{path}: version {holder.version}, this release knows 1", hint="use the newer release")
@@ -142,6 +192,11 @@ class LocalLease(_Base):
         if self._descriptor is None or not _still_named(self._descriptor, self._path):
             raise LeaseHeld(f"{self._path}: the lease of epoch {self.epoch} was lost", hint="run the command again")
 
+    def publish(self, name: str, data: bytes) -> None:
+        self.check()
+        path = join(os.path.dirname(self._path), name)
+        LocalStore().write_bytes(path, data)
+
     def release(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -168,17 +223,22 @@ def _lock(path: str) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _decode(os.pread(descriptor, 1 << 16, 0), path)
-            os.close(descriptor)
-            raise _held(os.path.dirname(path), holder) from None
-        except BaseException:
+            if not _try_lock(descriptor):
+                raise _held(os.path.dirname(path), _decode(os.pread(descriptor, 1 << 16, 0), path))
+            if _still_named(descriptor, path):
+                return descriptor
+        except BaseException:  # also where the store failed: a descriptor that stays open would hold the lease
             os.close(descriptor)
             raise
-        if _still_named(descriptor, path):
-            return descriptor
         os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _still_named(descriptor: int, path: str) -> bool:
@@ -233,10 +293,30 @@ class ObjectLease(_Base):
             or self._now() >= self.holder.expires
             or _epochs(self._store, self._root)[-1:] != [self.epoch]
         ):
-            raise LeaseHeld(
-                f"{self._root}: the lease of epoch {self.epoch} was lost: not renewed in time, or taken over",
-                hint="run the command again; what this run published is complete",
+            raise self._lost()
+
+    def _lost(self) -> LeaseHeld:
+        return LeaseHeld(
+            f"{self._root}: the lease of epoch {self.epoch} was lost: not renewed in time, or taken over",
+            hint="run the command again; what this run published is complete",
+        )
+
+    def publish(self, name: str, data: bytes) -> None:
+        """The next epoch is made ours and says what is published; a take-over would have made it its own. A holder that
+        sleeps from there on does no harm: the next one completes it, and its late write has the same bytes."""
+        with self._writing:
+            self.check()
+            before, expires = self.epoch, self._now() + self._ttl.total_seconds()
+            ours = msgspec.structs.replace(
+                self.holder, epoch=before + 1, expires=expires, publishes=Publication(name, data)
             )
+            if not _take(self._store, self._root, ours):
+                self._stop.set()
+                raise self._lost()
+            self.holder = ours  # says so, also when it is released, until the file is known to be there
+            self._store.write_bytes(join(self._root, name), data)
+            self.holder = msgspec.structs.replace(ours, publishes=None)
+            self._store.remove(_epoch_path(self._root, before))
 
     def renew(self) -> None:
         """Move the expiry; raises LeaseHeld when it is too late for that."""
@@ -285,6 +365,7 @@ def _acquire_object(root: str, purpose: str, ttl: timedelta, now: Callable[[], f
 
     known = _epochs(store, root)
     last = known[-1] if known else 0
+    pending: Publication | None = None
     if last:
         try:
             path = _epoch_path(root, last)
@@ -293,15 +374,29 @@ def _acquire_object(root: str, purpose: str, ttl: timedelta, now: Callable[[], f
             raise _held(root, None) from None
         if holder and not holder.released and store_time() < holder.expires + SKEW.total_seconds():
             raise _held(root, holder)
+        pending = holder.publishes if holder else None
     ours = _holder(last + 1, purpose, now(), uuid.uuid4().hex, store_time() + ttl.total_seconds())
-    if not store.create_exclusive(_epoch_path(root, ours.epoch), msgspec.json.encode(ours)):
+    ours = msgspec.structs.replace(ours, publishes=pending)  # until it is there
+    if not _take(store, root, ours):
         raise _held(root, None)
-    if _epochs(store, root)[-1] != ours.epoch:  # we looked so long ago that our epoch was used and removed meanwhile
-        store.remove(_epoch_path(root, ours.epoch))
-        raise _held(root, None)
+    if pending and not store.exists(path := join(root, pending.name)):
+        store.write_bytes(path, pending.data)
     for epoch in known:
         store.remove(_epoch_path(root, epoch))
-    return ObjectLease(root, store, ours, ttl, store_time, renew)
+    return ObjectLease(root, store, msgspec.structs.replace(ours, publishes=None), ttl, store_time, renew)
+
+
+def _take(store: Store, root: str, ours: Holder) -> bool:
+    """Makes an epoch ours, if nobody else has. A request that was sent twice may be refused by itself."""
+    path, data = _epoch_path(root, ours.epoch), msgspec.json.encode(ours)
+    if not store.create_exclusive(path, data):
+        with contextlib.suppress(FileNotFoundError):
+            return store.read_bytes(path) == data
+        return False
+    if _epochs(store, root)[-1] != ours.epoch:  # we looked so long ago that our epoch was used and removed meanwhile
+        store.remove(path)
+        return False
+    return True
 
 
 def _probe(store: Store, root: str, now: Callable[[], float]) -> float:

@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from cmroot.delta import LOG, beyond
 from cmroot.place import is_local, local_path, name_of, naming
 from cmroot.remote import FsspecStore
+from cmroot.text import is_text, shown
 
 RACY_MARGIN = timedelta(seconds=2)
 """How much older than its listing a directory must be before an equal modification time proves anything.
@@ -35,12 +37,30 @@ UNFINISHED = frozenset({"_temporary", "_scratch"})
 class FileState(msgspec.Struct, frozen=True, gc=False):
     """A file as a listing shows it: name relative to the location, bytes, nanoseconds since the epoch, and identity:
     the inode number locally, the store's own tag (ETag, generation, ...) elsewhere. Another identity is another
-    file; the same identity with the same size and time is taken for the same bytes."""
+    file; `changed_ns` is the change time of a local one (0: not told), which no tool can set: an inode's number is
+    given again, and a modification time can be restored."""
 
     path_relative: str
     size: int
     mtime_ns: int
     identity: str
+    changed_ns: int = 0
+
+    @property
+    def full_identity(self) -> str:
+        """As recorded in the log: `<inode>:<change time in ns>` locally, else the identity."""
+        return full_identity(self.identity, self.changed_ns)
+
+    def is_recorded(self, size: int | None, mtime_ns: int | None, identity: str | None) -> bool:
+        """Whether this is the file of an entry, so that it need not be read. `identity` as recorded; entries of
+        releases before the change time was recorded have the inode's number alone."""
+        if (size, mtime_ns) != (self.size, self.mtime_ns) or identity is None:
+            return False
+        return identity == (self.full_identity if ":" in identity else self.identity)
+
+
+def full_identity(identity: str, changed_ns: int) -> str:
+    return f"{identity}:{changed_ns}" if changed_ns else identity
 
 
 class DirectoryState(msgspec.Struct, frozen=True, gc=False):
@@ -55,10 +75,12 @@ class DirectoryState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """All files below a location, and its directories (none on an object store), each sorted by name."""
+    """All files below a location, and its directories (none on an object store), each sorted by name. `unnamed`: files,
+    and directories with a slash, whose names are not UTF-8, as `text.shown`; neither of the others has them."""
 
     files: list[FileState]
     directories: list[DirectoryState]
+    unnamed: list[str] = []
 
 
 def hidden(name: str) -> bool:
@@ -97,10 +119,13 @@ def filesystem_clock(directory: str) -> Callable[[], int]:
 
 
 def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
+    """A Delta table's log is listed before everything else: what lies there later holds all that it names."""
     listed_ns = now_ns()  # once, before everything: earlier is only more careful
     files: list[FileState] = []
     directories: list[DirectoryState] = []
+    unnamed: list[str] = []
     waiting = [""]
+    log_listed = False
     seen: set[tuple[int, int]] = set()  # a symbolic link to a parent must not go round for ever
     while waiting:
         relative = waiting.pop()
@@ -113,27 +138,45 @@ def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
                     return None  # a Spark table may name a single file as its path
                 if (status.st_dev, status.st_ino) in seen:
                     continue
-                found, below = _scan(path, prefix)
+                found, below, strange = _scan(path, prefix)
+                if LOG in below and not log_listed:  # and then the table again
+                    waiting, log_listed = ["", LOG], True
+                    continue
         except FileNotFoundError:
             if not relative:
                 return None
             continue
         seen.add((status.st_dev, status.st_ino))
+        whole = _readable(found) if relative == LOG else found
         identity = f"{status.st_ino}:{status.st_ctime_ns}"
-        directories.append(DirectoryState(relative, status.st_mtime_ns, listed_ns, identity))
-        files += found
+        # Else it is to be listed again; so is one with strange names, that they are told each time.
+        proved = len(whole) == len(found) and not strange
+        changed_ns = status.st_mtime_ns if proved else listed_ns
+        directories.append(DirectoryState(relative, changed_ns, listed_ns, identity))
+        files += whole
+        unnamed += strange
         waiting += below
     files.sort(key=lambda file: file.path_relative)
     directories.sort(key=lambda directory: directory.relative)
-    return Listing(files, directories)
+    return Listing(files, directories, sorted(unnamed))
 
 
-def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str]]:
-    files, below = [], []
+def _readable(log: list[FileState]) -> list[FileState]:
+    """A Delta log's own files without versions that follow a hole: somebody wrote while it was listed."""
+    skipped = beyond(name_of(file.path_relative) for file in log)
+    return [file for file in log if name_of(file.path_relative) not in skipped] if skipped else log
+
+
+def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]]:
+    """Files, directories, and what has no name that could be told."""
+    files, below, unnamed = [], [], []
     with os.scandir(path) as entries:
         for entry in entries:
             name = entry.name
             if name.startswith("."):
+                continue
+            if not is_text(name):
+                unnamed.append(shown(prefix + name) + ("/" if entry.is_dir() else ""))
                 continue
             if entry.is_dir():
                 if name not in UNFINISHED:
@@ -145,8 +188,10 @@ def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str]]:
                 status = entry.stat()
             except FileNotFoundError:  # vanished
                 continue
-            files.append(FileState(prefix + name, status.st_size, status.st_mtime_ns, str(status.st_ino)))
-    return files, below
+            files.append(
+                FileState(prefix + name, status.st_size, status.st_mtime_ns, str(status.st_ino), status.st_ctime_ns)
+            )
+    return files, below, unnamed
 
 
 def file_state(place: str) -> FileState:
@@ -154,7 +199,7 @@ def file_state(place: str) -> FileState:
     if is_local(place):
         with naming(place):
             status = os.stat(local_path(place))
-        return FileState(name_of(place), status.st_size, status.st_mtime_ns, str(status.st_ino))
+        return FileState(name_of(place), status.st_size, status.st_mtime_ns, str(status.st_ino), status.st_ctime_ns)
     store = FsspecStore(place)
     with naming(place):
         info: dict[str, Any] = store.filesystem.info(store.key(place))
@@ -170,8 +215,12 @@ def object_state(name: str, info: dict[str, Any]) -> FileState:
 def _list_objects(location: str) -> Listing | None:
     store = FsspecStore(location)
     prefix = store.key(location).rstrip("/") + "/"
-    with naming(location):
-        found: dict[str, dict[str, Any]] = store.filesystem.find(prefix.rstrip("/"), detail=True)
+    found = store.tree(location)
+    log = {key: info for key, info in found.items() if key.startswith(f"{prefix}{LOG}/")}
+    if log:  # a Delta table: what lies there after its log was listed holds all that the log names
+        skipped = beyond(key[len(prefix) + len(LOG) + 1 :] for key in log)
+        log = {key: info for key, info in log.items() if key[len(prefix) + len(LOG) + 1 :] not in skipped}
+        found = {key: info for key, info in store.tree(location).items() if not key.startswith(f"{prefix}{LOG}/")} | log
     files = []
     for key, info in found.items():
         relative = key[len(prefix) :]

@@ -18,8 +18,9 @@ import msgspec
 import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
+from cmroot.lease import Lease
 from cmroot.parts import LINES, PARQUET, LinesWriter, ParquetWriter, Part, PartsReader, PartsWriter
-from cmroot.place import is_local, join, local_path, naming, store_for, sync_directory
+from cmroot.place import is_local, join, local_path, name_of, naming, store_for, sync_directory
 from cmroot.segment import (
     ADD,
     DICTIONARY,
@@ -88,26 +89,34 @@ def _marked(root: str) -> Iterator[Segment]:
             yield Segment(join(log, name), int(match[1]), int(match[2]))
 
 
-def sweep_log(root: str, *, clock: Callable[[], float] = time.time) -> list[str]:
+def sweep_log(root: str, lease: Lease | None = None, *, clock: Callable[[], float] = time.time) -> list[str]:
     """Remove unfinished segments, which no reader has ever seen, and those that were merged into another more than an
-    hour ago; under the lease. Returns their names.
+    hour ago; under the lease, which is asked again before each removal. Returns their names.
 
     One without a marker whose positions lie before the log's end and in no other segment was finished once: it stays,
     and `segments` names the gap, until its marker is restored."""
     log, store = join(root, "log"), store_for(root)
+    names = store.list(log)  # before it is known which are finished: what others finish later is not among them
     found, covered = finished(root)
     staying = {segment.place for segment in found}
     for segment, by in covered:
         if by.merged_at is None or clock() - by.merged_at < COVERED_MARGIN.total_seconds():
             staying.add(segment.place)
         else:
+            _ask(lease)
             store.remove(join(segment.place, MARKER))  # first: from here on it is not a damaged segment but none
     swept = []
-    for name in store.list(log):
+    for name in names:
         if join(log, name) not in staying and not _is_lost(name, found):
+            _ask(lease)
             store.remove_tree(join(log, name))
             swept.append(name)
     return swept
+
+
+def _ask(lease: Lease | None) -> None:
+    if lease is not None:
+        lease.check()
 
 
 def _is_lost(name: str, found: list[Segment]) -> bool:
@@ -128,8 +137,11 @@ class SegmentWriter:
     Records are appended in order of position. As a `with` block: an error aborts.
     """
 
-    def __init__(self, root: str, first_position: int, *, over: Sequence[Segment] = ()) -> None:
-        """`over`: adjacent finished segments that this one takes the place of; see `finish_merged`."""
+    def __init__(
+        self, root: str, first_position: int, *, over: Sequence[Segment] = (), lease: Lease | None = None
+    ) -> None:
+        """`over`: adjacent finished segments that this one takes the place of; see `finish_merged`. `lease`: the
+        writer's; with it nothing is published after the lease was lost, and LeaseHeld is raised."""
         before = segments(root)
         if not over and before and before[-1].last + 1 != first_position:
             raise FormatError(
@@ -139,7 +151,10 @@ class SegmentWriter:
         self._root = root
         self._over = over
         self._first = first_position
-        self._place = join(root, "log", f"{first_position:020d}-writing")
+        self._lease = lease
+        # On object stores two writers may be at work for a while, of whom one has lost the lease: names of their own.
+        self._own = f"-{lease.epoch}" if lease is not None and not is_local(root) else ""
+        self._place = join(root, "log", f"{first_position:020d}-writing{self._own}")
         store_for(root).remove_tree(self._place)
         store_for(root).mkdirs(self._place)
         self._writer = PartsWriter(self._place)
@@ -153,7 +168,7 @@ class SegmentWriter:
     def append_record(self, line: bytes) -> None:
         """One JSON record with a key `position`, no line end in it."""
         if self._records is None:
-            self._records = self._writer.lines(f"records-{self._records_parts:05d}.jsonl.gz")
+            self._records = self._writer.lines(f"records-{self._records_parts:05d}{self._own}.jsonl.gz")
             self._records_parts += 1
         self._records.write(line)
         self._records_bytes += len(line)
@@ -180,7 +195,7 @@ class SegmentWriter:
 
     def _next_files(self) -> str:
         self._files_parts += 1
-        return f"files-{self._files_parts - 1:05d}.parquet"
+        return f"files-{self._files_parts - 1:05d}{self._own}.parquet"
 
     def finish(self, last_position: int, **metadata: Any) -> Segment:
         """Publish: parts durable, kept bytes durable, marker, then the name that readers look for."""
@@ -231,17 +246,24 @@ class SegmentWriter:
         return Segment(final, self._first, last)
 
     def _publish(self, final: str) -> None:
-        """Locally one rename. On object stores part by part, the marker last, as nothing counts without it."""
+        """Locally one rename. On object stores part by part, the marker last, as nothing counts without it: under a
+        lease by the one write that is refused once the lease was taken over."""
         store = store_for(self._root)
+        _ask(self._lease)
         if is_local(self._root):
             with naming(final):
                 os.rename(local_path(self._place), local_path(final))
                 sync_directory(os.path.dirname(local_path(final)))
             return
-        store.remove_tree(final)  # part of an attempt that a crash ended here
+        if self._lease is None:
+            store.remove_tree(final)  # part of an attempt that a crash ended here
         for part in self._writer.parts:
             store.move(join(self._place, part.name), join(final, part.name))
-        store.move(join(self._place, MARKER), join(final, MARKER))
+        if self._lease is None:
+            store.move(join(self._place, MARKER), join(final, MARKER))
+        else:
+            marker = store.read_bytes(join(self._place, MARKER))
+            self._lease.publish(f"log/{name_of(final)}/{MARKER}", marker)
         store.remove_tree(self._place)
 
     def abort(self) -> None:

@@ -7,7 +7,7 @@ source before and after.
 from __future__ import annotations
 
 from cmroot.checksum import ALGORITHM, checksum_stream, copy_stream
-from cmroot.content import ATTEMPTS, Kept, fresh_incoming, locate, name_incoming, unsteady
+from cmroot.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate, name_incoming, unsteady
 from cmroot.errors import ChecksumMismatch
 from cmroot.listing import FileState, file_state
 from cmroot.place import is_local, local_path, same_store, store_for
@@ -25,10 +25,11 @@ def read_object(path: str) -> Kept:
     raise unsteady(path)
 
 
-def keep_object(root: str, path: str) -> Kept:
-    """Copy a file of any store into a root on any store. A copy inside one object store is the server's work."""
+def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
+    """Copy a file of any store into a root on any store. A copy inside one object store is the server's work. `renew`:
+    what is kept already is replaced by equal bytes, so that it is as young as a new one; else it stays as it is."""
     if not is_local(root) and same_store(root, path):
-        return _keep_by_server(root, path)
+        return _keep_by_server(root, path, renew)
     for _ in range(ATTEMPTS):
         before = file_state(path)
         aside = fresh_incoming(root, "copy")
@@ -36,15 +37,16 @@ def keep_object(root: str, path: str) -> Kept:
             checksum, size = copy_stream(source, target)
         kept = Kept(size, before.mtime_ns, before.identity, ALGORITHM, checksum)
         if _steady(path, before, size):
-            _name(root, aside, kept)
+            _name(root, aside, kept, renew)
             return kept
         store_for(root).remove(aside)
     raise unsteady(path)
 
 
 def keep_and_check(root: str, path: str) -> Kept:
-    """Keep a file and read the kept bytes back: what must be done before the source may go."""
-    kept = keep_object(root, path)
+    """Keep a file for as long as one that is kept now, and read the kept bytes back: what must be done before the
+    source may go."""
+    kept = keep_object(root, path, renew=True)
     final = locate(root, kept.checksum, kept.size)
     with store_for(root).open_read(final) as file:
         again = checksum_stream(file)
@@ -64,33 +66,31 @@ def remove_source(path: str, kept: Kept) -> None:
     store_for(path).remove(path)
 
 
-def _keep_by_server(root: str, path: str) -> Kept:
+def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
     store = store_for(root)
     assert isinstance(store, FsspecStore)
     for _ in range(ATTEMPTS):
         kept = read_object(path)
-        final = locate(root, kept.checksum, kept.size)
-        if store.exists(final) and store.size(final) == kept.size:
+        if not renew and is_kept(root, kept.checksum, kept.size):
             return kept
         aside = fresh_incoming(root, "copy")
         store.filesystem.cp_file(store.key(path), store.key(aside))
         if file_state(path).identity == kept.identity and store.size(aside) == kept.size:
-            _name(root, aside, kept)
+            _name(root, aside, kept, renew)
             return kept
         store.remove(aside)
     raise unsteady(path)
 
 
-def _name(root: str, aside: str, kept: Kept) -> None:
+def _name(root: str, aside: str, kept: Kept, renew: bool) -> None:
     if is_local(root):
         name_incoming(local_path(root), local_path(aside), kept)
         return
     store = store_for(root)
-    final = locate(root, kept.checksum, kept.size)
-    if store.exists(final) and store.size(final) == kept.size:
+    if not renew and is_kept(root, kept.checksum, kept.size):
         store.remove(aside)
     else:
-        store.move(aside, final)
+        store.move(aside, locate(root, kept.checksum, kept.size))
 
 
 def _steady(path: str, before: FileState, size: int) -> bool:

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from cmroot.checksum import checksum_stream
-from cmroot.errors import FormatError
+from cmroot.errors import UNREADABLE, FormatError
+from cmroot.names import check_below, foreign, is_checksum
 from cmroot.place import is_local, join, same_device, same_store, store_for
 
 LINES = "lines"
@@ -29,6 +30,11 @@ ROW_GROUP = 64 * 1024
 """Rows of one Parquet row group: what a reader must hold at once, and what a Spark task can take."""
 
 _CHUNK = 256 * 1024
+
+LINE_BYTES = 256 << 20
+"""The longest line. A record is about as long as its event's message, and Hive takes no call above 100 MB
+(hive.metastore.server.max.message.size), of which a message of JSON makes up to twice as much. A gzip file of a few
+hundred KB can hold a line that would fill the memory."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -170,6 +176,8 @@ class LinesWriter(_PartWriter):
     def write(self, line: bytes) -> None:
         if b"\n" in line:
             raise FormatError(f"{self._name}: a line with a line end in it: {line[:80]!r}", hint="report this as a bug")
+        if len(line) > LINE_BYTES:
+            raise _too_long(self._name, self.rows + 1)
         self._pending += line
         self._pending += b"\n"
         self.rows += 1
@@ -271,7 +279,7 @@ class PartsWriter:
             store_for(path).remove(path)
         with store.open_read(target) as file:
             checksum, size = checksum_stream(file)
-        with store.open_read(target) as file, _reading(target):
+        with store.open_read(target) as file, reading(target):
             rows = pq.ParquetFile(file).metadata.num_rows
         part = Part(name, PARQUET, rows, size, checksum)
         self.parts.append(part)
@@ -293,6 +301,7 @@ class PartsReader:
     def __init__(self, place: str, marker_name: str, *, format: str = "parts", version: int = 1) -> None:
         self.place = place
         self.marker = read_marker(join(place, marker_name), format, version)
+        self._whole: set[str] = set()  # names of parts that were compared with their checksums
 
     @property
     def parts(self) -> list[Part]:
@@ -308,26 +317,49 @@ class PartsReader:
     def lines(self, name: str) -> Iterator[bytes]:
         """The lines of a part, without line ends; in flat memory. FormatError when it is damaged or ends early."""
         path = self.path(name)
-        with self._open(name) as file, _reading(path):
-            yield from _gunzip_lines(file, path)
+        rows = next((part.rows for part in self.parts if part.name == name), None)
+        with self._open(name) as file, reading(path):
+            number = 0
+            for line in _gunzip_lines(file, path):
+                number += 1
+                yield line
+            if rows is not None and number != rows:
+                raise damaged(path, f"has {number} lines, the marker says {rows}")
 
     def batches(self, name: str, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """The row groups of a Parquet part as record batches, one at a time."""
-        with self._open(name) as file, _reading(self.path(name)):
+        """The row groups of a Parquet part as record batches, one at a time. The part is compared with its checksum
+        first, as Parquet would not tell that bytes of a path, a size or a checksum are others."""
+        self._check(name)
+        with self._open(name) as file, reading(self.path(name)):
             yield from pq.ParquetFile(file).iter_batches(ROW_GROUP, columns=columns)
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> Any:
-        with self._open(name) as file, _reading(self.path(name)):
+        self._check(name)
+        with self._open(name) as file, reading(self.path(name)):
             return pq.ParquetFile(file).read(columns=columns)
 
     def verify(self) -> None:
         """Read every part and compare size and checksum. Raises FormatError naming the first damaged one."""
         for part in self.parts:
-            with self._open(part.name) as file:
-                checksum, size = checksum_stream(file)
-            if (checksum, size) != (part.xxh3_128, part.size):
-                raise damaged(self.path(part.name), f"has {size} bytes with checksum {checksum}, the marker says "
-                              f"{part.size} and {part.xxh3_128}")  # fmt: skip
+            self._whole.discard(part.name)
+            self._check(part.name)
+
+    def verify_entries(self) -> None:
+        """The same for Parquet parts; those that were compared already are not read again."""
+        for part in self.parts:
+            if part.kind == PARQUET:
+                self._check(part.name)
+
+    def _check(self, name: str) -> None:
+        part = next((part for part in self.parts if part.name == name), None)
+        if part is None or name in self._whole:
+            return
+        with self._open(part.name) as file:
+            checksum, size = checksum_stream(file)
+        if (checksum, size) != (part.xxh3_128, part.size):
+            raise damaged(self.path(part.name), f"has {size} bytes with checksum {checksum}, the marker says "
+                          f"{part.size} and {part.xxh3_128}")  # fmt: skip
+        self._whole.add(name)
 
     def _open(self, name: str) -> BinaryIO:
         try:
@@ -355,9 +387,27 @@ def read_marker(path: str, format: str, version: int) -> Marker:
                 f"{path}: format {found.format} version {found.version}, expected {format} version {version}",
                 hint="use the release that wrote it, or a newer one",
             )
-        return msgspec.json.decode(data, type=Marker)
-    except msgspec.DecodeError as error:
+        marker = msgspec.json.decode(data, type=Marker)
+    except UNREADABLE as error:
         raise damaged(path, f"cannot be read: {error}") from error
+    _check_parts(marker.parts, path)
+    return marker
+
+
+def _check_parts(parts: list[Part], path: str) -> None:
+    """A part lies below its directory, once. Raises FormatError."""
+    check_below(path, "the name of a part", (part.name for part in parts))
+    seen = set()
+    for part in parts:
+        if part.name in seen:
+            raise foreign(path, "part", part.name, "is named twice")
+        seen.add(part.name)
+        if part.kind not in (LINES, PARQUET):
+            raise foreign(path, f"the kind of part {part.name}", part.kind, f"is neither {LINES} nor {PARQUET}")
+        if part.rows < 0 or part.size < 0:
+            raise foreign(path, f"rows and size of part {part.name}", (part.rows, part.size), "are no counts")
+        if not is_checksum(part.xxh3_128):
+            raise foreign(path, f"the checksum of part {part.name}", part.xxh3_128, "is none")
 
 
 def damaged(path: str, what: str) -> FormatError:
@@ -365,31 +415,41 @@ def damaged(path: str, what: str) -> FormatError:
 
 
 @contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
+def reading(path: str) -> Iterator[None]:
+    """Raises FormatError naming the file where what is read of a part cannot be understood."""
     try:
         yield
-    except (zlib.error, pa.ArrowInvalid) as error:
-        raise damaged(path, f"is damaged: {error}") from error
+    except (zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
+        raise damaged(path, f"is damaged: {str(error).strip()}") from error
     except OSError as error:
         if error.errno is None:  # pyarrow says OSError for bytes it cannot decode
-            raise damaged(path, f"is damaged: {error}") from error
+            raise damaged(path, f"is damaged: {str(error).strip()}") from error
         raise
 
 
 def _gunzip_lines(file: BinaryIO, path: str) -> Iterator[bytes]:
     gunzip = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    rest = b""
+    begun: list[bytes] = []  # of the line that has not ended yet
+    length, number = 0, 1
     while chunk := gunzip.unconsumed_tail or file.read(_CHUNK):
-        head, *lines = (rest + gunzip.decompress(chunk, 4 * _CHUNK)).split(
-            b"\n"
-        )  # bounded: zeros expand a thousandfold
+        # Bounded: zeros expand a thousandfold.
+        head, *lines = gunzip.decompress(chunk, 4 * _CHUNK).split(b"\n")
+        length += len(head)
+        if length > LINE_BYTES:
+            raise _too_long(path, number)
+        begun.append(head)
         if lines:
-            yield head
+            yield b"".join(begun)
             yield from lines[:-1]
-            rest = lines[-1]
-        else:
-            rest = head
+            begun, length, number = [lines[-1]], len(lines[-1]), number + len(lines)
         if gunzip.eof:
             break
-    if not gunzip.eof or gunzip.unused_data or file.read(1) or rest:
+    if not gunzip.eof or gunzip.unused_data or file.read(1) or length:
         raise damaged(path, "does not end where its content does")
+
+
+def _too_long(path: str, number: int) -> FormatError:
+    return FormatError(
+        f"{path}: line {number} is longer than {LINE_BYTES >> 20} MiB",
+        hint="no record of a metastore is: it was damaged or made by somebody else",
+    )

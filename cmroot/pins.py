@@ -18,6 +18,7 @@ import xxhash
 
 from cmroot.errors import FormatError, PinError
 from cmroot.place import Store, join, store_for
+from cmroot.root import guard_names
 
 VERSION = 1
 
@@ -79,7 +80,7 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Pins:
-    """All pins of a root, by name. `damaged`: the files that could not be understood."""
+    """All pins of a root, by name. `damaged`: the files that could not be understood, and directories that are gone."""
 
     slots: list[Slot]
     holds: list[Hold]
@@ -90,8 +91,9 @@ class Pins:
         """The same, for who must not overlook any. Raises FormatError when one is damaged."""
         if self.damaged:
             raise FormatError(
-                f"{', '.join(self.damaged)}: damaged, so what it protects is not known, and nothing may go",
-                hint="restore the file from a copy of the root, or drop the pin by its name if nobody needs it",
+                f"{', '.join(self.damaged)}: damaged or missing, so what it protects is not known, and nothing may go",
+                hint="restore it from a copy of the root; if nobody needs it, drop the pin by its name, or make the"
+                " directory again",
                 details={"damaged": self.damaged},
             )
         return self
@@ -184,6 +186,7 @@ def holds(root: str) -> list[Hold]:
 def pin_dump(root: str, pin: DumpPin) -> None:
     """Before anything of the dump is listed. Safe to run twice: the last word counts."""
     _check_name(pin)
+    guard_names(root, _DIRECTORY[DumpPin])
     _write(root, pin)
 
 
@@ -257,6 +260,7 @@ def _decode(data: bytes, kind: type[P], path: str) -> P:
 
 def _create(root: str, pin: Pin) -> None:
     place = _place(root, type(pin), pin.name)
+    guard_names(root, _DIRECTORY[type(pin)])  # one that was lost must not be there again as if it had been empty
     if not store_for(root).create_exclusive(place, _encode(pin)):
         raise PinError(
             f"{_WORD[type(pin)]} {pin.name}: there is one of this name", hint="choose another, or drop it first"
@@ -305,9 +309,12 @@ def _all(root: str, kind: type[P], damaged: list[str]) -> list[P]:
     store: Store = store_for(root)
     directory = join(root, _DIRECTORY[kind])
     found = []
-    for name in store.list(directory):
-        if name.startswith("."):
-            continue
+    try:
+        names = guard_names(root, _DIRECTORY[kind])
+    except FormatError:
+        damaged.append(directory)
+        return []
+    for name in names:
         path = join(directory, name)
         try:
             found.append(_decode(store.read_bytes(path), kind, path))

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -42,7 +43,8 @@ class Store(Protocol):
     def open_write(self, path: str) -> AbstractContextManager[BinaryIO]:
         """Write a file piece by piece: published when the block ends, nothing left when it raises."""
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """False only when the store says that there is nothing; an answer that cannot be had is raised."""
 
     def size(self, path: str) -> int: ...
 
@@ -147,6 +149,23 @@ def same_store(a: str, b: str) -> bool:
     if is_local(a):
         return True
     return a.partition("://")[2].split("/", 1)[0] == b.partition("://")[2].split("/", 1)[0]
+
+
+def status_of(path: str, *, follow: bool = True) -> os.stat_result | None:
+    """What a local path names; None when there is nothing. Only ENOENT and ENOTDIR say so: any other error (a failing
+    disk, a stale handle, a directory that this user may not search) is raised, since it says nothing."""
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise_named(error, path)
+
+
+def is_directory(path: str, *, follow: bool = True) -> bool:
+    """Of a local path. Raises as `status_of`."""
+    status = status_of(path, follow=follow)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def same_device(a: str, b: str) -> bool:
@@ -275,7 +294,7 @@ class LocalStore:
             sync_directory(os.path.dirname(target))
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(local_path(path))
+        return status_of(local_path(path)) is not None
 
     def size(self, path: str) -> int:
         with naming(path):
@@ -292,7 +311,7 @@ class LocalStore:
     def find(self, path: str) -> Names:
         top = local_path(path)
         found = []
-        for directory, _, names in os.walk(top):
+        for directory, _, names in os.walk(top, onerror=raise_unless_gone):
             below = directory[len(top) :].lstrip("/")
             found += [os.path.join(below, name) for name in names if not name.startswith(ASIDE)]
         return sorted(found)
@@ -318,7 +337,7 @@ class LocalStore:
             try:
                 os.mkdir(directory)
             except FileExistsError:
-                if not os.path.isdir(directory):
+                if not is_directory(directory):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from None
                 return
             except FileNotFoundError:
@@ -343,6 +362,25 @@ class LocalStore:
                 os.unlink(aside)
             raise
         return aside
+
+
+def make_private(place: str) -> None:
+    """Makes a directory that only its owner may enter: what lies in it may be hidden where it comes from, and links
+    share the modes of their files. One that is there keeps its mode: an operator may have chosen it."""
+    if not is_local(place):
+        store_for(place).mkdirs(place)
+        return
+    path = local_path(place)
+    LocalStore().mkdirs(os.path.dirname(path))
+    with naming(path), contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        sync_directory(os.path.dirname(path))
+
+
+def raise_unless_gone(error: OSError) -> None:
+    """What `os.walk` met on its way: it would go on as if an unreadable directory were an empty one."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise_named(error, str(error.filename))
 
 
 def aside_name(target: str) -> str:

@@ -8,9 +8,10 @@ a single step that a crash cannot tear, and it holds any path). Then hash, then 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import shutil
+import stat
 from collections.abc import Callable
 
 import msgspec
@@ -25,12 +26,14 @@ from cmroot.content import (
     locate,
     opened,
     remove_name,
+    sync_name,
     unsteady,
 )
 from cmroot.errors import ChecksumMismatch, KeepError
-from cmroot.listing import hidden
 from cmroot.objects import keep_and_check, remove_source
-from cmroot.place import ASIDE, is_local, join, local_path, naming, store_for
+from cmroot.place import ASIDE, is_directory, is_local, join, local_path, naming, status_of, store_for
+from cmroot.resolve import refuse_root
+from cmroot.text import shown
 
 _ORIGIN = ".origin"
 
@@ -39,7 +42,7 @@ _RENAME_REFUSED = frozenset({errno.EXDEV, errno.EBUSY})
 
 
 class Recycled(msgspec.Struct, frozen=True, gc=False):
-    """A file that was taken from `path` and is kept now."""
+    """A file that was taken from `path` (as `text.shown` tells it) and is kept now."""
 
     path: str
     kept: Kept
@@ -61,24 +64,27 @@ class Swept(msgspec.Struct, frozen=True):
     removed: list[str]
 
 
-def recycle(root: str, path: str, known: Kept | None = None, *, record: Record = forget) -> Kept:
+def recycle(root: str, path: str, known: Kept | None = None, *, record: Record = forget, ours: bool = False) -> Kept:
     """Move one file into the root; returns what was kept. FileNotFoundError when it is gone, so a second run says so.
-    KeepError for a symbolic link: the bytes behind it are somebody else's.
+    KeepError for a symbolic link: the bytes behind it are somebody else's. Protected for a place of a root, unless it
+    is `ours`: what this package itself has moved there.
 
     `known` is what an earlier `keep` of this path said: when the kept file is this very inode with the time and size
     of then, its name is removed without reading it again. `record`: see Record.
     """
+    if not ours:
+        refuse_root(root, path)
+    if is_local(path):
+        refuse_link(local_path(path))
     if not (is_local(root) and is_local(path)):
         kept = keep_and_check(root, path)
-        record([Recycled(path, kept)])
+        record([Recycled(shown(path), kept)])
         remove_source(path, kept)
         return kept
     root, path = local_path(root), local_path(path)
     with naming(path):
-        if os.path.islink(path):
-            raise KeepError(f"{path}: a symbolic link", hint="recycle the file it leads to, or remove the link by hand")
         if known is not None and _is_linked(root, path, known):
-            record([Recycled(path, known)])
+            record([Recycled(shown(path), known)])
             os.unlink(path)
             return known
         try:
@@ -90,16 +96,21 @@ def recycle(root: str, path: str, known: Kept | None = None, *, record: Record =
         return _file_entry(root, entry, path, record)[0].kept
 
 
-def recycle_tree(root: str, directory: str, *, record: Record = forget) -> list[Recycled]:
+def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bool = False) -> list[Recycled]:
     """Move every file below a directory into the root and remove the directory; [] when it is gone. Record: see there.
-    A single file is moved like a directory of one.
+    A single file is moved like a directory of one. KeepError when the directory is a symbolic link; Protected, and
+    `ours`, as for `recycle`.
 
-    Symbolic links are removed and not followed; hidden files and directories (`.x.crc`, `.hive-staging...`) are removed
-    and not kept. On one device the whole directory is protected by a single rename, with whatever is written into it
-    later by a program that has it open.
+    Every file is kept, hidden ones (`.hoodie/...`, `.x.crc`) too; symbolic links in it are removed and not followed. On
+    one device the whole directory is protected by a single rename, with whatever is written into it later by a program
+    that has it open.
     """
+    if not ours:
+        refuse_root(root, directory)
+    if is_local(directory):
+        refuse_link(local_path(directory))
     if not (is_local(root) and is_local(directory)):
-        return _recycle_each(root, directory, record)
+        return _recycle_each(root, directory, record, ours)
     root, directory = local_path(root), local_path(directory)
     with naming(directory):
         try:
@@ -109,7 +120,7 @@ def recycle_tree(root: str, directory: str, *, record: Record = forget) -> list[
         except OSError as error:
             if error.errno not in _RENAME_REFUSED:
                 raise
-            return _recycle_each(root, directory, record)
+            return _recycle_each(root, directory, record, ours)
         return _file_entry(root, entry, directory, record)
 
 
@@ -130,7 +141,7 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
     root, incoming = local_path(root), local_path(incoming)
     with naming(incoming):
         for above in (root, incoming):
-            for name in os.listdir(above) if os.path.isdir(above) else ():
+            for name in os.listdir(above) if is_directory(above) else ():
                 if name.startswith(ASIDE):
                     remove_name(join(above, name))
                     removed.append(name)
@@ -139,7 +150,10 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
             entry = join(incoming, name)
             if name.endswith(_ORIGIN):
                 continue
-            if name.startswith("recycle-"):
+            if stat.S_ISLNK(os.lstat(entry).st_mode):
+                _put_back_link(entry)
+                removed.append(name)
+            elif name.startswith("recycle-"):
                 finished += _file_entry(root, entry, os.readlink(entry + _ORIGIN), record)
             elif name.startswith("damaged-"):  # a kept file; no path of the warehouse led to it
                 file_incoming(root, entry)
@@ -162,16 +176,39 @@ def _protect(root: str, path: str) -> str:
     except OSError:
         os.unlink(entry + _ORIGIN)
         raise
+    if stat.S_ISLNK(os.lstat(entry).st_mode):  # since it was looked at
+        _put_back_link(entry)
+        raise _linked(path)
     return entry
+
+
+def refuse_link(path: str) -> None:
+    """KeepError for a symbolic link, wherever it leads: what is behind it is another's."""
+    status = status_of(path, follow=False)
+    if status is not None and stat.S_ISLNK(status.st_mode):
+        raise _linked(path)
+
+
+def _linked(path: str) -> KeepError:
+    return KeepError(f"{path}: a symbolic link", hint="recycle what it leads to, or remove the link by hand")
+
+
+def _put_back_link(entry: str) -> None:
+    """A link that was protected, by a race or an older release: no bytes of it are here, so it gets its name again,
+    or goes where the name is taken."""
+    with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
+        os.symlink(os.readlink(entry), os.readlink(entry + _ORIGIN))
+    remove_name(entry)
+    remove_name(entry + _ORIGIN)
 
 
 def _file_entry(root: str, entry: str, origin: str, record: Record) -> list[Recycled]:
     """File what was protected, tell the recorder, and only then remove the traces from `incoming/`."""
     recycled: list[Recycled] = []
     for _ in range(ATTEMPTS):
-        is_tree = os.path.isdir(entry)
+        is_tree = is_directory(entry, follow=False)
         paths = files_below(entry) if is_tree else [entry]
-        found = [Recycled(origin + path[len(entry) :], file_incoming(root, path)) for path in paths]
+        found = [Recycled(shown(origin + path[len(entry) :]), file_incoming(root, path)) for path in paths]
         record(found)
         recycled += found
         for path in paths:
@@ -189,13 +226,11 @@ def _file_entry(root: str, entry: str, origin: str, record: Record) -> list[Recy
 
 
 def files_below(directory: str) -> list[str]:
-    """All files but hidden ones, sorted; also those that listings skip (`_temporary`): removing must not lose them."""
+    """All files, sorted; also those that listings skip (hidden ones, `_temporary`): removing must not lose them."""
     found, waiting = [], [directory]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
             for entry in entries:
-                if hidden(entry.name):
-                    continue
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
@@ -204,15 +239,12 @@ def files_below(directory: str) -> list[str]:
 
 
 def remove_emptied(directory: str) -> None:
-    """Remove directories, hidden files, symbolic links and pipes. Not a regular file: if there is one, ENOTEMPTY."""
+    """Remove directories, symbolic links and pipes. Not a regular file: if there is one, ENOTEMPTY."""
     with os.scandir(directory) as entries:
         for entry in list(entries):
             if entry.is_dir(follow_symlinks=False):
-                if hidden(entry.name):
-                    shutil.rmtree(entry.path)
-                else:
-                    remove_emptied(entry.path)
-            elif hidden(entry.name) or not entry.is_file(follow_symlinks=False):
+                remove_emptied(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
                 os.unlink(entry.path)
     os.rmdir(directory)
 
@@ -227,34 +259,31 @@ def _is_linked(root: str, path: str, known: Kept) -> bool:
     return same and not _changed(here, known)
 
 
-def _recycle_each(root: str, directory: str, record: Record) -> list[Recycled]:
+def _recycle_each(root: str, directory: str, record: Record, ours: bool) -> list[Recycled]:
     """Across devices and stores: file by file, then what is left of the directory. A file by itself is one, too."""
     if is_local(directory):
         directory = local_path(directory)
-        if os.path.isfile(directory) and not os.path.islink(directory):
-            return [Recycled(directory, recycle(root, directory, record=record))]
-        paths = files_below(directory) if os.path.isdir(directory) else []
-        recycled = [Recycled(path, recycle(root, path, record=record)) for path in paths]
-        if os.path.isdir(directory):
-            remove_emptied(directory)
+        status = status_of(directory, follow=False)
+        if status is None:
+            return []
+        if stat.S_ISREG(status.st_mode):
+            return [Recycled(shown(directory), recycle(root, directory, record=record, ours=ours))]
+        paths = files_below(directory)
+        recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
+        remove_emptied(directory)
         return recycled
     store = store_for(directory)
     if not store.find(directory) and store.exists(directory):
-        return [Recycled(directory, recycle(root, directory, record=record))]
-    names = [name for name in store.find(directory) if not any(hidden(part) for part in name.split("/"))]
-    recycled = []
-    for path in (join(directory, name) for name in names):
-        recycled.append(Recycled(path, recycle(root, path, record=record)))
-    for name in store.find(directory):
-        if any(hidden(part) for part in name.split("/")):  # not remove_tree: a new file may have come
-            store.remove(join(directory, name))
-    if not store.find(directory):
+        return [Recycled(shown(directory), recycle(root, directory, record=record, ours=ours))]
+    paths = [join(directory, name) for name in store.find(directory)]
+    recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
+    if not store.find(directory):  # a new file may have come
         store.remove_tree(directory)
     return recycled
 
 
 def _recycle_by_copy(root: str, path: str, record: Record) -> Kept:
-    """Across devices: a synced copy, read back, and only then the source's name goes."""
+    """Across devices: a copy, read back, it and its name synced, and only then the source's name goes."""
     with opened(path) as descriptor:
         kept = file_by_copy(root, descriptor, path)
         final = locate(root, kept.checksum, kept.size)
@@ -263,7 +292,8 @@ def _recycle_by_copy(root: str, path: str, record: Record) -> Kept:
                 f"{final}: holds other bytes than its name says, so {path} was not removed",
                 hint="look at the disk for errors, remove the damaged file, then run the same command again",
             )
-        record([Recycled(path, kept)])
+        sync_name(final)
+        record([Recycled(shown(path), kept)])
         ours, now = os.fstat(descriptor), os.stat(path)
         if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino) or _changed(ours, kept):
             raise unsteady(path)

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from cmroot.entries import estimate, prefixes
 from cmroot.errors import FormatError, Superseded
 from cmroot.log import ADD, RELEASE, segments
-from cmroot.parts import conform
+from cmroot.names import check_entries
+from cmroot.parts import conform, reading
 from cmroot.place import store_for
 from cmroot.segment import Segment
 from cmroot.taken import read_taken
@@ -84,6 +85,7 @@ def sources(root: str, log: list[Segment]) -> list[FileRows | Listable]:
         )
     found: list[FileRows | Listable] = [Listable(prefixes(root))]
     for segment in log:
+        segment.verify_entries()
         for place in segment.files_parts():
             groups = _row_groups(place)
             found += [
@@ -143,7 +145,7 @@ def count_references(entries: pa.Table, *, pending: bool = False) -> pa.Table:
 def _entries(source: FileRows) -> Iterator[pa.Table]:
     columns = ["position", "op", "size", "checksum", "since"]
     try:
-        with store_for(source.place).open_read(source.place) as file:
+        with store_for(source.place).open_read(source.place) as file, reading(source.place):
             parquet = pq.ParquetFile(file)
             there = [
                 name for name in columns if name in parquet.schema_arrow.names
@@ -152,27 +154,18 @@ def _entries(source: FileRows) -> Iterator[pa.Table]:
                 rows = parquet.read_row_group(number, columns=there)
                 if "since" not in there:
                     rows = rows.append_column("since", pa.nulls(rows.num_rows, pa.int64()))
+                check_entries(rows, source.place, pending=source.pending)
                 yield rows
     except FileNotFoundError as error:
         raise Superseded(f"{source.place}: gone while it was to be read", hint="run the same command again") from error
-    except pa.ArrowInvalid as error:
-        raise _damaged(source.place, error) from error
 
 
 def _row_groups(place: str) -> int:
     try:
-        with store_for(place).open_read(place) as file:
+        with store_for(place).open_read(place) as file, reading(place):
             return int(pq.ParquetFile(file).metadata.num_row_groups)
     except FileNotFoundError as error:
         raise Superseded(f"{place}: gone while it was to be read", hint="run the same command again") from error
-    except pa.ArrowInvalid as error:
-        raise _damaged(place, error) from error
-
-
-def _damaged(place: str, error: Exception) -> FormatError:
-    return FormatError(
-        f"{place}: is damaged: {error}", hint="restore it from a copy of the root; until then nothing can expire"
-    )
 
 
 def _named(aggregated: pa.Table) -> pa.Table:

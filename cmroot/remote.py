@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
@@ -22,13 +24,15 @@ from cmroot.place import (
     scheme,
     split_authority,
 )
-
-_RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb"})
-"""fsspec protocols with directories and a rename: a file there is visible while it is written, so it is written
-aside. All others are object stores, where an object appears whole when its upload ends."""
+from cmroot.renaming import RENAMING, in_two_steps, is_there, meant, next_of, rename_onto_free, replace
 
 _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
+
+_ASKED_AT_ONCE = 32
+"""Requests about single objects at one time: a thousand of them take about as long as removing a thousand."""
+
+Infos = list[dict[str, Any] | None]  # the store below has a method called list
 
 _MEMORY_CREATE = threading.Lock()  # fsspec's memory store looks, then writes; it lives in one process
 
@@ -65,11 +69,11 @@ class FsspecStore:
 
     @property
     def _renames(self) -> bool:
-        return scheme(self.place) in _RENAMING
+        return scheme(self.place) in RENAMING
 
     def read_bytes(self, path: str) -> bytes:
         with naming(path):
-            return cast(bytes, self.filesystem.cat_file(self.key(path)))
+            return cast(bytes, self._current(self.key(path), self.filesystem.cat_file))
 
     def write_bytes(self, path: str, data: bytes) -> None:
         with naming(path):
@@ -108,14 +112,14 @@ class FsspecStore:
         return True
 
     def _create_by_rename(self, path: str, data: bytes) -> bool:
-        """HDFS refuses to rename onto a file, and fsspec drops the refusal: whether the aside is left tells."""
+        """HDFS refuses to rename onto a file, and WebHDFS drops the refusal: whether the aside is left tells. (HDFS
+        by pyarrow overwrites, so there only the look before excludes.)"""
         if self.exists(path):
             return False
         aside = self._aside(path)
         self.filesystem.pipe_file(aside, data)
-        with contextlib.suppress(OSError):
-            self.filesystem.mv(aside, self.key(path))
-        if not self.filesystem.exists(aside):
+        rename_onto_free(self.filesystem, scheme(self.place), aside, self.key(path))
+        if not is_there(self.filesystem, aside):
             return True
         self.filesystem.rm_file(aside)
         return False
@@ -142,11 +146,29 @@ class FsspecStore:
                 self.filesystem.put_file(spool.name, self.key(path))
 
     def exists(self, path: str) -> bool:
-        return bool(self.filesystem.exists(self.key(path)))
+        try:
+            with naming(path):
+                self._current(self.key(path), self.filesystem.info)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def size(self, path: str) -> int:
         with naming(path):
             return int(self.filesystem.info(self.key(path))["size"])
+
+    def infos(self, paths: Sequence[str]) -> Infos:
+        """What the store says of each file, side by side where it may be asked so; None: it is not there."""
+        threads = _ASKED_AT_ONCE if getattr(self.filesystem, "async_impl", False) else 1
+        with ThreadPoolExecutor(threads, thread_name_prefix="infos") as pool:
+            return list(pool.map(self._info, paths))
+
+    def _info(self, path: str) -> dict[str, Any] | None:
+        with naming(path):
+            try:
+                return cast(dict[str, Any], self.filesystem.info(self.key(path)))
+            except FileNotFoundError:
+                return None
 
     def list(self, path: str) -> Names:
         key = self.key(path)
@@ -154,14 +176,41 @@ class FsspecStore:
             keys = [str(name).rstrip("/") for name in self.filesystem.ls(key, detail=False)]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        names = (name.rpartition("/")[2] for name in keys if name != key.rstrip("/"))
+        names = {meant(name.rpartition("/")[2]) for name in keys if name != key.rstrip("/")}
         return sorted(name for name in names if not name.startswith(ASIDE))
 
     def find(self, path: str) -> Names:
         prefix = self.key(path).rstrip("/") + "/"
-        keys = self.filesystem.find(prefix.rstrip("/"))
-        names = [key[len(prefix) :] for key in keys if key.startswith(prefix) and key != prefix]
-        return sorted(name for name in names if not name.rpartition("/")[2].startswith(ASIDE))
+        keys = [key for key in self.tree(path) if key.startswith(prefix) and key != prefix]
+        parts = (key[len(prefix) :].rpartition("/") for key in keys)
+        return sorted({above + slash + meant(name) for above, slash, name in parts if not _is_aside(name)})
+
+    def tree(self, path: str, *, directories: bool = False) -> dict[str, dict[str, Any]]:
+        """Every file at and below a place by its key, with what the store says about it; with `directories` these, too.
+        {} when there is none. What cannot be listed is an error: most of fsspec's drivers would leave it out."""
+        top = self.key(path).rstrip("/")
+        with naming(path):
+            if _lists_trees(self.filesystem):
+                return cast(dict[str, Any], self.filesystem.find(top, withdirs=directories, detail=True))
+            return self._walk(top, directories)
+
+    def _walk(self, top: str, directories: bool) -> dict[str, dict[str, Any]]:
+        found, waiting = dict[str, dict[str, Any]](), [top]
+        while waiting:
+            above = waiting.pop()
+            try:
+                listed = self.filesystem.ls(above, detail=True)
+            except (FileNotFoundError, NotADirectoryError):  # gone, or never there
+                continue
+            for info in listed:
+                key = str(info["name"]).rstrip("/")
+                if info["type"] != "directory":
+                    found[key] = info
+                elif key != above:
+                    waiting.append(key)
+                    if directories:
+                        found[key] = info
+        return found
 
     def move(self, path: str, target: str) -> None:
         with naming(target):
@@ -174,8 +223,12 @@ class FsspecStore:
                 self.filesystem.rm_file(old)
 
     def remove(self, path: str) -> None:
-        with naming(path), contextlib.suppress(FileNotFoundError):
-            self.filesystem.rm_file(self.key(path))
+        keys = [self.key(path)]
+        if in_two_steps(scheme(self.place)):
+            keys.insert(0, next_of(keys[0]))  # first, or it would count once the other is gone
+        for key in keys:
+            with naming(path), contextlib.suppress(FileNotFoundError):
+                self.filesystem.rm_file(key)
 
     def remove_many(self, paths: Sequence[str]) -> None:
         """Remove files, in few requests where the store has one for many; missing ones are no error."""
@@ -191,7 +244,7 @@ class FsspecStore:
         # never fs.rm of a tree: it reads * ? [ ] in names as patterns
         prefix = self.key(path).rstrip("/")
         with naming(path):
-            found = self.filesystem.find(prefix, withdirs=True, detail=True)
+            found = self.tree(path, directories=True)
             directories = [prefix]
             for key, info in found.items():
                 if not key.startswith(prefix + "/"):
@@ -219,9 +272,29 @@ class FsspecStore:
         return self.key(aside_name(path))
 
     def _replace(self, aside: str, key: str) -> None:
-        """Rename onto a name; HDFS will not overwrite, and a refused rename looks like success, so look."""
-        with contextlib.suppress(FileNotFoundError):
-            self.filesystem.rm_file(key)
-        self.filesystem.mv(aside, key)
-        if self.filesystem.exists(aside):
-            raise NotWritable(f"{key}: the store refused to rename {aside} to it", hint="look at the store's log")
+        replace(self.filesystem, scheme(self.place), aside, key)
+
+    def _current(self, key: str, ask: Callable[[str], Any]) -> Any:
+        """What `ask` says of a name, or of its `next` while that is being replaced. FileNotFoundError for neither."""
+        if not in_two_steps(scheme(self.place)):
+            return ask(key)
+        for _ in range(_LOOKS):
+            for name in (key, next_of(key)):
+                with contextlib.suppress(FileNotFoundError):
+                    return ask(name)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+
+
+_LOOKS = 3
+"""How often both names of a file are looked for: between two looks it may have been replaced, whole."""
+
+
+def _is_aside(name: str) -> bool:
+    return meant(name).startswith(ASIDE)
+
+
+def _lists_trees(filesystem: Any) -> bool:
+    """Whether the store lists a tree with requests of its own; fsspec's walk takes what it may not list for empty."""
+    from fsspec.asyn import AsyncFileSystem
+
+    return isinstance(filesystem, AsyncFileSystem) and type(filesystem)._find is not AsyncFileSystem._find

@@ -17,10 +17,11 @@ from cmroot.content import content_name
 from cmroot.errors import FormatError, Superseded
 from cmroot.filing import removing
 from cmroot.lease import Lease
+from cmroot.listing import object_time_ns
 from cmroot.log import ADD, segments
 from cmroot.place import is_local, join, local_path, raise_named
 from cmroot.remote import FsspecStore
-from cmroot.retention import UNREFERENCED, Needing
+from cmroot.retention import NEVER, Needing
 from cmroot.taken import read_taken
 
 BATCH = 1000
@@ -83,8 +84,8 @@ def remove(
     root: str, planned: Iterator[pa.RecordBatch], since: Since, cutoff_ns: int, lease: Lease, *,
     now: Callable[[], float] = time.time,
 ) -> Removed:  # fmt: skip
-    """Remove the planned entries that are not needed now. An entry without references that changed after `cutoff_ns`
-    (since 1970) is taken back too. Safe to run twice."""
+    """Remove the planned entries that are not needed now. One that was filed anew after `cutoff_ns` (since 1970) is
+    taken back too. Safe to run twice."""
     removed = Removed()
     directory = join(local_path(root) if is_local(root) else root, "files")
     for rows in planned:
@@ -101,17 +102,17 @@ def remove(
                 if is_local(root):
                     _unlink(directory, going, cutoff_ns, removed)
                 else:
-                    _delete(directory, going, removed)
+                    _delete(directory, going, cutoff_ns, removed)
     return removed
 
 
 def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Removed) -> None:
-    columns = (rows[name].to_pylist() for name in ("checksum", "size", "reason"))
-    for checksum, size, reason in zip(*columns, strict=True):
+    columns = (rows[name].to_pylist() for name in ("checksum", "size"))
+    for checksum, size in zip(*columns, strict=True):
         path = f"{directory}/{checksum[:2]}/{content_name(checksum, size)}"
         try:
             status = os.lstat(path)
-            if reason == UNREFERENCED and status.st_ctime_ns > cutoff_ns:  # it was filed anew
+            if status.st_ctime_ns > cutoff_ns:  # it was filed anew
                 removed.taken_back += 1
                 removed.taken_back_bytes += status.st_size
                 continue
@@ -127,15 +128,25 @@ def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
             removed.freed += status.st_size
 
 
-def _delete(directory: str, rows: pa.RecordBatch, removed: Removed) -> None:
+def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Removed) -> None:
+    store = FsspecStore(directory)
     columns = (rows[name].to_pylist() for name in ("checksum", "size"))
-    FsspecStore(directory).remove_many(
-        [join(directory, checksum[:2], content_name(checksum, size)) for checksum, size in zip(*columns, strict=True)]
-    )
-    size = pc.sum(rows["bytes"]).as_py() or 0
-    removed.entries += rows.num_rows
-    removed.bytes += size
-    removed.freed += size
+    paths = [
+        join(directory, checksum[:2], content_name(checksum, size)) for checksum, size in zip(*columns, strict=True)
+    ]
+    going = []
+    for path, told, size in zip(paths, store.infos(paths), rows["bytes"].to_pylist(), strict=True):
+        if told is None:
+            removed.missing += 1
+        elif (object_time_ns(told) or NEVER) > cutoff_ns:  # it was filed anew, or nobody knows
+            removed.taken_back += 1
+            removed.taken_back_bytes += size
+        else:
+            going.append(path)
+            removed.entries += 1
+            removed.bytes += size
+            removed.freed += size
+    store.remove_many(going)
 
 
 def _begun(root: str, position: int) -> pa.Array:

@@ -33,6 +33,9 @@ DECIDED = pa.schema(
 )
 """One row for a kept entry."""
 
+NEVER = (1 << 62) - 1
+"""A cutoff after every position and time: nothing counts as young."""
+
 LIVE, YOUNG, EXPIRED = "live", "young", "expired"
 UNREFERENCED, UNREFERENCED_YOUNG = "unreferenced", "unreferenced, young"
 GOING = (EXPIRED, UNREFERENCED)
@@ -54,7 +57,8 @@ class Needing:
 @dataclass(frozen=True)
 class Rules:
     """What an expiry goes by. `pins` in order of precedence: the first that needs an entry names the reason.
-    `cutoff`: what was released after this position is young; `cutoff_ns`: what changed after this moment is."""
+    `cutoff`: what was released after this position is young; `cutoff_ns`: what was filed after this moment is, whatever
+    refers to it."""
 
     pins: tuple[Needing, ...]
     cutoff: int
@@ -80,11 +84,11 @@ def decide(references: pa.Table, entries: pa.Table, rules: Rules) -> pa.Table:
     live = pc.fill_null(pc.greater(table["adds"], table["releases"]), False)
     gone = pc.and_(referenced, pc.invert(live))
     young = pc.fill_null(pc.greater(table["released"], rules.cutoff), False)
-    changed = pc.fill_null(pc.greater(table["changed_ns"], rules.cutoff_ns), True)
+    changed = _changed(table, rules)
     needed = [pc.and_(gone, _needed(table, number, pin)) for number, pin in enumerate(rules.pins)]
 
     reason = pc.if_else(changed, UNREFERENCED_YOUNG, UNREFERENCED)
-    reason = pc.if_else(referenced, pc.if_else(young, YOUNG, EXPIRED), reason)
+    reason = pc.if_else(referenced, pc.if_else(pc.or_(young, changed), YOUNG, EXPIRED), reason)
     for by, pin in reversed(list(zip(needed, rules.pins, strict=True))):
         reason = pc.if_else(by, pin.reason, reason)
     reason = pc.if_else(live, LIVE, reason)
@@ -97,6 +101,11 @@ def decide(references: pa.Table, entries: pa.Table, rules: Rules) -> pa.Table:
     for by, pin in zip(needed, rules.pins, strict=True):
         decided = decided.append_column(pin.reason, by)
     return decided
+
+
+def _changed(table: pa.Table, rules: Rules) -> Any:
+    """Which entries were filed after the cutoff; where the store tells no time, all but for `NEVER`."""
+    return pc.fill_null(pc.greater(table["changed_ns"], rules.cutoff_ns), rules.cutoff_ns < NEVER)
 
 
 def _contents(references: pa.Table, rules: Rules) -> pa.Table:
@@ -141,8 +150,10 @@ def tally(decided: pa.Table, rules: Rules) -> pa.Table:
         {"what": "reason", "name": row["reason"], "entries": row["bytes_count"], "bytes": row["bytes_sum"]}
         for row in reasons.to_pylist()
     ]
-    old = pc.less_equal(decided["released"], rules.cutoff)
-    alone = pc.and_(pc.equal(decided["pins"], 1), pc.fill_null(old, False))
+    old = pc.and_(
+        pc.fill_null(pc.less_equal(decided["released"], rules.cutoff), False), pc.invert(_changed(decided, rules))
+    )
+    alone = pc.and_(pc.equal(decided["pins"], 1), old)
     for pin in rules.pins:
         held = decided.filter(decided[pin.reason])
         only = decided.filter(pc.and_(decided[pin.reason], alone))

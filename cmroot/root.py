@@ -8,13 +8,21 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from cmroot.errors import FormatError, NotWritable
-from cmroot.place import join, normal, store_for
+from cmroot.errors import UNREADABLE, FormatError, NotWritable
+from cmroot.names import check_id
+from cmroot.place import is_directory, is_local, join, local_path, make_private, normal, store_for
 
 FORMAT = "FORMAT"
 VERSION = 1
 
-DIRECTORIES = ("files", "incoming", "log", "slots", "holds", "dumps", "taken", "taking", "expiring")
+DIRECTORIES = ("files", "incoming", "log", "slots", "holds", "legal", "dumps", "taken", "taking", "expiring")
+
+GUARDS = ("slots", "holds", "legal", "dumps")
+"""What forbids removals. Made once, when the root is new or of a release that did not tell, and noted in `.made`: one
+that is missing afterwards was lost, with whatever it said, and is never made again by itself."""
+
+MADE = ".made"
+_HERE = ".here"  # where a store has no empty directories
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -24,6 +32,13 @@ class Format(msgspec.Struct, frozen=True):
     version: int
     id: str
     created: str
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """The content of `.made`: the guards that this root was given."""
+
+    version: int
+    directories: tuple[str, ...]
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -76,12 +91,50 @@ def create_or_open(place: str, kind: str = "cmroot") -> ChangeRoot:
                 f"{place}: not empty, and not a {kind} (it has no {FORMAT})",
                 hint="choose an empty directory, or one that a run before made",
             )
+        make_private(place)
         made = Format(kind, VERSION, str(uuid.uuid4()), datetime.now(UTC).isoformat(timespec="seconds"))
         store.create_exclusive(join(place, FORMAT), _pretty(made))  # whoever was first has made it
     root = open_existing(place, kind)
+    given = _made(place)
     for name in DIRECTORIES:
-        store.mkdirs(join(place, name))
+        if name not in given:
+            store.mkdirs(join(place, name))
+    fresh = [name for name in GUARDS if name not in given]
+    if fresh:
+        for name in fresh:
+            if not is_local(place):
+                store.write_bytes(join(place, name, _HERE), b"")
+        store.write_bytes(join(place, MADE), msgspec.json.encode(_Made(1, tuple(sorted({*given, *fresh})))) + b"\n")
     return root
+
+
+def guard_names(place: str, guard: str) -> list[str]:
+    """The names in one of GUARDS of a root. Raises FormatError when the root had the directory and has it
+    no more: what it forbade is not known then."""
+    directory = join(place, guard)
+    names = store_for(place).list(directory)
+    there = bool(names) if is_local(place) else _HERE in names
+    if not there and not (is_local(place) and is_directory(local_path(directory))) and guard in _made(place):
+        raise FormatError(
+            f"{directory}: missing, so what it forbids to remove is not known, and nothing may go",
+            hint=f"restore it from a copy of the root; if nobody needs what it had, make {_empty(place, guard)}",
+            details={"damaged": [directory]},
+        )
+    return [name for name in names if not name.startswith(".")]
+
+
+def _empty(place: str, guard: str) -> str:
+    return "an empty directory" if is_local(place) else f"an empty object {join(place, guard, _HERE)}"
+
+
+def _made(place: str) -> tuple[str, ...]:
+    path = join(place, MADE)
+    try:
+        return msgspec.json.decode(store_for(place).read_bytes(path), type=_Made).directories
+    except FileNotFoundError:
+        return ()
+    except msgspec.DecodeError as error:
+        raise FormatError(f"{path}: {error}", hint="remove it; the next run writes it again") from error
 
 
 def open_existing(place: str, kind: str = "cmroot") -> ChangeRoot:
@@ -101,8 +154,10 @@ def open_existing(place: str, kind: str = "cmroot") -> ChangeRoot:
                 f"{place}: version {versioned.version} of the format, this release knows {VERSION}",
                 hint="use the release that wrote it, or a newer one",
             )
-        return ChangeRoot(place, msgspec.json.decode(data, type=Format))
-    except msgspec.DecodeError as error:
+        found = msgspec.json.decode(data, type=Format)
+        check_id(path, "the id", found.id)
+        return ChangeRoot(place, found)
+    except UNREADABLE as error:
         raise FormatError(f"{path}: {error}", hint="restore this small file from a backup of the root") from error
 
 

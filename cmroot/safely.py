@@ -12,12 +12,12 @@ import stat
 from collections.abc import Iterator, Mapping
 
 from cmroot.checksum import checksum_file
-from cmroot.content import Kept, locate
+from cmroot.content import Kept, locate, sync_name
 from cmroot.errors import ChecksumMismatch, KeepError
 from cmroot.keep import CopyKeeper, Keeper
-from cmroot.listing import FileState, file_state, hidden, object_state
+from cmroot.listing import FileState, file_state, object_state
 from cmroot.objects import keep_and_check, remove_source
-from cmroot.place import is_local, join, local_path, naming, normal
+from cmroot.place import is_directory, is_local, join, local_path, naming, normal, status_of
 from cmroot.recycle import files_below, recycle, recycle_tree, remove_emptied
 from cmroot.remote import FsspecStore
 
@@ -35,6 +35,7 @@ def keep_safely(keeper: Keeper, root: str, path: str) -> Kept:
             f"{final}: holds other bytes than its name says, so {path} must not go",
             hint="look at the disk for errors, remove the damaged file, then do the same again",
         )
+    sync_name(final)
     return kept
 
 
@@ -46,7 +47,7 @@ def unchanged(state: FileState, kept: Kept) -> bool:
 
 
 def files_at(place: str) -> Iterator[tuple[str, FileState]]:
-    """(name relative to the place, state) of every file but hidden ones; a file itself has the name "". Symbolic links
+    """(name relative to the place, state) of every file, hidden ones too; a file itself has the name "". Symbolic links
     to directories are not followed, as deleting does not follow them."""
     if not is_local(place):
         yield from _objects_at(place)
@@ -66,8 +67,6 @@ def files_at(place: str) -> Iterator[tuple[str, FileState]]:
             with contextlib.suppress(FileNotFoundError), os.scandir(join(top, relative)) as found:
                 for entry in found:
                     name = f"{relative}/{entry.name}" if relative else entry.name
-                    if hidden(entry.name):
-                        continue
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(name)
                     elif entry.is_file():
@@ -78,12 +77,10 @@ def files_at(place: str) -> Iterator[tuple[str, FileState]]:
 def _objects_at(place: str) -> Iterator[tuple[str, FileState]]:
     store = FsspecStore(place)
     prefix = store.key(place).rstrip("/") + "/"
-    with naming(place):
-        found = store.filesystem.find(prefix.rstrip("/"), detail=True)
-    for key, info in found.items():
+    for key, info in store.tree(place).items():
         name = key[len(prefix) :]
         is_file = key.startswith(prefix) and name and not name.endswith("/") and info.get("type") != "directory"
-        if is_file and not any(hidden(part) for part in name.split("/")):
+        if is_file:
             yield name, object_state(name, info)
 
 
@@ -119,20 +116,23 @@ def move_back(root: str, entry: str, path: str) -> None:
     """Back to the name it had. What has come there meanwhile stays: directories are merged, and a file whose name is
     taken goes to the root's kept files."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    entry_is_tree, path_is_tree = (os.path.isdir(each) and not os.path.islink(each) for each in (entry, path))
-    if not os.path.lexists(path):
+    entry_is_tree, path_is_tree = (is_directory(each, follow=False) for each in (entry, path))
+    if status_of(path, follow=False) is None:
         os.rename(entry, path)
     elif entry_is_tree and path_is_tree:
-        with contextlib.suppress(OSError):
+        try:
             os.rename(entry, path)  # onto an empty directory
             return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
         for name in sorted(os.listdir(entry)):
             move_back(root, join(entry, name), join(path, name))
         os.rmdir(entry)
     elif entry_is_tree:
-        recycle_tree(root, entry)
-    elif os.path.isfile(entry) and not os.path.islink(entry):
-        recycle(root, entry)
+        recycle_tree(root, entry, ours=True)
+    elif stat.S_ISREG(os.lstat(entry).st_mode):
+        recycle(root, entry, ours=True)
     else:
         os.unlink(entry)
 
@@ -151,13 +151,14 @@ def remove_kept_below(place: str, named: str, kept: Mapping[str, Kept], *, whole
         return not left
     path = local_path(place)
     with naming(path):
-        if not os.path.lexists(path):
+        status = status_of(path, follow=False)
+        if status is None:
             return True
-        if os.path.islink(path):
+        if stat.S_ISLNK(status.st_mode):
             if whole:
                 os.unlink(path)
             return True
-        if not os.path.isdir(path):
+        if not stat.S_ISDIR(status.st_mode):
             return _remove_file(path, kept.get(normal(named)))
         left = [
             each for each in files_below(path) if not _remove_file(each, kept.get(normal(named + each[len(path) :])))

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.errors import FormatError, Superseded
+from cmroot.names import check_entries
 from cmroot.parts import LINES, PARQUET, Marker, Part, PartsReader, conform, damaged
 from cmroot.place import join, name_of, parent, store_for
 
@@ -166,6 +167,7 @@ class Segment:
             if part.kind == PARQUET:
                 with self._present():
                     for batch in self._reader.batches(part.name, columns):
+                        check_entries(batch, self._reader.path(part.name))
                         if batch.schema.equals(schema):
                             yield batch
                         else:
@@ -175,6 +177,11 @@ class Segment:
         """Read every part and compare. Raises FormatError naming the damaged part."""
         with self._present():
             self._reader.verify()
+
+    def verify_entries(self) -> None:
+        """The same for the file entries alone, once. What may go is decided from them, and nobody else would notice."""
+        with self._present():
+            self._reader.verify_entries()
 
     @contextlib.contextmanager
     def _present(self) -> Iterator[None]:

@@ -16,8 +16,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.errors import FormatError
+from cmroot.errors import UNREADABLE, FormatError
 from cmroot.log import FILES
+from cmroot.names import check_entries
 from cmroot.parts import conform
 from cmroot.place import join, store_for
 
@@ -36,7 +37,9 @@ class Taken:
         """The entries. FormatError when the file is damaged."""
         try:
             with store_for(self.place).open_read(self.place) as file:
-                return conform(pq.read_table(file), FILES)
+                rows = conform(pq.read_table(file), FILES)
+                check_entries(rows, self.place, pending=True)
+                return rows
         except (pa.ArrowException, OSError) as error:
             raise FormatError(
                 f"{self.place}: {error}", hint="remove it: the bytes stay kept, the record will not name them"
@@ -97,7 +100,7 @@ def _journals(root: str) -> Iterator[_Journal]:
             yield msgspec.json.decode(store.read_bytes(join(taking, name, JOURNAL)), type=_Journal)
         except FileNotFoundError:
             continue  # decided this moment
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise FormatError(
                 f"{join(taking, name, JOURNAL)}: {error}", hint="start the gateway on this root once: it puts it right"
             ) from error

@@ -9,10 +9,12 @@ What is left for the capture of the event is in `taken`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +23,7 @@ import msgspec
 import pyarrow.compute as pc
 
 from cmroot.content import ATTEMPTS, Kept
+from cmroot.emptied import remove_if_empty
 from cmroot.errors import KeepError
 from cmroot.filing import filing
 from cmroot.journal import (
@@ -34,31 +37,48 @@ from cmroot.journal import (
     Owner,
     Source,
     entries,
+    flaw,
     outermost,
     read_entries,
     read_journal,
-    refuse_overlap,
     write_entries,
     write_journal,
 )
 from cmroot.keep import Keeper, choose_keeper
-from cmroot.place import ASIDE, is_local, join, local_path, naming, normal, same_device, split_authority, store_for
+from cmroot.place import (
+    ASIDE,
+    is_local,
+    join,
+    local_path,
+    naming,
+    normal,
+    same_device,
+    split_authority,
+    status_of,
+    store_for,
+)
+from cmroot.resolve import refuse_root
 from cmroot.safely import files_at, keep_safely, move_aside, move_back, remove_kept_below, unchanged
 from cmroot.taken import JOURNAL, write_taken
 
 THREADS = 8
+LEFT = "it is left as it is, and captures wait for it: look at it, then move it away"
 _BATCH = 64  # files that a thread keeps in a row
+
+log = logging.getLogger(__name__)
 
 
 class Taking:
     """One taking: `protect`, then `sent`, then `settle` (or `put_back`). Each may be run again after a crash."""
 
-    def __init__(self, root: str, journal: Journal, *, live: bool) -> None:
-        """`live`: its sources have not been out of sight since it began; not so for one that a crash left."""
+    def __init__(self, root: str, journal: Journal, *, live: bool, stopped: threading.Event | None = None) -> None:
+        """`live`: its sources have not been out of sight since it began; not so for one that a crash left. `stopped`:
+        once it is set, `protect` gives up at the next file."""
         self.root, self.journal = root, journal
         self.place = join(root, DIRECTORY, journal.id)
         self.open = True  # until all is done
         self._live = live
+        self._stopped = stopped or threading.Event()
         self._kept: dict[str, Kept] = {}  # by the place that the file had
         self._keepers: dict[object, Keeper] = {}
         self._filing = contextlib.ExitStack()
@@ -68,12 +88,13 @@ class Taking:
     def begin(
         cls, root: str, *, before_event: int, call: str, db: str, table: str, sources: Sequence[Source],
         owners: Sequence[Owner], empties: bool = False, about: Mapping[str, Any] | None = None,
+        stopped: threading.Event | None = None,
     ) -> Taking:  # fmt: skip
         """Writes the journal; nothing is moved yet. Raises NotWritable or NoSpace when the root takes nothing, and
-        KeepError for a source that holds the root. The arguments are those of Journal."""
+        Protected for a source that lies in a root, or around one. The arguments are those of Journal."""
         chosen = outermost(sources)
         for source in chosen:
-            refuse_overlap(root, source.place)
+            refuse_root(root, source.place)
         taken = tuple(
             msgspec.structs.replace(source, entry=str(number) if same_device(root, source.place) else "")
             for number, source in enumerate(chosen)
@@ -82,7 +103,7 @@ class Taking:
             VERSION, uuid.uuid4().hex, TAKING, before_event, call, db, table,
             datetime.now(UTC).isoformat(timespec="seconds"), taken, tuple(owners), empties, dict(about or {}),
         )  # fmt: skip
-        taking = cls(root, journal, live=True)
+        taking = cls(root, journal, live=True, stopped=stopped)
         try:
             store_for(root).mkdirs(taking.place)
             taking._save()
@@ -110,7 +131,7 @@ class Taking:
         try:
             self._begin_filing()
             for source in self.journal.sources:
-                self._keep(source.place, source.place)
+                self._keep(source.place, source.place, stopped=self._stopped)
             moved = [self._move(source) for source in self.journal.sources]
             self.journal = msgspec.structs.replace(self.journal, sources=tuple(moved))
             self._keep_late()
@@ -164,7 +185,7 @@ class Taking:
             self._filing.enter_context(filing(self.root))
             self._is_filing = True
 
-    def _keep(self, place: str, named: str) -> None:
+    def _keep(self, place: str, named: str, stopped: threading.Event | None = None) -> None:
         """Keeps the files at `place` that are not yet; they had the name `named`."""
         fresh = [
             (join(place, relative), key)
@@ -178,6 +199,8 @@ class Taking:
         def keep_some(some: Sequence[tuple[str, str]]) -> list[tuple[str, Kept]]:
             found = []
             for path, key in some:
+                if stopped is not None and stopped.is_set():
+                    raise KeepError(f"{place}: stopped before all of it was kept")
                 with contextlib.suppress(FileNotFoundError):  # vanished, as files in a live table do
                     found.append((key, keep_safely(keeper, self.root, path)))
             return found
@@ -214,13 +237,15 @@ class Taking:
 
     def _move(self, source: Source) -> Source:
         """The source as the journal is to name it: without an entry when it could not be moved."""
+        refuse_root(self.root, source.place)
         if source.entry and not move_aside(local_path(source.place), self._entry(source), stays=self.journal.empties):
             return msgspec.structs.replace(source, entry="")
         return source
 
     def _restore(self, sources: Iterable[Source]) -> None:
         for source in reversed(list(sources)):
-            if source.entry and os.path.lexists(self._entry(source)):
+            if source.entry and status_of(self._entry(source), follow=False) is not None:
+                refuse_root(self.root, source.place)
                 with naming(source.place):
                     move_back(self.root, self._entry(source), local_path(source.place))
 
@@ -229,6 +254,7 @@ class Taking:
         never moved, only the kept files go when the place may be in use."""
         if source.entry:
             return remove_kept_below(self._entry(source), source.place, self._kept, whole=True)
+        refuse_root(self.root, source.place)
         alone = self._live and not self.journal.empties
         return remove_kept_below(source.place, source.place, self._kept, whole=alone) or not alone
 
@@ -259,14 +285,22 @@ class Taking:
         self.open, self._is_filing = False, False
 
 
-def takings(root: str) -> list[Taking]:
+def takings(root: str, refuse: Callable[[str, Journal], str] = lambda place, journal: "") -> list[Taking]:
     """Those that are not finished, the oldest first: of a gateway at work, or left by a crash. Raises FormatError for a
-    journal that is damaged or of another version."""
+    journal that is damaged or of another version.
+
+    A journal says what is moved and removed, so it is believed only when it has no flaw, and `refuse`, asked with the
+    taking's place, has nothing against it; else it is logged and left as it is."""
     found = []
     for name in store_for(root).list(join(root, DIRECTORY)):
-        journal = read_journal(join(root, DIRECTORY, name))
-        if journal is not None:
-            found.append(Taking(root, journal, live=False))
+        place = join(root, DIRECTORY, name)
+        journal = read_journal(place)
+        if journal is None:
+            continue
+        if why := flaw(journal, name) or refuse(place, journal):
+            log.warning("%s is not followed: %r; %s", join(place, JOURNAL), why, LEFT)
+            continue
+        found.append(Taking(root, journal, live=False))
     return sorted(found, key=lambda taking: (taking.journal.before_event, taking.journal.created))
 
 
@@ -282,8 +316,8 @@ def sweep_takings(root: str) -> None:
 def _remove_empty(place: str) -> None:
     if is_local(place):
         path = local_path(place)
-        with contextlib.suppress(OSError):
+        with naming(path), contextlib.suppress(FileNotFoundError):
             for name in os.listdir(path):
                 if name.startswith(ASIDE):
                     os.unlink(join(path, name))
-            os.rmdir(path)
+        remove_if_empty(path)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
+from plain_tables import PlainDatabase
 
+from cmroot.errors import LeaseHeld
+from cmroot.lease import Holder
+from cmroot.log import segments
 from cmroot.place import store_for
 from cmroot.root import create_or_open
 from replicator import api
@@ -19,6 +26,7 @@ from replicator.load.superseded import Superseded, close_superseded, note_supers
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import connect
 from replicator.model import Column, Database, Partition, Serde, Storage, Table
+from replicator.progress import Progress
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 server = pytest.importorskip("moto.server", reason="moto is not installed")
@@ -108,8 +116,8 @@ def test_a_snapshot_on_s3_is_carried_by_the_store_and_what_it_replaced_is_kept_o
     for name in ("same", "replaced", "removed"):
         store.write_bytes(f"{old}/{name}", name.encode())
     note_superseded(root, "1", [Superseded(old, "a", "log", successor=new)])
-    assert run_carry_task(CarryTask([(old, new)])) == 3
-    assert run_carry_task(CarryTask([(old, new)])) == 0  # again, after a kill
+    assert run_carry_task(CarryTask(root, [(old, new)])) == 3
+    assert run_carry_task(CarryTask(root, [(old, new)])) == 0  # again, after a kill
     roots = Roots(root, root)
     store.write_bytes(f"{new}/replaced", b"another")
     assert remove_file(f"{new}/removed", roots, private=True)
@@ -120,3 +128,139 @@ def test_a_snapshot_on_s3_is_carried_by_the_store_and_what_it_replaced_is_kept_o
     assert (swept.directories, swept.files, store.list(old), store.list(new)) == (1, 2, [], ["replaced", "same"])
     kept = [store.read_bytes(f"{root}/files/{name}") for name in store.find(f"{root}/files")]
     assert sorted(kept) == [b"removed", b"replaced"]
+
+
+# Leases
+
+
+class TakenOver(Progress):
+    """While a task of this title is at work, another host takes the lease over, as it may when ours was paused."""
+
+    def __init__(self, root: str, title: str) -> None:
+        self.root, self.title, self.done = root, title, False
+
+    @contextlib.contextmanager
+    def task(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        if title == self.title:
+            store, lease = store_for(self.root), f"{self.root}/lease"
+            (epoch,) = map(int, store.list(lease))
+            holder = Holder(1, epoch + 1, "elsewhere", 1, "2026-01-01T00:00:00+00:00", "take over", "t", 4e9)
+            assert store.create_exclusive(f"{lease}/{epoch + 1:020d}", msgspec.json.encode(holder))
+            store.remove(f"{lease}/{epoch:020d}")
+            self.done = True
+        yield lambda steps: None
+
+
+class Shop:
+    """A database of two tables with a root on the bucket, and a target with another."""
+
+    def __init__(self, bucket: str, source: Running, target: Running, engine: AutoEngine, number: int) -> None:
+        self.name, self.engine = f"shop{number}", engine
+        self.source_uri, self.target = source.uri, target
+        self.root, self.target_root = f"{bucket}/{self.name}/cmroot", f"{bucket}/{self.name}/target"
+        self.dumps = f"{bucket}/{self.name}/dumps"
+        self.number = itertools.count(1)
+        with connect(source.uri) as metastore:
+            db = PlainDatabase(metastore, self.name, source.warehouse)
+            db.create()
+            for table in ("a", "b"):
+                db.table(table, {"one": f"{table} one", "two": f"{table} two"})
+        self.home = source.warehouse / f"{self.name}.db"
+
+    def capture(self, progress: Progress | None = None) -> None:
+        api.capture(source=self.source_uri, cmroot=self.root, db=self.name, engine=self.engine, progress=progress)
+
+    def dump(self, progress: Progress | None = None, since: str | None = None) -> str:
+        out = f"{self.dumps}/{next(self.number)}"
+        sides = {"source": self.source_uri, "cmroot": self.root, "db": self.name, "out": out, "engine": self.engine}
+        return api.dump(**sides, since=since, progress=progress).dump
+
+    def load(self, dump: str, progress: Progress | None = None) -> None:
+        api.load(dump, target=self.target.uri, cmroot=self.target_root, engine=self.engine, progress=progress)
+
+    def restore(self, progress: Progress) -> None:
+        api.restore(
+            cmroot=self.root, db=self.name, to=segments(self.root)[-1].metadata["event"], target=self.target.uri,
+            into=f"{self.name}_past", target_cmroot=self.target_root, engine=self.engine, progress=progress,
+        )  # fmt: skip
+
+    def repair(self, progress: Progress) -> None:
+        api.repair(
+            source=self.source_uri, target=self.target.uri, cmroot=self.root, db=self.name,
+            target_cmroot=self.target_root, engine=self.engine, progress=progress,
+        )  # fmt: skip
+
+    def shown(self) -> dict[str, list[str]]:
+        """Tables of the target, with their files."""
+        with connect(self.target.uri) as metastore:
+            names = [each for each in metastore.database_names() if each.startswith(self.name)]
+            tables = [(name, table) for name in names for table in metastore.table_names(name)]
+        place = self.target.warehouse
+        return {f"{db}.{name}": sorted(os.listdir(place / f"{db}.db" / name)) for db, name in tables}
+
+    def checkpoint(self) -> dict[str, str]:
+        with connect(self.target.uri) as metastore:
+            found = metastore.database(self.name).parameters
+            return {key: value for key, value in found.items() if "loading" not in key and "role" not in key}
+
+
+_shops = itertools.count(1)
+
+
+@pytest.fixture
+def shop(source_metastore: Running, target_metastore: Running, bucket: str, engine: AutoEngine) -> Shop:
+    return Shop(bucket, source_metastore, target_metastore, engine, next(_shops))
+
+
+def test_a_capture_or_dump_whose_lease_was_taken_over_publishes_nothing(shop: Shop) -> None:
+    for title in (f"walk {shop.name}", "list and keep files"):
+        taken = TakenOver(create_or_open(shop.root).place, title)
+        with pytest.raises(LeaseHeld, match="taken over"):
+            shop.capture(taken)
+        assert taken.done and segments(shop.root) == []
+        store_for(shop.root).remove_tree(f"{shop.root}/lease")
+    shop.capture()
+    taken = TakenOver(shop.root, f"dump {shop.name}")
+    with pytest.raises(LeaseHeld):
+        shop.dump(taken)
+    assert taken.done and "_finished_dump" not in store_for(shop.dumps).find(shop.dumps)
+    assert len(segments(shop.root)) == 1
+
+
+@pytest.mark.parametrize("title", ["copy files", "commit tables", "commit partitions"])
+def test_a_load_whose_lease_was_taken_over_stops(shop: Shop, title: str) -> None:
+    dump = shop.dump()
+    taken = TakenOver(shop.target_root, title)
+    with pytest.raises(LeaseHeld, match="taken over"):
+        shop.load(dump, taken)
+    assert taken.done
+    names = {f"{shop.name}.a", f"{shop.name}.b"} if title == "commit partitions" else set()
+    assert set(shop.shown()) == names and not any(key.endswith("position") for key in shop.checkpoint())
+
+
+def test_a_load_whose_lease_was_taken_over_removes_nothing(shop: Shop) -> None:
+    first = shop.dump()
+    shop.load(first)
+    before, at = shop.shown(), shop.checkpoint()
+    (shop.home / "a" / "one").unlink()
+    (shop.home / "b" / "three").write_text("b three")
+    second = shop.dump(since=first)
+    taken = TakenOver(shop.target_root, "copy files")
+    with pytest.raises(LeaseHeld):
+        shop.load(second, taken)
+    assert taken.done and "one" in shop.shown()[f"{shop.name}.a"] and shop.checkpoint() == at
+    store_for(shop.target_root).remove_tree(f"{shop.target_root}/lease")
+    shop.load(second)
+    assert shop.shown() != before and "one" not in shop.shown()[f"{shop.name}.a"]
+
+
+@pytest.mark.parametrize("verb", ["restore", "repair"])
+def test_a_restore_or_repair_whose_lease_was_taken_over_commits_nothing(shop: Shop, verb: str) -> None:
+    shop.load(shop.dump())
+    with connect(shop.target.uri) as metastore:
+        metastore.drop_table(shop.name, "b")
+    before, at = shop.shown(), shop.checkpoint()
+    taken = TakenOver(shop.target_root, "commit tables")
+    with pytest.raises(LeaseHeld, match="taken over"):
+        getattr(shop, verb)(taken)
+    assert taken.done and (shop.shown(), shop.checkpoint()) == (before, at)

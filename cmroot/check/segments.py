@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 
 from cmroot.check.finding import Finding
-from cmroot.errors import FormatError, Superseded
+from cmroot.errors import UNREADABLE, FormatError, Superseded
 from cmroot.log import Segment
 
 
@@ -49,7 +49,7 @@ def _wrong_positions(segment: Segment) -> str:
     for line in segment.records():
         try:
             position = decoder.decode(line).position
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             return f"the record after position {last} cannot be read: {error}"
         if position <= last or position > segment.last:
             return f"position {position} stands after {last}"

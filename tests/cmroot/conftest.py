@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -59,3 +61,14 @@ def root(place: str) -> str:
 @pytest.fixture
 def local_root(tmp_path: Path) -> str:
     return create_or_open(str(tmp_path / "cmroot")).place
+
+
+@pytest.fixture
+def other_device(local_root: str) -> Iterator[Path]:
+    """A directory on another device than the root's."""
+    memory = Path("/dev/shm")
+    if not (memory.is_dir() and os.access(memory, os.W_OK) and memory.stat().st_dev != os.stat(local_root).st_dev):
+        pytest.skip("no second device")
+    place = Path(tempfile.mkdtemp(dir=memory))
+    yield place
+    shutil.rmtree(place)

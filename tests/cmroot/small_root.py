@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from cmroot.content import content_name
+from cmroot.entries import list_entries
 from cmroot.expire import Expired, ExpiryPlan, expire, plan_expiry
+from cmroot.lease import Lease
 from cmroot.log import FILES, SegmentWriter, segments
 from cmroot.pins import Slot, iso
 from cmroot.place import join, store_for
@@ -42,14 +45,14 @@ class SmallRoot:
     def path(self, name: str) -> str:
         return join(self.root, "files", checksum(name)[:2], content_name(checksum(name), len(content(name))))
 
-    def capture(self, *, add: str = "", release: str = "", at: float = NOW) -> None:
+    def capture(self, *, add: str = "", release: str = "", at: float = NOW, lease: Lease | None = None) -> None:
         """One record: `add` begins references to the words in it, `release` ends `word@position`s."""
         self.position += 1
         rows = [{"op": "add", **self._named(name)} for name in add.split()]
         for one in release.split():
             name, _, since = one.partition("@")
             rows.append({"op": "release", "since": int(since), **self._named(name)})
-        with SegmentWriter(self.root, self.position) as writer:
+        with SegmentWriter(self.root, self.position, lease=lease) as writer:
             table = pa.Table.from_pylist(rows, schema=FILES)
             at_position = pa.array([self.position] * len(rows), pa.int64())
             writer.append_files(table.set_column(0, FILES.field("position"), at_position))
@@ -57,6 +60,19 @@ class SmallRoot:
 
     def _named(self, name: str) -> dict[str, object]:
         return {"checksum": checksum(name), "size": len(content(name)), "path": name, "kept": True}
+
+    def filed_ns(self, name: str) -> int:
+        """When an entry was filed, by the store's clock."""
+        entries = list_entries(self.root, checksum(name)[:2]).entries
+        (found,) = entries.filter(pc.equal(entries["checksum"], checksum(name)))["changed_ns"].to_pylist()
+        return int(found)
+
+    def after(self, name: str) -> float:
+        """A moment after an entry was filed and before now, by the store's clock; waits for its next tick."""
+        while True:
+            self.keep("p")
+            if self.filed_ns("p") > self.filed_ns(name):
+                return (self.filed_ns("p") + self.filed_ns(name)) / 2e9
 
     def there(self) -> set[str]:
         found = store_for(self.root).find(join(self.root, "files"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,10 +28,15 @@ from cmroot.pins import (
     hold,
     iso,
     pin_dump,
+    read_pins,
     release,
     slots,
 )
 from cmroot.place import is_local, join, store_for
+from cmroot.recycle import recycle
+from cmroot.removal import Since, remove
+from cmroot.retention import DECIDED
+from cmroot.root import GUARDS, create_or_open
 from cmroot.taken import write_taken
 
 
@@ -45,6 +51,46 @@ def local(local_root: str) -> SmallRoot:
 
 
 # What stays and what goes
+
+
+def test_each_batch_of_removals_asks_for_the_lease(ground: SmallRoot) -> None:
+    ground.keep("a", "b")
+    plan = ground.plan(NOTHING)
+    rows = [row for batch in plan.rows(keep=False) for row in batch.to_pylist()]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pylist(rows[:1], schema=DECIDED)
+        lease.release()  # as if another had taken it over
+        yield pa.RecordBatch.from_pylist(rows[1:], schema=DECIDED)
+
+    with acquire(ground.root, "expire", renew=False) as lease, pytest.raises(LeaseHeld):
+        since = Since(ground.root, plan.position, plan.rules.pins, plan.rules.pins)
+        remove(ground.root, batches(), since, plan.rules.cutoff_ns, lease)
+    assert len(ground.there()) == 1
+    plan.discard()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same store", "from local"])
+def test_what_is_recycled_is_as_young_as_that_whatever_the_log_says(
+    ground: SmallRoot, place: str, tmp_path: Path, elsewhere: bool
+) -> None:
+    ground.keep("a", "b")
+    ground.capture(add="a b", at=1)
+    ground.capture(release="a@1 b@1", at=1)
+    cutoff = ground.after("a")
+    path = str(tmp_path / "w/a") if elsewhere else join(place, "w/a")
+    store_for(path).write_bytes(path, content("a"))
+    late = ground.plan(timedelta(hours=1), cutoff + HOUR)
+    assert {row["reason"] for batch in late.rows(keep=False) for row in batch.to_pylist()} == {"expired"}
+    recycle(ground.root, path)
+    removed = expire(ground.root, late, now=lambda: cutoff + HOUR).removed
+    assert (removed.entries, removed.taken_back, removed.taken_back_bytes) == (1, 1, len(content("a")))
+    assert "a" in ground.there() and "b" not in ground.there()
+    assert ground.reasons(older_than=timedelta(hours=1), now=cutoff + HOUR)["a"] == "young"
+    ground.expire(timedelta(hours=1), cutoff + HOUR)
+    assert "a" in ground.there()
+    ground.expire(timedelta(hours=1))
+    assert ground.there() == set()
 
 
 def test_what_the_source_has_stays_and_what_nobody_needs_goes(ground: SmallRoot) -> None:
@@ -430,3 +476,36 @@ def test_a_damaged_part_of_the_log_stops_an_expiry(local: SmallRoot) -> None:
 def test_a_retention_in_the_future_is_refused(local: SmallRoot) -> None:
     with pytest.raises(Error, match="future"):
         local.plan(timedelta(days=-1))
+
+
+@pytest.mark.parametrize("guard", ["slots", "holds", "dumps"])
+def test_a_lost_directory_of_pins_stops_expiry(ground: SmallRoot, guard: str) -> None:
+    history(ground)
+    made = {"slots": lambda name: create_slot(ground.root, slot(name, 1)),
+            "holds": lambda name: hold(ground.root, Hold(name, 1, 1, iso(NOW))),
+            "dumps": lambda name: pin_dump(ground.root, DumpPin(name, "/d", 1, 1, iso(NOW)))}[guard]  # fmt: skip
+    made("needed")
+    before = ground.there()
+    store_for(ground.root).remove_tree(join(ground.root, guard))
+    assert create_or_open(ground.root).place == ground.root, "opening it does not make it again"
+    with pytest.raises(FormatError, match=f"{guard}: damaged or missing"):
+        ground.plan()
+    with pytest.raises(FormatError, match="missing"):
+        made("another")
+    assert read_pins(ground.root).damaged == [join(ground.root, guard)] and ground.there() == before
+    if is_local(ground.root):  # an operator says that nobody needs it
+        os.mkdir(join(ground.root, guard))
+    else:
+        store_for(ground.root).write_bytes(join(ground.root, guard, ".here"), b"")
+    assert ground.expire().removed.entries == 3 and ground.there() == {"a"}
+
+
+def test_a_root_of_a_release_that_noted_no_directories_gets_them(ground: SmallRoot) -> None:
+    store = store_for(ground.root)
+    store.remove(join(ground.root, ".made"))
+    for guard in GUARDS:
+        store.remove_tree(join(ground.root, guard))
+    assert read_pins(ground.root).damaged == [], "it may never have had any"
+    assert create_or_open(ground.root).place == ground.root and read_pins(ground.root).damaged == []
+    store.remove_tree(join(ground.root, "slots"))
+    assert read_pins(ground.root).damaged == [join(ground.root, "slots")]

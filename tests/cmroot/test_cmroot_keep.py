@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cmroot import content
+from cmroot import content, objects
 from cmroot.checksum import checksum_file, checksum_stream
-from cmroot.errors import KeepError
+from cmroot.errors import ChecksumMismatch, KeepError, Protected
 from cmroot.keep import (
     CopyKeeper,
     Keeper,
+    Kept,
     LinkKeeper,
     NoKeeper,
+    Recycled,
     choose_keeper,
     is_kept,
     locate,
@@ -26,7 +30,7 @@ from cmroot.keep import (
     sweep_incoming,
 )
 from cmroot.listing import file_state
-from cmroot.place import join, store_for
+from cmroot.place import is_local, join, store_for
 from cmroot.root import create_or_open
 
 
@@ -280,17 +284,30 @@ def test_a_recycled_file_is_gone_and_kept_and_a_second_run_says_so(root: str, pl
 
 
 def test_a_recycled_directory_is_gone_and_all_its_data_kept(root: str, place: str) -> None:
-    contents = {"f": b"1", "p=1/f": b"2", "p=1/q=[*]/f": b"2", "_temporary/0/f": b"3"}
+    contents = {
+        "f": b"1", "p=1/f": b"2", "p=1/q=[*]/f": b"2", "_temporary/0/f": b"3", ".env": b"4", "p=1/.f.crc": b"5",
+        ".hoodie/.aux/x": b"6", ".meta/schema.avsc": b"7",
+    }  # fmt: skip
     for name, data in contents.items():
         store_for(place).write_bytes(join(place, "w/t", name), data)
-    for name in (".f.crc", "p=1/.f.crc", ".hive-staging/x"):
-        store_for(place).write_bytes(join(place, "w/t", name), b"noise")
     store_for(place).write_bytes(join(place, "w/t2/f"), b"stays")
     recycled = recycle_tree(root, join(place, "w/t"))
     assert {one.path: one.kept.size for one in recycled} == {join(place, "w/t", name): 1 for name in contents}
     assert store_for(place).find(join(place, "w")) == ["t2/f"]
-    assert len(kept_files(root)) == 3
+    assert {store_for(root).read_bytes(join(root, "files", name)) for name in kept_files(root)} == {*contents.values()}
     assert recycle_tree(root, join(place, "w/t")) == []
+
+
+def test_a_file_whose_name_is_no_text_is_recycled_like_any_other(local_root: str, tmp_path: Path) -> None:
+    told: list[Recycled] = []
+    for name in (b"bad\xff", b"sub\xfe/f"):
+        path = Path(os.fsdecode(os.fsencode(tmp_path / "t") + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name)
+    recycle_tree(local_root, str(tmp_path / "t"), record=told.extend)
+    assert sorted(each.path for each in told) == [f"{tmp_path}/t/" + name for name in (r"bad\xff", r"sub\xfe/f")]
+    assert all(is_kept(local_root, each.kept.checksum, each.kept.size) for each in told)
+    assert not (tmp_path / "t").exists()
 
 
 def test_recycling_what_is_kept_already_renews_its_age_and_leaves_its_times(local_root: str, tmp_path: Path) -> None:
@@ -308,6 +325,33 @@ def test_recycling_what_is_kept_already_renews_its_age_and_leaves_its_times(loca
     assert (after.st_mtime_ns, after.st_mode, after.st_ino) == (1, before.st_mode, before.st_ino)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_an_entry_of_another_owner_is_renewed_by_equal_bytes_that_take_its_name(tmp_path: Path) -> None:
+    top = Path(tempfile.mkdtemp())  # every directory above may be passed by anybody
+    try:
+        os.chmod(top, 0o777)
+        old = os.umask(0)
+        root = create_or_open(str(top / "cmroot")).place
+        os.chmod(root, 0o777)  # of a group that shares it
+        (top / "first").write_bytes(b"equal")
+        final = Path(locate(root, recycle(root, str(top / "first")).checksum, 5))
+        os.chmod(final, 0o600)
+        os.chmod(final, 0o644)
+        before = final.stat()
+        (top / "second").write_bytes(b"equal")
+        os.chown(top / "second", 65534, 65534)
+        os.seteuid(65534)
+        recycle(root, str(top / "second"))
+        after = final.stat()
+        assert (after.st_uid, final.read_bytes()) == (65534, b"equal")
+        assert after.st_ino != before.st_ino and after.st_ctime_ns >= before.st_ctime_ns
+        assert os.listdir(top / "cmroot/incoming") == []
+    finally:
+        os.seteuid(0)
+        os.umask(old)
+        shutil.rmtree(top)
+
+
 def test_recycling_leaves_what_links_lead_to(local_root: str, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/f").write_bytes(b"1")
@@ -319,6 +363,49 @@ def test_recycling_leaves_what_links_lead_to(local_root: str, tmp_path: Path) ->
         recycle(local_root, str(tmp_path / "t/file"))
     assert recycle_tree(local_root, str(tmp_path / "t")) == []
     assert not (tmp_path / "t").exists() and (tmp_path / "outside/f").read_bytes() == b"1"
+
+
+def test_a_link_in_place_of_a_directory_is_not_followed(local_root: str, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/f").write_bytes(b"1")
+    (tmp_path / "t").symlink_to(tmp_path / "outside")
+    with pytest.raises(KeepError, match="symbolic link"):
+        recycle_tree(local_root, str(tmp_path / "t"))
+    assert (tmp_path / "t/f").read_bytes() == b"1" and kept_files(local_root) == []
+    assert sweep_incoming(local_root).removed == [] and os.listdir(join(local_root, "incoming")) == []
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_link_that_an_older_release_moved_is_put_back(local_root: str, tmp_path: Path, taken: bool) -> None:
+    """`recycle_tree` followed it, and no sweep of the root came to its end afterwards."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/f").write_bytes(b"1")
+    entry = Path(local_root, "incoming", "recycle-1-abc")
+    entry.symlink_to(tmp_path / "outside")
+    Path(f"{entry}.origin").symlink_to(tmp_path / "t")
+    if taken:
+        (tmp_path / "t").mkdir()
+    assert sweep_incoming(local_root).removed == ["recycle-1-abc"]
+    assert (tmp_path / "outside/f").read_bytes() == b"1" and (tmp_path / "t").is_symlink() != taken
+    assert os.listdir(join(local_root, "incoming")) == [] and sweep_incoming(local_root).removed == []
+
+
+def test_what_lies_in_a_root_or_around_it_is_not_recycled(place: str) -> None:
+    root, other = create_or_open(join(place, "w/root")).place, create_or_open(join(place, "other")).place
+    store_for(root).write_bytes(join(root, "slots/s"), b"1")
+    names = ["", "files", "holds", "slots/s", "../../w/root/legal/new", "../../w"]
+    if is_local(place):
+        os.symlink(root, join(place, "w/link"))
+        names.append("../link/log")
+    before = store_for(place).find(place)
+    for name in names:
+        for remove in (recycle, recycle_tree):
+            with pytest.raises(Protected):
+                remove(root, join(root, name))
+            if is_local(place) and name != "../../w":
+                with pytest.raises(Protected):
+                    remove(other, join(root, name))
+    assert store_for(place).find(place) == before
 
 
 def test_a_file_that_was_linked_at_capture_is_recycled_without_reading_it(
@@ -359,13 +446,81 @@ def test_recycling_between_real_devices_copies_checks_and_removes(local_root: st
     table = memory / f"cmroot-test-{os.getpid()}"
     (table / "p=1").mkdir(parents=True)
     (table / "p=1/f").write_bytes(b"1" * 300_000)
-    (table / ".f.crc").write_bytes(b"")
+    (table / ".f").write_bytes(b"hidden")
     assert choose_keeper(local_root, str(table)).name == "copy"
     recycled = recycle_tree(local_root, str(table))
-    assert [one.path for one in recycled] == [str(table / "p=1/f")] and not table.exists()
-    assert is_kept(local_root, recycled[0].kept.checksum, 300_000)
+    assert [one.path for one in recycled] == [str(table / ".f"), str(table / "p=1/f")] and not table.exists()
+    assert is_kept(local_root, recycled[1].kept.checksum, 300_000)
     table.write_bytes(b"1")
     assert [one.path for one in recycle_tree(local_root, str(table))] == [str(table)] and not table.exists()
+
+
+def test_what_this_package_has_moved_into_its_root_is_filed_from_there(root: str) -> None:
+    moved = join(root, "taking/moved")
+    store_for(root).write_bytes(join(moved, "p=1/f"), b"moved here")
+    with pytest.raises(Protected):
+        recycle_tree(root, moved)
+    (one,) = recycle_tree(root, moved, ours=True)
+    assert one.path == join(moved, "p=1/f") and is_kept(root, one.kept.checksum, 10)
+    assert not store_for(root).exists(one.path)
+
+
+def test_a_copy_to_another_device_is_read_back_before_its_source_goes(
+    local_root: str, other_device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that stores other bytes than it was given, as disks do."""
+    real, damaged = content.copy_descriptor, []
+
+    def damaging(descriptor: int, aside: str, *, sync: bool) -> tuple[str, int]:
+        told = real(descriptor, aside, sync=sync)
+        with open(aside, "r+b") as file:
+            file.write(b"X")
+        damaged.append(aside)
+        return told
+
+    source = other_device / "f"
+    source.write_bytes(b"bytes")
+    monkeypatch.setattr(content, "copy_descriptor", damaging)
+    with pytest.raises(ChecksumMismatch, match="was not removed"):
+        recycle(local_root, str(source))
+    assert damaged and source.read_bytes() == b"bytes"
+
+
+def test_a_copy_to_another_store_is_read_back_before_its_source_goes(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, source = create_or_open(join(place, "root")).place, "memory://source/f"
+    store_for(source).write_bytes(source, b"bytes")
+    real, damaged = objects._name, []
+
+    def damaging(root: str, aside: str, kept: Kept, renew: bool) -> None:
+        real(root, aside, kept, renew)
+        store_for(root).write_bytes(locate(root, kept.checksum, kept.size), b"Xytes")
+        damaged.append(kept)
+
+    monkeypatch.setattr(objects, "_name", damaging)
+    with pytest.raises(ChecksumMismatch, match="was not removed"):
+        recycle(root, source)
+    assert damaged and store_for(source).read_bytes(source) == b"bytes"
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "replaced by one of its size and time"])
+def test_a_source_on_another_device_that_changed_meanwhile_is_not_removed(
+    local_root: str, other_device: Path, how: str
+) -> None:
+    source, new = other_device / "f", b"new bytes" if how == "replaced" else b"other"
+    source.write_bytes(b"bytes")
+    before = source.stat()
+
+    def meanwhile(_: object) -> None:
+        place = source if how == "written" else other_device / "aside"
+        place.write_bytes(new)
+        os.utime(place, ns=(1, before.st_mtime_ns if "time" in how else 1))
+        place.rename(source)
+
+    with pytest.raises(KeepError, match="changed while it was read"):
+        recycle(local_root, str(source), record=meanwhile)
+    assert source.read_bytes() == new
 
 
 def test_a_single_file_is_recycled_like_a_directory_of_one(place: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,13 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cmroot import lease as lease_module
 from cmroot.errors import FormatError, LeaseHeld, NotWritable
 from cmroot.lease import acquire
-from cmroot.place import join, store_for
+from cmroot.log import SegmentWriter, segments, sweep_log
+from cmroot.place import join, name_of, store_for
 from cmroot.remote import FsspecStore
+from cmroot.root import create_or_open
 from cmroot.waiting import patiently
 
 HOLD = """
@@ -117,6 +121,19 @@ def test_a_damaged_lease_file_is_not_taken_for_a_first_one(local_root: str) -> N
         acquire(local_root, "write")
 
 
+def test_a_disk_that_fails_while_the_lease_is_taken_leaves_it_free(
+    local_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(descriptor: int, path: str) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease_module, "_still_named", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            acquire(local_root, "fail")
+    acquire(local_root, "try again").release()
+
+
 @pytest.fixture
 def objects() -> str:
     return f"memory://{uuid.uuid4().hex}"
@@ -198,6 +215,168 @@ def test_a_taker_that_slept_while_its_epoch_was_used_and_removed_does_not_win(
     with pytest.raises(LeaseHeld):
         acquire(objects, "slow", renew=False)
     assert slept and store_for(objects).list(join(objects, "lease")) == [f"{3:020d}"]
+
+
+def test_what_a_holder_publishes_takes_the_next_epoch(objects: str) -> None:
+    with acquire(objects, "work", renew=False) as lease:
+        for number in (2, 3):
+            lease.publish("log/file", b"%d" % number)
+            lease.check()
+            assert lease.epoch == number
+    assert store_for(objects).read_bytes(join(objects, "log/file")) == b"3"
+    assert store_for(objects).list(join(objects, "lease")) == [f"{3:020d}"]
+    with acquire(objects, "work", renew=False) as lease:
+        assert lease.epoch == 4
+
+
+def test_a_holder_that_slept_through_a_take_over_publishes_nothing(
+    objects: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sleeps after its last look, right before the one request that decides."""
+    clock = Clock()
+    old = acquire(objects, "sleep", now=clock, renew=False)
+    real, taken = FsspecStore.create_exclusive, []
+
+    def slow(self: FsspecStore, path: str, data: bytes) -> bool:
+        if not taken and "probe" not in path:
+            taken.append(path)
+            store_for(objects).write_bytes(join(objects, "lease", f"{1:020d}"), msgspec.json.encode(released(old)))
+            taken.append(acquire(objects, "take over", renew=False))
+        return real(self, path, data)
+
+    monkeypatch.setattr(FsspecStore, "create_exclusive", slow)
+    with pytest.raises(LeaseHeld, match="lost"):
+        old.publish("log/file", b"late")
+    assert len(taken) == 2 and not store_for(objects).exists(join(objects, "log/file"))
+    with pytest.raises(LeaseHeld):
+        old.check()
+    taken[1].publish("log/file", b"new")
+    old.release()
+    taken[1].check()
+
+
+def released(lease: lease_module.Lease) -> lease_module.Holder:
+    """What the store would say if the holder had been away for long."""
+    return msgspec.structs.replace(lease.holder, expires=1.0)
+
+
+@pytest.mark.parametrize("how", ["dies", "is told of an error and ends"])
+def test_what_a_holder_had_decided_to_publish_the_next_one_publishes(
+    objects: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = acquire(objects, "fail", renew=False)
+    real = FsspecStore.write_bytes
+
+    def broken(self: FsspecStore, path: str, data: bytes) -> None:
+        if path.endswith("log/file"):
+            raise TimeoutError("no answer")
+        real(self, path, data)
+
+    monkeypatch.setattr(FsspecStore, "write_bytes", broken)
+    with pytest.raises(TimeoutError):
+        lease.publish("log/file", b"decided")
+    monkeypatch.undo()
+    if how == "dies":
+        store_for(objects).write_bytes(join(objects, "lease", f"{2:020d}"), msgspec.json.encode(released(lease)))
+    else:
+        lease.release()
+    assert not store_for(objects).exists(join(objects, "log/file"))
+    with acquire(objects, "follow", renew=False) as after:
+        assert store_for(objects).read_bytes(join(objects, "log/file")) == b"decided"
+        assert (after.epoch, after.holder.publishes) == (3, None)
+    store_for(objects).remove(join(objects, "log/file"))
+    with acquire(objects, "follow", renew=False):
+        assert not store_for(objects).exists(join(objects, "log/file")), "once is enough"
+
+
+def test_the_time_between_two_clocks_is_waited_for_before_a_take_over(objects: str) -> None:
+    """By the store's clock: an expiry that lies less than the skew behind is not believed."""
+    lease = acquire(objects, "work", renew=False)
+    path, now = join(objects, "lease", f"{1:020d}"), lease_module.time.time()
+    for behind, free in ((lease_module.SKEW - timedelta(seconds=5), False), (lease_module.SKEW, True)):
+        expired = msgspec.structs.replace(lease.holder, expires=now - behind.total_seconds())
+        store_for(objects).write_bytes(path, msgspec.json.encode(expired))
+        if free:
+            acquire(objects, "take over", renew=False).release()
+        else:
+            with pytest.raises(LeaseHeld):
+                acquire(objects, "be too early", renew=False)
+
+
+PAUSED = """
+import os, signal, sys
+from datetime import timedelta
+from cmroot.lease import acquire
+from cmroot.errors import LeaseHeld
+from cmroot.log import SegmentWriter, sweep_log
+root, when = sys.argv[1:]
+with acquire(root, "pause", ttl=timedelta(seconds=1)) as lease:
+    with SegmentWriter(root, 2, lease=lease) as writer:
+        writer.append_record(b'{"position":2}')
+        writer.append_record(b'{"position":3}')
+        pause = lambda *ignored: (print("paused", flush=True), os.kill(os.getpid(), signal.SIGSTOP))
+        if when == "before":
+            pause()
+        else:  # after the last look, right before the request that decides
+            store, real = type(lease._store), type(lease._store).create_exclusive
+            store.create_exclusive = lambda *given: (pause(), real(*given))[1]
+        try:
+            writer.finish(3, time=1)
+        except LeaseHeld:
+            sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+@pytest.mark.parametrize("last", [2, 3])
+def test_a_paused_writer_whose_lease_was_taken_over_publishes_no_segment(
+    s3_endpoint: None, monkeypatch: pytest.MonkeyPatch, when: str, last: int
+) -> None:
+    """Two processes on one bucket. The one that took over writes a segment of the same name, or of another."""
+    root = create_or_open(f"s3a://cmroot-test/{uuid.uuid4().hex}").place
+    write_segment(root, 1, 1, None)
+    child = subprocess.Popen([sys.executable, "-c", PAUSED, root, when], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "paused\n"
+    monkeypatch.setattr(lease_module, "SKEW", timedelta(0))
+    with patiently(lambda: acquire(root, "take over"), timedelta(seconds=30)) as lease:
+        sweep_log(root, lease)
+        write_segment(root, 2, last, lease)
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.wait(60) == 7
+        lease.check()
+    child.stdout.close()
+    found = segments(root)
+    assert [(each.first, each.last) for each in found] == [(1, 1), (2, last)]
+    for segment in found:
+        segment.verify()
+    with acquire(root, "follow") as lease:
+        sweep_log(root, lease)
+    assert store_for(root).list(join(root, "log")) == [name_of(each.place) for each in found]
+
+
+def write_segment(root: str, first: int, last: int, lease: lease_module.Lease | None) -> None:
+    with SegmentWriter(root, first, lease=lease) as writer:
+        for position in range(first, last + 1):
+            writer.append_record(b'{"position":%d,"of":"who took over"}' % position)
+        writer.finish(last, time=1)
+
+
+def test_a_local_writer_whose_lease_file_is_gone_publishes_no_segment(local_root: str) -> None:
+    with acquire(local_root, "write") as lease, SegmentWriter(local_root, 1, lease=lease) as writer:
+        writer.append_record(b'{"position":1}')
+        Path(local_root, "lease").unlink()
+        with pytest.raises(LeaseHeld):
+            writer.finish(1, time=1)
+    assert segments(local_root) == []
+
+
+def test_a_sweep_asks_for_the_lease_before_it_removes(root: str) -> None:
+    store_for(root).write_bytes(join(root, "log", f"{1:020d}-writing", "part"), b"another's by now")
+    with acquire(root, "sweep", renew=False) as lease:
+        lease.release()
+        with pytest.raises(LeaseHeld):
+            sweep_log(root, lease)
+    assert store_for(root).list(join(root, "log")) == [f"{1:020d}-writing"]
 
 
 def test_a_store_that_ignores_conditions_is_found_out(objects: str, monkeypatch: pytest.MonkeyPatch) -> None:

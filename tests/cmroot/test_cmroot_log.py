@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
+import time
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +19,7 @@ from hypothesis import strategies as st
 
 from cmroot.errors import FormatError, NotWritable
 from cmroot.log import FILES, MARKER, Segment, SegmentWriter, segments, sweep_log
-from cmroot.parts import ROW_GROUP, PartsReader, PartsWriter
+from cmroot.parts import LINE_BYTES, ROW_GROUP, Part, PartsReader, PartsWriter
 from cmroot.place import is_local, join, name_of, store_for
 from cmroot.root import create_or_open, open_existing
 
@@ -322,3 +326,60 @@ def test_many_records_are_split_into_parts(root: str, monkeypatch: pytest.Monkey
         range(1, 51)
     )
     assert is_local(root) or store_for(root).find(join(root, "log"))
+
+
+def bomb(place: Path, mebibytes: int, *, before: bytes = b"") -> None:
+    """A part whose last line unpacks to so many MiB of spaces; its marker is right."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = packer.compress(before) + b"".join(packer.compress(b" " * (1 << 20)) for _ in range(mebibytes))
+    packed += packer.compress(b"\n") + packer.flush()
+    place.mkdir()
+    (place / "0.gz").write_bytes(packed)
+    writer = PartsWriter(str(place))
+    writer.parts.append(Part("0.gz", "lines", before.count(b"\n") + 1, len(packed), "0" * 32))
+    writer.finish("_done", {})
+
+
+_READ = """
+import resource, sys
+from cmroot.errors import FormatError
+from cmroot.parts import PartsReader
+try:
+    for _ in PartsReader(sys.argv[1], "_done").lines("0.gz"):
+        pass
+except FormatError as error:
+    print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_one_line_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """A small file may unpack to anything; the reader says which line of which file it is."""
+    bomb(tmp_path / "long", 400, before=b"{}\n{}\n")
+    assert (tmp_path / "long" / "0.gz").stat().st_size < 1 << 20
+    began = time.monotonic()
+    read = subprocess.run(
+        [sys.executable, "-c", _READ, str(tmp_path / "long")], capture_output=True, text=True, check=True
+    )
+    said, kibibytes = read.stdout.splitlines()
+    assert f"{tmp_path}/long/0.gz: line 3 is longer than {LINE_BYTES >> 20} MiB" in said
+    assert int(kibibytes) << 10 < 2 * LINE_BYTES and time.monotonic() - began < 30
+
+
+def test_the_longest_line_of_a_real_metastore_is_read(tmp_path: Path) -> None:
+    """Hive takes calls of up to 100 MB."""
+    bomb(tmp_path / "large", 100)
+    (line,) = PartsReader(str(tmp_path / "large"), "_done").lines("0.gz")
+    assert len(line) == 100 << 20
+
+
+def test_a_part_with_more_lines_than_its_marker_says_is_refused(tmp_path: Path) -> None:
+    writer = PartsWriter(str(tmp_path))
+    with writer.lines("0.gz") as part:
+        part.write(b"1")
+        part.write(b"2")
+    part_said = writer.parts.pop()
+    writer.parts.append(Part(part_said.name, "lines", 1, part_said.size, part_said.xxh3_128))
+    writer.finish("_done", {})
+    with pytest.raises(FormatError, match="2 lines"):
+        list(PartsReader(str(tmp_path), "_done").lines("0.gz"))

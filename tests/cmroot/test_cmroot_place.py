@@ -30,6 +30,7 @@ from cmroot.place import (
     store_for,
 )
 from cmroot.remote import FsspecStore
+from cmroot.root import create_or_open
 
 ODD_NAMES = ["p=a%20b", "a b", "a:b", "#", "?x", "é", "+", "&", "*", "[b]", "%2F", "__HIVE_DEFAULT_PARTITION__", "a\tb"]
 
@@ -280,3 +281,11 @@ def test_devices_are_told_apart(tmp_path: Path) -> None:
     assert same_device(str(tmp_path / "not/there"), str(tmp_path))
     assert not same_device(str(tmp_path), "/proc/self")
     assert not same_device(str(tmp_path), "s3://b")
+
+
+def test_a_new_root_is_its_owners_alone_and_one_that_was_made_before_keeps_its_mode(tmp_path: Path) -> None:
+    """`files/` has links, which show what a 0700 database directory hides to whoever may enter."""
+    assert stat.S_IMODE(os.stat(create_or_open(str(tmp_path / "a" / "root")).place).st_mode) == 0o700
+    (tmp_path / "chosen").mkdir(mode=0o750)
+    for _ in range(2):
+        assert stat.S_IMODE(os.stat(create_or_open(str(tmp_path / "chosen")).place).st_mode) == 0o750

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
 from steps import at_every_step
 
 from cmroot.checksum import checksum_file
@@ -112,6 +113,22 @@ def test_nobodys_files_are_kept_too(ground: Ground) -> None:
     kept = {store_for(ground.root).read_bytes(join(ground.root, "files", name))
             for name in store_for(ground.root).find(join(ground.root, "files"))}  # fmt: skip
     assert kept == set(FILES.values())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_file_whose_name_is_no_text_is_kept_like_any_other(tmp_path: Path, killed: bool) -> None:
+    ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
+    ground.lay()
+    Path(os.fsdecode(os.fsencode(ground.table) + b"/p=1/bad\xff")).write_bytes(b"no text")
+    taking = ground.begin()
+    taking.protect()
+    taking.sent()
+    if killed:
+        (taking,) = takings(ground.root)
+    taking.settle({"t": 8})
+    assert not Path(ground.table).exists()
+    assert ground.recorded() == {name: FILES[name] for name in RECORDED} | {r"p=1/bad\xff": b"no text"}
+    assert ground.is_clean()
 
 
 def test_what_was_not_dropped_is_back_as_it_was(ground: Ground, tmp_path: Path) -> None:
@@ -261,6 +278,8 @@ def test_hidden_files_and_links_come_back_too(tmp_path: Path) -> None:
     again.sent()
     again.settle({"t": 8})
     assert not Path(ground.table).exists() and ground.is_clean()
+    assert is_kept(ground.root, xxhash.xxh3_128_hexdigest(b"crc"), 3)
+    assert ".a.crc" not in {path.rpartition("/")[2] for path in ground.recorded()}
 
 
 def test_a_root_inside_what_is_taken_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Names of files that are no text: a filesystem takes any bytes but `/` and NUL; logs, dumps, Spark and the metastore
+take UTF-8 only. Python reads such bytes as lone surrogates, which no encoder takes.
+
+Such a file is never data of ours to replicate: it is named in reports and left out. Where we remove one ourselves, its
+bytes are kept like any others, and its record has the name as `shown` gives it.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def is_text(name: str) -> bool:
+    """Whether a name, as the operating system told it, is UTF-8."""
+    if name.isascii():
+        return True
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown(name: str) -> str:
+    """A name or path as text: bytes that are not UTF-8 as `\\xNN`. What is text stays as it is."""
+    return name if is_text(name) else os.fsencode(name).decode("utf-8", "backslashreplace")
