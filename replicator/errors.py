@@ -15,8 +15,8 @@ from cmroot.errors import (
 __all__ = [
     "BootstrapNeeded", "ChecksumMismatch", "CommitOutcomeUnknown", "ConfigError", "Error", "FilesMissing",
     "FormatError", "JavaError", "KeepError", "LeaseHeld", "MetastoreError", "MetastoreStartError",
-    "MetastoreUnreachable", "MomentLost", "NoSpace", "NotReached", "NotWritable", "NotificationLogOff", "ObjectExists",
-    "ObjectNotFound", "Refused", "StoreUnreachable", "UsageError",
+    "MetastoreUnreachable", "MomentLost", "NoSpace", "NotAMetastore", "NotReached", "NotWritable",
+    "NotificationLogOff", "ObjectExists", "ObjectNotFound", "Refused", "StoreUnreachable", "UsageError",
 ]  # fmt: skip
 
 
@@ -41,6 +41,12 @@ class MetastoreUnreachable(MetastoreError):
 
     exit_code = 75
     transient = True
+
+
+class NotAMetastore(MetastoreError):
+    """Something else than a metastore answers at the address, or one with a transport that is not spoken here."""
+
+    exit_code = 2
 
 
 class CommitOutcomeUnknown(MetastoreError):

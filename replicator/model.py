@@ -8,11 +8,14 @@ Times are seconds since the epoch, as the metastore sends them.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from cmroot.errors import FormatError
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+"""As thrift has them; looked at where a value is read from a file, as a larger one breaks the call that sends it."""
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,9 +55,9 @@ class Storage(Value, frozen=True, omit_defaults=True):
     input_format: str | None = None
     output_format: str | None = None
     compressed: bool = False
-    buckets: int = -1
+    buckets: Int32 = -1
     bucket_columns: tuple[str, ...] = ()
-    sort_columns: tuple[tuple[str, int], ...] = ()  # (column, 1 ascending | 0 descending)
+    sort_columns: tuple[tuple[str, Int32], ...] = ()  # (column, 1 ascending | 0 descending)
     serde: Serde = Serde()
     parameters: dict[str, str] = {}
     skew: Skew | None = None
@@ -87,9 +90,9 @@ class Table(Value, frozen=True, omit_defaults=True):
     kind: str = MANAGED
     owner: str | None = None
     owner_type: str | None = None
-    create_time: int = 0
-    last_access_time: int = 0
-    retention: int = 0
+    create_time: Int32 = 0
+    last_access_time: Int32 = 0
+    retention: Int32 = 0
     storage: Storage | None = Storage()
     partition_keys: tuple[Column, ...] = ()
     parameters: dict[str, str] = {}
@@ -136,8 +139,8 @@ class Partition(Value, frozen=True, omit_defaults=True):
     """One partition of a table; `values` in the order of the table's partition keys, unescaped."""
 
     values: tuple[str, ...]
-    create_time: int = 0
-    last_access_time: int = 0
+    create_time: Int32 = 0
+    last_access_time: Int32 = 0
     storage: Storage | None = None
     parameters: dict[str, str] = {}
     extra: dict[str, Any] = {}
@@ -155,7 +158,7 @@ class Function(Value, frozen=True, omit_defaults=True):
     class_name: str
     owner: str | None = None
     owner_type: str | None = None
-    create_time: int = 0
+    create_time: Int32 = 0
     kind: str = "JAVA"
     resources: tuple[tuple[str, str], ...] = ()
     extra: dict[str, Any] = {}

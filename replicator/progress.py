@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from replicator.printable import printable
+
 
 class Progress(Protocol):
     """Tells a person how far long work is."""
@@ -32,7 +34,12 @@ class Bars:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         with RichProgress(*columns, console=Console(stderr=True), transient=True) as display:
-            number = display.add_task(title, total=total)
+            number = display.add_task(printable(title), total=total)
             yield lambda steps: display.advance(number, steps)

@@ -47,3 +47,12 @@ def size_text(size: int) -> str:
     units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
     step = min(max(size, 1).bit_length() - 1, 59) // 10
     return f"{size} B" if step == 0 else f"{size / 1024**step:.1f} {units[step]}"
+
+
+def count_text(number: int, noun: str) -> str:
+    """For a person: `1 file`, `12,345 files`, `2 entries`, `2 classes`. Of several words the last is counted."""
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -265,6 +265,31 @@ def test_locks_can_be_taken(source_metastore: Running) -> None:
         granted = thrift.lock(ttypes.LockRequest([wanted], user="someone", hostname="here"))
         assert granted.state == ttypes.LockState.ACQUIRED
         thrift.unlock(ttypes.UnlockRequest(granted.lockid))
+
+
+def listens_on(running: Running) -> set[str]:
+    """Addresses at which something takes connections on the metastore's port, of loopback's first and another."""
+    found = set()
+    for address in ("127.0.0.1", "127.0.0.2"):
+        with (
+            suppress(ConnectionRefusedError),
+            socket.create_connection((address, int(running.uri.rpartition(":")[2])), timeout=10),
+        ):
+            found.add(address)
+    return found
+
+
+def test_a_metastore_listens_on_loopback_unless_it_is_told_otherwise(
+    source_metastore: Running, start: MetastoreFactory
+) -> None:
+    """127.0.0.2 stands for another interface: it is another address of this machine."""
+    assert listens_on(source_metastore) == {"127.0.0.1"}
+    everywhere = start(host="0.0.0.0")
+    assert listens_on(everywhere) == {"127.0.0.1", "127.0.0.2"}
+    embedded.stop(everywhere.directory)
+    other = start(directory=everywhere.directory, host="127.0.0.2")
+    assert listens_on(other) == {"127.0.0.2"} and "127.0.0.2" in other.uri
+    assert embedded.status(everywhere.directory) == other
 
 
 def test_a_setting_reaches_the_server(start: MetastoreFactory) -> None:

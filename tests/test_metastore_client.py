@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -21,6 +24,7 @@ from replicator.errors import (
     CommitOutcomeUnknown,
     MetastoreError,
     MetastoreUnreachable,
+    NotAMetastore,
     NotificationLogOff,
     ObjectExists,
     ObjectNotFound,
@@ -29,6 +33,7 @@ from replicator.errors import (
 from replicator.metastore.client import PARTITION_BATCH, Metastore
 from replicator.metastore.connection import addresses
 from replicator.metastore.embedded import Running
+from replicator.metastore.greeting import CALL
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.model import (
     EXTERNAL,
@@ -385,6 +390,14 @@ def test_threads_that_share_a_client_get_their_own_answers(metastore: Metastore,
         assert list(pool.map(lambda name: metastore.table(db, name).name, asked)) == asked
 
 
+def size_of_greeting(uri: str) -> int:
+    """Bytes of a metastore's first answer."""
+    host, _, port = uri.removeprefix("thrift://").rpartition(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(CALL)
+        return len(client.recv(1024))
+
+
 class Proxy:
     """A TCP proxy to a metastore. Each new connection is cut after as many bytes of answers as `cuts` says next."""
 
@@ -453,7 +466,7 @@ def test_a_read_that_keeps_breaking_off_is_given_up(proxy: Proxy) -> None:
 
 
 def test_a_change_whose_answer_breaks_off_is_not_repeated(proxy: Proxy, metastore: Metastore) -> None:
-    proxy.cuts = [3]
+    proxy.cuts = [size_of_greeting(metastore.uri) + 3]
     with connect(proxy.uri) as broken:
         with pytest.raises(CommitOutcomeUnknown) as raised:
             broken.create_database(Database(name="perhaps"))
@@ -471,14 +484,89 @@ def test_a_connection_that_was_closed_while_idle_does_not_spoil_a_change(proxy: 
     assert metastore.database("afterwards").name == "afterwards"
 
 
+@contextmanager
+def answering(answer: bytes, over: ssl.SSLContext | None = None) -> Iterator[str]:
+    """A port that says so after it has read something, or speaks TLS, and says nothing more. Its URI."""
+    kept: list[socket.socket] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listening.accept()
+                kept.append(client)
+                with suppress(OSError):
+                    if over is not None:
+                        over.wrap_socket(client, server_side=True)
+                    client.recv(64)
+                    client.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"thrift://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+    for client in kept:
+        client.close()
+
+
 def test_a_server_that_does_not_answer_in_time_is_unreachable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        uri = f"thrift://127.0.0.1:{silent.getsockname()[1]}"
-        with ThriftMetastore(uri, timeout=0.2) as client:
-            with pytest.raises(MetastoreUnreachable, match=r"no answer within 0\.2 s"):
-                client.database_names()
-            with pytest.raises(CommitOutcomeUnknown):
-                client.drop_table("d", "t")
+    """And is asked once; of a change nothing was sent."""
+    with answering(b"") as uri, ThriftMetastore(uri, timeout=0.5) as client:
+        began = time.monotonic()
+        with pytest.raises(MetastoreUnreachable, match=r"no answer within 0\.5 s"):
+            client.database_names()
+        with pytest.raises(MetastoreUnreachable, match=r"no answer within 0\.5 s"):
+            client.drop_table("d", "t")
+        assert time.monotonic() - began < 2
+
+
+def test_a_silent_port_is_given_up_after_twenty_seconds() -> None:
+    with answering(b"") as uri, connect(uri) as client:
+        began = time.monotonic()
+        with pytest.raises(MetastoreUnreachable, match=r"no answer within 20 s"):
+            client.database_names()
+        assert time.monotonic() - began < 25
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"), (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),
+        (b"\x04\x00\x00\x00\x13Invalid status -128", "SASL"), (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH-2.0"),
+        (b"\x00\x00\x00\x20\x80\x01\x00\x02", "framed"),
+    ],
+)  # fmt: skip
+def test_a_port_that_speaks_something_else_is_told_by_what_it_says(answer: bytes, said: str) -> None:
+    with answering(answer) as uri, connect(uri) as client:
+        began = time.monotonic()
+        with pytest.raises(NotAMetastore, match=said):
+            client.database_names()
+        assert time.monotonic() - began < 5
+
+
+def test_a_web_server_and_a_tls_port_are_told_at_once(tmp_path: Path) -> None:
+    """Real ones: Python's web server, which waits for the end of a line, and OpenSSL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        with (
+            connect(f"thrift://127.0.0.1:{web.server_address[1]}") as client,
+            pytest.raises(NotAMetastore, match="HTTP"),
+        ):
+            client.database_names()
+        web.shutdown()
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key, "-out",
+         certificate], check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with answering(b"", over=context) as uri, connect(uri) as client, pytest.raises(MetastoreError, match="TLS"):
+        client.database_names()
+
+
+def test_one_address_that_is_something_else_is_passed_over(metastore: Metastore) -> None:
+    with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as uri, connect(f"{uri},{metastore.uri}") as client:
+        assert client.database_names() == metastore.database_names()
 
 
 def test_a_killed_server_is_unreachable_at_once_and_found_again(

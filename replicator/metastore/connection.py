@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import tenacity
@@ -26,13 +27,16 @@ from replicator.errors import (
     CommitOutcomeUnknown,
     MetastoreError,
     MetastoreUnreachable,
+    NotAMetastore,
     ObjectExists,
     ObjectNotFound,
     UsageError,
 )
+from replicator.metastore.greeting import WENT_AWAY, Silent, Strange, greet
 
 DEFAULT_PORT = 9083
-CONNECT_TIMEOUT = 20.0  # seconds; calls may take longer, see `timeout`
+CONNECT_TIMEOUT = 20.0  # seconds
+FIRST_ANSWER = 20.0  # seconds for the first answer of an address, see `greeting`; calls may take longer, see `timeout`
 TEXT_LIMIT = 500  # a failed query comes back with its whole SQL text, 40 kB of it
 NO_LIMIT = 2**31 - 1  # thrift refuses strings over 16 MB by default; one INSERT event can be larger
 BUFFER = 1 << 16
@@ -66,8 +70,13 @@ class _RolledBack(MetastoreError):
 _SHARED_PARSER = "Event not set up correctly"
 
 
+def _is_away(error: BaseException) -> bool:
+    """Away for the moment; a port that takes connections and says nothing was waited for already."""
+    return isinstance(error, MetastoreUnreachable) and not error.details.get("silent")
+
+
 def _worth_repeating(error: BaseException) -> bool:
-    return isinstance(error, MetastoreUnreachable) or (isinstance(error, _WentAway) and error.again)
+    return _is_away(error) or (isinstance(error, _WentAway) and error.again)
 
 
 def addresses(uri: str) -> list[Address]:
@@ -98,6 +107,7 @@ class Connections:
         self._idle: deque[_Connection] = deque()
         self._open: set[_Connection] = set()
         self._lock = threading.Lock()
+        self._known: set[Address] = set()  # a metastore has answered there
 
     def read(self, what: str, call: Callable[[Any], T]) -> T:
         """`call(client)`, repeated while the server is away, at most `retries` times more."""
@@ -112,7 +122,7 @@ class Connections:
         """`call(client)` once; a connection that dies inside it leaves the outcome unknown. Only connecting, which
         sends nothing, is tried again, and what the server has undone for a reason of its own."""
         try:
-            attempts = self._attempts(lambda error: isinstance(error, MetastoreUnreachable | _RolledBack))
+            attempts = self._attempts(lambda error: _is_away(error) or isinstance(error, _RolledBack))
             return attempts(lambda: self._once(what, call))
         except _WentAway as error:
             raise CommitOutcomeUnknown(
@@ -182,17 +192,30 @@ class Connections:
             self._drop(connection)
 
     def _connect(self, make: Callable[[Any], TBinaryProtocol]) -> _Connection:
-        reasons = []
+        reasons, strange, silent = [], False, False
         for host, port in self._addresses:
+            connection = None
             try:
                 connection = _Connection(host, port, self._timeout, make)
-            except (TTransportException, OSError) as error:
+                if (host, port) not in self._known:
+                    connection.greet(min(self._timeout, FIRST_ANSWER))
+                    self._known.add((host, port))
+            except (TTransportException, TProtocolException, OSError, EOFError, Silent, Strange) as error:
+                strange, silent = strange or isinstance(error, Strange), silent or isinstance(error, Silent)
                 reasons.append(f"{host}:{port}: {_shortened(getattr(error, 'inner', None) or error)}")
+                if connection is not None:
+                    connection.transport.close()
                 continue
             with self._lock:
                 self._open.add(connection)
             return connection
-        raise MetastoreUnreachable(f"cannot connect to {'; '.join(reasons)}", hint=_away_hint(self.uri))
+        said = f"cannot connect to {'; '.join(reasons)}"
+        if strange:
+            raise NotAMetastore(
+                said,
+                hint=f"{self.uri} must be the thrift port of a Hive metastore (9083 by default), without TLS and SASL",
+            )
+        raise MetastoreUnreachable(said, hint=_away_hint(self.uri), details={"silent": True} if silent else None)
 
     def _drop(self, connection: _Connection) -> None:
         with self._lock:
@@ -208,6 +231,17 @@ class _Connection:
         self.transport.open()
         self.socket.setTimeout(timeout * 1000)
         self.client = ThriftHiveMetastore.Client(make(self.transport))
+
+    def greet(self, within: float) -> None:
+        """See `greeting`. An answer that is an error is one."""
+        timeout = self.socket.handle.gettimeout()
+        greet(self.socket.handle, within)
+        self.socket.handle.settimeout(timeout)
+        try:
+            with suppress(TApplicationException):
+                self.client.recv_getName()
+        except (TTransportException, TProtocolException, EOFError) as error:
+            raise ConnectionResetError(f"{WENT_AWAY}: {_shortened(error)}") from error
 
 
 def _accelerated(transport: Any) -> TBinaryProtocol:
@@ -225,7 +259,9 @@ def _shortened(error: BaseException) -> str:
 
 def _translated(what: str, error: BaseException) -> MetastoreError:
     if isinstance(error, _NOT_FOUND):
-        return ObjectNotFound(f"{what}: {_shortened(error)}")
+        said = _shortened(error)  # 2.3 says no more than the name
+        known = f"{what} does not exist" if said.lower() in what.lower() else f"{what}: {said}"
+        return ObjectNotFound(known, hint="check the name, and that this is the right metastore")
     if isinstance(error, ttypes.AlreadyExistsException):
         return ObjectExists(f"{what}: {_shortened(error)}")
     kind = _RolledBack if _SHARED_PARSER in _shortened(error) else MetastoreError

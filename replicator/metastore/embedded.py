@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from replicator.errors import FormatError, MetastoreStartError
+from replicator.metastore.binding import LOOPBACK
 from replicator.metastore.java import write_aside
 from replicator.metastore.server import (
     INSTANCE,
@@ -64,6 +65,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     port: int
     uri: str
+    host: str = LOOPBACK  # that it listens on
     instance: str
     pid: int | None = None
     began: str | None = None
@@ -73,6 +75,7 @@ def start(
     directory: Path,
     *,
     port: int | None = None,
+    host: str = LOOPBACK,
     settings: Mapping[str, str] = {},
     env: Mapping[str, str],
     timeout: timedelta = PATIENCE,
@@ -80,6 +83,7 @@ def start(
     """Start the metastore of `directory`, made when it is not there, and return when it answers.
 
     One that runs already is returned as it is. Without `port`, the port it had before when that is free, else any.
+    `host`: the address it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
     `settings` are Hive's, for this start only, and win over ours. Raises MetastoreStartError with the log's last
     lines, JavaError, ChecksumMismatch; then no process is left behind. May run twice, also at the same time.
     """
@@ -90,7 +94,8 @@ def start(
         if before and before.pid and began(before.pid) == before.began:
             # Also one whose starter was killed while it waited: the lock is ours, so nobody waits for it any more.
             try:
-                wait(before.pid, before.began, before.port, before.instance, directory / "metastore.log", timeout)
+                wait(before.pid, before.began, before.port, before.instance, directory / "metastore.log", timeout,
+                     _reached(before.host))  # fmt: skip
                 return _as_running(directory, before, before.pid)
             except MetastoreStartError:
                 if began(before.pid) == before.began:
@@ -102,7 +107,7 @@ def start(
         for attempt in range(ATTEMPTS):
             chosen = port or free_port(before.port if before and attempt == 0 else None)
             try:
-                return _start(runtime, directory, chosen, settings, timeout)
+                return _start(runtime, directory, host, chosen, settings, timeout)
             except MetastoreStartError as error:
                 if port or attempt == ATTEMPTS - 1 or "Address already in use" not in error.message:
                     raise
@@ -129,14 +134,22 @@ def status(directory: Path) -> Running | None:
     return _running(directory, _read_state(directory))
 
 
-def _start(runtime: Runtime, directory: Path, port: int, settings: Mapping[str, str], timeout: timedelta) -> Running:
+def _reached(host: str) -> str:
+    """Where a server that listens there is reached from here."""
+    return LOOPBACK if host in ("", "0.0.0.0", "::") else host
+
+
+def _start(
+    runtime: Runtime, directory: Path, host: str, port: int, settings: Mapping[str, str], timeout: timedelta
+) -> Running:  # fmt: skip
     instance, log = uuid.uuid4().hex, directory / "metastore.log"
-    pid = spawn(runtime, directory, port, {**settings, INSTANCE: instance})
+    pid = spawn(runtime, directory, port, {**settings, INSTANCE: instance}, host=host)
     start = began(pid)
     try:
-        state = _State(port=port, uri=f"thrift://127.0.0.1:{port}", instance=instance, pid=pid, began=start)
+        uri = f"thrift://{_reached(host)}:{port}"
+        state = _State(port=port, uri=uri, host=host, instance=instance, pid=pid, began=start)
         _write_state(directory, state)  # before it answers: if we die here, `stop` and the next `start` find it
-        wait(pid, start, port, instance, log, timeout)
+        wait(pid, start, port, instance, log, timeout, _reached(host))
     except BaseException:
         end(pid, start, timedelta(0))
         raise
@@ -146,7 +159,7 @@ def _start(runtime: Runtime, directory: Path, port: int, settings: Mapping[str, 
 def _running(directory: Path, state: _State | None) -> Running | None:
     if state is None or state.pid is None or state.began is None or began(state.pid) != state.began:
         return None
-    if not answers(state.port, state.instance):
+    if not answers(state.port, state.instance, host=_reached(state.host)):
         return None
     return _as_running(directory, state, state.pid)
 

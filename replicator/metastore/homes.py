@@ -13,7 +13,9 @@ from typing import Any, cast
 from hmsclient.genthrift.hive_metastore import ttypes
 
 import replicator.metastore.fields  # noqa: F401  the field table must be in place before a spec is read
-from replicator.model import Column, Serde
+from cmroot.errors import FormatError
+from cmroot.names import HINT
+from replicator.model import Column, Database, Function, Partition, Serde, Storage, Table
 
 ENGINE = "hive"  # whose statistics: some 4.x releases require it, older ones skip it
 
@@ -32,6 +34,12 @@ TYPED: dict[Any, frozenset[int]] = {
 }
 EXTRA_ROWS = {cls: tuple(row for row in cls.thrift_spec if row and row[0] not in typed) for cls, typed in TYPED.items()}
 TYPED_KEYS = {cls: frozenset(map(str, typed)) for cls, typed in TYPED.items()}
+NEVER_EXTRA = {
+    Database: TYPED_KEYS[ttypes.Database], Table: TYPED_KEYS[ttypes.Table], Partition: TYPED_KEYS[ttypes.Partition],
+    Storage: TYPED_KEYS[ttypes.StorageDescriptor], Serde: TYPED_KEYS[ttypes.SerDeInfo],
+    Function: TYPED_KEYS[ttypes.Function],
+}  # fmt: skip
+"""What the `extra` of a value must not hold: written back, it would be another name, or another location."""
 
 
 def text_map(entries: Mapping[str, str | None] | None) -> dict[str, str]:
@@ -49,10 +57,13 @@ def named(names: dict[int, str], code: int | None) -> str | None:
 
 
 def number(names: dict[int, str], name: str | None) -> int | None:
-    """The other way round. A name that is neither known nor a number raises ValueError."""
+    """The other way round. A name that is neither known nor a number of 32 bits raises FormatError."""
     if name is None:
         return None
-    return next((code for code, known in names.items() if known == name), None) or int(name)
+    code = next((code for code, known in names.items() if known == name), None)
+    if code is None and not (name.isascii() and name.isdecimal() and int(name[:11]) < 1 << 31):
+        raise FormatError(f"{name!r} is none of {', '.join(names.values())}", hint=HINT)
+    return int(name) if code is None else code
 
 
 @lru_cache(maxsize=8192)

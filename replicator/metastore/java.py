@@ -76,7 +76,15 @@ def find_java(env: Mapping[str, str]) -> Java:
 
 def spark_environment(java: Java) -> dict[str, str]:
     """Environment variables for a process that starts pyspark: this Java, and Python workers of this very Python."""
-    return {"JAVA_HOME": str(java.home), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    own = {"JAVA_HOME": str(java.home), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    return own | utf8_locale(os.environ)
+
+
+def utf8_locale(env: Mapping[str, str]) -> dict[str, str]:
+    """What to add to the environment of a Java, so that it can name files in other letters than ASCII: nothing unless
+    the locale has none."""
+    locale = env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "C"
+    return {"LC_ALL": "C.UTF-8"} if locale in ("C", "POSIX") else {}
 
 
 def write_aside(path: Path, content: bytes, mode: int = 0o644) -> None:

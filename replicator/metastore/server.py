@@ -5,6 +5,7 @@ Nothing here knows which directory belongs to whom or remembers anything; that i
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -24,12 +25,15 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
 
 from replicator.errors import MetastoreStartError
+from replicator.metastore.binding import HOST, LOOPBACK, binding_jar
 from replicator.metastore.jars import hive_version, listener_jar, pyspark_jars
-from replicator.metastore.java import Java, cache_directory, find_java, write_aside
+from replicator.metastore.java import Java, cache_directory, find_java, utf8_locale, write_aside
 
 # A server is asked for this setting to know that it is the one that was started, not another one on its port.
 # The metastore tells only settings whose names begin with `hive`, `hdfs` or `mapred`.
 INSTANCE = "hive.replicator.instance"
+
+CLASSES = 1  # of the class path: another one makes classes that were kept useless
 
 SETTINGS = {
     "hive.metastore.schema.verification": "false",
@@ -71,32 +75,39 @@ class Runtime:
     java: Java
     jars: Path
     listener: Path
+    binding: Path
     env: Mapping[str, str]
 
     @property
     def class_path(self) -> str:
-        return f"{self.jars / '*'}{os.pathsep}{self.listener}"
+        return os.pathsep.join(map(str, (self.binding, self.jars / "*", self.listener)))
 
     @property
     def classes(self) -> Path:
         """Where this machine keeps the server's classes as Java has read them once: a start from there takes half the
-        time. Java passes over one that does not fit."""
-        name = f"hive-{hive_version(self.jars)}-java-{self.java.version}.jsa"
+        time. Java passes over most that do not fit; of one made with other paths it took some classes and not the
+        rest, and no server started (a sealing violation). So each class path has its own."""
+        path = hashlib.blake2s(self.class_path.encode(), digest_size=8).hexdigest()
+        name = f"hive-{hive_version(self.jars)}-java-{self.java.version}-{CLASSES}-{path}.jsa"
         return cache_directory(self.env) / "classes" / name
 
 
 def find_runtime(env: Mapping[str, str]) -> Runtime:
     """Java, pyspark's jars and the notification listener; fetches what is missing the first time on a machine."""
     java = find_java(env)
-    return Runtime(java, pyspark_jars(), listener_jar(java, env), env)
+    binding = binding_jar(cache_directory(env) / "jars" / f"metastore-binding-{CLASSES}.jar")
+    return Runtime(java, pyspark_jars(), listener_jar(java, env), binding, env)
 
 
 def spawn(
-    runtime: Runtime, directory: Path, port: int, settings: Mapping[str, str], *, classes_to: Path | None = None
-) -> int:
+    runtime: Runtime, directory: Path, port: int, settings: Mapping[str, str], *, host: str = LOOPBACK,
+    classes_to: Path | None = None,
+) -> int:  # fmt: skip
     """Start a server on `directory` in its own session and return its process id. It may still fail to start:
-    what it says is in `directory/metastore.log`, the start before that in `metastore.log.1`. `classes_to`: where it
-    leaves its classes when it ends, for `Runtime.classes`."""
+    what it says is in `directory/metastore.log`, the start before that in `metastore.log.1`. `host`: the address it
+    listens on, see `binding`. `classes_to`: where it leaves its classes when it ends, for `Runtime.classes`."""
+    secured = settings.get("hive.metastore.use.SSL", "").lower() == "true"  # another socket: not bound to an address
+    class_path = runtime.class_path.removeprefix(f"{runtime.binding}{os.pathsep}") if secured else runtime.class_path
     conf = directory / "conf"
     write_aside(conf / "hive-site.xml", _hive_site(directory, settings).encode())
     write_aside(conf / "log4j2.properties", _LOGGING.encode())
@@ -107,15 +118,16 @@ def spawn(
         str(runtime.java.executable), *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPEN),
         # One thread of garbage collection and no file in /tmp: several servers share a small machine.
         "-Xmx1g", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Xshare:auto", *_shared_classes(runtime, classes_to),
-        "-Dhive.async.log.enabled=false", f"-Dlog4j.configurationFile={conf / 'log4j2.properties'}",
+        "-Dhive.async.log.enabled=false", f"-D{HOST}={host}", f"-Dlog4j.configurationFile={conf / 'log4j2.properties'}",
         f"-Dderby.stream.error.file={directory / 'derby.log'}", f"-Djava.io.tmpdir={_temporary(directory)}",
-        "-cp", runtime.class_path, "org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port),
+        "-cp", class_path, "org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port),
     ]  # fmt: skip
     # A shell in between, which ends at once: the server then is nobody's child here, and never a zombie of ours.
     started = subprocess.run(
         ["/bin/sh", "-c", 'log=$1; shift; "$@" </dev/null >"$log" 2>&1 & echo $!', "sh", str(log), *command],
         env={
             **runtime.env,
+            **utf8_locale(runtime.env),
             "HIVE_CONF_DIR": str(conf),
             "JAVA_HOME": str(runtime.java.home),
             # Hadoop runs chmod for each directory it makes: without it no database can be created.
@@ -132,14 +144,14 @@ def _shared_classes(runtime: Runtime, classes_to: Path | None) -> list[str]:
     return [f"-XX:SharedArchiveFile={runtime.classes}", "-Xlog:disable"] if runtime.classes.exists() else []
 
 
-def answers(port: int, instance: str, patience: timedelta = timedelta(seconds=5)) -> bool:
+def answers(port: int, instance: str, patience: timedelta = timedelta(seconds=5), host: str = LOOPBACK) -> bool:
     """Whether the server started as `instance` answers a thrift call on `port`."""
     seconds = patience.total_seconds()
     try:  # first without thrift, which logs each refusal
-        socket.create_connection(("127.0.0.1", port), timeout=seconds).close()
+        socket.create_connection((host, port), timeout=seconds).close()
     except OSError:
         return False
-    connection = TSocket("127.0.0.1", port)
+    connection = TSocket(host, port)
     connection.setTimeout(seconds * 1000)
     transport = TBufferedTransport(connection)
     try:
@@ -152,10 +164,12 @@ def answers(port: int, instance: str, patience: timedelta = timedelta(seconds=5)
         transport.close()
 
 
-def wait(pid: int, start: str | None, port: int, instance: str, log: Path, timeout: timedelta) -> None:
+def wait(
+    pid: int, start: str | None, port: int, instance: str, log: Path, timeout: timedelta, host: str = LOOPBACK
+) -> None:  # fmt: skip
     """Return when the server answers. MetastoreStartError when its process ends or `timeout` passes first."""
     deadline = time.monotonic() + timeout.total_seconds()
-    while not answers(port, instance):
+    while not answers(port, instance, host=host):
         if start is None or began(pid) != start:
             what = f"the metastore's process ended before it answered on port {port}"
         elif time.monotonic() >= deadline:

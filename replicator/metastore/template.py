@@ -24,7 +24,7 @@ from replicator.metastore.jars import hive_version
 from replicator.metastore.java import cache_directory
 from replicator.metastore.server import INSTANCE, Runtime, began, end, free_port, last_lines, spawn, wait
 
-FORMAT = 1  # of the template; a change to what is below makes it another one
+FORMAT = 2  # of the template; a change to what is below makes it another one
 
 # MESSAGE is made LONG VARCHAR, 32,700 characters: an event of a dozen partitions does not fit. Without the index two
 # writers at once get the same event id, and Derby now and then fails to read a long backlog.

@@ -21,6 +21,7 @@ from replicator.metastore.connection import Connections
 from replicator.metastore.drift import DriftGuard
 from replicator.metastore.requests import Send
 from replicator.model import Database, Function, NotificationEvent, Partition, Statistics, Table
+from replicator.quantity import count_text
 
 TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
 RETRIES = 4  # repeats of a read: 1.5 s of waiting in all
@@ -182,12 +183,12 @@ class ThriftMetastore:
 
     def add_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
         if partitions:
-            what = f"add {len(partitions)} partitions to {db}.{table}"
+            what = f"add {count_text(len(partitions), 'partition')} to {db}.{table}"
             self._change(what, requests.add_partitions(db, table, partitions))
 
     def alter_partitions(self, db: str, table: str, partitions: Sequence[Partition]) -> None:
         if partitions:
-            what = f"alter {len(partitions)} partitions of {db}.{table}"
+            what = f"alter {count_text(len(partitions), 'partition')} of {db}.{table}"
             self._change(what, requests.alter_partitions(db, table, partitions))
 
     def rename_partition(self, db: str, table: str, values: Sequence[str], partition: Partition) -> None:
@@ -199,7 +200,7 @@ class ThriftMetastore:
 
     def drop_partitions(self, db: str, table: str, names: Sequence[str]) -> None:
         for batch in _batches(names):
-            what = f"drop {len(batch)} partitions of {db}.{table}"
+            what = f"drop {count_text(len(batch), 'partition')} of {db}.{table}"
             self._change(what, requests.drop_partitions(db, table, batch))
 
     # --- functions
@@ -259,7 +260,7 @@ class ThriftMetastore:
             by_table[item.db, item.table].append(item)
         for (db, table), items in by_table.items():
             for batch in _batches(items):
-                what = f"set statistics of {len(batch)} partitions of {db}.{table}"
+                what = f"set statistics of {count_text(len(batch), 'partition')} of {db}.{table}"
                 self._change(what, requests.set_partition_statistics(batch))
 
     def drop_statistics(self, db: str, table: str, partition: str, column: str) -> None:

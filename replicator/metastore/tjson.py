@@ -11,10 +11,14 @@ from typing import Any
 
 from thrift.Thrift import TType
 
+from cmroot.errors import FormatError
+from cmroot.names import HINT
+
 _TAGS = {
     TType.BOOL: "tf", TType.BYTE: "i8", TType.I16: "i16", TType.I32: "i32", TType.I64: "i64", TType.DOUBLE: "dbl",
     TType.STRING: "str", TType.STRUCT: "rec", TType.LIST: "lst", TType.SET: "set", TType.MAP: "map",
 }  # fmt: skip
+_LARGEST = {TType.BYTE: 1 << 7, TType.I16: 1 << 15, TType.I32: 1 << 31, TType.I64: 1 << 63}
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -58,7 +62,15 @@ def struct_from_tjson(cls: Any, fields: dict[str, Any]) -> Any:
 
 
 def set_fields(value: Any, fields: dict[str, Any]) -> None:
-    """Set fields given in TJSON form on a thrift struct, as far as its spec knows them."""
+    """Set fields given in TJSON form on a thrift struct, as far as its spec knows them. Raises FormatError for what is
+    not of the spec's type: sent, it would end the connection in the middle of a call."""
+    try:
+        _set_fields(value, fields)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise FormatError(f"{type(value).__name__}: {error!r}: {str(fields)[:200]}", hint=HINT) from error
+
+
+def _set_fields(value: Any, fields: dict[str, Any]) -> None:
     spec = value.thrift_spec
     for key, tagged in fields.items():
         field = int(key)
@@ -70,6 +82,10 @@ def set_fields(value: Any, fields: dict[str, Any]) -> None:
 def _decode(data: Any, kind: int, args: Any) -> Any:
     if kind == TType.STRUCT:
         return struct_from_tjson(args[0], data)
+    if kind == TType.STRING and args != "BINARY" and not isinstance(data, str):
+        raise TypeError(f"{data!r} is no text")
+    if kind in _LARGEST and not (isinstance(data, int) and -_LARGEST[kind] <= data < _LARGEST[kind]):
+        raise ValueError(f"{data!r} is no {_TAGS[kind]}")
     if kind == TType.LIST:
         return [_decode(item, args[0], args[1]) for item in data[2:]]
     if kind == TType.SET:

@@ -10,7 +10,8 @@ from typing import Any
 
 from hmsclient.genthrift.hive_metastore import ttypes
 
-from replicator.metastore.homes import ENGINE, FUNCTIONS, PRINCIPALS, RESOURCES, number, text_map
+from cmroot.names import foreign
+from replicator.metastore.homes import ENGINE, FUNCTIONS, PRINCIPALS, RESOURCES, TYPED_KEYS, number, text_map
 from replicator.metastore.tjson import set_fields, struct_from_tjson
 from replicator.model import Column, Database, Function, Partition, Skew, Statistics, Storage, Table
 
@@ -21,6 +22,8 @@ def _fields_to_thrift(columns: Iterable[Column]) -> list[Any]:
 
 def _with_extra(value: Any, extra: dict[str, Any]) -> Any:
     if extra:
+        if not TYPED_KEYS[type(value)].isdisjoint(extra):
+            raise foreign(type(value).__name__, "extra fields", sorted(extra), "have a home of their own")
         set_fields(value, extra)
     return value
 
