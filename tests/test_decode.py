@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import tracemalloc
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from hypothesis import strategies as st
 
 from replicator.errors import Refused
 from replicator.events.compare import comparable
-from replicator.events.decode import Decoded, decode
+from replicator.events.decode import KEPT_MESSAGE, MESSAGE_BYTES, Decoded, decode
 from replicator.events.reader import LOOK_BACK, find_hole, read_events
 from replicator.events.record import (
     AddPartitions,
@@ -446,3 +448,25 @@ def test_rows_that_share_an_id_at_the_end_of_a_page_are_not_cut_apart() -> None:
 def test_a_log_that_is_shorter_than_before_is_another_one() -> None:
     with pytest.raises(Refused, match="newest event is 3"):
         read_events(Log([1, 2, 3]), 5, {})  # type: ignore[arg-type]
+
+
+def test_a_message_that_unpacks_to_more_than_any_has_is_kept_unread() -> None:
+    """Small as it came, and all of the memory when unpacked: its table is compared instead."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = packer.compress(b'{"a": "') + b"".join(packer.compress(b" " * (1 << 20)) for _ in range(400))
+    message = base64.b64encode(packed + packer.compress(b'"}') + packer.flush()).decode()
+    event = NotificationEvent(
+        id=7, time=1, type="DROP_TABLE", db="d", table="t", message=message, format="gzip(json-2.0)"
+    )
+    tracemalloc.start()
+    decoded = decode(event)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert decoded.change == UnknownEvent(type="DROP_TABLE", db="d", table="t", message=message, format=event.format)
+    assert peak < 1.2 * MESSAGE_BYTES
+
+
+def test_of_a_message_that_cannot_be_read_only_so_much_is_kept() -> None:
+    event = NotificationEvent(id=7, time=1, type="DROP_TABLE", db="d", table="t", message="x" * (KEPT_MESSAGE + 5))
+    change = decode(event).change
+    assert isinstance(change, UnknownEvent) and change.message == "x" * KEPT_MESSAGE

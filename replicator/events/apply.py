@@ -32,6 +32,7 @@ from replicator.events.record import (
     partition_names,
 )
 from replicator.model import Column, Partition, Table
+from replicator.table_format import PLAIN, table_format
 
 _ROW = (
     "position", "op", "db", "table", "partition", "location",
@@ -117,6 +118,7 @@ class Fold:
                         not has_files(table),
                     ),
                 )
+                self._note_format(table)
             case AlterTable():
                 self._alter_table(change, at)
             case DropTable(db=db, name=name):
@@ -140,7 +142,15 @@ class Fold:
                 table_id = self._table_id(db, table_name)
                 self._db.executemany(
                     "INSERT OR REPLACE INTO statistics VALUES (?, ?, ?)",
-                    [(table_id, each.partition or "", msgspec.json.encode(each)) for each in statistics],
+                    [
+                        (table_id, each.partition or "", msgspec.json.encode(each))
+                        for each in statistics
+                        if each.columns
+                    ],
+                )
+                self._db.executemany(
+                    "DELETE FROM statistics WHERE table_id = ? AND partition = ?",
+                    [(table_id, each.partition or "") for each in statistics if not each.columns],
                 )
 
     def apply_files(self, rows: pa.Table, renames: Sequence[Rename] = ()) -> None:
@@ -200,6 +210,7 @@ class Fold:
             "UPDATE tables SET db = ?, name = ?, location = ?, body = ?, touched = ?, listed = ? WHERE id = ?",
             (table.db, table.name, table.location, msgspec.json.encode(table), at, not has_files(table), table_id),
         )
+        self._note_format(table)
         if change.renames:
             self._db.execute("UPDATE tables SET named = ? WHERE id = ?", (at, table_id))
         if elsewhere and change.moved and old_location and table.location:
@@ -208,6 +219,18 @@ class Fold:
         elif elsewhere:
             self._forget_files(table_id, 0, at)
             self._db.execute("UPDATE tables SET since = ? WHERE id = ?", (at, table_id))
+
+    def note_formats(self) -> None:
+        """For every table that is known."""
+        for (body,) in self._db.execute("SELECT body FROM tables").fetchall():
+            self._note_format(msgspec.json.decode(body, type=Table))
+
+    def _note_format(self, table: Table) -> None:
+        found, table_id = table_format(table), self._table_id(table.db, table.name)
+        if found == PLAIN:
+            self._db.execute("DELETE FROM formats WHERE table_id = ?", (table_id,))
+        else:
+            self._db.execute("INSERT OR REPLACE INTO formats VALUES (?, ?)", (table_id, found))
 
     def _move_partitions(self, table_id: int, old: str, new: str) -> None:
         """A managed table's directory moved: partitions below it follow (HiveAlterHandler.alterTable)."""
@@ -301,7 +324,7 @@ class Fold:
         table_id = self._table_id(db, name)
         if table_id is not None:
             self.ends.of_table(table_id, at)
-            for table in ("files", "directories", "statistics", "partitions"):
+            for table in ("files", "directories", "statistics", "partitions", "formats"):
                 self._db.execute(f"DELETE FROM {table} WHERE table_id = ?", (table_id,))
             self._db.execute("DELETE FROM tables WHERE id = ?", (table_id,))
 

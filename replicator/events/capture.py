@@ -10,7 +10,7 @@ import json
 import time as clocks
 from collections.abc import Callable, Iterable, Sequence
 
-from cmroot.lease import acquire
+from cmroot.lease import Lease, acquire
 from cmroot.listing import changed_directories
 from cmroot.log import sweep_log
 from cmroot.recycle import sweep_incoming
@@ -22,6 +22,7 @@ from replicator.events.compare import same_database
 from replicator.events.contents import Contents
 from replicator.events.decode import decode
 from replicator.events.fold import open_manifest
+from replicator.events.left_out import left_out
 from replicator.events.manifest import Manifest
 from replicator.events.reader import read_events
 from replicator.events.record import (
@@ -40,6 +41,7 @@ from replicator.events.record import (
 from replicator.events.recording import Captured, Recording
 from replicator.events.scope import changes_in_scope
 from replicator.events.takings import Takings
+from replicator.events.unseen import Key, Sight, parse_name
 from replicator.events.walk import refresh_tables, walk_database
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 from replicator.model import NotificationEvent
@@ -50,34 +52,38 @@ ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends
 
 
 def capture(
-    source: MetastoreReader, root: ChangeRoot, *, databases: Sequence[str] = (), scan: bool = True,
-    compare: bool = True, deep: bool = False, repair: bool = False, keeper: str = "auto", engine: AutoEngine,
-    progress: Progress, clock: Callable[[], float] = clocks.time,
+    source: MetastoreReader, root: ChangeRoot, *, databases: Sequence[str] = (), everything: bool = False,
+    scan: bool = True, compare: bool = True, deep: bool = False, repair: bool = False, keeper: str = "auto",
+    empty: Sequence[str] = (),
+    engine: AutoEngine, progress: Progress, clock: Callable[[], float] = clocks.time,
 ) -> Captured:  # fmt: skip
     """Brings the captured log up to now. May run again at any time, also after a crash.
 
-    databases: captured from now on, beside those captured before (none at all: every database of the metastore but a
-    drill's).
+    databases: captured from now on, beside those captured before. None at all: those captured before; with
+    `everything`, or where nothing was captured before, every database of the metastore but a drill's.
     scan: look for changes that left no event, in directories and, with `compare`, in the metastore: databases,
     functions and tables. deep: compare partitions one by one, too.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
     keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none. Raises KeepError
-    when a store can keep nothing."""
+    when a store can keep nothing.
+    empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
+    word, what nobody can see keeps the files that the log knows. Raises UsageError for what is not captured."""
     began = clocks.monotonic()
-    with acquire(root.place, "capture"):
+    with acquire(root.place, "capture") as lease:
+        lease.check()
         sweep_incoming(root.place)
-        sweep_log(root.place)
+        sweep_log(root.place, lease)
         with open_manifest(root) as manifest:
-            run = _Run(source, root, manifest, keeper, engine, progress, clock)
+            run = _Run(source, root, manifest, keeper, engine, progress, clock, lease)
             try:
                 run.read(first=True, repair=repair)
-                run.walk_new(_wanted(source, manifest, databases))
+                run.walk_new(_wanted(source, manifest, databases, everything=everything))
                 if (scan and compare) or run.holed:
                     run.compare(deep=deep or run.holed)
                 looked = clocks.monotonic()
                 if scan or run.holed:
                     run.scan()
-                run.settle()
+                run.settle([parse_name(text) for text in empty])
                 run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
                 report = run.publish()
             except BaseException:
@@ -87,10 +93,12 @@ def capture(
     return report
 
 
-def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str]) -> list[str]:
+def _wanted(
+    source: MetastoreReader, manifest: Manifest, databases: Sequence[str], *, everything: bool
+) -> list[str]:  # fmt: skip
     """Databases to walk for the first time. Raises ObjectNotFound for one that does not exist."""
     known = manifest.scope()
-    if known and known.issuperset(databases):
+    if known and known.issuperset(databases) and not everything:
         return []
     existing = source.database_names()
     for name in databases:
@@ -99,7 +107,7 @@ def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str
                 f"database {name} does not exist in {source.uri}",
                 hint=f"it has: {', '.join(sorted(existing)[:20])}",
             )
-    if databases:
+    if databases and not everything:
         return [name for name in databases if name not in known]
     return [name for name in existing if name not in known and not is_shadow(source.database(name))]
 
@@ -109,13 +117,14 @@ class _Run:
 
     def __init__(
         self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, keeper: str, engine: AutoEngine,
-        progress: Progress, clock: Callable[[], float],
+        progress: Progress, clock: Callable[[], float], lease: Lease,
     ) -> None:  # fmt: skip
         self._source, self._root, self._manifest, self._progress = source, root, manifest, progress
-        self._log = Recording(source, root, manifest, clock)
+        self._log = Recording(source, root, manifest, clock, lease)
         self._contents = Contents(self._log, root.place, keeper, engine, progress)
         self._dirty: dict[tuple[str, str], None] = {}
         self._takings = Takings(root.place)
+        self._sight = Sight()
         self.holed = False
         self.report = self._log.report
 
@@ -216,6 +225,8 @@ class _Run:
                     self._dirty[table.db, table.name] = None
             case AddPartitions(db=db, table=name) if known.table(db, name) is None:
                 self._dirty[db, name] = None
+            case UnknownEvent(db=str(db), table=str(name)):  # its message cannot be read: the metastore can
+                self._dirty[db, name] = None
             case CreateTable(table=table):
                 self._contents.give_up_on(table.db, table.name, None)
             case DropTable(db=db, name=name):
@@ -273,7 +284,7 @@ class _Run:
                 found.add((change.db, change.name))
         return found
 
-    def settle(self) -> None:
+    def settle(self, empty: Sequence[Key]) -> None:
         """Reads and lists in turns until a reading brings nothing new, so that the end is one state of the source."""
         for _ in range(ROUNDS):
             self._refresh()
@@ -283,7 +294,7 @@ class _Run:
         else:
             self._refresh()
             missing = self._contents.list_changed()
-        self._contents.found_missing(missing)
+        self._sight = self._contents.found_missing(missing, empty)
 
     def _refresh(self) -> None:
         dirty, self._dirty = list(self._dirty), {}
@@ -294,7 +305,9 @@ class _Run:
 
     def publish(self) -> Captured:
         """Makes the capture durable; then what a gateway had left for it can go."""
-        self._log.publish(self._contents.keepers.names)
+        self.report.formats = left_out(self._manifest, self._root.place, sorted(self._manifest.scope()))
+        self._contents.remember_unnamed()
+        self._log.publish(self._contents.keepers.names, self._sight)
         self._takings.finish()
         return self.report
 

@@ -82,10 +82,15 @@ def dropped_partitions(table: Table, gone: Sequence[str]) -> Iterator[Change]:
         yield DropPartitions(db=table.db, table=table.name, names=tuple(gone))
 
 
-def statistics_change(db: str, table: str, known: Sequence[Statistics], now: Sequence[Statistics]) -> Iterator[Change]:
-    """Statistics that are new or different; removed ones go unsaid (a metastore drops them with the column)."""
+def statistics_change(
+    db: str, table: str, known: Sequence[Statistics], now: Sequence[Statistics], asked: Sequence[str | None]
+) -> Iterator[Change]:
+    """Statistics that are new or different, and those of what was `asked` for (None: the table) that are gone, which
+    have no columns then."""
     before = {each.partition: each for each in known}
-    changed = tuple(each for each in now if before.get(each.partition) != each)
+    there = {each.partition for each in now}
+    gone = (Statistics(db=db, table=table, partition=each) for each in asked if each in before and each not in there)
+    changed = (*(each for each in now if before.get(each.partition) != each), *gone)
     if changed:
         yield SetStatistics(db=db, table=table, statistics=changed)
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import FormatError
+from cmroot.parts import LINE_BYTES
 from replicator.events.record import (
     AddPartitions,
     AlterDatabase,
@@ -44,6 +45,14 @@ from replicator.model import Column, Database, NotificationEvent, Table, Value, 
 
 DEFAULT_CATALOG = "hive"
 _GZIP_FORMATS = ("gzip", "gzip(json-2.0)")
+MESSAGE_BYTES = LINE_BYTES
+"""The longest message that is read, unpacked. A longer one is kept as it came, and its table compared."""
+_PIECE = 4 << 20
+KEPT_MESSAGE = 16 << 20
+"""How much of a message that cannot be read is kept, in characters."""
+_UNREADABLE = (
+    FormatError, msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError,
+)  # fmt: skip
 _read_json = msgspec.json.Decoder().decode
 Message = dict[str, Any]
 
@@ -70,23 +79,54 @@ def decode(event: NotificationEvent) -> Decoded:
         return Decoded(change=_unknown(event))
     try:
         return reader(event, _read_json(message_text(event)))
-    except (FormatError, msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError):
+    except (
+        FormatError,
+        msgspec.DecodeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+    ):
         return Decoded(change=_unknown(event))
 
 
 def message_text(event: NotificationEvent) -> str | bytes:
     """The JSON text of an event's message. Raises FormatError when it is packed and cannot be unpacked."""
     message = event.message or ""
-    if event.format not in _GZIP_FORMATS and message.lstrip()[:1] == "{":
+    if event.format not in _GZIP_FORMATS and message[:100].lstrip()[:1] == "{":
+        if len(message) > MESSAGE_BYTES:
+            raise _too_long(event)
         return message
     try:
-        return zlib.decompress(base64.b64decode(message, validate=True), wbits=47)
+        return _unpacked(base64.b64decode(message, validate=True), event)
     except (binascii.Error, zlib.error, ValueError) as error:
         raise FormatError(f"event {event.id}: message is neither JSON nor base64 of gzip: {error}") from error
 
 
+def _unpacked(packed: bytes, event: NotificationEvent) -> bytes:
+    """In pieces, so that no more is ever held than a message may have."""
+    unpacking, pieces, length = zlib.decompressobj(47), [], 0
+    while not unpacking.eof:
+        piece = unpacking.decompress(packed, _PIECE)
+        packed = unpacking.unconsumed_tail
+        if not piece and not packed and not unpacking.eof:
+            raise FormatError(f"event {event.id}: message ends early")
+        pieces.append(piece)
+        length += len(piece)
+        if length > MESSAGE_BYTES:
+            raise _too_long(event)
+    return b"".join(pieces)
+
+
+def _too_long(event: NotificationEvent) -> FormatError:
+    return FormatError(f"event {event.id}: message is longer than {MESSAGE_BYTES >> 20} MiB")
+
+
 def _unknown(event: NotificationEvent) -> UnknownEvent:
-    return UnknownEvent(type=event.type, db=event.db, table=event.table, message=event.message, format=event.format)
+    message = event.message[:KEPT_MESSAGE] if event.message else event.message
+    return UnknownEvent(type=event.type, db=event.db, table=event.table, message=message, format=event.format)
 
 
 @lru_cache(maxsize=256)

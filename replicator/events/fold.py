@@ -91,7 +91,7 @@ def catch_up(manifest: Manifest, log: list[Segment], until: int | None = None) -
 def read_records(segment: Segment, after: int = -1, until: int | None = None) -> Iterator[ChangeRecord]:
     """A segment's records with after < position <= until."""
     for line in segment.records(after, until):
-        yield decode_line(line)
+        yield decode_line(line, segment.place)
 
 
 @contextlib.contextmanager

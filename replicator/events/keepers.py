@@ -30,11 +30,20 @@ class Keepers:
             self._chosen[store] = choose_keeper(self._root, location, self._requested, tell=self._tell)
         return self._chosen[store]
 
-    def grouped(self, objects: Iterable[DataObject]) -> Iterable[tuple[Keeper, Sequence[DataObject]]]:
-        """Objects by the keeper of their store."""
+    def grouped(
+        self, objects: Iterable[DataObject], failed: Callable[[DataObject, OSError], None]
+    ) -> Iterable[tuple[Keeper, Sequence[DataObject]]]:
+        """Objects by the keeper of their store; those whose directory cannot even be looked at have `failed`."""
         groups: dict[Keeper, list[DataObject]] = {}
         for thing in objects:
-            groups.setdefault(self.of(thing.location), []).append(thing)
+            try:
+                keeper = self.of(thing.location)
+            except (ConnectionError, TimeoutError):
+                raise
+            except OSError as error:
+                failed(thing, error)
+                continue
+            groups.setdefault(keeper, []).append(thing)
         return groups.items()
 
     def _store(self, location: str) -> object:

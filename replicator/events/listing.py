@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from cmroot.errors import NotWritable
 from cmroot.keep import Keeper, Kept
-from cmroot.listing import FileState, Listing, list_tree
+from cmroot.listing import FileState, Listing, full_identity, list_tree
 from cmroot.log import FILES
 from cmroot.place import is_local, join
 from cmroot.versions import NULL
@@ -37,48 +38,63 @@ class ListTask:
 @dataclass
 class Listed:
     """The outcome: rows for the captured log (positions are the caller's to fill), the object each row is about, each
-    object's directories, the objects that have none, and how much was read. `postponed`: objects that are not in it,
-    because it grew too large; they are to be listed by another task."""
+    object's directories, the objects whose directory could not be seen, each with the reason, and how much was read.
+    `postponed`: objects that are not in it, because it grew too large; they are to be listed by another task.
+    `unnamed`: the object, and the names that are not UTF-8 in it. `same`: (object, path, identity) of files that were
+    read for nothing: only their identity is another."""
 
     objects: Sequence[DataObject]
     rows: pa.Table
     owners: list[int]
     directories: list[tuple[int, str, int, int, str]] = field(default_factory=list)  # object, then DirectoryState
-    missing: list[DataObject] = field(default_factory=list)
+    missing: list[tuple[DataObject, str]] = field(default_factory=list)
     postponed: Sequence[DataObject] = ()
     files_hashed: int = 0
     bytes_hashed: int = 0
+    unnamed: dict[int, list[str]] = field(default_factory=dict)
+    same: list[tuple[int, str, str]] = field(default_factory=list)
 
 
 def list_objects(task: ListTask) -> Listed:
     """Lists each object and keeps what is new. May run twice: kept bytes are content-addressed."""
     rows = _Rows()
-    missing, directories = [], []
+    missing: list[tuple[DataObject, str]] = []
+    directories = []
+    unnamed: dict[int, list[str]] = {}
     done = 0
     for index, (thing, known) in enumerate(zip(task.objects, task.known, strict=True)):
-        if len(rows.owner) >= ROWS:
+        if len(rows.owner) + len(rows.same) >= ROWS:
             break
         done += 1
         for last_try in (False,) * (STABLE_TRIES - 1) + (True,):
-            listing = list_tree(thing.location)
+            try:
+                listing = list_tree(thing.location)
+            except (ConnectionError, TimeoutError):
+                raise
+            except (OSError, NotWritable) as error:  # of one place: the others go on
+                missing.append((thing, f"its directory cannot be listed: {error}"))
+                break
             if listing is None and not known and not is_local(thing.location):
                 break  # a store without directories shows nothing where nothing was written yet
             if listing is None:
-                missing.append(thing)
+                missing.append((thing, f"its directory {thing.location} is not there"))
                 break
             if _record(rows, index, thing, listing, known, task.keeper, tolerant=last_try):
                 directories += [
                     (index, each.relative, each.mtime_ns, each.listed_ns, each.identity) for each in listing.directories
                 ]
+                if listing.unnamed:
+                    unnamed[index] = listing.unnamed
                 break
     return Listed(
         objects=task.objects[:done], rows=rows.table(task.objects), owners=rows.owner, directories=directories,
         missing=missing, postponed=task.objects[done:], files_hashed=rows.files_hashed, bytes_hashed=rows.bytes_hashed,
+        unnamed=unnamed, same=rows.same,
     )  # fmt: skip
 
 
 def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:
-    """The listing of objects whose directory is gone for good: every file that was known is removed."""
+    """The listing of objects that were declared empty: every file that was known is removed."""
     rows = _Rows()
     for index, files in enumerate(known):
         for path in files:
@@ -105,7 +121,7 @@ def _record(
     *, tolerant: bool,
 ) -> bool:  # fmt: skip
     """Adds one object's rows. False, with nothing added, when a file vanished meanwhile; `tolerant` leaves it out."""
-    start = len(rows.owner)
+    start = len(rows.owner), len(rows.same)
     remaining = dict(known)
     changed = []
     for file in listing.files:
@@ -115,10 +131,13 @@ def _record(
     places = (join(thing.location, path) for path, _ in changed)
     for (path, before), kept in zip(changed, _each_kept(keeper, places, thing.location), strict=True):
         if kept is None and not tolerant:
-            rows.cut(start)
+            rows.cut(*start)
             return False
-        if kept is not None:
-            rows.add(index, "add", path, kept.size, kept.mtime_ns, kept.identity, kept.checksum,
+        identity = full_identity(kept.identity, kept.changed_ns) if kept else ""
+        if kept is not None and before is not None and _is_same_entry(before, kept, keeper):
+            rows.same.append((index, path, identity))
+        elif kept is not None:
+            rows.add(index, "add", path, kept.size, kept.mtime_ns, identity, kept.checksum,
                      keeper.name != "none", kept.version)  # fmt: skip
         elif before is not None:
             remaining[path] = before
@@ -147,14 +166,21 @@ def _kept(keeper: Keeper, place: str) -> Kept | None:
 
 
 def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
-    """Whether a file needs no reading: same size, time and identity as recorded, and kept where it is to be kept.
+    """Whether a file needs no reading: size, times and identity as recorded, and kept where it is to be kept.
     A null version is safe only while its bucket has versioning."""
     return (
         before.checksum is not None
-        and (before.size, before.mtime_ns, before.identity) == (now.size, now.mtime_ns, now.identity)
+        and now.is_recorded(before.size, before.mtime_ns, before.identity)
         and (before.kept or keeper.name == "none")
         and (before.version != NULL or keeper.name in ("version", "none"))
     )
+
+
+def _is_same_entry(before: KnownFile, kept: Kept, keeper: Keeper) -> bool:
+    """Whether a file that was read again is what its entry says: a change of owner or mode, or a link to it, moves the
+    change time."""
+    now = (kept.size, kept.mtime_ns, kept.checksum, keeper.name != "none", kept.version)
+    return (before.size, before.mtime_ns, before.checksum, bool(before.kept), before.version) == now
 
 
 class _Rows:
@@ -162,6 +188,7 @@ class _Rows:
 
     def __init__(self) -> None:
         self.owner: list[int] = []
+        self.same: list[tuple[int, str, str]] = []
         self.columns: dict[str, list[object]] = {name: [] for name in _WRITTEN}
         self.files_hashed = 0
         self.bytes_hashed = 0
@@ -174,8 +201,8 @@ class _Rows:
             self.files_hashed += 1
             self.bytes_hashed += int(values[2])  # type: ignore[call-overload]
 
-    def cut(self, length: int) -> None:
-        del self.owner[length:]
+    def cut(self, length: int, same: int) -> None:
+        del self.owner[length:], self.same[same:]
         for column in self.columns.values():
             del column[length:]
 

@@ -19,9 +19,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from cmroot.place import join
 from replicator.events.apply import Fold, Rename, has_files
 from replicator.events.record import ChangeRecord
 from replicator.model import Column, Database, Function, Partition, Statistics, Table
+from replicator.table_format import Format
 
 VERSION = 2
 _SCHEMA = """
@@ -42,9 +44,13 @@ CREATE TABLE files (table_id INTEGER, partition_id INTEGER, path TEXT, size INTE
 CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mtime_ns INTEGER, listed_ns INTEGER,
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
+# Derived from the rest, so that manifests of earlier releases get them without being folded anew: tables in another
+# format than Hive's, and whether a file of a Delta log (by its checksum) names files outside of its table.
+_INDEXES = """
+CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
+CREATE TABLE IF NOT EXISTS delta_logs (checksum TEXT PRIMARY KEY, outside INTEGER) WITHOUT ROWID;
+"""
 _PAGE = 10_000
-
-SETTLED = "settled"  # what a capture remembers: up to this position it has listed every directory there is
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,12 @@ class Manifest:
             for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
                 self._db.execute(f'DROP TABLE "{name}"')
             self._db.executescript(_SCHEMA + f"PRAGMA user_version={VERSION};")
+        self._db.executescript(_INDEXES)
         self._db.execute("BEGIN")
         self._fold = Fold(self._db)
+        if self.recall("formats") is None:
+            self._fold.note_formats()
+            self.remember("formats", "noted")
 
     # ---- the fold -------------------------------------------------------------------------------------------------
 
@@ -168,6 +178,32 @@ class Manifest:
         row = self._db.execute("SELECT body FROM tables WHERE db = ? AND name = ?", (db, name)).fetchone()
         return msgspec.json.decode(row[0], type=Table) if row else None
 
+    def formats(self, db: str) -> dict[str, Format]:
+        """Tables of a database in another format than Hive's, by name."""
+        rows = self._db.execute(
+            "SELECT t.name, f.format FROM formats f JOIN tables t ON t.id = f.table_id WHERE t.db = ? ORDER BY t.name",
+            (db,),
+        )
+        return dict(rows.fetchall())
+
+    def delta_log(self, db: str, name: str) -> list[tuple[str, KnownFile, bool | None]]:
+        """The files of a Delta table's log: (place, what is known of it, whether it names files outside of its table;
+        None: nobody has looked)."""
+        rows = self._db.execute(
+            "SELECT t.location, f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version, d.outside"
+            " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > '_delta_log/'"
+            " AND f.path < '_delta_log0' LEFT JOIN delta_logs d ON d.checksum = f.checksum"
+            " WHERE t.db = ? AND t.name = ?",
+            (db, name),
+        )
+        return [
+            (join(row[0], row[1]), KnownFile(*row[1:8]), None if row[8] is None else bool(row[8]))
+            for row in rows.fetchall()
+        ]
+
+    def remember_delta_log(self, checksum: str, outside: bool) -> None:
+        self._db.execute("INSERT OR REPLACE INTO delta_logs VALUES (?, ?)", (checksum, outside))
+
     def partition_count(self, db: str, name: str) -> int:
         row = self._db.execute(
             "SELECT count(*) FROM partitions WHERE table_id = (SELECT id FROM tables WHERE db = ? AND name = ?)",
@@ -233,6 +269,22 @@ class Manifest:
             (table_id, partition_id),
         )
         return {row[0]: KnownFile(*row) for row in rows}
+
+    def weight(self, thing: DataObject) -> tuple[int, int]:
+        """How many files one object has, and their bytes."""
+        row = self._db.execute(
+            "SELECT count(*), coalesce(sum(size), 0) FROM files WHERE table_id = ? AND partition_id = ?",
+            (thing.table_id, thing.partition_id),
+        ).fetchone()
+        return int(row[0]), int(row[1])
+
+    def bytes_of_tables(self, db: str) -> dict[str, int]:
+        """Bytes of the files of each table of a database, its partitions' included."""
+        rows = self._db.execute(
+            "SELECT t.name, sum(f.size) FROM files f JOIN tables t ON t.id = f.table_id WHERE t.db = ? GROUP BY t.id",
+            (db,),
+        )
+        return {name: int(size or 0) for name, size in rows}
 
     def table_files(self, db: str, name: str) -> Iterator[tuple[Any, ...]]:
         """All files of a table: (partition, location, path, size, mtime_ns, identity, checksum, kept, version)."""
@@ -353,6 +405,14 @@ class Manifest:
         self._db.executemany(
             "INSERT INTO directories VALUES (?, ?, ?, ?, ?, ?)",
             [(objects[i].table_id, objects[i].partition_id, *rest) for i, *rest in directories],
+        )
+
+    def set_identities(self, objects: Sequence[DataObject], files: Iterable[tuple[int, str, str]]) -> None:
+        """How files are told apart that are what their entries say: (index of the object, path, identity). Not logged:
+        a manifest that is folded anew has them read once more."""
+        self._db.executemany(
+            "UPDATE files SET identity = ? WHERE table_id = ? AND partition_id = ? AND path = ?",
+            [(identity, objects[i].table_id, objects[i].partition_id, path) for i, path, identity in files],
         )
 
     # ---- inside ---------------------------------------------------------------------------------------------------

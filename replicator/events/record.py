@@ -7,11 +7,13 @@ known state in `manifest`, what it does to a target in `replicator.load.squash`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from cmroot.errors import FormatError
+from cmroot.errors import UNREADABLE, FormatError
+from cmroot.names import HINT, LARGEST, check_below, check_name, foreign
+from replicator.metastore.homes import NEVER_EXTRA
 from replicator.model import Column, Database, Function, Partition, Statistics, Table, Value, partition_name
 
 
@@ -131,7 +133,7 @@ class DropFunction(Value, frozen=True, omit_defaults=True, tag_field="kind", tag
 
 
 class SetStatistics(Value, frozen=True, omit_defaults=True, tag_field="kind", tag="set_statistics"):
-    """Column statistics of a table, or of partitions of it, are these from here on."""
+    """Column statistics of a table, or of partitions of it, are these from here on; without columns there are none."""
 
     db: str
     table: str
@@ -182,21 +184,26 @@ Change = (
 )
 
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Moment = Annotated[int, msgspec.Meta(ge=0, le=253402300799)]  # to the end of the year 9999, where calendars end
+
+
 class ChangeRecord(Value, frozen=True, omit_defaults=True):
     """A change with its place: `position` orders all records of one captured log, without holes, from 1.
 
     `event` is the id of the notification it comes from, or, for an observed change, of the last one read before it;
     `time` is the event's, or the moment of observation, in seconds."""
 
-    position: int
-    event: int
-    time: int
+    position: Number
+    event: Number
+    time: Moment
     change: Change
     observed: bool = False
 
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ChangeRecord)
+_table_decoder = msgspec.json.Decoder(Table)
 
 
 def encode(record: ChangeRecord) -> bytes:
@@ -204,12 +211,77 @@ def encode(record: ChangeRecord) -> bytes:
     return _encoder.encode(record)
 
 
-def decode_line(line: bytes) -> ChangeRecord:
-    """The record of one line. Raises FormatError for anything that is not one."""
+def decode_line(line: bytes, place: str = "") -> ChangeRecord:
+    """The record of one line of the file at `place`. Raises FormatError for anything that is not one, and for one
+    whose names lead elsewhere than below their database."""
     try:
-        return _decoder.decode(line)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise FormatError(f"not a change record: {error}: {line[:200]!r}") from error
+        record = _decoder.decode(line)
+    except UNREADABLE as error:
+        raise FormatError(f"{place}: not a change record: {error}: {line[:200]!r}", hint=HINT) from error
+    _check_change(record.change, place)
+    return record
+
+
+def decode_table(line: bytes, place: str) -> Table:
+    """The table of one line. Raises FormatError as `decode_line`."""
+    try:
+        table = _table_decoder.decode(line)
+    except UNREADABLE as error:
+        raise FormatError(f"{place}: not a table: {error}: {line[:200]!r}", hint=HINT) from error
+    _check_table(place, table.db, table.name)
+    _check_fields(table, place)
+    return table
+
+
+def _check_change(change: Change, place: str) -> None:
+    """Names of databases, tables and partitions become parts of paths, here and on the target."""
+    if isinstance(change, UnknownEvent):  # kept as it came, nothing is called by it
+        return
+    match change:
+        case AlterTable(db=db, name=name):
+            _check_table(place, db, name)
+        case AlterPartition(before=before, name=after):
+            check_below(place, "partition", (before, after))
+        case DropPartitions(names=names):
+            check_below(place, "partition", names)
+        case ChangeFiles(partition=str(partition)):
+            check_below(place, "partition", (partition,))
+        case SetStatistics(statistics=statistics):
+            check_below(place, "partition", (each.partition for each in statistics if each.partition is not None))
+    _check_extra(change, place)
+    if (table := touched_table(change)) is not None:
+        _check_table(place, *table)
+    elif (database := touched_db(change)) is not None:
+        check_name(place, "database", database)
+
+
+def _check_extra(change: Change, place: str) -> None:
+    match change:
+        case CreateDatabase(database=thing) | AlterDatabase(database=thing):
+            _check_fields(thing, place)
+        case CreateTable(table=table) | AlterTable(table=table):
+            _check_fields(table, place)
+        case AlterPartition(partition=partition):
+            _check_fields(partition, place)
+        case CreateFunction(function=function):
+            _check_fields(function, place)
+        case AddPartitions(partitions=partitions):
+            for partition in partitions:
+                _check_fields(partition, place)
+
+
+def _check_fields(thing: Database | Table | Partition | Function, place: str) -> None:
+    """What a value keeps of fields without a home must not be a second name, or a second location."""
+    storage = thing.storage if isinstance(thing, Table | Partition) else None
+    for value in (thing, storage, storage.serde if storage else None):
+        if value is not None and value.extra and not NEVER_EXTRA[type(value)].isdisjoint(value.extra):
+            raise foreign(place, "the fields", sorted(value.extra), "have a home of their own")
+
+
+def _check_table(place: str, db: str, name: str) -> None:
+    """A table's name may hold a slash (hive.support.special.characters.tablename); a database's may not."""
+    check_name(place, "database", db)
+    check_below(place, "table", (name,))
 
 
 def partition_names(keys: Iterable[str], partitions: Iterable[Partition]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Scope: which changes concern the captured databases. Pure."""
+"""Scope: which databases a root captures, and which changes concern them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cmroot.log import Segment
 from replicator.errors import UsageError
 from replicator.events.record import AlterTable, Change, DropTable, EventsLost, UnknownEvent, touched_db
 from replicator.model import Table, partition_spec
 from replicator.partition_filter import PartitionFilter
+
+
+def captured_databases(log: Sequence[Segment]) -> list[str] | None:
+    """Databases that a captured log is about, sorted; those that were dropped since stay. None: the log is empty, or
+    its newest segment was written before segments said so."""
+    names = log[-1].metadata.get("databases") if log else None
+    return sorted(map(str, names)) if isinstance(names, list) else None
 
 
 def changes_in_scope(change: Change, databases: Collection[str]) -> Iterator[Change]:

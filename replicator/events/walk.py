@@ -52,7 +52,7 @@ def _walk_contents(
     if compare.has_column_statistics(table.parameters) and columns and not table.is_partitioned:
         known_statistics = [] if begins_anew else known.statistics(table.db, table.name)
         now = source.table_statistics(table.db, table.name, [column.name for column in columns])
-        yield from compare.statistics_change(table.db, table.name, known_statistics, [now] if now else [])
+        yield from compare.statistics_change(table.db, table.name, known_statistics, [now] if now else [], [None])
 
 
 def _walk_partitions(source: MetastoreReader, known: Manifest, table: Table, begins_anew: bool) -> Iterator[Change]:
@@ -75,7 +75,7 @@ def _walk_partitions(source: MetastoreReader, known: Manifest, table: Table, beg
         if marked and table.storage:
             columns = [column.name for column in table.storage.columns]
             now = source.partition_statistics(table.db, table.name, columns, marked)
-            yield from compare.statistics_change(table.db, table.name, known_statistics, now)
+            yield from compare.statistics_change(table.db, table.name, known_statistics, now, marked)
 
 
 def refresh_tables(source: MetastoreReader, known: Manifest, tables: Sequence[tuple[str, str]]) -> Iterator[Change]:
