@@ -22,13 +22,16 @@ from cmroot.lease import acquire
 from cmroot.log import FILES, RELEASE, Segment, segments
 from cmroot.root import ChangeRoot
 from replicator.dump import layout
-from replicator.dump.points import resolve_since, resolve_until
+from replicator.dump.points import resolve_since, resolve_until, scope_of_dump
+from replicator.dump.reached import covers, reached, scope_of, told
 from replicator.dump.selection import Entering, Selection
+from replicator.dump.signing import Keys
 from replicator.dump.slots import begin_of, confirmed, pinned
 from replicator.dump.writer import DumpWriter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.events.fold import manifest_at, open_manifest, read_records
-from replicator.events.manifest import SETTLED, Manifest
+from replicator.events.left_out import gaps, left_out
+from replicator.events.manifest import Manifest
 from replicator.events.record import (
     AddPartitions,
     Change,
@@ -43,9 +46,13 @@ from replicator.events.record import (
     touched_table,
 )
 from replicator.events.scope import Patterns, matches_name
+from replicator.events.unnamed import remembered
+from replicator.events.unseen import Unseen, sight_at
+from replicator.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.partition_filter import PartitionFilter
 from replicator.progress import Progress
 from replicator.report import json_text
+from replicator.table_format import SUPPORTED, FormatChoice
 
 PARTITIONS_PER_RECORD = 1000
 ENTRY_BATCH = 20_000
@@ -68,6 +75,7 @@ class Dumped:
     observed: int
     unknown: list[str] = field(default_factory=list)
     missing_directories: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     captured: int = 0
     seconds: float = 0.0
@@ -81,28 +89,31 @@ def write_dump(
     root: ChangeRoot, out: str, *, source: str, databases: Sequence[str], patterns: Patterns,
     since: str | layout.Point | None = None, until: str | layout.Point | None = None, slot: str = "",
     id: str | None = None, progress: Progress, empty: bool = False, epochs: Mapping[str, int] | None = None,
-    clock: Callable[[], float] = clocks.time,
+    formats: FormatChoice = SUPPORTED, clock: Callable[[], float] = clocks.time, keys: Keys | None = None,
 ) -> Dumped:  # fmt: skip
     """Writes a dump of what is captured. since: an event id, a time, an earlier dump or a point of the log (None: what
     the slot's consumer has confirmed; without a slot, or before it has confirmed anything, a bootstrap). until: an
     event id, a time or a point of the log (None: its end). slot: the consumer's name, registered when it is new. id:
     the dump's (None: a new one). empty: a bootstrap may hold no table. epochs: the source databases' (see
-    `DumpMetadata`). What the dump names is pinned in the root before anything is written.
+    `DumpMetadata`). formats: "as-they-are" for dumps whose loads leave no format out. keys: the first signs the dump
+    (None: it is not signed). What the dump names is pinned in the root before anything is written.
 
     Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
     May run again after a crash: an unfinished dump is written anew."""
     began = clocks.monotonic()
-    with acquire(root.place, "dump"):
+    with acquire(root.place, "dump") as lease:
         log = segments(root.place)
         end = until if isinstance(until, layout.Point) else resolve_until(log, until)
         begin = begin_of_dump(root, log, since, slot)
+        if isinstance(since, str):
+            _refuse_wider(since, databases, patterns)
         if begin is not None and begin.position > end.position:
             raise UsageError(
                 f"--since (event {begin.event}) is later than --until (event {end.event})",
                 hint="leave out --until to dump up to now",
             )
-        with _manifest(root, end.position) as (manifest, current), DumpWriter(out, id) as writer:
-            work = _Dump(root, manifest, current, writer, databases, patterns, begin, end, progress)
+        with _manifest(root, end.position) as manifest, DumpWriter(out, id) as writer:
+            work = _Dump(root, manifest, writer, databases, patterns, begin, end, progress)
             with pinned(
                 root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock
             ):  # fmt: skip
@@ -110,14 +121,15 @@ def write_dump(
                     work.bootstrap(empty=empty)
                 else:
                     work.incremental()
-                metadata = work.metadata(source, slot, epochs or {})
-                writer.finish(metadata)
+                metadata = work.metadata(source, slot, epochs or {}, formats)
+                writer.finish(metadata, keys, before_publishing=lease.check)
     return Dumped(
         dump=writer.place, kind=metadata.kind, from_event=begin.event if begin else None, to_event=end.event,
         from_position=begin.position if begin else None, to_position=end.position, records=writer.records,
         files=writer.files, bytes=writer.bytes, observed=writer.observed, unknown=work.unknown,
         missing_directories=list(metadata.missing_directories), seconds=round(clocks.monotonic() - began, 3),
-        status="incomplete" if metadata.missing_directories else "dumped", slot=slot,
+        not_replicated=list(metadata.not_replicated), status=INCOMPLETE if metadata.not_replicated else "dumped",
+        slot=slot,
     )  # fmt: skip
 
 
@@ -133,28 +145,41 @@ def begin_of_dump(
     return begin_of(log, known) if known else None
 
 
+def _refuse_wider(since: str, databases: Sequence[str], patterns: Patterns) -> None:
+    """An earlier dump that held less of a database brings a target nowhere from where this one could go on."""
+    earlier = scope_of_dump(since)
+    for db in databases:
+        wanted = reached(scope_of(databases, patterns), db)
+        if earlier is not None and db in earlier.databases and not covers(reached(earlier, db), wanted):
+            raise BootstrapNeeded(
+                f"--since {since}: that dump has of {db} {told(reached(earlier, db))}, this one is to have "
+                f"{told(wanted)}",
+                hint="dump without --since, a bootstrap of all; or --since its event, for targets that have the others",
+            )
+
+
 @contextmanager
-def _manifest(root: ChangeRoot, position: int) -> Iterator[tuple[Manifest, bool]]:
-    """The state at a position, and whether it is the current manifest, at the log's end, or folded for the purpose."""
+def _manifest(root: ChangeRoot, position: int) -> Iterator[Manifest]:
+    """The state at a position: the current manifest, at the log's end, or one that is folded for the purpose."""
     with open_manifest(root) as manifest:
         if manifest.position == position:
-            yield manifest, True
+            yield manifest
             return
     with (
         tempfile.TemporaryDirectory(prefix="replicator-") as scratch,
         manifest_at(root, position, Path(scratch)) as then,
     ):
-        yield then, False
+        yield then
 
 
 class _Dump:
     """One dump at work."""
 
     def __init__(
-        self, root: ChangeRoot, manifest: Manifest, current: bool, writer: DumpWriter, databases: Sequence[str],
+        self, root: ChangeRoot, manifest: Manifest, writer: DumpWriter, databases: Sequence[str],
         patterns: Patterns, begin: layout.Point | None, end: layout.Point, progress: Progress,
     ) -> None:  # fmt: skip
-        self._root, self._manifest, self._current, self._writer = root, manifest, current, writer
+        self._root, self._manifest, self._writer = root, manifest, writer
         self._selection = Selection(tuple(databases), patterns)
         self._begin, self._end, self._progress = begin, end, progress
         self._touched: set[tuple[str, str]] = set()
@@ -293,37 +318,56 @@ class _Dump:
 
     # ---- both -----------------------------------------------------------------------------------------------------
 
-    def _missing_directories(self) -> Iterator[str]:
-        """Objects in scope whose directory the last capture did not find: it left them to be listed again."""
-        if self._current and self._manifest.recall(SETTLED) == str(self._end.position):  # not folded anew from the log
-            for batch in self._manifest.unlisted():
-                for thing in batch:
-                    if self._selection.holds_partition((thing.db, thing.table), thing.partition):
-                        yield thing.label
+    def _unseen(self) -> Iterator[Unseen]:
+        """Objects in scope that the capture at the end could not see."""
+        for thing in sight_at(segments(self._root.place), self._end.position).unseen:
+            if self._selection.holds_partition((thing.db, thing.table), thing.partition):
+                yield thing
 
-    def metadata(self, source: str, slot: str, epochs: Mapping[str, int]) -> layout.DumpMetadata:
+    def _empty(self) -> Iterator[str]:
+        for thing in sight_at(segments(self._root.place), self._end.position).empty:
+            if self._selection.holds_partition((thing.db, thing.table), thing.partition):
+                yield f"{thing.db}.{thing.table}" + (f"/{thing.partition}" if thing.partition else "")
+
+    def _held(self) -> int | None:
+        """For the loader, to tell how much of a replica an increment takes away."""
+        if self._begin is None or not self._writer.removed:
+            return None
+        sizes = (self._manifest.bytes_of_tables(db) for db in self._selection.databases)
+        match = self._selection.patterns.match
+        return sum(size for tables in sizes for name, size in tables.items() if match(name))
+
+    def _unnamed(self) -> Iterator[NotReplicated]:
+        """Objects in scope with files whose names are not UTF-8, as the last capture found them."""
+        for each in remembered(self._manifest):
+            db, _, table = each.object.partition(".")
+            if self._selection.holds_partition((db, table), each.partition):
+                yield each
+
+    def metadata(
+        self, source: str, slot: str, epochs: Mapping[str, int], choice: FormatChoice
+    ) -> layout.DumpMetadata:  # fmt: skip
         writer = self._writer
         locations = {}
+        unseen = list(self._unseen())
+        formats = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
+        told = (thing.told() for thing in unseen)
+        lacking = merged(self._unnamed(), told, gaps(formats) if choice == SUPPORTED else ())
         for db in self._selection.databases:
             database = self._manifest.database(db)
             if database is not None and database.location:
                 locations[db] = database.location
         return layout.DumpMetadata(
             id=writer.id, kind=layout.BOOTSTRAP if self._begin is None else layout.INCREMENTAL,
-            created=layout.now_text(), scope=self._scope(), source=source, root=self._root.place, root_id=self._root.id,
+            created=layout.now_text(),
+            scope=scope_of(self._selection.databases, self._selection.patterns),
+            source=source, root=self._root.place, root_id=self._root.id,
             begin=self._begin, end=self._end, locations=locations, records=writer.records, files=writer.files,
             removed=writer.removed, bytes=writer.bytes, observed=writer.observed, buckets=writer.buckets,
-            missing_directories=tuple(self._missing_directories()), unknown_events=tuple(self.unknown),
-            slot=slot or None, epochs=dict(epochs),
+            missing_directories=tuple(thing.label for thing in unseen), unknown_events=tuple(self.unknown),
+            slot=slot or None, epochs=dict(epochs), not_replicated=tuple(lacking), formats=formats,
+            empty=tuple(self._empty()), held=self._held(),
         )  # fmt: skip
-
-    def _scope(self) -> layout.Scope:
-        return layout.Scope(
-            databases=self._selection.databases,
-            include=tuple(pattern.pattern for pattern in self._selection.patterns.include),
-            exclude=tuple(pattern.pattern for pattern in self._selection.patterns.exclude),
-            partitions={table: each.text for table, each in self._selection.patterns.partitions.items()},
-        )
 
 
 def _entries(rows: list[tuple[Any, ...]], db: str, table: str, position: int) -> pa.Table:

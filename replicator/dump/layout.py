@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated, Literal
 
 import msgspec
 
+from cmroot.errors import UNREADABLE
+from cmroot.names import HINT, LARGEST, check_id, check_name
 from cmroot.parts import PartsReader
 from cmroot.place import join, store_for
 from replicator.errors import FormatError
+from replicator.not_replicated import NotReplicated
 
 FORMAT = "replicator-dump"
 VERSION = 1
@@ -19,8 +23,9 @@ TABLES = "_metadata/tables.jsonl.gz"
 FILES = "_files/bucket-{:04d}.parquet"
 LOADS = "_finished_load"  # one acknowledgement per target
 
-BOOTSTRAP = "bootstrap"
-INCREMENTAL = "incremental"
+Kind = Literal["bootstrap", "incremental"]
+BOOTSTRAP: Kind = "bootstrap"
+INCREMENTAL: Kind = "incremental"
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -32,22 +37,28 @@ class Scope(msgspec.Struct, frozen=True):
     partitions: dict[str, str] = {}
 
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+
+
 class Point(msgspec.Struct, frozen=True):
     """A place in the captured log: position, event id, and time in seconds."""
 
-    position: int
-    event: int
-    time: int
+    position: Number
+    event: Number
+    time: Annotated[int, msgspec.Meta(ge=0, le=253402300799)]
 
 
 class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What a dump is. `begin`: the state it builds on (None for a bootstrap); `end`: the state it leads to. `source`:
     the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`: file
     entries that take files away; `slot`: the consumer it was made for, which its load confirms; `epochs`: database ->
-    epoch of its role at the source (0: it had none; absent: the source was not asked)."""
+    epoch of its role at the source (0: it had none; absent: the source was not asked); `not_replicated`: what a load
+    cannot bring as the source has it; `formats`: tables that loads leave out for their format, and why; `empty`: tables
+    and partitions (`db.table/p=1`) without a directory that a person has declared empty; `held`: bytes of all files in
+    scope at `end`, where an increment takes files away."""
 
     id: str
-    kind: str
+    kind: Kind
     created: str
     scope: Scope
     source: str
@@ -66,6 +77,10 @@ class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
     unknown_events: tuple[str, ...] = ()
     slot: str | None = None
     epochs: dict[str, int] = {}
+    not_replicated: tuple[NotReplicated, ...] = ()
+    formats: dict[str, str] = {}
+    empty: tuple[str, ...] = ()
+    held: int | None = None
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -85,11 +100,7 @@ def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
     try:
         data = store.read_bytes(join(place, FINISHED))
     except FileNotFoundError:
-        found = store.exists(join(place, METADATA)) or store.list(place)
-        raise FormatError(
-            f"{place}: {'an unfinished dump' if found else 'no dump'} ({FINISHED} is missing)",
-            hint="run the dump again; it writes the marker last" if found else "check the path",
-        ) from None
+        raise _no_dump(place) from None
     try:
         version = msgspec.json.decode(data, type=_Versioned)
         if version.format != FORMAT or version.version != VERSION:
@@ -100,14 +111,47 @@ def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
             )
         finished = msgspec.json.decode(data, type=Finished)
         found_checksum = xxhash.xxh3_128_hexdigest(store.read_bytes(join(place, METADATA)))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise FormatError(f"{place}/{FINISHED}: damaged: {error}", hint="dump again") from error
     except FileNotFoundError:
         raise FormatError(f"{place}/{METADATA}: missing", hint="dump again, or restore the file") from None
     if found_checksum != finished.xxh3_128:
         raise FormatError(f"{place}/{METADATA}: damaged (its checksum is not the marker's)", hint="dump again")
     reader = PartsReader(place, METADATA, format=FORMAT, version=VERSION)
-    return reader, msgspec.convert(reader.metadata, type=DumpMetadata)
+    path = join(place, METADATA)
+    try:
+        metadata = msgspec.convert(reader.metadata, type=DumpMetadata)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{path}: cannot be read: {error}", hint=HINT) from error
+    if finished.id != metadata.id:
+        raise FormatError(f"{path}: is of the dump {metadata.id!r}, the marker of {finished.id!r}", hint=HINT)
+    _check_names(metadata, path)
+    return reader, metadata
+
+
+def _check_names(metadata: DumpMetadata, path: str) -> None:
+    """Ids and names become parts of paths, and of the target's properties. Raises FormatError."""
+    check_id(path, "the id", metadata.id)
+    check_id(path, "the id of the root", metadata.root_id)
+    if metadata.slot is not None:
+        check_id(path, "slot", metadata.slot)
+    for name in (*metadata.scope.databases, *metadata.locations, *metadata.epochs):
+        check_name(path, "database", name)
+
+
+def _no_dump(place: str) -> FormatError:
+    """What a place is that has no marker."""
+    names = store_for(place).list(place)
+    if {METADATA, "_metadata", "_files"} & set(names):
+        text, hint = f"an unfinished dump ({FINISHED} is missing)", "run the dump again; it writes the marker last"
+    elif {"FORMAT", "log"} <= set(names):
+        text, hint = "no dump, but a $cmroot", "`replicator dump --cmroot` writes a dump from it; load that"
+    elif any(store_for(place).exists(join(place, name, FINISHED)) for name in names[:100]):
+        text, hint = "no dump, but a directory of dumps", "load one of them"
+    else:
+        text = "no dump" if names else "no dump: there is nothing"
+        hint = "check the path; a dump is the directory that `replicator dump --out` wrote"
+    return FormatError(f"{place}: {text}", hint=hint)
 
 
 class _Versioned(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from cmroot.log import Capture, Segment
 from cmroot.place import join, store_for
-from replicator.dump.layout import FINISHED, Point, open_parts
+from replicator.dump.layout import FINISHED, Point, Scope, open_parts
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
 from replicator.events.fold import read_records
 
@@ -79,6 +79,11 @@ def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
     return metadata.end
 
 
+def scope_of_dump(text: str) -> Scope | None:
+    """What an earlier dump covers, for who names its directory; None for any other text."""
+    return open_parts(text)[1].scope if store_for(text).exists(join(text, FINISHED)) else None
+
+
 def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:
     """(event id, None) or (None, seconds since the epoch). Times without a zone are UTC. Raises UsageError, naming the
     option, for what is neither."""
@@ -101,6 +106,8 @@ def _end(segment: Segment, capture: Capture | None = None) -> Point:
         return Point(last, int(about["event"]), int(about["time"]))
     except KeyError as error:
         raise FormatError(f"{segment.place}: its marker lacks {error}", hint="restore it from a copy") from error
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{segment.place}: its marker is wrong: {error}", hint="restore it from a copy") from error
 
 
 def _last_before(log: Sequence[Segment], event: int | None, time: int | None) -> Point | None:

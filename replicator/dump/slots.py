@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cmroot.errors import PinError
-from cmroot.log import Segment
+from cmroot.log import Segment, segments
 from cmroot.pins import DumpPin, Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, pin_dump, unpin_dump
+from cmroot.root import open_existing
 from replicator.dump.layout import DumpMetadata, Point
 from replicator.dump.points import point_at
 from replicator.errors import Error, FormatError
@@ -66,12 +67,23 @@ def pinned(
         raise
 
 
+def _check_root(metadata: DumpMetadata, root: str) -> None:
+    """A slot lets go of what lies before its position, so a dump moves one only in the root that it is from, and not
+    further than that has come. Raises FormatError."""
+    if open_existing(root).id != metadata.root_id:
+        raise FormatError(f"{root}: is not the root that the dump is from", hint="name it with --source-cmroot")
+    log = segments(root)
+    if metadata.end.position > (log[-1].last if log else 0):
+        raise FormatError(f"{root}: its log ends before position {metadata.end.position}, where the dump says it ends")
+
+
 def confirm(metadata: DumpMetadata, place: str, root: str, clock: Callable[[], float]) -> str:
     """After a load: tells the dump's slot how far its consumer is. Returns a warning where that was not possible, else
     nothing; a slot that is further already stays. `place`: the dump's. Safe to run twice."""
     if not metadata.slot:
         return ""
     try:
+        _check_root(metadata, root)
         slot = find_slot(root, metadata.slot)
         if slot is None:
             return f"slot {metadata.slot} is not in {root} any more: nothing is kept for this target"

@@ -7,7 +7,7 @@ that a loading task needs one bucket only. A small dump has a single bucket.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import msgspec
@@ -17,8 +17,9 @@ import xxhash
 from cmroot.log import DICTIONARY
 from cmroot.log import FILES as SCHEMA
 from cmroot.parts import LinesWriter, ParquetWriter, PartsWriter, conform
-from cmroot.place import join, normal, store_for
+from cmroot.place import join, make_private, normal, store_for
 from replicator.dump import layout
+from replicator.dump.signing import SIGNATURE, Keys, sign
 from replicator.errors import UsageError
 from replicator.events.record import AlterPartition, AlterTable, ChangeRecord, encode
 from replicator.model import Table
@@ -128,8 +129,12 @@ class DumpWriter:
         partition = self._first_partitions.get((db, table, partition), partition)
         return *self._first_names.get((db, table), (db, table)), partition, path
 
-    def finish(self, metadata: layout.DumpMetadata) -> None:
-        """Closes the parts, writes `_dumpmetadata`, and last the marker."""
+    def finish(
+        self, metadata: layout.DumpMetadata, keys: Keys | None = None, *,
+        before_publishing: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Closes the parts, writes `_dumpmetadata`, with `keys` the signature, and last the marker, unless
+        `before_publishing` raises."""
         if not self._buckets:
             self._open(1)
         for bucket in self._buckets:
@@ -138,9 +143,12 @@ class DumpWriter:
             if part is not None:
                 part.close()
         self._parts.finish(layout.METADATA, msgspec.to_builtins(metadata), format=layout.FORMAT, version=layout.VERSION)
+        if keys is not None:
+            sign(self.place, metadata.id, (part.name for part in self._parts.parts), layout.METADATA, keys)
         store = store_for(self.place)
         checksum = xxhash.xxh3_128_hexdigest(store.read_bytes(join(self.place, layout.METADATA)))
         finished = layout.Finished(layout.FORMAT, layout.VERSION, metadata.id, checksum)
+        before_publishing()
         # The marker, after everything else is durable: from here on the dump exists.
         store.write_bytes(join(self.place, layout.FINISHED), msgspec.json.encode(finished) + b"\n")
 
@@ -194,7 +202,7 @@ class _Bucket:
         self._writer.abort()
 
 
-_OURS = ("_metadata", "_files", layout.METADATA)
+_OURS = ("_metadata", "_files", layout.METADATA, SIGNATURE)
 
 
 def _make_room(place: str) -> None:
@@ -205,7 +213,7 @@ def _make_room(place: str) -> None:
     if any(name not in _OURS for name in names):
         raise UsageError(f"{place}: is not empty and no dump", hint="choose an empty or new directory for --out")
     _remove_unfinished(place)
-    store.mkdirs(place)
+    make_private(place)
 
 
 def _remove_unfinished(place: str) -> None:
@@ -213,3 +221,4 @@ def _remove_unfinished(place: str) -> None:
     for name in ("_metadata", "_files"):
         store.remove_tree(join(place, name))
     store.remove(join(place, layout.METADATA))
+    store.remove(join(place, SIGNATURE))
