@@ -33,6 +33,16 @@ Environment = Mapping[str, str] | Callable[[], Mapping[str, str]]
 WAVE = 4  # Spark tasks for each core that are sent together; the driver holds as many results
 GROUP_TASKS = 64  # Spark tasks after a shuffle of much, on few cores: an executor holds the groups of one at once
 _CATALOG = "spark.sql.catalogImplementation"
+_URIS = "spark.hadoop.hive.metastore.uris"
+_DEFAULTS = {
+    "spark.app.name": "replicator",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.log.level": "ERROR",
+    "spark.task.maxFailures": "4",
+}
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 class Engine(Protocol):
@@ -91,15 +101,20 @@ class LocalEngine:
 
 
 class SparkEngine:
-    """Executors of a Spark application, started at the first use and kept warm."""
+    """Executors of a Spark application: the caller's, or the one that this process runs already, and only else one of
+    our own, started at the first use and kept warm. Only our own is ever stopped."""
 
     name = "spark"
 
     def __init__(
-        self, master: str | None = None, settings: Mapping[str, str] | None = None, environment: Environment = dict
-    ) -> None:
+        self, master: str | None = None, settings: Mapping[str, str] | None = None, environment: Environment = dict,
+        session: Any = None,
+    ) -> None:  # fmt: skip
         """`master`: as Spark's (None: as configured, else local[*]). `environment`: JAVA_HOME for the gateway, or what
-        finds it, called when Spark starts."""
+        finds it, called when Spark starts. `session`: a SparkSession of the caller's to work in; the others are for a
+        Spark of our own."""
+        self._given = session
+        self._is_ours = False
         self._master = master
         self._settings = dict(settings or {})
         self._environment = environment
@@ -109,13 +124,43 @@ class SparkEngine:
 
     @property
     def context(self) -> Any:
-        """The SparkContext; starts it when there is none. Raises Error when Spark does not start."""
+        """The SparkContext; starts it when there is none. Raises Error when Spark does not start, and when somebody
+        else's speculates: two attempts of one task must not write the same file."""
         with self._lock:
+            if self._context is not None and not self._is_ours and self._context._jsc is None:
+                self._context = None  # whoever started it has stopped it
+            if self._context is None:
+                self._context = self._found()
+                self._is_ours = self._context is None
             if self._context is None:
                 began = time.monotonic()
                 self._context = self._start()
                 self.start_seconds = time.monotonic() - began
             return self._context
+
+    def _found(self) -> Any:
+        """The context of the caller's session, or of this process; None when there is none."""
+        from pyspark import SparkContext
+
+        if self._given is None:
+            context: Any = SparkContext._active_spark_context
+            if context is None or context._jsc is None:
+                return None
+        else:
+            try:
+                context = self._given.sparkContext
+            except Exception as error:
+                raise Error(
+                    f"no SparkContext in {type(self._given).__name__}: {_cause(error)}",
+                    hint="give a SparkSession of this process; one of Spark Connect has none",
+                ) from error
+            if context._jsc is None:
+                raise Error("the given SparkSession is stopped", hint="give one that is at work, or none")
+        if str(context.getConf().get("spark.speculation", "false")).lower() == "true":
+            raise Error(
+                "Spark runs already, with spark.speculation=true", hint="start it without, or use a process of its own"
+            )
+        return context
 
     @property
     def parallelism(self) -> int:
@@ -171,36 +216,49 @@ class SparkEngine:
         """The first rows of a query on the tables of a metastore; the engine has `hive_settings`. Raises Error with
         Spark's words, also for anything that is no query: it is read inside parentheses, where nothing that changes
         something can stand."""
-        context = self.context
-        if context.getConf().get(_CATALOG) != "hive":
+        session = self._session()
+        if session.conf.get(_CATALOG, "") != "hive":
             raise Error("Spark runs already, without a metastore", hint="ask queries in a process of their own")
-        from pyspark.sql import SparkSession
-
         try:
-            found = SparkSession.builder.getOrCreate().sql(f"SELECT * FROM (\n{query}\n) LIMIT {rows}").collect()
+            found = session.sql(f"SELECT * FROM (\n{query}\n) LIMIT {rows}").collect()
         except Exception as error:
             raise Error(f"the query failed: {_cause(error)}", hint="ask it in a Spark shell for all of it") from error
         return [list(row) for row in found]
 
     def session(self, settings: Mapping[str, str]) -> Any:
-        """A Spark session whose catalog is a metastore; `settings`: its `hive_settings`. Raises Error when Spark runs
-        already with another catalog: a process has one."""
+        """A Spark session whose catalog is a metastore; `settings`: its `hive_settings`. Somebody else's Spark gets a
+        session of ours beside its own. Raises Error when Spark runs already with another catalog: a process has one."""
         with self._lock:
             if self._context is None:
                 self._settings = {**settings, **self._settings}
-        conf = self.context.getConf()
-        uris = "spark.hadoop.hive.metastore.uris"
-        if conf.get(_CATALOG) != "hive" or conf.get(uris) != settings[uris]:
-            raise Error("Spark runs already, with another catalog", hint="run this command in a process of its own")
+        session = self._session()
+        catalog, there = session.conf.get(_CATALOG, ""), _metastore_of(session)
+        if catalog != "hive" or there != settings[_URIS]:
+            raise Error(
+                f"Spark runs already, with another catalog: {there or 'none' if catalog == 'hive' else catalog}",
+                hint=f"run this in a process of its own, or in a Spark with Hive support on {settings[_URIS]}",
+            )
+        if not self._is_ours:
+            for key, value in settings.items():
+                if session.conf.isModifiable(key):
+                    session.conf.set(key, value)
+        return session
+
+    def _session(self) -> Any:
+        """Of our own Spark, the one; of somebody else's, a new one: views and settings stay out of theirs."""
+        _ = self.context
         from pyspark.sql import SparkSession
 
-        return SparkSession.builder.getOrCreate()
+        if self._is_ours:
+            return SparkSession.builder.getOrCreate()
+        return (self._given or SparkSession.builder.getOrCreate()).newSession()
 
     def stop(self) -> None:
-        """Safe to run twice, and when Spark's process has died: the next use starts a new one."""
+        """Stops what was started here, and nothing else. Safe to run twice, and when Spark's process has died: the next
+        use starts a new one."""
         with self._lock:
             context, self._context = self._context, None
-            if context is not None:
+            if context is not None and self._is_ours:
                 try:
                     context.stop()
                 except Exception as error:
@@ -208,44 +266,73 @@ class SparkEngine:
                 _forget_dead_gateway()
 
     def _start(self) -> Any:
-        os.environ.update(self._environment() if callable(self._environment) else self._environment)
+        environment = dict(self._environment() if callable(self._environment) else self._environment)
         from pyspark import SparkConf, SparkContext
 
-        conf = SparkConf()
-        defaults = {
-            "spark.app.name": "replicator",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.python.unix.domain.socket.enabled": "true",
-            "spark.log.level": "ERROR",
-            "spark.task.maxFailures": "4",
-        }
-        master = self._master or conf.get("spark.master") or "local[*]"
-        if master.startswith("local"):
-            defaults |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            if "SPARK_CONF_DIR" not in os.environ:
-                quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
-                os.environ.setdefault("SPARK_SUBMIT_OPTS", quiet)
-        for key, value in (defaults | self._settings).items():
-            if key in self._settings or not conf.contains(key):
-                conf.set(key, value)
-        conf.setMaster(master)
+        master = self._master
         try:
-            return SparkContext.getOrCreate(conf)
+            self._launch(environment)
+            conf = SparkConf()  # as it is configured: the file of defaults, what spark-submit was told
+            master = master or conf.get("spark.master") or "local[*]"
+            defaults = _DEFAULTS | (_LOOPBACK if master.startswith("local") else {})
+            for key, value in (defaults | self._settings).items():
+                if key in self._settings or not conf.contains(key):
+                    conf.set(key, value)
+            conf.set("spark.speculation", "false")  # tasks write outside of Spark's committers, which it counts on
+            conf.setMaster(master)
+            context = SparkContext(conf=conf)
         except Exception as error:
             raise Error(
-                f"Spark did not start with master {master}: {str(error)[:500]}",
+                f"Spark did not start with master {master or 'local[*]'}: {str(error)[:500]}",
                 hint="check JAVA_HOME (Java 17 or newer) and the master's address, or use --engine local",
             ) from error
+        python = environment.get("PYSPARK_PYTHON") or (sys.executable if master.startswith("local") else "")
+        if python and ("PYSPARK_PYTHON" in environment or "PYSPARK_PYTHON" not in os.environ):
+            context.pythonExec = python
+        return context
+
+    def _launch(self, environment: Mapping[str, str]) -> None:
+        """Spark's Java process, when there is none yet. What it needs of an environment is its own: that of this
+        process stays as it is."""
+        from pyspark import SparkConf, SparkContext
+        from pyspark.java_gateway import launch_gateway
+
+        if SparkContext._gateway is not None:
+            return
+        conf = SparkConf(loadDefaults=False)
+        for key, value in self._settings.items():
+            conf.set(key, value)
+        more = dict(environment)
+        if (self._master or self._settings.get("spark.master") or "local").startswith("local"):
+            more.setdefault("SPARK_LOCAL_IP", os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"))
+            if "SPARK_CONF_DIR" not in os.environ:
+                quiet = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+                more.setdefault("SPARK_SUBMIT_OPTS", os.environ.get("SPARK_SUBMIT_OPTS", quiet))
+        SparkContext._ensure_initialized(gateway=launch_gateway(conf, _WithEnvironment(more)))
+
+
+class _WithEnvironment(dict[str, Any]):
+    """Arguments of a Popen whose `env` gets more variables: pyspark sets it from this process's environment."""
+
+    def __init__(self, more: Mapping[str, str]) -> None:
+        super().__init__()
+        self._more = more
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, {**value, **self._more} if key == "env" else value)
+
+
+def _metastore_of(session: Any) -> str | None:
+    """Where a session's catalog is, as Hadoop's configuration says it."""
+    found = session._jsparkSession.sessionState().newHadoopConf().get("hive.metastore.uris")
+    return None if found is None else str(found)
 
 
 def hive_settings(uri: str, warehouse: str) -> dict[str, str]:
     """For a SparkEngine that answers queries on the tables of a metastore, each time as they are now."""
     return {
         _CATALOG: "hive",
-        "spark.hadoop.hive.metastore.uris": uri,
+        _URIS: uri,
         "spark.sql.warehouse.dir": warehouse,
         "spark.sql.hive.manageFilesourcePartitions": "true",
         "spark.sql.hive.filesourcePartitionFileCacheSize": "0",

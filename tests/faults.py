@@ -7,18 +7,24 @@ request that changes a metastore. The child is killed `before` or `after` the n-
 matches a regular expression: the path (for a rename the new one), or what the metastore is asked. Kind `any` counts
 every step. Without a fault (`-`), it runs to its end.
 
+With the name of an error (`EIO`) as the moment nobody is killed: the n-th call fails with it. Kind `call` counts every
+step and, of the calls that only look, those that name a place.
+
 When it is loaded and about to begin it says so on standard error, for those who kill it from outside; `trace` as the
 kind kills nobody and prints every step. With FAULTS_STOP in its environment it stops (SIGSTOP) instead of dying.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +32,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-KINDS = ("rename", "link", "symlink", "unlink", "rmdir", "mkdir", "commit", "thrift", "any", "trace")
+KINDS = ("rename", "link", "symlink", "unlink", "rmdir", "mkdir", "commit", "thrift", "any", "call", "trace")
+ERRORS = ("EIO", "ESTALE", "EACCES", "ETIMEDOUT")
+REACHED = "faults: reached"
+LOOKS = ("open", "stat", "lstat", "scandir", "listdir", "chmod", "readlink")
 BEGINS = "faults: the command begins"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Where a run is killed."""
+    """Where a run is killed, stands still, or meets an error."""
 
     moment: str
     kind: str
@@ -40,7 +49,7 @@ class Fault:
     number: int = 1
 
     def __post_init__(self) -> None:
-        assert self.moment in ("before", "after") and self.kind in KINDS
+        assert self.moment in ("before", "after", *ERRORS) and self.kind in KINDS
 
     def __str__(self) -> str:
         return f"{self.moment} {self.kind} {self.pattern or 'step'} {self.number}"
@@ -55,6 +64,11 @@ class Ended:
     out: str
     error: str
     seconds: float  # from the beginning of the command
+
+    @property
+    def reached(self) -> bool:
+        """Whether the scripted step was reached."""
+        return REACHED in self.error
 
     @property
     def steps(self) -> list[str]:
@@ -84,7 +98,7 @@ def run_with(
         out, error = child.communicate()
         seconds = time.monotonic() - began
     killed = child.returncode == -signal.SIGKILL
-    if fault is not None and fault.kind != "trace" and must and not killed:
+    if fault is not None and fault.kind != "trace" and must and REACHED not in error:
         raise AssertionError(f"the fault was never reached: {fault}; exit {child.returncode}: {out}{error}")
     return Ended(killed, child.returncode, out, error, seconds)
 
@@ -105,6 +119,32 @@ def standing(fault: Fault, arguments: Sequence[str]) -> Iterator[None]:
         child.wait()
 
 
+def delayed(fault: Fault, arguments: Sequence[str], meanwhile: Callable[[], None]) -> Ended:
+    """A command line that stands still at a step while something else happens, and then goes on to its end. When the
+    step is never reached, nothing else happens (`reached`)."""
+    words = [fault.moment, fault.kind, fault.pattern, str(fault.number)]
+    command = [sys.executable, __file__, *words, "--", *arguments, "--json"]
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
+        child = subprocess.Popen(command, stdout=out, stderr=error, env={**os.environ, "FAULTS_STOP": "1"})
+        try:
+            _, status = os.waitpid(child.pid, os.WUNTRACED)
+            if os.WIFSTOPPED(status):
+                meanwhile()
+                child.send_signal(signal.SIGCONT)
+                _, status = os.waitpid(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            if child.returncode is None:
+                child.kill()
+                child.wait()
+        for file in (out, error):
+            file.seek(0)
+        told, complained = out.read(), error.read()
+    killed = child.returncode == -signal.SIGKILL
+    return Ended(killed, child.returncode, told, complained, time.monotonic() - began)
+
+
 # ---- in the child -------------------------------------------------------------------------------------------------
 
 
@@ -112,12 +152,12 @@ class _Steps:
     """Counts steps, and ends the process at the one it was told."""
 
     def __init__(self, fault: Fault) -> None:
-        self._fault, self._left = fault, fault.number
+        self._fault, self._left, self.looks = fault, fault.number, fault.kind == "call"
         self._pattern = re.compile(fault.pattern)
         self._lock = threading.Lock()  # two threads at work: the count is one
 
     def around(self, kind: str, what: str, work: Callable[[], Any]) -> Any:
-        if self._fault.moment == "before":
+        if self._fault.moment != "after":
             self._count(kind, what)
         answer = work()  # what fails has changed nothing, and is no step after which to kill
         if self._fault.moment == "after":
@@ -128,10 +168,15 @@ class _Steps:
         with self._lock:
             if self._fault.kind == "trace":
                 print(f"step {kind} {what}", file=sys.stderr, flush=True)
-            elif self._fault.kind in (kind, "any") and self._pattern.search(what):
+            elif self._fault.kind in (kind, "any", "call") and self._pattern.search(what):
                 self._left -= 1
-                if self._left == 0:
-                    os.kill(os.getpid(), signal.SIGSTOP if "FAULTS_STOP" in os.environ else signal.SIGKILL)
+                if self._left != 0:
+                    return
+                print(f"{REACHED}: {kind} {what}", file=sys.stderr, flush=True)
+                if self._fault.moment in ERRORS:
+                    code = getattr(errno, self._fault.moment)
+                    raise OSError(code, os.strerror(code), what)
+                os.kill(os.getpid(), signal.SIGSTOP if "FAULTS_STOP" in os.environ else signal.SIGKILL)
 
 
 def _install(steps: _Steps) -> None:
@@ -141,6 +186,8 @@ def _install(steps: _Steps) -> None:
 
     def named(kind: str, real: Callable[..., Any], position: int) -> Callable[..., Any]:
         def call(*arguments: Any, **more: Any) -> Any:
+            if not arguments or not isinstance(arguments[position], str | os.PathLike):  # a descriptor, a path in bytes
+                return real(*arguments, **more)
             return steps.around(kind, os.fspath(arguments[position]), lambda: real(*arguments, **more))
 
         return call
@@ -150,6 +197,14 @@ def _install(steps: _Steps) -> None:
         ("unlink", "unlink", 0), ("rmdir", "rmdir", 0), ("mkdir", "mkdir", 0),
     ):  # fmt: skip
         setattr(os, name, named(kind, getattr(os, name), position))
+    if steps.looks:
+        for name in LOOKS:
+            setattr(os, name, named(name, getattr(os, name), 0))
+        builtins.open = named("open", builtins.open, 0)
+        fsync = os.fsync
+        os.fsync = lambda fd: steps.around(  # type: ignore[assignment]
+            "fsync", os.readlink(f"/proc/self/fd/{fd}"), lambda: fsync(fd)
+        )
     commit, change = Manifest.commit, Connections.change
     Manifest.commit = lambda self: steps.around("commit", "manifest", lambda: commit(self))  # type: ignore[method-assign]
     Connections.change = lambda self, what, call: steps.around(  # type: ignore[method-assign]

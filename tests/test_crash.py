@@ -181,17 +181,17 @@ LOAD = [
     Fault("after", "thrift", r"alter table .*\.(left|right)"),  # of a swap: the first is aside
     Fault("after", "thrift", r"alter table .*\.(left|right)", 2),
     Fault("after", "thrift", r"alter table .*(left|right).*swap"),
-    Fault("before", "thrift", "drop 1 partitions"),
-    Fault("after", "thrift", "drop 1 partitions"),
+    Fault("before", "thrift", "drop 1 partition"),
+    Fault("after", "thrift", "drop 1 partition"),
     Fault("after", "rename", r"/loads/.*\.anew$"),  # prepared: the table that began anew is cleared
     Fault("before", "rename", r"\.db/.*/added\d+$"),  # a file is whole, under its passing name
     Fault("after", "rename", r"\.db/.*/added\d+$"),
     Fault("after", "link", r"/\.cmroot/files/", 5),  # what is replaced is kept
     Fault("before", "thrift", "create table"),  # all is copied, nothing is committed
     Fault("after", "thrift", "create table"),
-    Fault("before", "thrift", "add 1 partitions"),
-    Fault("after", "thrift", "add 1 partitions"),
-    Fault("before", "thrift", "alter . partitions"),
+    Fault("before", "thrift", "add 1 partition"),
+    Fault("after", "thrift", "add 1 partition"),
+    Fault("before", "thrift", "alter . partition"),
     Fault("after", "thrift", "create function"),
     Fault("before", "thrift", "alter database", 2),  # all is committed, and no checkpoint says so
     Fault("after", "thrift", "alter database", 2),

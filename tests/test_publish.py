@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from replicator.errors import ObjectNotFound
 from replicator.load.superseded import has_superseded, sweep_superseded
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import connect
+from replicator.model import EXTERNAL
 from replicator.progress import Silent
 from replicator.sync.verify import verify
 
@@ -241,6 +243,52 @@ def test_a_policy_can_be_switched_to_snapshots_and_back(pair: Replication) -> No
     assert pair.sync().kind == "incremental"
     pair.sync()
     pair.is_same()
+
+
+def test_partitions_stay_when_their_table_had_to_step_aside_for_its_new_name(pair: Replication) -> None:
+    pair.keys["publish"] = "mirror"
+    a = pair.db("a")
+    a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
+    pair.sync()
+    pair.keys["publish"] = "snapshot"
+    a.rename("days", "moved")
+    pair.sync()
+    is_same(pair)
+    a.write("moved/p=2", {"more": "3"})
+    pair.sync()
+    pair.sync()
+    is_same(pair)
+    found = places(pair, "moved")
+    assert [sorted(path.name for path in found[name].iterdir()) for name in ("p=1", "p=2")] == [["x"], ["more", "y"]]
+
+
+@pytest.mark.parametrize("sub", ["", "sub"])
+def test_what_others_have_in_a_superseded_directory_stays(pair: Replication, sub: str) -> None:
+    pair.keys["publish"] = "mirror"
+    a = pair.db("a")
+    a.table("m", {"one": "1"})
+    a.partitioned("days", {"1": {"x": "1"}, "2": {"y": "2"}})
+    for name, place in (("e", a.home / "m" / sub), ("f", a.home / "days" / "p=1")):
+        made = a.metastore.table(a.name, "m")
+        storage = msgspec.structs.replace(made.storage, location=f"file:{place}")
+        external = {"kind": EXTERNAL, "parameters": {"EXTERNAL": "TRUE"}, "storage": storage}
+        a.metastore.create_table(msgspec.structs.replace(made, name=name, **external))
+    a.write(f"m/{sub}", {"two": "2"})
+    pair.sync()
+    is_same(pair)
+    pair.keys["publish"] = "snapshot"
+    a.metastore.drop_table(a.name, "m")
+    a.metastore.drop_partitions(a.name, "days", ["p=1", "p=2"])
+    shutil.rmtree(a.home / "days" / "p=2")
+    pair.sync()
+    is_same(pair)
+    pair.sync()
+    assert not has_superseded(str(pair.keys["target_cmroot"]))
+    is_same(pair)
+    replica = pair.replica("a")
+    assert sorted(path.name for path in places(pair, "e")[""].iterdir()) == (["two"] if sub else ["one", "two"])
+    assert sorted(path.name for path in places(pair, "f")[""].iterdir()) == ["x"]
+    assert not (replica.home / "days" / "p=2").exists() and (replica.home / "m" / "one").exists() == (not sub)
 
 
 def test_a_bootstrap_by_difference_flips_only_what_differs(pair: Replication) -> None:

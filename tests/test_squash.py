@@ -44,18 +44,31 @@ from replicator.events.record import (
     encode,
 )
 from replicator.load.admission import check_target
+from replicator.load.clearing import Kept
 from replicator.load.commit import Commit
 from replicator.load.files import fold_entries
 from replicator.load.gathering import gathered
+from replicator.load.neighbours import Leaving
 from replicator.load.placement import Placement
 from replicator.load.plan import looked_at, make_plan
 from replicator.load.prepare import Preparation
+from replicator.load.published import of_kind
 from replicator.load.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
 from replicator.load.squash import squash, surviving_partitions
-from replicator.load.strays import begun_places
+from replicator.load.strays import _by_place, begun_places
 from replicator.load.target import read_databases, read_part
 from replicator.load.work import Work
-from replicator.model import EXTERNAL, Column, Database, Partition, Statistics, Storage, Table, partition_name
+from replicator.model import (
+    EXTERNAL,
+    Column,
+    ColumnStatistic,
+    Database,
+    Partition,
+    Statistics,
+    Storage,
+    Table,
+    partition_name,
+)
 
 DB = "d"
 KEYS = (Column(name="p", type="string"),)
@@ -93,9 +106,10 @@ class Warehouse:
         top = f"{plain(place)}/"
         return {path.removeprefix(top): text for path, text in self.files.items() if path.startswith(top)}
 
-    def delete(self, place: str | None) -> None:
+    def delete(self, place: str | None, kept: Sequence[Kept] = ()) -> None:
         for path in self.below(place):
-            del self.files[f"{plain(place)}/{path}"]
+            if not any(each.covers(f"{plain(place)}/{path}") for each in kept):
+                del self.files[f"{plain(place)}/{path}"]
 
     def move(self, old: str | None, new: str) -> None:
         for path in self.below(old):
@@ -108,6 +122,9 @@ class Warehouse:
             self.calls -= 1
             if self.calls < 0:
                 raise Cut
+
+    def database_names(self) -> list[str]:
+        return [DB]
 
     def database(self, name: str) -> Database:
         return Database(name=DB, location=self.home, parameters=dict(self.parameters))
@@ -204,12 +221,37 @@ class Warehouse:
             self.statistics.pop((table, name), None)
 
     def set_table_statistics(self, statistics: Statistics) -> None:
-        self.statistics[statistics.table, None] = statistics
+        self._set_statistics(statistics)
 
     def set_partition_statistics(self, statistics: Sequence[Statistics]) -> None:
         for each in statistics:
             assert each.partition in self.parts[each.table]
-            self.statistics[each.table, each.partition] = each
+            self._set_statistics(each)
+
+    def _set_statistics(self, statistics: Statistics) -> None:
+        """As a server does: those of other columns stay."""
+        assert statistics.columns
+        key = statistics.table, statistics.partition
+        there = self.statistics[key].columns if key in self.statistics else ()
+        merged = {each.column: each for each in (*there, *statistics.columns)}
+        self.statistics[key] = msgspec.structs.replace(
+            statistics, columns=tuple(merged[name] for name in sorted(merged))
+        )
+
+    def drop_statistics(self, db: str, table: str, partition: str, column: str) -> None:
+        key = table, partition or None
+        kept = tuple(each for each in self.statistics[key].columns if each.column != column)
+        self.statistics[key] = msgspec.structs.replace(self.statistics[key], columns=kept)
+        if not kept:
+            del self.statistics[key]
+
+    def table_statistics(self, db: str, table: str, columns: Sequence[str]) -> Statistics | None:
+        return self.statistics.get((table, None))
+
+    def partition_statistics(
+        self, db: str, table: str, columns: Sequence[str], names: Sequence[str]
+    ) -> list[Statistics]:
+        return [self.statistics[table, name] for name in names if (table, name) in self.statistics]
 
 
 class AsReader:
@@ -238,6 +280,7 @@ steps = st.one_of(
     st.tuples(st.just("create"), st.sampled_from(NAMES), st.booleans(), st.sampled_from((None, *PLACES))),
     st.tuples(st.just("drop"), st.sampled_from(NAMES)),
     st.tuples(st.just("rename"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
+    st.tuples(st.just("toggle"), st.sampled_from(NAMES)),
     st.tuples(st.just("alter"), st.sampled_from(NAMES)),
     st.tuples(st.just("locate"), st.sampled_from(NAMES), st.sampled_from(PLACES)),
     st.tuples(st.just("add"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from((None, None, *PLACES))),
@@ -266,7 +309,9 @@ FIRST: list[tuple[Any, ...]] = [  # so that most steps find something to do
 class History:
     """A source at work, and what a capture writes about it: records, and rows of file entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, crowded: bool = False) -> None:
+        """crowded: objects may lie at, above and below each other."""
+        self.crowded = crowded
         self.source = Warehouse(SOURCE_HOME)
         self.manifest = Manifest(":memory:")
         self.records: list[ChangeRecord] = []
@@ -302,26 +347,25 @@ class History:
         part = self.source.parts.get(name, {}).get(f"p={value}")
         return (table, f"p={value}", part) if table and part else None
 
-    def create(self, name: str, partitioned: bool, place: str | None) -> None:
-        if name in self.source.tables or (place and not self._free(place)):
+    def create(self, name: str, partitioned: bool, place: str | None, managed: bool = False) -> None:
+        place, external = place or f"{SOURCE_HOME}/{name}", bool(place) and not managed
+        if name in self.source.tables or not (self.crowded or self._free(place)):
             return
         number = next(self._numbers)
         table = Table(
-            db=DB, name=name, kind=EXTERNAL if place else "MANAGED_TABLE", create_time=number,
+            db=DB, name=name, kind=EXTERNAL if external else "MANAGED_TABLE", create_time=number,
             partition_keys=KEYS if partitioned else (),
-            parameters={"n": str(number), **({"EXTERNAL": "TRUE"} if place else {})},
-            storage=Storage(location=place or f"{SOURCE_HOME}/{name}"),
+            parameters={"n": str(number), **({"EXTERNAL": "TRUE"} if external else {})},
+            storage=Storage(location=place),
         )  # fmt: skip
-        if not place and not self._free(table.location or ""):
-            return
         self.source.create_table(table)
         self._record(CreateTable(table=table))
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: str, data: bool = True) -> None:
         table = self.source.tables.get(name)
         if table is None:
             return
-        if not table.is_external:
+        if not table.is_external and data:
             for part in self.source.parts[name].values():
                 self.source.delete(part.location or "")
             self.source.delete(table.location or "")
@@ -339,6 +383,12 @@ class History:
         after = self.source.tables[new]
         moved = after.location != table.location
         self._record(AlterTable(db=DB, name=name, table=after, moved=moved, location_before=table.location))
+
+    def toggle(self, name: str) -> None:
+        """A managed table becomes an external one, or the other way round."""
+        table = self.source.tables.get(name)
+        if table is not None:
+            self._altered(table, of_kind(table, external=not table.is_external))
 
     def alter(self, name: str) -> None:
         table = self.source.tables.get(name)
@@ -364,7 +414,7 @@ class History:
         if table is None or not table.is_partitioned or f"p={value}" in self.source.parts[name]:
             return
         location = place or f"{table.location}/p={value}"
-        if place and not self._free(place):
+        if place and not (self.crowded or self._free(place)):
             return
         number = next(self._numbers)
         part = Partition(
@@ -373,11 +423,11 @@ class History:
         self.source.add_partitions(DB, name, [part])
         self._record(AddPartitions(db=DB, table=name, keys=("p",), partitions=(part,)))
 
-    def drop_part(self, name: str, value: str) -> None:
+    def drop_part(self, name: str, value: str, data: bool = True) -> None:
         found = self._part(name, value)
         if found:
             table, key, part = found
-            if not table.is_external:
+            if not table.is_external and data:
                 self.source.delete(part.location or "")
             self.source.drop_partitions(DB, name, [key])
             self._record(DropPartitions(db=DB, table=name, names=(key,)))
@@ -467,9 +517,21 @@ class History:
         if thing is None:
             return
         key = f"p={value}" if isinstance(thing, Partition) else None
-        statistics = Statistics(db=DB, table=name, partition=key, last_analyzed=next(self._numbers))
-        (self.source.set_partition_statistics([statistics]) if key else self.source.set_table_statistics(statistics))
-        self._record(SetStatistics(db=DB, table=name, statistics=(statistics,)), observed=True)
+        number = next(self._numbers)
+        counted = ColumnStatistic(column=f"c{number % 3}", type="long", data={"number": number})
+        statistics = Statistics(db=DB, table=name, partition=key, columns=(counted,))
+        before = self.source.statistics.get((name, key))
+        if number % 4 == 0 and before:
+            for column in before.columns:
+                self.source.drop_statistics(DB, name, key or "", column.column)
+        else:
+            (
+                self.source.set_partition_statistics([statistics])
+                if key
+                else self.source.set_table_statistics(statistics)
+            )
+        now = self.source.statistics.get((name, key), Statistics(db=DB, table=name, partition=key))
+        self._record(SetStatistics(db=DB, table=name, statistics=(now,)), observed=True)
 
     def list(self) -> None:
         """A capture lists what may have changed, and ends."""
@@ -511,10 +573,20 @@ class History:
 class ModelWork(Work):
     """A load on the model's files."""
 
-    def recycle(self, directories: Any) -> None:
-        for directory in list(directories):
+    def recycle(self, directories: Any, leaving: Leaving) -> None:
+        for each in self.neighbours.free(directories, leaving).clearings:
             self.target._change()  # type: ignore[attr-defined]
-            self.target.delete(directory)  # type: ignore[attr-defined]
+            self.target.delete(each.directory, each.kept)  # type: ignore[attr-defined]
+
+
+class ModelPreparation(Preparation):
+    """The same."""
+
+    def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
+        target: Any = self._work.target
+        for old, new in pairs:
+            for path, text in target.below(old).items():
+                target.files.setdefault(f"{plain(new)}/{path}", text)
 
 
 def replay(history: History, target: Warehouse, begin: int, end: int, tables: dict[str, Table]) -> None:
@@ -535,16 +607,19 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
     there = {name: read_part(reader, each, parts[name]) for name, each in there.items()}
     plan = make_plan(metadata, squashed, PLACEMENT, there, after=after)
     work = ModelWork(plan, reader, target.root, ENGINE, 1)
-    Preparation(work).prepare()
+    ModelPreparation(work).prepare()
     commit = Commit(work)
     rows = [each.filter(pc.less_equal(each["position"], end)) for each in history.rows]
     wanted, removed = fold_entries(rows, plan.file_rules())
     named = {file.target for file in wanted}
-    for place in begun_places(plan, surviving_partitions(squashed, records)):
-        for path in target.below(place):
-            if f"{plain(place)}/{path}" not in named:
-                target._change()
-                del target.files[f"{plain(place)}/{path}"]
+    begun = _by_place(begun_places(plan, surviving_partitions(squashed, records)))
+    for place, owners in begun.items():
+        for each in work.neighbours.free([place], Leaving(partitions=owners)).clearings:
+            for path in target.below(place):
+                there = f"{plain(place)}/{path}"
+                if there not in named and not any(kept.covers(there) for kept in each.kept):
+                    target._change()
+                    del target.files[there]
     for file in wanted:
         assert file.checksum is not None
         target.files[file.target] = file.checksum
@@ -574,7 +649,7 @@ def shown(warehouse: Warehouse) -> dict[str, Any]:
             replica_part = replica_partition(part, table, PLACEMENT) if is_source else part
             facts[f"{name}/{key}"] = msgspec.structs.replace(replica_part, create_time=0)
             facts[f"{name}/{key} files"] = warehouse.below(part.location)
-    facts["statistics"] = {key: each.last_analyzed for key, each in warehouse.statistics.items()}
+    facts["statistics"] = {key: each.columns for key, each in warehouse.statistics.items()}
     return facts
 
 
@@ -594,9 +669,11 @@ def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "exists", lambda location: True)
 
 
-def begun(before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]]) -> tuple[History, Warehouse, int]:
+def begun(
+    before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]], *, crowded: bool = False
+) -> tuple[History, Warehouse, int]:  # fmt: skip
     """A history with both parts, a target that has the first, and where that ended."""
-    history = History()
+    history = History(crowded=crowded)
     for step in [*FIRST, *before, ("list",)]:
         history.run(step)
     target = Warehouse(TARGET_HOME, parameters={POSITION: "0", SOURCE: "root"})
@@ -636,12 +713,41 @@ def test_a_range_record_by_record_leads_to_the_same(before: Any, after: Any) -> 
     assert shown(target) == shown(history.source)
 
 
+CROWDED = (
+    None, None, "/outside/x", "/outside/x/sub", "/outside/x/p=1", "/outside/x/p=1/sub", f"{SOURCE_HOME}/a",
+    f"{SOURCE_HOME}/a/p=1", f"{SOURCE_HOME}/a/sub", f"{SOURCE_HOME}/b/p=2",
+)  # fmt: skip
+crowding = st.one_of(
+    st.tuples(
+        st.just("create"), st.sampled_from(NAMES), st.booleans(), st.sampled_from(CROWDED), st.booleans()
+    ),
+    st.tuples(st.just("drop"), st.sampled_from(NAMES), st.booleans()),
+    st.tuples(st.just("add"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from(CROWDED)),
+    st.tuples(st.just("drop part"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.booleans()),
+    st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from(("f", "sub/g"))),
+    st.tuples(st.just("remove"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from(("f", "sub/g"))),
+    st.tuples(st.just("rename"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
+    st.tuples(st.just("list")),
+)  # fmt: skip
+
+
+@thorough
+@given(st.lists(crowding, max_size=12), st.lists(crowding, min_size=1, max_size=16), st.booleans())
+def test_objects_that_lie_in_each_other_are_emptied_by_nobody(before: Any, after: Any, at_once: bool) -> None:
+    history, target, begin = begun(before, after, crowded=True)
+    ends = [history.position] if at_once else range(begin + 1, history.position + 1)
+    for start, end in itertools.pairwise([begin, *ends]):
+        replay(history, target, start, end, tables_at(history, end))
+    assert shown(target) == shown(history.source)
+
+
 @dataclass(frozen=True)
 class OneSegment:
     """A whole history as one segment of a log: renames and file entries all at once."""
 
     history: History
     first: int = 1
+    place: str = "log"
 
     @property
     def last(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replicator.dump.layout import BOOTSTRAP, DumpMetadata
+from replicator.dump.reached import covers, reached, told
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.load.placement import Placement, relative
 from replicator.load.target import TargetDatabase
+from replicator.quantity import count_text
 from replicator.roles import after_restore, may_load_into
 
 
@@ -19,7 +21,8 @@ def check_target(
 
     Raises Refused for a target that replication did not make, that replicates another source, that is the source, or
     that is newer than the dump (`overwrite` allows all but the source itself, `exact` that too), or whose role forbids
-    it (`exact` allows a primary); BootstrapNeeded for an incremental dump that begins after the target's checkpoint."""
+    it (`exact` allows a primary); BootstrapNeeded for an incremental dump that begins after the target's checkpoint, or
+    that covers more than what came to it."""
     positions = []
     for source_name, name in placement.databases.items():
         there = target[name]
@@ -41,6 +44,8 @@ def check_target(
         done = all(position == metadata.end.position for position in positions) and not unfinished
         if exact:  # a replica may have been changed since; what a restore began is its own
             done = done and all(target[name].restoring for name in placement.databases.values())
+        reaches = (covers(target[name].scope, reached(metadata.scope, db)) for db, name in placement.databases.items())
+        done = done and all(reaches)  # a narrower load may have brought the checkpoint there
         done = done and not by_difference  # the checkpoint says what was loaded, not what became of it
         return None if done else 0
     assert metadata.begin is not None
@@ -51,9 +56,22 @@ def check_target(
             f"{behind or 'no position'}",
             hint="load the dumps between first, in order, or a bootstrap dump",
         )
+    for source_name, name in placement.databases.items():
+        _refuse_wider(metadata, source_name, target[name])
     if all(position == metadata.end.position for position in positions) and not unfinished:
         return None
     return min(position for position in positions if position is not None)
+
+
+def _refuse_wider(metadata: DumpMetadata, source_name: str, there: TargetDatabase) -> None:
+    """What the dump covers and the checkpoint does not: its changes before the dump were never loaded."""
+    wanted = reached(metadata.scope, source_name)
+    if there.database is not None and there.position is not None and not covers(there.scope, wanted):
+        raise BootstrapNeeded(
+            f"database {there.database.name} of the target came to its checkpoint with {told(there.scope or '')}, and "
+            f"the dump has {told(wanted)}: what happened to the others before it was never loaded",
+            hint="load a bootstrap dump of the wider scope, or dump with the narrower one again",
+        )
 
 
 def _refuse_role(
@@ -80,7 +98,8 @@ def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) ->
         return
     if there.source is None and not there.empty:
         raise Refused(
-            f"database {name} of the target was not made by replication and holds {len(there.tables)} tables",
+            f"database {name} of the target was not made by replication and holds "
+            f"{count_text(len(there.tables), 'table')}",
             hint="load into another name with --rename-db, or --overwrite to replace what the dump also has",
         )
     if there.source not in (None, metadata.root_id):

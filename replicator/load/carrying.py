@@ -11,12 +11,14 @@ import errno
 import os
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cmroot.checksum import copy_file
 from cmroot.listing import list_tree
 from cmroot.place import is_local, join, local_path, normal, same_store, store_for
 from cmroot.remote import FsspecStore
+from replicator.load.asides import Attempt, noted
 from replicator.load.placement import is_published
 from replicator.load.plan import TablePlan
 from replicator.load.squash import Lineage
@@ -28,38 +30,46 @@ from replicator.model import Partition, Table
 
 @dataclass(frozen=True)
 class CarryTask:
-    """(directory, new directory) pairs."""
+    """(directory, new directory) pairs, and the target's `$cmroot`."""
 
+    root: str
     pairs: Sequence[tuple[str, str]]
 
 
 def run_carry_task(task: CarryTask) -> int:
     """How many files were carried."""
-    return sum(_carry(old, new) for old, new in task.pairs)
+    return sum(_carry(task.root, old, new) for old, new in task.pairs)
 
 
-def _carry(old: str, new: str) -> int:
+def _carry(root: str, old: str, new: str) -> int:
     listing = list_tree(old)
     there = list_tree(new)
     known = {file.path_relative for file in there.files} if there else set()
-    count, made = 0, set()
+    count, made, unlinked = 0, set(), []
     for file in listing.files if listing else ():
         if file.path_relative in known:
             continue
         source, target = join(old, file.path_relative), join(new, file.path_relative)
         if is_local(old) and is_local(new):
-            directory = os.path.dirname(local_path(target))
+            source, target = local_path(source), local_path(target)
+            directory = os.path.dirname(target)
             if directory not in made:
                 os.makedirs(directory, exist_ok=True)
                 made.add(directory)
-            _link(local_path(source), local_path(target), file.mtime_ns)
+            if not _link(source, target):
+                unlinked.append((source, target, file.mtime_ns))
         else:
             _copy(source, target)
         count += 1
+    if unlinked:
+        with noted(root, (target for _, target, _ in unlinked)) as attempt:
+            for source, target, mtime_ns in unlinked:
+                _copy_local(source, target, mtime_ns, attempt)
     return count
 
 
-def _link(source: str, target: str, mtime_ns: int) -> None:
+def _link(source: str, target: str) -> bool:
+    """False where there are no links."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -67,9 +77,20 @@ def _link(source: str, target: str, mtime_ns: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EXDEV):
             raise
-        aside = f"{os.path.dirname(target)}/.replicating-{os.path.basename(target)}"  # no links here
+        return False
+    return True
+
+
+def _copy_local(source: str, target: str, mtime_ns: int, attempt: Attempt) -> None:
+    aside = attempt.aside(os.path.dirname(target))
+    try:
         copy_file(source, aside, reread=True, mtime_ns=mtime_ns)
+        attempt.check()
         os.rename(aside, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)
+        raise
 
 
 def _copy(source: str, target: str) -> None:
@@ -135,4 +156,7 @@ class Carrying:
         carried = [(old, new) for old, new, name in pairs if name in kept]
         if carried:
             engine = self._work.engine.for_work(len(carried))
-            deque(engine.run(run_carry_task, [CarryTask(some) for some in batches(carried, 100)]), maxlen=0)
+            deque(
+                engine.run(run_carry_task, [CarryTask(self._work.root, some) for some in batches(carried, 100)]),
+                maxlen=0,
+            )

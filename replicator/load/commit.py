@@ -7,31 +7,41 @@ from __future__ import annotations
 
 import contextlib
 import time as clocks
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from cmroot.place import join, normal, store_for
-from replicator.errors import ObjectExists, ObjectNotFound
+from replicator.dump.layout import BOOTSTRAP
+from replicator.dump.reached import after_load, reached
+from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.events.compare import comparable
+from replicator.events.scope import Patterns
+from replicator.load.by_name import noted_like
+from replicator.load.claim import CLAIM
 from replicator.load.lanes import Lanes
+from replicator.load.named_paths import NamedPath, named_paths
 from replicator.load.plan import TablePlan
 from replicator.load.published import at_place
 from replicator.load.replica import (
+    LEFT_OUT,
     LOADING,
     OWN,
     POSITION,
     PUBLISH,
     SOURCE,
+    replica_function,
     replica_partition,
     replica_statistics,
 )
 from replicator.load.squash import Lineage
 from replicator.load.superseded import close_superseded
+from replicator.load.target import table_position
 from replicator.load.work import Work, batches, make_directory
 from replicator.metastore.client import PARTITION_BATCH
-from replicator.model import Partition, Table
+from replicator.model import Database, Partition, Statistics, Table
+from replicator.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
 
 
 class Commit:
@@ -39,10 +49,12 @@ class Commit:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self._named: dict[str, tuple[str, NamedPath]] = {}  # by what they are on the target: each is looked for once
 
     def databases(self) -> None:
         """The first change that readers see after the copies, which may have taken hours. Raises Refused when roles
-        turned meanwhile."""
+        turned meanwhile, LeaseHeld when another load has the target."""
+        self._work.still_claimed()
         for name in self._work.plan.checkpoint:
             self._work.with_role(name, self._work.target.database(name).parameters)
         for database in self._work.plan.alter_databases:
@@ -54,6 +66,31 @@ class Commit:
             if wanted != there:
                 self._work.target.alter_database(database.name, wanted)
                 self._work.changed.count()
+            if wanted.description != there.description:
+                self._describe(wanted)
+
+    def _describe(self, wanted: Database) -> None:
+        """A 2.3 server takes a database's description when it makes the database, and never again: one that is empty
+        is made anew, of any other it is told."""
+        target, name = self._work.target, wanted.name
+        there = target.database(name)
+        if there.description == wanted.description:
+            return
+        is_ours_to_drop = name != "default" and not there.extra and there.location
+        if is_ours_to_drop and not target.table_names(name) and not target.functions(name):
+            try:
+                target.drop_database(name)
+            except MetastoreError as error:
+                if error.transient:
+                    raise
+                # Refused: somebody has made a table in it meanwhile.
+            else:
+                target.create_database(msgspec.structs.replace(there, description=wanted.description))
+                return
+        self._work.plan.warnings.append(
+            f"{name}: its description stays {there.description or ''!r}, at the source it is"
+            f" {wanted.description or ''!r}: this metastore changes none; make the database anew while it is empty"
+        )
 
     def tables(self, advance: Callable[[int], None]) -> None:
         """Creates and alters tables, side by side; views after the tables they may read."""
@@ -63,15 +100,31 @@ class Commit:
                 for _ in pool.map(self._table, steps):
                     advance(1)
 
+    def left_out(self) -> None:
+        """Marks tables that stay as they were: when they can be loaded again, changes alone are not enough."""
+        for each in self._work.plan.left_out:
+            if each.there is None or self._work.plan.exact or LEFT_OUT in each.there.parameters:
+                continue
+            if table_position(each.there) is None:  # somebody else's
+                continue
+            with contextlib.suppress(ObjectNotFound):
+                there = self._work.target.table(each.there.db, each.there.name)
+                parameters = there.parameters | {LEFT_OUT: each.reason}
+                self._work.target.alter_table(
+                    there.db, there.name, msgspec.structs.replace(there, parameters=parameters)
+                )
+
     def _table(self, step: TablePlan) -> None:
-        assert step.table is not None
-        if step.table.location and not step.table.is_view and not step.shared:
+        assert step.table is not None and step.lineage.table is not None
+        if not step.shared and not step.table.is_view:
+            self._name(step, named_paths(step.lineage.table, step.table))
+        if step.table.location and not step.shared:  # a server asks for the directory of a view, too, that has one
             make_directory(step.table.location)
         if step.replaces is not None and not step.exists:
             self._replace(step, step.replaces)
         if not step.exists:
             try:
-                self._work.target.create_table(step.table)
+                self._work.target.create_table(self._work.noted_by_name(step.table))
                 self._work.changed.count()
                 if step.table.is_view or "totalSize" in step.table.parameters:
                     return  # else the server has invented file statistics, which the source has not
@@ -82,7 +135,7 @@ class Commit:
         unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
         if unmarked or _comparable_table(there) != _comparable_table(step.table):
             wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
-            self._work.target.alter_table(*step.name, wanted)
+            self._work.target.alter_table(*step.name, noted_like(wanted, there))
             self._work.changed.count()
 
     def partitions(
@@ -108,6 +161,8 @@ class Commit:
             )
             for name, each in named
         }
+        for name, each in named if not step.shared else ():
+            self._name(step, named_paths(each, wanted[name]))
         there: dict[str, Partition] = {}
         if step.exists:
             found = self._work.target.partitions(db, table, list(wanted))
@@ -116,6 +171,7 @@ class Commit:
             place = step.place_of_partition(name, there[name].location if name in there else None)
             if place is not None:
                 wanted[name] = at_place(each, place)
+        self._work.note_places(step, wanted.items())
         added = [each for name, each in wanted.items() if name not in there]
         altered = [
             each
@@ -176,17 +232,46 @@ class Commit:
                 else:
                     partitions.append(replica)
             for each in whole:
-                self._work.target.set_table_statistics(each)
+                self._drop_statistics(step, [each], self._work.target.table_statistics(*step.name, _columns(step)))
+                if each.columns:
+                    self._work.target.set_table_statistics(each)
             for batch in batches(partitions, PARTITION_BATCH):
-                self._work.target.set_partition_statistics(batch)
+                if step.exists:
+                    names = [each.partition for each in batch if each.partition]
+                    there = self._work.target.partition_statistics(*step.name, _columns(step), names)
+                    self._drop_statistics(step, batch, *there)
+                self._work.target.set_partition_statistics([each for each in batch if each.columns])
             self._restore_parameters(step, bool(whole))
+
+    def _drop_statistics(self, step: TablePlan, wanted: Sequence[Statistics], *there: Statistics | None) -> None:
+        """Those of columns that the source has none of any more: setting the others leaves them."""
+        kept = {each.partition: {column.column for column in each.columns} for each in wanted}
+        for each in there:
+            for column in each.columns if each else ():
+                if each and column.column not in kept.get(each.partition, ()):
+                    self._work.target.drop_statistics(*step.name, each.partition or "", column.column)
+                    self._work.changed.count()
 
     def _restore_parameters(self, step: TablePlan, table_too: bool) -> None:
         """Setting statistics makes the server rewrite COLUMN_STATS_ACCURATE; the source's word stands."""
         if table_too and step.table is not None:
             there = self._work.target.table(*step.name)
             if _comparable_table(there) != _comparable_table(step.table):
-                self._work.target.alter_table(*step.name, step.table)
+                self._work.target.alter_table(*step.name, noted_like(step.table, there))
+
+    def _name(self, step: TablePlan, paths: Iterable[NamedPath]) -> None:
+        for each in paths:
+            self._named.setdefault(each.target, (".".join(step.lineage.now or step.name), each))
+
+    def dangling(self) -> list[NotReplicated]:
+        """Objects of this load that name files which no load copies, and which the source has."""
+        named = dict(self._named)
+        for function in self._work.plan.squashed.functions.values():
+            replica = replica_function(function, self._work.plan.placement) if function else None
+            if function and replica:
+                for path in named_paths(function, replica):
+                    named.setdefault(path.target, (f"{function.db}.{function.name}", path))
+        return merged(NotReplicated(name, path.reason) for name, path in named.values() if path.dangles())
 
     def functions(self) -> None:
         for function in self._work.plan.put_functions:
@@ -214,17 +299,43 @@ class Commit:
 
     def checkpoint(self) -> None:
         """The last change of the target's metadata: from here on it is at the dump's end."""
+        self._work.note_by_name()
         for name in self._work.plan.checkpoint:
             there = self._work.target.database(name)
+            if self._work.claims:
+                self._work.claims.still(name, there.parameters)
             there_now = self._work.with_role(name, there.parameters)
-            parameters = {key: value for key, value in there_now.items() if key != LOADING}
+            parameters = {key: value for key, value in there_now.items() if key not in (LOADING, CLAIM)}
             if not self._work.plan.snapshot and self._work.plan.by_difference:
                 parameters.pop(PUBLISH, None)  # all of it lies in the source's layout again
             parameters |= self._work.plan.mark.parameters()
+            moves = there.parameters.get(POSITION) != parameters[POSITION]
+            lacking = self._work.plan.not_replicated_in(name)
+            if not moves:  # a repair of some tables, say: of the others is so what was so
+                lacking = merged(self._said_of_others(name, there.parameters), lacking)
+            parameters = with_property(parameters, lacking)
+            parameters = self._with_scope(name, parameters, moves=moves)
             if parameters != there.parameters:
                 self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
         store_for(self._work.root).remove_tree(join(self._work.root, "loads", self._work.plan.metadata.id))
         close_superseded(self._work.root, self._work.plan.metadata.id, now=clocks.time())
+
+    def _said_of_others(self, name: str, parameters: dict[str, str]) -> list[NotReplicated]:
+        """What a database says that it lacks, of tables that the dump does not hold."""
+        scope = self._work.plan.metadata.scope
+        held = Patterns.parse(scope.include, scope.exclude)
+        said = from_property(parameters.get(PROPERTY), name)
+        return [each for each in said if not held.match(each.object.partition(".")[2])]
+
+    def _with_scope(self, name: str, parameters: dict[str, str], *, moves: bool) -> dict[str, str]:
+        metadata, databases = self._work.plan.metadata, self._work.plan.placement.databases
+        source = next(source for source, replica in databases.items() if replica == name)
+        wanted = reached(metadata.scope, source)
+        return after_load(parameters, wanted, moves=moves, whole=metadata.kind == BOOTSTRAP)
+
+
+def _columns(step: TablePlan) -> list[str]:
+    return [column.name for column in step.table.storage.columns] if step.table and step.table.storage else []
 
 
 def comparable_partition(partition: Partition) -> Partition:

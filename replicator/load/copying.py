@@ -8,23 +8,23 @@ recorded (docs/design.md, invariant 4). Runs on executors; knows no metastore an
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePosixPath
 from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from cmroot.checksum import checksum_file, copy_file, copy_stream
+from cmroot.checksum import checksum_descriptor, checksum_file, copy_between, copy_stream
 from cmroot.content import is_kept, locate
 from cmroot.keep import Keeper, choose_keeper
 from cmroot.place import is_local, join, local_path, raise_named, store_for
 from cmroot.recycle import recycle
 from cmroot.versions import open_version, version_size
-from replicator.load.asides import ASIDE
+from replicator.load.asides import Attempt, given_up
+from replicator.load.stamps import is_stamped, stamp
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -68,20 +68,24 @@ EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
 
 
 def place_file(
-    wanted: Wanted, roots: Roots, kept: frozenset[str] = EVERY_PREFIX, *, reread: bool = False, private: bool = False
+    wanted: Wanted, roots: Roots, attempt: Attempt, kept: frozenset[str] = EVERY_PREFIX, *, reread: bool = False,
+    private: bool = False,
 ) -> Placed:  # fmt: skip
-    """Makes the target file what it has to be. May run twice: a file that is right already is left alone.
-    `kept`: where the target's `$cmroot` is asked before the source; elsewhere it is asked last. `reread`: a file of
-    the right size and time is read, too, as its bytes may have rotted. `private`: see CopyTask."""
+    """Makes the target file what it has to be. May run twice, and twice at once: a file that is right already is left
+    alone, and only the very file that this attempt has written and read back gets the name. Raises LeaseHeld when the
+    attempt was given up.
+    The checksum decides; a file of the right size and time is not read when its stamp says that a load has published
+    these bytes. `kept`: where the target's `$cmroot` is asked before the source; elsewhere it is asked last. `reread`:
+    read in any case, as its bytes may have rotted. `private`: see CopyTask."""
     if wanted.checksum is None or wanted.size is None:
         return Placed("missing", reason="it was dropped before capture could read it")
     if is_local(wanted.target):
         target = local_path(wanted.target)
         try:
-            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, kept, reread, private)
+            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, attempt, kept, reread, private)
         except OSError as error:
             raise_named(error, target)
-    return _place_object(wanted, wanted.checksum, wanted.size, roots, private)
+    return _place_object(wanted, wanted.checksum, wanted.size, roots, attempt, private)
 
 
 def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed:
@@ -110,8 +114,9 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
         if is_local(wanted.target):
             there = _status(local_path(wanted.target))
             if there is not None and there.st_size == wanted.size:
-                trusted = not reread and there.st_mtime_ns == wanted.mtime_ns
-                if trusted or checksum_file(local_path(wanted.target)) == (wanted.checksum, wanted.size):
+                path = local_path(wanted.target)
+                trusted = not reread and there.st_mtime_ns == wanted.mtime_ns and is_stamped(path, wanted.checksum)
+                if trusted or checksum_file(path) == (wanted.checksum, wanted.size):
                     return Placed("present", wanted.size)
         else:
             with contextlib.suppress(FileNotFoundError):
@@ -132,35 +137,60 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
 
 
 def _place_local(
-    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str], reread: bool,
-    private: bool,
+    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, kept: frozenset[str],
+    reread: bool, private: bool,
 ) -> Placed:  # fmt: skip
     there = _status(target)
     if there is not None and there.st_size == size:
-        if there.st_mtime_ns == wanted.mtime_ns and not reread:
+        if there.st_mtime_ns == wanted.mtime_ns and not reread and is_stamped(target, checksum):
             return Placed("present", size)
         if checksum_file(target) == (checksum, size):
-            _set_time(target, wanted.mtime_ns)
+            stamp(target, checksum)
+            if there.st_mtime_ns != wanted.mtime_ns:
+                _set_time(target, wanted.mtime_ns)
             return Placed("present", size)
-    directory, _, name = target.rpartition("/")
-    aside = f"{directory}/{ASIDE}{name}"
+    directory = target.rpartition("/")[0]
     reasons = []
     for origin in _origins(wanted, checksum, size, roots, kept):
+        aside = attempt.aside(directory)
         try:
-            found = _copy(origin, aside, wanted.mtime_ns)
+            descriptor, found = _copy(origin, aside, wanted.mtime_ns)
         except FileNotFoundError:
             reasons.append(f"{origin} does not exist")
             continue
-        if found != (checksum, size):
-            os.unlink(aside)
+        try:
+            if found == (checksum, size):
+                stamp(descriptor, checksum)
+                attempt.check()
+                if there is not None and not (private and there.st_nlink > 1):
+                    _keeper(roots.target, directory).keep(target)
+                    _drop_sidecar(target)
+                _publish(descriptor, aside, target)
+                return Placed(origin.name, size)
             reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
-            continue
-        if there is not None and not (private and there.st_nlink > 1):
-            _keeper(roots.target, directory).keep(target)
-            _drop_sidecar(target)
-        os.rename(aside, target)
-        return Placed(origin.name, size)
+            _remove(aside)
+        except BaseException:
+            _remove(aside)
+            raise
+        finally:
+            os.close(descriptor)
     return Placed("missing", reason="; ".join(reasons))
+
+
+def _publish(descriptor: int, aside: str, target: str) -> None:
+    """Gives a file its name, if it is still the one that was written and read back."""
+    try:
+        if os.path.samestat(os.fstat(descriptor), os.lstat(aside)):
+            os.rename(aside, target)
+            return
+    except FileNotFoundError:
+        pass
+    raise given_up(aside)
+
+
+def _remove(aside: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(aside)
 
 
 @lru_cache(maxsize=256)
@@ -200,24 +230,46 @@ def _origins(
         yield _Origin("target", locate(roots.target, checksum, size))
 
 
-def _copy(origin: _Origin, aside: str, mtime_ns: int | None) -> tuple[str, int]:
-    """Copies to a fresh name and reads back. Raises FileNotFoundError when the origin is not there."""
-    for attempt in (1, 2):
+def _copy(origin: _Origin, aside: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
+    """Copies to a fresh name and reads back: the open copy, its checksum and size. Raises FileNotFoundError when the
+    origin is not there."""
+    if is_local(origin.place):
+        source = os.open(local_path(origin.place), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if is_local(origin.place):
-                return copy_file(local_path(origin.place), aside, reread=True, mtime_ns=mtime_ns)
-            with origin.open() as source, open(aside, "xb") as target:
-                copy_stream(source, target)
-            _set_time(aside, mtime_ns)
-            return checksum_file(aside)
-        except FileExistsError:  # left by a crash
-            os.unlink(aside)
-        except FileNotFoundError:
-            directory = os.path.dirname(aside)
-            if attempt == 2 or os.path.isdir(directory):
-                raise
-            os.makedirs(directory, exist_ok=True)
-    raise FileExistsError(f"{aside} keeps coming back: another load is writing there")
+            return _fill(aside, mtime_ns, lambda target: copy_between(source, target))
+        finally:
+            os.close(source)
+    with origin.open() as stream:
+        return _fill(aside, mtime_ns, lambda target: _copy_stream(stream, target))
+
+
+def _fill(aside: str, mtime_ns: int | None, fill: Callable[[int], tuple[str, int]]) -> tuple[int, tuple[str, int]]:
+    target = _create(aside)
+    try:
+        found = fill(target)
+        if mtime_ns is not None:
+            os.utime(target, ns=(mtime_ns, mtime_ns))
+        return target, found
+    except BaseException:
+        os.close(target)
+        _remove(aside)
+        raise
+
+
+def _copy_stream(source: BinaryIO, target: int) -> tuple[str, int]:
+    with os.fdopen(target, "wb", closefd=False) as file:
+        copy_stream(source, file)
+    return checksum_descriptor(target)
+
+
+def _create(path: str) -> int:
+    """A new file of this attempt's; its directory is made when it is not there."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, 0o666)
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -234,23 +286,31 @@ def _set_time(path: str, mtime_ns: int | None) -> None:
 
 def _drop_sidecar(target: str) -> None:
     """Hadoop's local checksum of the replaced file would condemn the new one."""
-    path = PurePosixPath(target)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path.with_name(f".{path.name}.crc"))
+    directory, _, name = target.rpartition("/")
+    try:
+        os.unlink(f"{directory}/.{name}.crc")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # then there can be none
+            raise
 
 
-def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, private: bool) -> Placed:
+def _place_object(
+    wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, private: bool
+) -> Placed:  # fmt: skip
     """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
     store = store_for(wanted.target)
     try:
         if store.size(wanted.target) == size and _object_checksum(wanted.target) == (checksum, size):
             return Placed("present", size)
+        attempt.check()
         _take_away(wanted.target, roots, private)
     except FileNotFoundError:
         pass
     reasons = []
     for origin in _origins(wanted, checksum, size, roots):
-        aside = f"{wanted.target.rpartition('/')[0]}/{ASIDE}{uuid.uuid4().hex}"
+        aside = attempt.aside(wanted.target.rpartition("/")[0])
         try:
             with origin.open() as source, store.open_write(aside) as target:
                 found = copy_stream(source, target)
@@ -258,6 +318,7 @@ def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, privat
             reasons.append(f"{origin} does not exist")
             continue
         if found == (checksum, size) and _object_checksum(aside) == found:
+            attempt.check()
             store.move(aside, wanted.target)
             return Placed(origin.name, size)
         store.remove(aside)

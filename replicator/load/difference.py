@@ -15,9 +15,9 @@ class ByDifference:
     """A bootstrap loaded over what is there: tables that can be altered into the dump's stay, and stay where they are;
     files that are the same stay, the rest is copied; what tables hold besides goes to the target's $cmroot.
 
-    reread: files of the right size and time are read, too. drop_extra: tables in the dump's scope that it does not
-    hold go, whoever made them (else: those that replication made). only_tables: the database's own properties and its
-    functions are left alone."""
+    reread: files of the right size, time and stamp are read, too. drop_extra: tables in the dump's scope that it does
+    not hold go, whoever made them (else: those that replication made). only_tables: the database's own properties and
+    its functions are left alone."""
 
     reread: bool = False
     drop_extra: bool = False

@@ -21,9 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cmroot.names import check_entries
+from cmroot.parts import reading
 from cmroot.place import is_local, join, local_path, store_for
 from replicator.errors import Error
-from replicator.load.asides import noted
+from replicator.load.asides import OPEN, Attempt, Fence, noted
 from replicator.load.copying import (
     Placed,
     Roots,
@@ -34,6 +36,8 @@ from replicator.load.copying import (
     probe_file,
     remove_file,
 )
+from replicator.load.delta import is_foreign, is_log
+from replicator.load.emptied import remove_emptied
 from replicator.load.placement import Placement
 from replicator.load.squash import Move, follow
 
@@ -131,8 +135,8 @@ class FileRules:
 class CopyTask:
     """One bucket (its parts), and which share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles what
     the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had, COMPARE
-    counts what would be copied. `reread`: see place_file. `private`: the directories are new ones, which nobody reads
-    yet; what was carried into them and is replaced still lies in the old ones."""
+    counts what would be copied. Delta logs are left to `logs`. `reread`: see place_file. `private`: the directories are
+    new ones, which nobody reads yet; what was carried into them and is replaced still lies in the old ones."""
 
     parts: Sequence[str]
     rules: FileRules
@@ -146,7 +150,9 @@ class CopyTask:
 
 @dataclass
 class CopyReport:
-    """What a task did, in files and bytes. `missing`: (target path, position, reason), at most MISSING_SHOWN."""
+    """What a task did, in files and bytes. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`:
+    parts of the dump with files of Delta logs, which are still to be published; `foreign`: commits on the target that
+    others made."""
 
     copied: int = 0
     bytes_copied: int = 0
@@ -157,26 +163,40 @@ class CopyReport:
     removed: int = 0
     missing_count: int = 0
     missing: list[tuple[str, int, str]] = field(default_factory=list)
+    logs: set[str] = field(default_factory=set)
+    foreign: list[str] = field(default_factory=list)
 
     def add(self, other: CopyReport) -> None:
         for name in ("copied", "bytes_copied", "from_source", "from_cmroot", "from_target", "skipped", "removed",
                      "missing_count"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.missing = (self.missing + other.missing)[:MISSING_SHOWN]
+        self.foreign = (self.foreign + other.foreign)[:MISSING_SHOWN]
+        self.logs |= other.logs
 
 
-def run_copy_task(task: CopyTask) -> CopyReport:
-    """Copies or recycles a task's share. May run twice."""
-    wanted, removed = fold_entries(entries(task.parts), task.rules)
+def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
+    """Copies or recycles a task's share. May run twice. Raises LeaseHeld when it was given up."""
+    homes: set[str] = set()
+    wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
     report = CopyReport()
     if task.purpose == REMOVE:
-        for target in removed[task.share :: task.shares]:
+        mine_removed = removed[task.share :: task.shares]
+        for target in mine_removed:
+            fence.check()
             report.removed += remove_file(target, task.roots, private=task.private)
+        remove_emptied(mine_removed, homes)
         return report
+    if task.purpose == COPY:
+        data = [file for file in wanted if not is_log(file.target)]
+        report.logs = set(task.parts) if len(data) < len(wanted) else set()
+        wanted = data
     mine = share_of(wanted, task.share, task.shares)
+    if task.purpose == PROBE:
+        report.foreign = [file.target for file in mine if is_foreign(file, task.roots)]
     kept = kept_prefixes(task.roots.target)
 
-    def work(files: Iterable[Wanted]) -> CopyReport:
+    def work(files: Iterable[Wanted], attempt: Attempt) -> CopyReport:
         done = CopyReport()
         for file in files:
             if task.purpose == PROBE:
@@ -184,12 +204,12 @@ def run_copy_task(task: CopyTask) -> CopyReport:
             elif task.purpose == COMPARE:
                 placed = compare_file(file, task.roots, reread=task.reread)
             else:
-                placed = place_file(file, task.roots, kept, reread=task.reread, private=task.private)
-            _count(done, file, placed)
+                placed = place_file(file, task.roots, attempt, kept, reread=task.reread, private=task.private)
+            count(done, file, placed)
         return done
 
-    with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY)):
-        _share_out(mine, work, report)
+    with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY), fence) as attempt:
+        _share_out(mine, lambda files: work(files, attempt), report)
     seen = report.copied + report.skipped + report.missing_count
     if seen != len(mine):
         raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")
@@ -217,8 +237,13 @@ def _handed_out(queue: Iterator[Wanted], guard: threading.Lock) -> Iterator[Want
         yield file
 
 
-def fold_entries(rows: Iterable[pa.Table], rules: FileRules) -> tuple[list[Wanted], list[str]]:
-    """Files that the target must have, and those it must not, after all entries: the last about a path counts."""
+def fold_entries(
+    rows: Iterable[pa.Table], rules: FileRules, owners: dict[str, tuple[tuple[str, str], str]] | None = None,
+    homes: set[str] | None = None,
+) -> tuple[list[Wanted], list[str]]:  # fmt: skip
+    """Files that the target must have, and those it must not, after all entries: the last about a path counts.
+    owners: is filled with directories of the target, and the table and partition that each is of; homes: with all of
+    those, with a slash."""
     last: dict[str, tuple[int, Wanted | None]] = {}
     places: dict[tuple[int, str, str, str, str], tuple[str, str] | None] = {}
     for table in rows:
@@ -226,10 +251,15 @@ def fold_entries(rows: Iterable[pa.Table], rules: FileRules) -> tuple[list[Wante
             if key not in places:
                 directories = rules.places(*key)
                 places[key] = directories and (slashed(directories[0]), slashed(directories[1]))
+                owner = rules.object_at(*key[:4]) if owners is not None else None
+                if owners is not None and directories and owner:
+                    owners[slashed(directories[1])] = owner
             found = places[key]
             if found is None:
                 continue
             (source, target), position, adds = found, key[0], op == "add"
+            if homes is not None:
+                homes.add(target)
             for path, size, mtime_ns, checksum, version in files:
                 place = target + path
                 before = last.get(place)
@@ -297,7 +327,8 @@ def _cost(file: Wanted) -> int:
     return (file.size or 0) + FILE_COST
 
 
-def _count(report: CopyReport, file: Wanted, placed: Placed) -> None:
+def count(report: CopyReport, file: Wanted, placed: Placed) -> None:
+    """Adds one file to a report."""
     match placed.origin:
         case "missing":
             report.missing_count += 1
@@ -320,8 +351,9 @@ def _count(report: CopyReport, file: Wanted, placed: Placed) -> None:
 def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
     """The file entries of a dump's parts, batch by batch, with the columns that folding reads."""
     for part in parts:
-        with store_for(part).open_read(part) as file:
+        with store_for(part).open_read(part) as file, reading(part):
             for batch in pq.ParquetFile(file).iter_batches(columns=[*_ABOUT, *_OF_FILES]):
+                check_entries(batch, part, complete=True)
                 rows = pa.Table.from_batches([batch])
                 if "version" not in rows.column_names:  # dumps of the first releases
                     rows = rows.append_column("version", pa.nulls(rows.num_rows, pa.string()))

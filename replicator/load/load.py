@@ -20,13 +20,15 @@ from replicator.dump.reader import DumpReader
 from replicator.dump.slots import confirm
 from replicator.engine import AutoEngine
 from replicator.load.asides import sweep_asides
+from replicator.load.brake import stop_excess
 from replicator.load.carrying import Carrying
+from replicator.load.claim import Claims
 from replicator.load.commit import Commit
 from replicator.load.copying import Roots
 from replicator.load.files import CopyReport
 from replicator.load.gathering import gathered
 from replicator.load.plan import Plan
-from replicator.load.planning import LoadOptions, compare, plan_load, warehouse_of
+from replicator.load.planning import LoadOptions, compare, plan_load, root_of
 from replicator.load.prepare import Preparation
 from replicator.load.proof import prove
 from replicator.load.prune import prune
@@ -35,13 +37,15 @@ from replicator.load.strays import clear_strays
 from replicator.load.transfer import copy_files, missing_files, probe_files
 from replicator.load.work import Work
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.progress import Progress
 from replicator.report import json_text
 
 
 @dataclass
 class Loaded:
-    """What a load did; see docs/cli.md. `missing`: files found nowhere with the recorded bytes."""
+    """What a load did; see docs/cli.md. `missing`: files found nowhere with the recorded bytes. `not_replicated`: what
+    the dump could not bring as the source has it, by the source's names; `status` is "incomplete" then."""
 
     dump: str
     kind: str
@@ -59,6 +63,7 @@ class Loaded:
     files_removed: int = 0
     objects_changed: int = 0
     missing: list[dict[str, object]] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
     spark_start_seconds: float = 0.0
@@ -71,37 +76,55 @@ class Loaded:
 def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngine, progress: Progress) -> Loaded:
     """Replays a finished dump. May run twice, and again after a crash at any point.
 
-    Raises FormatError for a dump that is unfinished or damaged, Refused and BootstrapNeeded as `make_plan` says,
-    FilesMissing, before any metadata of the range is committed, when bytes are nowhere to be had."""
+    Raises FormatError for a dump that is unfinished or damaged; Refused and BootstrapNeeded as `make_plan` says; before
+    anything is changed, LeaseHeld when another load is at work on the target, and Refused where it would take away more
+    than the options' brake allows; FilesMissing, before any metadata of the range is committed, when bytes are nowhere
+    to be had."""
     began = clocks.monotonic()
-    reader = DumpReader(dump)
-    root = create_or_open(options.cmroot or join(warehouse_of(target, options), ".cmroot")).place
-    with acquire(root, "load"):
+    reader = DumpReader(dump, options.keys)
+    root = create_or_open(root_of(target, options)).place
+    with acquire(root, "load") as lease:
+        lease.check()
         sweep_incoming(root)
         sweep_asides(root)
         plan = plan_load(reader, target, options)
         outcome = _outcome(plan, reader)
-        work = Work(plan, target, root, engine, options.jobs)
+        claims = Claims.of(root, lease.holder, reader.metadata.id, take_over=options.take_over)
+        work = Work(plan, target, root, engine, options.jobs, lease.check, claims)
         preparation, commit = Preparation(work), Commit(work)
         if plan.skipped:
             outcome.status = "already loaded"
             preparation.sweep_marks()  # a crash may have come right after the checkpoint
         else:
+            work.may_begin()
             roots = Roots(source=options.source_root or reader.metadata.root, target=root)
             compare(plan, reader, target, engine)
             if not options.allow_missing:
                 probe_files(reader, plan, roots, engine, progress)
+            if options.brake is not None and not options.exact:
+                stop_excess(plan, reader, target, engine, work.neighbours, options.brake)
             preparation.prepare()
             Carrying(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
-            pruned = prune(plan, reader, target, roots, engine)
-            strays = clear_strays(plan, reader, roots, engine)
+            lease.check()
+            pruned = prune(plan, reader, work.target, roots, engine, work.neighbours)
+            lease.check()
+            strays = clear_strays(plan, reader, roots, engine, work.neighbours)
             copying = clocks.monotonic()
-            _count(copy_files(reader, plan, roots, engine, progress, allow_missing=options.allow_missing), outcome)
+            _count(
+                copy_files(reader, plan, roots, engine, progress, lease.check, allow_missing=options.allow_missing),
+                outcome,
+            )
+            lease.check()
+            late = prune(plan, reader, work.target, roots, engine, work.neighbours, logs=True)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
+            lease.check()
             _commit(reader, plan, commit, target, progress, outcome)
+            outcome.not_replicated = merged(outcome.not_replicated, commit.dangling())
+            outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
             outcome.objects_changed = work.changed.objects + pruned.partitions
-            outcome.files_removed += work.changed.recycled + pruned.files + strays
-            outcome.warnings = plan.warnings + pruned.warnings
+            outcome.files_removed += work.changed.recycled + pruned.files + late.files + strays
+            outcome.warnings = plan.warnings + pruned.warnings + late.warnings
+        lease.check()
         _acknowledge(reader, target, plan)
     if warning := confirm(reader.metadata, reader.place, options.source_root or reader.metadata.root, clocks.time):
         outcome.warnings.append(warning)
@@ -111,10 +134,11 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
 
 
 def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
-    metadata = reader.metadata
+    metadata, lacking = reader.metadata, plan.not_replicated
     return Loaded(
         dump=reader.place, kind=metadata.kind, from_event=metadata.begin.event if metadata.begin else None,
         to_event=metadata.end.event, records=plan.squashed.records, squashed=plan.squashed.squashed,
+        not_replicated=lacking, status=INCOMPLETE if lacking else "loaded",
     )  # fmt: skip
 
 
@@ -132,6 +156,7 @@ def _commit(
     commit.databases()
     with progress.task("commit tables", total=len(plan.tables)) as advance:
         commit.tables(advance)
+    commit.left_out()
     with progress.task("commit partitions") as advance:
         commit.partitions(gathered(surviving_partitions(plan.squashed, reader.records(plan.after))), advance)
     commit.flip()

@@ -2,7 +2,8 @@
 
 Rules, in this order: an explicit location mapping (longest prefix first); below the source table's location: the same
 path below the target table's; below the source database's location: the same below the target database's; anywhere
-else: the whole source path below the target's external directory, so that no two sources meet. Where a database is put
+else: the whole source path below the database's part of the target's external directory, so that no two databases meet.
+Where a database is put
 back in its own place, what lies outside of it stays where it is.
 """
 
@@ -13,28 +14,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cmroot.errors import UnknownPlace
+from cmroot.names import HINT, is_below
 from cmroot.place import is_local, join, normal
-from replicator.errors import UsageError
+from cmroot.resolve import folded
+from replicator.errors import FormatError, Refused, UsageError
 
 
 @dataclass(frozen=True)
 class Placement:
     """databases: source name -> target name, for every database of the dump. source_locations, target_locations:
     database name (the source's) -> location. mappings: (source prefix, target prefix) pairs. external: target
-    directory for what lies outside its database; None: it stays."""
+    directory for what lies outside its database; None: it stays. root: the target's `$cmroot`, in which nothing may
+    be placed. apart: databases (the source's names) that have a directory of their own in `external`; those that older
+    releases began share it."""
 
     databases: Mapping[str, str]
     source_locations: Mapping[str, str]
     target_locations: Mapping[str, str]
     external: str | None
     mappings: Sequence[tuple[str, str]] = field(default=())
+    root: str | None = None
+    apart: frozenset[str] = frozenset()
 
     def database(self, name: str) -> str:
         """A database's name on the target; names outside the dump stay."""
         return self.databases.get(name, name)
 
     def table(self, db: str, location: str) -> str:
-        """Where a table with this source location lies on the target."""
+        """Where a table with this source location lies on the target. Raises Refused for one in the target's root."""
+        return self._outside_root(location, self._table(db, location))
+
+    def _table(self, db: str, location: str) -> str:
         mapped = self._mapped(location)
         if mapped is not None:
             return mapped
@@ -44,7 +54,7 @@ class Placement:
         home = self.source_locations.get(db)
         if home and (below := relative(location, home)) is not None:
             return join(self.target_locations[db], below)
-        return self._elsewhere(location)
+        return self._elsewhere(db, location)
 
     def inside(self, db: str, table_location: str | None, location: str) -> str:
         """Where a partition (or any path a table names) lies on the target, given its table's source location."""
@@ -52,13 +62,14 @@ class Placement:
             return join(self.table(db, table_location), usual_place(location)[1])  # of a source that was a replica
         if table_location and (below := relative(location, table_location)) is not None:
             mapped = self._mapped(location)
-            return mapped if mapped is not None else join(self.table(db, table_location), below)
+            place = mapped if mapped is not None else join(self.table(db, table_location), below)
+            return self._outside_root(location, place)
         return self.table(db, location)
 
     @property
     def staying(self) -> Placement:
         """For tables whose data stays the source's: only explicit mappings count."""
-        return replace(self, source_locations={}, external=None)
+        return replace(self, source_locations={}, external=None, root=None)
 
     def path_in_text(self, db: str, table_location: str | None, value: str) -> str:
         """A property's value, with the source path it holds (if it is one that is replicated) replaced."""
@@ -70,6 +81,14 @@ class Placement:
                     return respelled(value, self.inside(db, table_location, value))
         return value
 
+    def _outside_root(self, location: str, place: str) -> str:
+        if self.root is not None and relative(place, self.root) is not None:
+            raise Refused(
+                f"{location} of the source would lie at {place}, in the target's $cmroot {self.root}",
+                hint="look at who made the dump; else map the location, or name another --cmroot",
+            )
+        return place
+
     def _mapped(self, location: str) -> str | None:
         for source, target in sorted(self.mappings, key=lambda pair: -len(pair[0])):
             below = relative(location, source)
@@ -77,11 +96,19 @@ class Placement:
                 return join(target, below)
         return None
 
-    def _elsewhere(self, location: str) -> str:
+    def _elsewhere(self, db: str, location: str) -> str:
         if self.external is None:
             return location
-        path = normal(location)
-        return join(self.external, path.partition("://")[2] if "://" in path else path)
+        path = folded(location)
+        below = (path.partition("://")[2] if "://" in path else path).strip("/")
+        if below and not is_below(below):
+            raise FormatError(f"location {location!r} cannot lie below {self.external}", hint=HINT)
+        return join(external_of(self.external, self.database(db)) if db in self.apart else self.external, below)
+
+
+def external_of(external: str, database: str) -> str:
+    """Where data of a database of the target lies that does not lie in its directory."""
+    return join(external, f"{database.lower()}.db")
 
 
 PUBLISHED = ".published"  # a directory of published places, see replicator.load.published
@@ -94,7 +121,7 @@ def is_published(location: str | None) -> bool:
 def usual_place(location: str) -> tuple[str, str]:
     """Of a published location: where the table would lie in the usual layout, by the name it had then, and what
     follows below it."""
-    home, _, rest = normal(location).partition(f"/{PUBLISHED}/")
+    home, _, rest = folded(location).partition(f"/{PUBLISHED}/")
     _, _, rest = rest.partition("/")
     name, _, below = rest.partition("/")
     return join(home, name.partition(".")[2]), below
@@ -102,7 +129,7 @@ def usual_place(location: str) -> tuple[str, str]:
 
 def relative(location: str, home: str) -> str | None:
     """`location` relative to `home` ("" for home itself); None when it does not lie below it."""
-    path, top = normal(location), normal(home).rstrip("/")
+    path, top = folded(location), folded(home).rstrip("/")
     if path == top:
         return ""
     return path[len(top) + 1 :] if path.startswith(top + "/") else None
@@ -116,6 +143,11 @@ def uri(place: str) -> str:
 def respelled(text: str, place: str) -> str:
     """A place as the metastore writes it; as it was written where it is the same."""
     return text if normal(text) == normal(place) else uri(place)
+
+
+def parse_renames(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """`A=B` pairs of --rename-db: names of databases, which metastores write in small letters."""
+    return parse_pairs([text.lower() for text in texts], "--rename-db")
 
 
 def parse_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from cmroot.place import join
 from replicator.dump.layout import BOOTSTRAP, DumpMetadata
@@ -17,10 +18,20 @@ from replicator.load.difference import ByDifference
 from replicator.load.files import FileRules, PartitionRule, TableRule
 from replicator.load.placement import Placement, relative
 from replicator.load.renames import passing_name
-from replicator.load.replica import Mark, has_sources_data, replica_database, replica_function, replica_table
+from replicator.load.replica import (
+    LEFT_OUT,
+    Mark,
+    has_sources_data,
+    replica_database,
+    replica_function,
+    replica_table,
+)
 from replicator.load.squash import Lineage, Squashed
 from replicator.load.target import Part, TargetDatabase, applied_position, table_position
 from replicator.model import Database, Function, Table
+from replicator.not_replicated import NotReplicated, merged
+from replicator.quantity import count_text
+from replicator.table_format import why_not_replicated
 
 Name = tuple[str, str]
 
@@ -79,12 +90,25 @@ class Sharing:
         return wanted and table.is_external and not table.is_view
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A table of the source that is not loaded, by its format: its lineage, its name on the target, what that has of
+    it (None: nothing), and why."""
+
+    lineage: Lineage
+    name: Name
+    there: Table | None
+    reason: str
+
+
 @dataclass
 class Plan:
     """What a load does, in this order: databases, drops, renames, clears, copies, removals, tables, functions,
-    dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`, `by_difference`: see LoadOptions.
+    dropped databases, checkpoint. `skipped`: why there is nothing to do. `exact`, `overwrite`, `by_difference`: see
+    LoadOptions.
     `snapshot`: the load's name in published places, where it publishes by snapshots; `back`: it brings what others
-    have published so back into the source's layout."""
+    have published so back into the source's layout. `as_they_are`: see LoadOptions; `left_out`: tables whose files are
+    copied by nothing, and what the target has of them stays. `seen`: the `standing` of databases that were there."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -92,10 +116,13 @@ class Plan:
     after: int
     squashed: Squashed
     exact: bool = False
+    overwrite: bool = False
     by_difference: ByDifference | None = None
     sharing: Sharing = Sharing()
     snapshot: str | None = None
     back: bool = False
+    as_they_are: bool = False
+    left_out: list[LeftOut] = field(default_factory=list)
     create_databases: list[Database] = field(default_factory=list)
     alter_databases: list[Database] = field(default_factory=list)
     drop_databases: list[str] = field(default_factory=list)
@@ -106,6 +133,42 @@ class Plan:
     checkpoint: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     skipped: str = ""
+    seen: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def not_replicated_in(self, database: str) -> list[NotReplicated]:
+        """What the dump cannot bring of a database, by its name on the target."""
+        sources = {source for source, name in self.placement.databases.items() if name == database}
+        return [each for each in self.not_replicated if each.object.partition(".")[0] in sources]
+
+    def is_unseen(self, lineage: Lineage, partition: str = "") -> bool:
+        """Whether nobody could see which files a table (or one partition) has at the source: what the target has of it
+        stays. A table with some such partition is none itself."""
+        table = ".".join(lineage.now) if lineage.now else ""
+        return bool({(table, ""), (table, partition)} & self._unseen)
+
+    def has_unseen(self, lineage: Lineage) -> bool:
+        """Whether a table, or any partition of it, is unseen."""
+        return lineage.now is not None and ".".join(lineage.now) in {table for table, _ in self._unseen}
+
+    @cached_property
+    def _unseen(self) -> frozenset[tuple[str, str]]:
+        return frozenset((each.object, each.partition) for each in self.metadata.not_replicated if each.unknown)
+
+    @property
+    def not_replicated(self) -> list[NotReplicated]:
+        """What the target will not have as the source has it: as the dump says, and what is left out."""
+        metadata = self.metadata
+        said = [each for each in metadata.not_replicated if each.unknown or each.object not in metadata.formats]
+        named = {".".join(each.lineage.now): each.reason for each in self.left_out if each.lineage.now}
+        formats = {} if self.as_they_are else metadata.formats | named
+        return merged(said, (NotReplicated(name, reason) for name, reason in formats.items()))
+
+    @property
+    def replaces_commits(self) -> bool:
+        """Whether commits that others made to Delta tables of the target go to its `$cmroot`: where somebody asked for
+        the source's state, whatever the target has."""
+        difference = self.by_difference
+        return self.overwrite or self.exact or bool(difference and (difference.reread or difference.drop_extra))
 
     @property
     def changes_shown(self) -> bool:
@@ -117,6 +180,7 @@ class Plan:
         """The rules for tasks: every table by each of its names."""
         rules: dict[Name, list[TableRule]] = {}
         steps = {id(step.lineage): step for step in self.tables}
+        left_out = {id(each.lineage) for each in self.left_out}
         for lineage in self.squashed.lineages:
             final = lineage.table.location if lineage.table else None
             step = steps.get(id(lineage))
@@ -135,7 +199,7 @@ class Plan:
                         since=lineage.since,
                         location=final,
                         moves=tuple(lineage.moves),
-                        gone=lineage.now is None or bool(step and step.shared),
+                        gone=lineage.now is None or bool(step and step.shared) or id(lineage) in left_out,
                         partitions=partitions,
                         name=step.name if step else None,
                         place=step.place if step else None,
@@ -148,14 +212,15 @@ class Plan:
 def make_plan(
     metadata: DumpMetadata, squashed: Squashed, placement: Placement, target: Mapping[str, TargetDatabase],
     *, after: int, overwrite: bool = False, exact: bool = False, by_difference: ByDifference | None = None,
-    sharing: Sharing = Sharing(),
+    sharing: Sharing = Sharing(), as_they_are: bool = False,
 ) -> Plan:  # fmt: skip
     """The plan. Raises Refused for tables that replication did not make or that are newer than the dump, and for
     locations of the target that are the source's; BootstrapNeeded when the target lacks what the range builds on."""
     mark = Mark(event=metadata.end.event, position=metadata.end.position, source=metadata.root_id)
     plan = Plan(
         metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed, exact=exact,
-        by_difference=by_difference, sharing=sharing,
+        overwrite=overwrite,
+        by_difference=by_difference, sharing=sharing, as_they_are=as_they_are,
     )  # fmt: skip
     _plan_databases(plan, target)
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
@@ -173,7 +238,7 @@ def make_plan(
     plan.tables.sort(key=lambda each: (bool(each.table and each.table.is_view), each.name))
     if squashed.unknown:
         plan.warnings.append(
-            f"{len(squashed.unknown)} events of unknown kinds are not replayed: {squashed.unknown[:5]}"
+            f"not replayed: {count_text(len(squashed.unknown), 'event')} of unknown kinds: {squashed.unknown[:5]}"
         )
     return plan
 
@@ -224,6 +289,9 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
         return
     name = _target_name(plan, lineage.now)
     there = _existing(plan, lineage.now, target)
+    if reason := _why_left_out(plan, lineage.table):
+        plan.left_out.append(LeftOut(lineage, name, there or before, reason))
+        return
     shared = plan.sharing.of(lineage.table, before or there)
     final = replica_table(lineage.table, plan.placement, plan.mark, shared=shared)
     if not shared:
@@ -242,6 +310,13 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
     plan.tables.append(step)
 
 
+def _why_left_out(plan: Plan, table: Table) -> str:
+    """By its own properties, or as the dump, which has read its log, says."""
+    if plan.as_they_are:
+        return ""
+    return why_not_replicated(table) or plan.metadata.formats.get(f"{table.db}.{table.name}", "")
+
+
 def _leaving(plan: Plan) -> set[Name]:
     """Names of the target that become free: of tables that are dropped or renamed."""
     return {(table.db, table.name) for table in plan.drops} | {
@@ -255,7 +330,8 @@ def _plan_created(
     """A table whose whole content is in the dump. One of its name makes room, if it is not what an earlier attempt to
     load this very dump has committed: of another dump's table nobody knows what of it the source has no more."""
     assert step.table is not None
-    if plan.by_difference is not None:
+    kept = there is not None and plan.metadata.kind == BOOTSTRAP and plan.has_unseen(step.lineage)
+    if plan.by_difference is not None or kept:  # what nobody could see must not go with the rest of a table
         step.prune = True
         # The data that a replica has had goes with it, where it owns that.
         if there is not None and can_become(there, step.table) and not (step.shared and not has_sources_data(there)):
@@ -280,6 +356,8 @@ def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Ta
     old = _target_name(plan, lineage.before or ("", ""))
     if before is not None and (before.db, before.name) != step.name:
         step.rename_from, step.exists = (before.db, before.name), True
+        if plan.overwrite and there is not None and table_position(there) is None:  # else it leaves by a rename itself
+            plan.drops.append(there)
     elif there is not None:
         step.exists = True
     elif not lineage.complete:
@@ -288,6 +366,11 @@ def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Ta
             hint="it was dropped on the target, or never loaded: load a bootstrap dump",
         )
     known = before or there
+    if known is not None and LEFT_OUT in known.parameters and not lineage.complete:
+        raise BootstrapNeeded(
+            f"table {'.'.join(step.name)} was left out by earlier loads: {known.parameters[LEFT_OUT]}",
+            hint="load a bootstrap dump",
+        )
     if known is not None and has_sources_data(known) != step.shared:
         raise BootstrapNeeded(
             f"the data of table {'.'.join(step.name)} {'is the source' if step.shared else 'is the target'}'s from now "
@@ -318,12 +401,13 @@ def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
     is to be exactly the dump, others too."""
     scope = plan.metadata.scope
     patterns = Patterns.parse(scope.include, scope.exclude)
-    wanted = {step.name for step in plan.tables}
+    wanted = {step.name for step in plan.tables} | {each.name for each in plan.left_out}
     dropped = {(table.db, table.name) for table in plan.drops}
     for name in plan.placement.databases.values():
         for table in target[name].tables.values():
             key = (table.db, table.name)
             everyones = plan.exact or bool(plan.by_difference and plan.by_difference.drop_extra)
+            everyones = everyones and (plan.as_they_are or not why_not_replicated(table))  # no dump would have it
             ours = (table_position(table) is not None or everyones) and patterns.match(table.name)
             if ours and key not in wanted and key not in dropped:
                 plan.drops.append(table)

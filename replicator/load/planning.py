@@ -11,15 +11,18 @@ import pyarrow as pa
 from cmroot.place import join, normal
 from replicator.dump import layout
 from replicator.dump.reader import DumpReader
+from replicator.dump.signing import Keys
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, UsageError
 from replicator.load.admission import check_target
+from replicator.load.brake import Brake
 from replicator.load.difference import ByDifference, stay
 from replicator.load.isolation import isolate, touched_objects
+from replicator.load.occupied import refuse_occupied
 from replicator.load.placement import Placement
 from replicator.load.plan import Plan, Sharing, looked_at, make_plan
 from replicator.load.published import of_published_tables
-from replicator.load.replica import PUBLISH
+from replicator.load.replica import APART, EXTERNAL_DATA, PUBLISH, SOURCE
 from replicator.load.squash import squash
 from replicator.load.target import (
     TargetDatabase,
@@ -28,9 +31,11 @@ from replicator.load.target import (
     read_databases,
     read_part,
     read_target,
+    standing,
 )
 from replicator.load.unlike import unlike_objects
 from replicator.metastore.client import MetastoreReader
+from replicator.model import Database
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,12 @@ class LoadOptions:
     do so on the target now).
     publish: "snapshot": what is changed goes to new directories, and the metastore flips to them (docs/decisions/0007);
     "mirror": the source's layout; None: as loads into the target's databases did before.
+    as_they_are: tables in formats that a copy of their files does not copy are loaded, too (docs/formats.md).
     by_difference: a bootstrap takes over what the target holds already, and copies only what differs (None: it copies
-    all)."""
+    all).
+    keys: the dump must be signed with one of them (None: it need not be signed).
+    brake: how much of the replica it may take away (None: all).
+    take_over: a load that the target says is at work on it, and that cannot be asked, is known to have ended."""
 
     warehouse: str | None = None
     cmroot: str | None = None
@@ -66,6 +75,10 @@ class LoadOptions:
     by_difference: ByDifference | None = None
     shared_external: bool | None = None
     publish: Literal["mirror", "snapshot"] | None = None
+    keys: Keys | None = None
+    as_they_are: bool = False
+    brake: Brake | None = None
+    take_over: bool = False
 
 
 def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions) -> Plan:
@@ -77,6 +90,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     whole = bootstrap or options.exact or options.by_difference is not None
     there = read_target(target, names) if whole else read_databases(target, names)
     snapshots = _by_snapshots(options, there, bootstrap=bootstrap)
+    seen = {name: standing(each.database.parameters) for name, each in there.items() if each.database}
     sharing = Sharing(False if options.exact else options.shared_external)
     if options.by_difference is not None:
         placement = stay(placement, reader.tables(), there, sharing.of, back=not snapshots)
@@ -98,14 +112,17 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     plan = make_plan(
         reader.metadata, squashed if after is not None else squash((), (), bootstrap=False), placement, there,
         after=position if not bootstrap else 0, overwrite=options.overwrite, exact=options.exact,
-        by_difference=options.by_difference if bootstrap else None, sharing=sharing,
+        by_difference=options.by_difference if bootstrap else None, sharing=sharing, as_they_are=options.as_they_are,
     )  # fmt: skip
+    plan.seen = seen
     plan.back = plan.by_difference is not None and not snapshots
     if snapshots:
         plan.snapshot = plan.metadata.id
         if plan.by_difference is None:
             isolate(plan, touched_objects(_entries(reader), plan.file_rules()))
-    if after is None:
+    if after is not None:
+        refuse_occupied(plan, target)
+    else:
         plan.skipped = f"the target is at position {reader.metadata.end.position} already"
     return plan
 
@@ -142,6 +159,11 @@ def warehouse_of(target: MetastoreReader, options: LoadOptions) -> str:
     return normal(options.warehouse or default_warehouse(target))
 
 
+def root_of(target: MetastoreReader, options: LoadOptions) -> str:
+    """The target's `$cmroot`, as asked for or below its warehouse."""
+    return normal(options.cmroot or join(warehouse_of(target, options), ".cmroot"))
+
+
 def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: LoadOptions) -> Placement:
     renames = dict(options.rename)
     unknown = set(renames) - set(metadata.scope.databases)
@@ -156,15 +178,25 @@ def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: 
             f"--rename-db puts two databases under one name: {names}", hint="give each a name of its own on the target"
         )
     warehouse = warehouse_of(target, options)
-    locations = {}
+    locations, apart = {}, set()
     existing = set(target.database_names())
     for source, name in names.items():
-        there = target.database(name).location if name in existing else None
-        locations[source] = there or database_location(warehouse, name)
+        there = target.database(name) if name in existing else None
+        locations[source] = (there and there.location) or database_location(warehouse, name)
+        if not options.exact and _lies_apart(target, there):
+            apart.add(source)
     external = options.external
     if external is None and not options.exact:
         external = join(warehouse, "external")
     return Placement(
         databases=names, source_locations=metadata.locations, target_locations=locations, external=external,
-        mappings=tuple(options.map_locations),
+        mappings=tuple(options.map_locations), root=root_of(target, options), apart=frozenset(apart),
     )  # fmt: skip
+
+
+def _lies_apart(target: MetastoreReader, there: Database | None) -> bool:
+    """Whether a database's external data has a directory of its own. What is there stays where it is: a replica that an
+    older release began has it in a directory that all share."""
+    if there is None or there.parameters.get(EXTERNAL_DATA) == APART:
+        return True
+    return SOURCE not in there.parameters and not target.table_names(there.name)

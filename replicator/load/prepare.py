@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from cmroot.names import foreign
 from cmroot.place import is_local, join, local_path, normal, store_for
 from replicator.errors import ObjectExists, ObjectNotFound
+from replicator.load.by_name import not_noted
 from replicator.load.carrying import CarryTask, run_carry_task
+from replicator.load.neighbours import Leaving
 from replicator.load.placement import relative
-from replicator.load.plan import TablePlan
-from replicator.load.published import aside_of, at_place, is_moved_by_renaming, table_at_place
+from replicator.load.plan import Plan, TablePlan
+from replicator.load.published import aside_of, at_place, is_moved_by_renaming, of_kind, table_at_place
 from replicator.load.renames import PASSING, passing_name, rename_order
-from replicator.load.replica import LOADING, PUBLISH, RENAMED, SOURCE
+from replicator.load.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
 from replicator.load.squash import PartitionFate
 from replicator.load.superseded import Superseded
-from replicator.load.target import applied_position
-from replicator.load.work import Work, batches, exists, make_directory
+from replicator.load.target import NEW, applied_position
+from replicator.load.work import Work, batches, exists, leaving_partitions, make_directory
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.model import Partition, Table
 
@@ -32,6 +37,7 @@ class Preparation:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self._kinds: dict[tuple[str, str], bool] = {}  # whether a table is external now
 
     def prepare(self) -> None:
         """Databases, drops, renames, clears: afterwards every directory that is copied into is where it will stay, and
@@ -41,6 +47,8 @@ class Preparation:
         for table in self._work.plan.drops:
             self._work.drop_table(table)
         self._rename_tables()
+        for step in self._work.plan.tables:
+            self._settle(step)
         for step in self._work.plan.tables:
             self._prepare_partitions(step)
         self._clear_tables()
@@ -69,10 +77,13 @@ class Preparation:
     def _begin_databases(self) -> None:
         loading = {LOADING: self._work.plan.metadata.id, SOURCE: self._work.plan.metadata.root_id}
         loading |= {PUBLISH: "snapshot"} if self._work.plan.snapshot else {}
+        claims = self._work.claims
+        loading |= claims.own.parameters() if claims else {}
+        placement = self._work.plan.placement
+        apart = {placement.database(name): {EXTERNAL_DATA: APART} for name in placement.apart}
         for database in self._work.plan.create_databases:
-            began = msgspec.structs.replace(
-                database, parameters=self._work.with_role(database.name, database.parameters) | loading
-            )
+            parameters = self._work.with_role(database.name, database.parameters) | loading
+            began = msgspec.structs.replace(database, parameters=parameters | apart.get(database.name, {}))
             if database.location and is_local(database.location):
                 os.makedirs(local_path(database.location), exist_ok=True)
             with contextlib.suppress(ObjectExists):
@@ -80,9 +91,12 @@ class Preparation:
                 self._work.changed.count()
         for name in self._work.plan.checkpoint:
             there = self._work.target.database(name)
-            parameters = self._work.with_role(name, there.parameters) | loading
+            if claims:
+                claims.may_begin(name, there.parameters, planned=self._work.plan.seen.get(name, NEW))
+            parameters = self._work.with_role(name, there.parameters) | loading | apart.get(name, {})
             if parameters != there.parameters:
                 self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
+        self._work.still_claimed()
 
     def _rename_tables(self) -> None:
         renames = {step.rename_from: step.name for step in self._work.plan.tables if step.rename_from}
@@ -98,17 +112,78 @@ class Preparation:
             if step.rename_from and step.table and step.table.is_partitioned
             if step.table.location and step.lineage.only_located
         }
+        # Those that were external when they were renamed, whatever they were before and are now.
+        staying = {
+            step.rename_from
+            for step in self._work.plan.tables
+            if step.rename_from and not any(called.moved for called in step.lineage.names)
+        }
         for old, new in rename_order(renames, occupied, passing_name):
             there = self._work.target.table(*old)
             # The mark comes with the name: a load that ends here must not rename what it finds under the old one.
             mark = {RENAMED: str(ends[new])} if new in ends else {}
             renamed = msgspec.structs.replace(there, db=new[0], name=new[1], parameters=there.parameters | mark)
+            renamed = not_noted(renamed)  # what was published lies by the old name
             if self._work.plan.snapshot and is_moved_by_renaming(there):
                 renamed = self._moved_aside(there, renamed)
             elif old in unmoved and is_moved_by_renaming(there) and there.location:
                 renamed = table_at_place(renamed, there.location, unmoved[old])
+            elif old in staying and is_moved_by_renaming(there):
+                self._work.target.alter_table(*old, of_kind(there, external=True))
+                renamed = of_kind(renamed, external=True)  # until it is committed
             self._work.target.alter_table(*old, renamed)
+            self._work.neighbours.look_again(old, new)
             self._work.changed.count()
+
+    def _settle(self, step: TablePlan) -> None:
+        """A table whose directory moved at the source while it was of another kind than here, and so not here, or to
+        another place: what it keeps goes there, too, before its old directory does. It is never read at a place that
+        has nothing, and a load that ends here does the rest when it is run again."""
+        table, lineage = step.table, step.lineage
+        if table is None or not step.exists or table.is_view or step.shared or lineage.complete or not table.location:
+            return
+        if self._work.plan.snapshot or (table.is_partitioned and not any(each.moved for each in lineage.names)):
+            return
+        if step.rename_from is None and step.there is not None and _same_place(step.there.location, table.location):
+            left = None
+        else:
+            there = self._work.target.table(*step.name)
+            left = None if _same_place(there.location, table.location) else there
+        store, note = store_for(self._work.root), f"{self._work.mark(step)}.left"
+        if left is not None and left.location:
+            # Of some tables (Spark's, with a provider) a 2.3 server moves the directory and writes the old place down.
+            in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
+            self._work.recycle(in_the_way, Leaving({step.name}))
+            store.write_bytes(note, left.location.encode())
+            if not table.is_partitioned:
+                self._carry([(left.location, table.location)])
+            else:
+                self._settle_partitions(step, left.location, table.location)
+            make_directory(table.location)
+            self._work.target.alter_table(*step.name, table_at_place(not_noted(left), left.location, table.location))
+            self._work.neighbours.look_again(step.name)
+            self._work.changed.count()
+        if store.exists(note):
+            self._work.recycle([store.read_bytes(note).decode()], Leaving({step.name}))
+            store.remove(note)
+
+    def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
+        engine = self._work.engine.for_work(len(pairs))
+        tasks = [CarryTask(self._work.root, some) for some in batches(pairs, 100)]
+        deque(engine.run(run_carry_task, tasks), maxlen=0)
+
+    def _settle_partitions(self, step: TablePlan, old: str, new: str) -> None:
+        names = self._work.target.partition_names(*step.name)
+        for batch in batches(names, PARTITION_BATCH):
+            moved, pairs = [], []
+            for partition in self._work.partitions_named(step, batch).values():
+                below = relative(partition.location, old) if partition.location else None
+                if below and partition.location:
+                    pairs.append((partition.location, join(new, below)))
+                    moved.append(at_place(partition, join(new, below)))
+            self._carry(pairs)
+            if moved:
+                self._work.target.alter_partitions(*step.name, moved)
 
     def _moved_aside(self, there: Table, renamed: Table) -> Table:
         """A table in the source's layout, which a server would move while it renames it, and so take from under who
@@ -117,7 +192,7 @@ class Preparation:
         place = aside_of(self._work.plan.snapshot, there)
         self._work.supersede([Superseded(there.location, *(renamed.db, renamed.name), successor=place)])
         if not there.is_partitioned:
-            run_carry_task(CarryTask([(there.location, place)]))
+            self._carry([(there.location, place)])
         make_directory(place)
         return table_at_place(renamed, there.location, place)
 
@@ -127,19 +202,20 @@ class Preparation:
         if not step.exists or step.clear or step.table is None:
             return
         db, name = step.name
-        fates = step.lineage.fates
-        begun = {fate.before: fate.since for fate in fates if fate.before and (fate.replaced or fate.complete)}
-        renamed = [fate for fate in fates if fate.renamed]
+        going = goings(step)
+        begun, gone, filled_anew = going.begun, going.gone, going.filled_anew
+        renamed = [fate for fate in step.lineage.fates if fate.renamed]
         store, mark = store_for(self._work.root), f"{self._work.mark(step)}.partitions"
         if not (begun or renamed) or store.exists(mark):
             return
-        gone = {fate.before for fate in fates if fate.before and fate.replaced}
-        filled_anew = {fate.before for fate in fates if fate.before == fate.now}
         for batch in batches(list(begun), PARTITION_BATCH):
             wanted = set(batch) & gone
+            there = self._work.partitions_named(step, batch)
+            if other := there.keys() - begun.keys():
+                raise foreign(".".join(step.name), "partitions", sorted(other), f"are what the dump calls {batch[:5]}")
             by_name = {
                 key: partition
-                for key, partition in self._work.partitions_named(step, batch).items()
+                for key, partition in there.items()
                 if applied_position(partition) < begun[key]  # else another was renamed to this name since
             }
             self._work.let_go(
@@ -147,15 +223,15 @@ class Preparation:
                 [
                     place
                     for key, partition in by_name.items()
-                    if (place := partition.location)
-                    and not step.shared
-                    and (key in filled_anew or step.table.owns_data)
+                    if (place := partition.location) and going.takes(step, key)
                 ],
+                leaving_partitions(step.table, by_name),
             )
             flipped = filled_anew if self._work.plan.snapshot else set()
             dropped = [key for key in batch if key in wanted - flipped and key in by_name]
             if dropped:
                 self._work.target.drop_partitions(db, name, dropped)
+                self._work.neighbours.replaced(step.table, dropped)
                 self._work.changed.count(len(dropped))
         self._rename_partitions(step, renamed)
         store.write_bytes(mark, b"")
@@ -174,17 +250,36 @@ class Preparation:
                 renames[passing] = fate.now
             elif before in there and applied_position(there[before]) < fate.names[1][0]:
                 renames[before] = fate.now
+        if step.table is not None and step.table.is_external:  # their places keep the old names
+            self._work.note_elsewhere(step)
         for old, new in rename_order(renames, there, _passing_partition):
             partition, end = there.pop(old), ends.get(new)
             values = end.values if end else (*partition.values[:-1], partition.values[-1] + PASSING)
             mark = {RENAMED: str(end.names[-1][0])} if end else {}
             renamed = msgspec.structs.replace(partition, values=values, parameters=partition.parameters | mark)
+            first = starts.get(old)
+            if first is not None and not self._work.plan.snapshot:
+                self._be_of_kind(step, external=not first.moves)
             if self._work.plan.snapshot:
                 partition = self._stepped_aside(step, partition, old, new)
                 renamed = msgspec.structs.replace(renamed, storage=partition.storage)
             self._work.target.rename_partition(*step.name, partition.values, renamed)
-            there.update(self._work.partitions_named(step, [new]))
+            now = self._work.partitions_named(step, [new])
+            there.update(now)
+            if step.table is not None:
+                self._work.neighbours.replaced(step.table, [old], now.values())
             self._work.changed.count()
+
+    def _be_of_kind(self, step: TablePlan, *, external: bool) -> None:
+        """A table is of the kind that it had when a partition was renamed, whose directory a server moves or leaves by
+        that; what it is in the end comes with the commit."""
+        kind = self._kinds.get(step.name)
+        if kind is None:
+            kind = self._kinds[step.name] = self._work.target.table(*step.name).is_external
+        if kind != external:
+            there = self._work.target.table(*step.name)
+            self._work.target.alter_table(*step.name, of_kind(not_noted(there), external=external))
+            self._kinds[step.name] = external
 
     def _stepped_aside(self, step: TablePlan, partition: Partition, old: str, new: str) -> Partition:
         """A partition about to be renamed: a server moves its directory to where it belongs by its new name, unless it
@@ -197,10 +292,10 @@ class Preparation:
         if normal(place) == normal(partition.location):
             return partition
         if exists(place):  # of a partition that had the name before; the server refuses a name whose place is taken
-            self._work.recycle([place])
+            self._work.recycle([place], leaving_partitions(step.table, [old]))
         gone = Superseded(partition.location, *step.name, old, successor=place)
         self._work.supersede([gone])
-        run_carry_task(CarryTask([(partition.location, place)]))
+        self._carry([(partition.location, place)])
         make_directory(place)
         moved = at_place(partition, place)
         self._work.target.alter_partitions(*step.name, [moved])
@@ -211,9 +306,7 @@ class Preparation:
         if self._work.plan.snapshot:
             return  # nothing is in a place of the load's own
         store = store_for(self._work.root)
-        homes = {each.table.location for each in self._work.plan.tables if each.table and each.table.location}
-        protected = [*homes, *self._work.plan.placement.target_locations.values()]
-        directories, marks = [], []
+        marks = []
         for step in self._work.plan.tables:
             location = step.table.location if step.table else None
             if not step.clear or location is None:
@@ -221,14 +314,53 @@ class Preparation:
             mark = self._work.mark(step)
             if store.exists(mark):
                 continue
-            if any(relative(other, location) is not None for other in protected if other != location):
-                self._work.plan.warnings.append(f"{location} holds other objects too: old files in it were left")
+            if any(
+                relative(home, location) is not None for home in self._work.plan.placement.target_locations.values()
+            ):
+                self._work.plan.warnings.append(f"a database lies in {location}: old files in it were left")
             elif exists(location):
-                directories.append(location)
+                self._work.recycle([location], Leaving({step.name}))
             marks.append(mark)
-        self._work.recycle(directories)
         for mark in marks:
             store.write_bytes(mark, b"")
+
+
+def _same_place(one: str | None, other: str | None) -> bool:
+    return normal(one or "/") == normal(other or "/")
+
+
+@dataclass(frozen=True)
+class Goings:
+    """Partitions that the target has and that go, or begin anew: `begun`, by name, the position from which on; `gone`:
+    those that were dropped; `filled_anew`: those of the same name at the end."""
+
+    begun: dict[str, int]
+    gone: frozenset[str]
+    filled_anew: frozenset[str]
+
+    def takes(self, step: TablePlan, name: str) -> bool:
+        """Whether the files of such a partition go."""
+        owns = step.table is not None and step.table.owns_data
+        return not step.shared and (name in self.filled_anew or owns)
+
+
+def goings(step: TablePlan) -> Goings:
+    """None for a table that is new, or copied whole."""
+    fates = step.lineage.fates if step.exists and not step.clear and step.table is not None else []
+    return Goings(
+        {fate.before: fate.since for fate in fates if fate.before and (fate.replaced or fate.complete)},
+        frozenset(fate.before for fate in fates if fate.before and fate.replaced),
+        frozenset(fate.before for fate in fates if fate.before and fate.before == fate.now),
+    )
+
+
+def clears(plan: Plan, step: TablePlan) -> str | None:
+    """The directory that is emptied before a table is copied into it whole; None for no such."""
+    place = step.table.location if step.table and step.clear else None
+    homes = plan.placement.target_locations.values()
+    if place is None or any(relative(home, place) is not None for home in homes):
+        return None
+    return place if exists(place) else None
 
 
 def _passing_partition(name: str) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
+from replicator.load.brake import Brake, excess
 from replicator.load.copying import Roots
 from replicator.load.files import COMPARE, CopyReport
+from replicator.load.neighbours import Neighbours
 from replicator.load.plan import Plan
 from replicator.load.planning import compare
-from replicator.load.prune import surplus
 from replicator.load.squash import surviving_partitions
 from replicator.load.transfer import run_files
+from replicator.load.weighing import Weight, shown, weigh
 from replicator.metastore.client import MetastoreReader
 from replicator.progress import Progress
 
@@ -22,7 +24,7 @@ from replicator.progress import Progress
 class Price:
     """What a load would copy and take away: files and bytes by their contents, not as the dump names them. `missing`:
     files whose bytes are not to be had. files_from_...: where the files' bytes would come from, by name and size; those
-    from the target are what its `$cmroot` keeps."""
+    from the target are what its `$cmroot` keeps. `weight`: what goes, by name."""
 
     files: int
     bytes: int
@@ -33,6 +35,7 @@ class Price:
     files_from_source: int = 0
     files_from_cmroot: int = 0
     files_from_target: int = 0
+    weight: Weight = field(default_factory=Weight)
 
 
 def price(
@@ -45,11 +48,27 @@ def price(
     report = run_files(
         reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COMPARE, reread=reread
     ) if metadata.files else CopyReport()  # fmt: skip
-    extra = surplus(plan, reader, target, roots, engine)
+    weight = weigh(plan, reader, target, engine, Neighbours(target))
     return Price(
-        report.copied, report.bytes_copied, extra.files, extra.bytes, extra.partitions, report.missing_count,
-        report.from_source, report.from_cmroot, report.from_target,
+        report.copied, report.bytes_copied, weight.files, weight.bytes, weight.partitions, report.missing_count,
+        report.from_source, report.from_cmroot, report.from_target, weight,
     )  # fmt: skip
+
+
+def described(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine, brake: Brake | None
+) -> dict[str, Any]:  # fmt: skip
+    """As `describe`, with what goes by name (`gone`), and why the load would be `refused`, if it would."""
+    found = describe(plan, reader)
+    if not plan.skipped:
+        compare(plan, reader, target, engine)
+    weight = Weight() if plan.skipped else weigh(plan, reader, target, engine, Neighbours(target))
+    refusal = excess(plan, weight, brake) if brake else None
+    return {
+        **found, "warnings": plan.warnings, "files_to_remove": weight.files, "bytes_to_remove": weight.bytes,
+        "partitions_to_drop": weight.partitions, "gone": [asdict(each) for each in weight.gone],
+        "goes": list(shown(weight)), "refused": refusal.message if refusal else "",
+    }  # fmt: skip
 
 
 def describe(plan: Plan, reader: DumpReader) -> dict[str, Any]:
@@ -73,5 +92,6 @@ def describe(plan: Plan, reader: DumpReader) -> dict[str, Any]:
         "locations": {
             ".".join(step.name): step.table.location for step in plan.tables if step.table and step.table.location
         },
+        "not_replicated": [asdict(each) for each in plan.not_replicated],
         "warnings": plan.warnings,
     }

@@ -11,6 +11,7 @@ from contextlib import suppress
 from replicator.errors import CommitOutcomeUnknown, ObjectNotFound
 from replicator.load.plan import Plan
 from replicator.metastore.client import Metastore
+from replicator.quantity import count_text
 
 
 def prove(plan: Plan, target: Metastore) -> None:
@@ -28,7 +29,7 @@ def prove(plan: Plan, target: Metastore) -> None:
     if wrong:
         some = ", ".join(sorted(".".join(name) for name in wrong)[:5])
         raise CommitOutcomeUnknown(
-            f"{target.uri} said that it had made or dropped {len(wrong)} tables, and has not: {some}",
+            f"{target.uri} said that it had made or dropped {count_text(len(wrong), 'table')}, and has not: {some}",
             hint="the checkpoint was not written; run the same load again",
         )
 

@@ -19,7 +19,7 @@ from cmroot.errors import UnknownPlace
 from cmroot.place import join, normal, parent
 from replicator.load.placement import PUBLISHED, Placement, is_published, relative, uri, usual_place
 from replicator.load.squash import Squashed
-from replicator.model import Partition, Table
+from replicator.model import EXTERNAL, MANAGED, Partition, Table
 
 
 def place_of(home: str, load: str, db: str, table: str) -> str:
@@ -35,6 +35,13 @@ def aside_of(load: str, there: Table) -> str:
 def is_moved_by_renaming(there: Table) -> bool:
     """Whether a server may move a table's directory when it renames it: where it lies as its name says."""
     return there.owns_data and there.location is not None and not is_published(there.location)
+
+
+def of_kind(table: Table, *, external: bool) -> Table:
+    """A table as a managed or an external one, as a server tells them apart."""
+    parameters = {key: value for key, value in table.parameters.items() if key != "EXTERNAL"}
+    parameters |= {"EXTERNAL": "TRUE"} if external else {}
+    return msgspec.structs.replace(table, kind=EXTERNAL if external else MANAGED, parameters=parameters)
 
 
 def home_of(placement: Placement, source_db: str, usual: str) -> str:

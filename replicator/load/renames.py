@@ -37,10 +37,10 @@ def rename_order(
             continue
         circle = next((old for old in waiting if old in ways and passing(old) not in taken), None)
         if circle is None:
-            blocked = ", ".join(f"{old} -> {new}" for old, new in list(waiting.items())[:5])
+            blocked = ", ".join(f"{_named(old)} -> {_named(new)}" for old, new in list(waiting.items())[:5])
             raise Refused(
                 f"renames of the source meet names that the target uses otherwise: {blocked}",
-                hint="drop or rename what has these names on the target, then load again",
+                hint="drop or rename what has these names on the target, then load again; --overwrite replaces tables",
             )
         aside = passing(circle)
         order.append((circle, aside))
@@ -48,3 +48,8 @@ def rename_order(
         taken.discard(circle)
         taken.add(aside)
     return order
+
+
+def _named(key: object) -> str:
+    """A table's name as db.table, a partition's as it is."""
+    return ".".join(key) if isinstance(key, tuple) else str(key)

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import msgspec
 
+from cmroot.names import foreign
 from cmroot.place import join
 from replicator.events.record import (
     AddPartitions,
@@ -345,6 +346,7 @@ def surviving_partitions(
             lineage = squashed.lineage_at(change.db, change.table, at)
             if lineage is None or lineage.now is None:
                 continue
+            _check_keys(lineage, change)
             named = list(zip(change.names(), change.partitions, strict=True))
             if not squashed.bootstrap:
                 named = [(name, _now(lineage, each, at)) for name, each in named if _is_last(lineage, name, at)]
@@ -354,6 +356,13 @@ def surviving_partitions(
             lineage = squashed.lineage_at(change.db, change.table, at)
             if lineage is not None and lineage.now is not None and _is_last(lineage, change.name, at):
                 yield lineage, [(change.name, _now(lineage, change.partition, at))]
+
+
+def _check_keys(lineage: Lineage, change: AddPartitions) -> None:
+    """A table keeps its partition keys for as long as it lives. Raises FormatError."""
+    keys = [key.name.lower() for key in lineage.table.partition_keys] if lineage.table else None
+    if keys is not None and keys != [key.lower() for key in change.keys]:
+        raise foreign(f"{change.db}.{change.table}", "the partition keys", change.keys, f"are {keys} in the table")
 
 
 def _now(lineage: Lineage, partition: Partition, at: int) -> Partition:

@@ -13,32 +13,47 @@ from dataclasses import dataclass
 from itertools import islice
 
 from cmroot.listing import list_tree
+from cmroot.resolve import resolved
 from replicator.dump.layout import INCREMENTAL
 from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
+from replicator.load.asides import OPEN, Fence, fenced
+from replicator.load.clearing import Clearing
 from replicator.load.copying import Roots, remove_file
 from replicator.load.files import FileRules, entries, fold_entries, slashed
+from replicator.load.neighbours import Free, Leaving, Neighbours
 from replicator.load.placement import relative
 from replicator.load.plan import Plan
 from replicator.load.squash import Lineage, surviving_partitions
+from replicator.load.work import batches, told
 from replicator.model import Partition
 
 PLACES = 1000  # of one task, which reads all of the dump's file entries when it finds a file
+BATCH = 64 * PLACES  # looked at together
 
 
 @dataclass(frozen=True)
 class StrayTask:
-    """Directories of the target to rid of files that the dump (`parts`: its file entries) does not want there."""
+    """Directories of the target in which the dump (`parts`: its file entries) does not want every file. `roots`: None
+    only looks, else what it does not want goes."""
 
     parts: Sequence[str]
     rules: FileRules
-    places: Sequence[str]
-    roots: Roots
+    places: Sequence[Clearing]
+    roots: Roots | None = None
 
 
-def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngine) -> int:
+@dataclass(frozen=True)
+class Strays:
+    """Directories that hold (or held) strays, and how many files went."""
+
+    places: list[str]
+    removed: int = 0
+
+
+def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngine, neighbours: Neighbours) -> int:
     """Files that went. Only where an increment keeps the layout: a bootstrap clears or prunes whole tables, and
-    a snapshot's directories are its own."""
+    a snapshot's directories are its own. What others have at a place stays."""
     if plan.metadata.kind != INCREMENTAL or plan.snapshot is not None:
         return 0
     count = sum(fate.complete for lineage in plan.squashed.lineages for fate in lineage.partitions.values())
@@ -46,12 +61,35 @@ def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngi
         return 0
     parts, rules = [place for place, _ in reader.buckets()], plan.file_rules()
     places = begun_places(plan, surviving_partitions(plan.squashed, reader.records()))
-    some = iter(lambda: list(islice(places, PLACES)), [])
-    return sum(engines.for_work(count).run(run_stray_task, (StrayTask(parts, rules, each, roots) for each in some)))
+    owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories that hold strays, which are few
+    engine = engines.for_work(count)
+    while some := _by_place(islice(places, BATCH)):
+        looking = (StrayTask(parts, rules, each) for each in batches([Clearing(place) for place in some], PLACES))
+        for found in engine.run(run_stray_task, looking):
+            owners |= {place: some[place] for place in found.places}
+    free = Free()
+    for place, theirs in owners.items():
+        answer = neighbours.free([place], Leaving(partitions=theirs))
+        free.clearings += answer.clearings
+        free.held += answer.held
+    plan.warnings += told(free)
+    tasks = (StrayTask(parts, rules, each, roots) for each in batches(free.clearings, PLACES))
+    return sum(found.removed for found in fenced(engine, roots.target, run_stray_task, tasks))
 
 
-def begun_places(plan: Plan, survivors: Iterable[tuple[Lineage, list[tuple[str, Partition]]]]) -> Iterator[str]:
-    """Where on the target the partitions lie of which the range has all files. Not those in which other tables lie."""
+def _by_place(places: Iterable[tuple[str, tuple[str, str, str]]]) -> dict[str, set[tuple[str, str, str]]]:
+    """By place, all that lie there."""
+    found: dict[str, set[tuple[str, str, str]]] = {}
+    for place, owner in places:
+        found.setdefault(place, set()).add(owner)
+    return found
+
+
+def begun_places(
+    plan: Plan, survivors: Iterable[tuple[Lineage, list[tuple[str, Partition]]]]
+) -> Iterator[tuple[str, tuple[str, str, str]]]:  # fmt: skip
+    """Where on the target the partitions (database, table, name) lie of which the range has all files. Not where
+    databases, or tables of the range, lie in them."""
     steps = {id(step.lineage): step for step in plan.tables}
     homes = {each.table.location for each in plan.tables if each.table and each.table.location}
     homes |= set(plan.placement.target_locations.values())
@@ -61,23 +99,32 @@ def begun_places(plan: Plan, survivors: Iterable[tuple[Lineage, list[tuple[str, 
             continue
         for name, partition in named:
             fate = lineage.partitions.get(name)
+            if plan.is_unseen(lineage, name):
+                continue
             if not partition.location or not (lineage.complete or (fate is not None and fate.complete)):
                 continue
             place = plan.placement.inside(lineage.table.db, lineage.table.location, partition.location)
             if not any(relative(home, place) is not None for home in homes):
-                yield place
+                yield place, (*step.name, name)
 
 
-def run_stray_task(task: StrayTask) -> int:
-    """Most directories are not there yet, and the dump is not read."""
-    found = {place: listing.files for place in task.places if (listing := list_tree(place)) and listing.files}
+def run_stray_task(task: StrayTask, fence: Fence = OPEN) -> Strays:
+    """Most directories are not there yet, and the dump is not read. May run twice. Raises LeaseHeld when it was given
+    up."""
+    found = {each: listing.files for each in task.places if (listing := list_tree(each.directory)) and listing.files}
     if not found:
-        return 0
+        return Strays([])
     wanted = {file.target for file in fold_entries(entries(task.parts), task.rules)[0]}
-    strays = [
-        target
-        for place, files in found.items()
-        for file in files
-        if (target := slashed(place) + file.path_relative) not in wanted
-    ]
-    return sum(remove_file(target, task.roots) for target in strays)
+    holding: dict[str, None] = {}
+    removed = 0
+    for each, files in found.items():
+        real = resolved(each.directory)
+        for file in files:
+            target = slashed(each.directory) + file.path_relative
+            if target in wanted or any(kept.covers(f"{real}/{file.path_relative}") for kept in each.kept):
+                continue
+            holding[each.directory] = None
+            if task.roots is not None:
+                fence.check()
+                removed += remove_file(target, task.roots)
+    return Strays(list(holding), removed)

@@ -3,8 +3,8 @@
     superseded/<dump id>/<unique>.json   directories, noted in the target's `$cmroot` before anything names others
     superseded/<dump id>/closed          when the load had ended: from then on nobody begins to read them
 
-After the delay, under the root's lease, `sweep_superseded` takes them into `$cmroot`: those that no table and no
-partition lies in by then. What the successor has as the same file (the load carried it by link) is not taken twice.
+After the delay, under the root's lease, `sweep_superseded` takes them into `$cmroot`: what of them no table and no
+partition has by then. What the successor has as the same file (the load carried it by link) is not taken twice.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
 
-from cmroot.errors import FormatError
+from cmroot.emptied import remove_if_empty
+from cmroot.errors import UNREADABLE, FormatError
 from cmroot.listing import list_tree
+from cmroot.names import foreign
 from cmroot.place import is_local, join, local_path, normal, parent, store_for
-from cmroot.recycle import recycle_tree
+from cmroot.resolve import folded, resolved, touches
 from replicator.errors import ObjectNotFound
+from replicator.load.clearing import clear
+from replicator.load.neighbours import Leaving, Neighbours
 from replicator.load.placement import PUBLISHED
 from replicator.load.replica import LOADING
-from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.metastore.client import MetastoreReader
 
 _NOTES = "superseded"
 _CLOSED = "closed"
 _FORMAT, _VERSION = "replicator-superseded", 1
-_TABLES = 200  # read at a time
 
 
 class Superseded(msgspec.Struct, frozen=True):
@@ -81,10 +83,12 @@ class Swept:
 
 
 def sweep_superseded(
-    root: str, target: MetastoreReader, delay: timedelta, *, now: Callable[[], float]
+    root: str, target: MetastoreReader, delay: timedelta, *, now: Callable[[], float],
+    check: Callable[[], None] = lambda: None,
 ) -> Swept:  # fmt: skip
     """Takes away what was superseded longer than `delay` ago. Under the lease of the target's root, while no load is at
-    work. May run twice, and again after a crash. Raises FormatError for a damaged note."""
+    work, which `check` asks again before each note. May run twice, and again after a crash. Raises FormatError for a
+    damaged note."""
     store, swept = store_for(root), Swept()
     due = []
     loads = store.list(join(root, _NOTES))
@@ -101,25 +105,28 @@ def sweep_superseded(
             due.append((closed, place))
     if not due:
         return swept
-    tables = _Tables(target)
+    neighbours = Neighbours(target, shadows=True)
     for _, place in sorted(due):  # in order, so that a successor is still there
         for name in store.list(place):
             if name != _CLOSED:
-                _sweep_note(root, tables, _read(join(place, name)), swept)
+                check()
+                _sweep_note(root, neighbours, _read(join(place, name), root), swept)
                 store.remove(join(place, name))
         store.remove_tree(place)
     return swept
 
 
-def _sweep_note(root: str, tables: _Tables, noted: Sequence[Superseded], swept: Swept) -> None:
-    living = tables.living(noted)
+def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Superseded], swept: Swept) -> None:
+    free = neighbours.free([each.directory for each in noted], Leaving())
+    clearings = {each.directory: each for each in free.clearings}
     for each in noted:
-        if each.directory in living:
+        clearing = clearings.get(each.directory)
+        if clearing is None:
             swept.living += 1
             continue
-        if each.successor:
+        if each.successor and not clearing.kept:
             _drop_carried(each)
-        swept.files += len(recycle_tree(root, each.directory))
+        swept.files += clear(root, clearing)
         swept.directories += 1
         _remove_empty(each.directory)
 
@@ -142,9 +149,7 @@ def _remove_empty(directory: str) -> None:
     """The emptied directories above, up to `.published`."""
     above = parent(directory)
     while is_local(above) and f"/{PUBLISHED}/" in f"{above}/":
-        try:
-            os.rmdir(local_path(above))
-        except OSError:
+        if not remove_if_empty(local_path(above)):
             return
         above = parent(above)
 
@@ -158,58 +163,21 @@ def _loading(target: MetastoreReader) -> set[str]:
     return found
 
 
-def _read(place: str) -> tuple[Superseded, ...]:
+def _read(place: str, root: str) -> tuple[Superseded, ...]:
     try:
         note = msgspec.json.decode(store_for(place).read_bytes(place), type=_Note)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise FormatError(
             f"{place}: {error}", hint="remove it; the replaced directories that it named stay where they are"
         ) from error
     if (note.format, note.version) != (_FORMAT, _VERSION):
         raise FormatError(f"{place}: {note.format} version {note.version}", hint="use the release that wrote it")
+    for each in note.directories:
+        for directory in filter(None, (each.directory, each.successor)):
+            if not ("://" in directory or directory.startswith(("/", "file:"))) or folded(directory) != normal(
+                directory
+            ):
+                raise foreign(place, "directory", directory, "is not a place")
+        if not each.directory or touches(resolved(each.directory), resolved(root)):
+            raise foreign(place, "directory", each.directory, "was never a table's: it is, or holds, the $cmroot")
     return note.directories
-
-
-class _Tables:
-    """What lies where on the target: all tables, and partitions of tables that were noted, whatever database has one of
-    that name (a rehearsal's shadow of a replica, say)."""
-
-    def __init__(self, target: MetastoreReader) -> None:
-        self._target = target
-        self._named: dict[str, list[str]] = {}
-        places = []
-        for db in target.database_names():
-            with contextlib.suppress(ObjectNotFound):
-                names = target.table_names(db)
-                for start in range(0, len(names), _TABLES):
-                    for table in target.tables(db, names[start : start + _TABLES]):
-                        if table.is_partitioned:
-                            self._named.setdefault(table.name, []).append(db)
-                        if table.location and not table.is_view:
-                            places.append(normal(table.location))
-        self._places = sorted(places)
-
-    def living(self, noted: Sequence[Superseded]) -> set[str]:
-        """Of some directories those that a table or a partition lies in, at or below."""
-        found = {each.directory for each in noted if self._any_in(self._places, normal(each.directory))}
-        by_table: dict[str, set[str]] = {}
-        for each in noted:
-            if each.partition:
-                by_table.setdefault(each.table, set()).add(each.partition)
-        places = sorted(place for table, names in by_table.items() for place in self._partitions(table, sorted(names)))
-        return found | {each.directory for each in noted if self._any_in(places, normal(each.directory))}
-
-    def _partitions(self, table: str, names: Sequence[str]) -> Iterator[str]:
-        for db in self._named.get(table, ()):
-            for start in range(0, len(names), PARTITION_BATCH):
-                with contextlib.suppress(ObjectNotFound):
-                    for page in self._target.partitions(db, table, names[start : start + PARTITION_BATCH]):
-                        yield from (normal(each.location) for each in page if each.location)
-
-    @staticmethod
-    def _any_in(places: Sequence[str], directory: str) -> bool:
-        for wanted in (directory, directory + "/"):
-            index = bisect_left(places, wanted)
-            if index < len(places) and (places[index] == directory or places[index].startswith(directory + "/")):
-                return True
-        return False

@@ -6,10 +6,11 @@ that follows its source loads every few seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cmroot.place import join
+from replicator.dump.reached import SCOPE
 from replicator.errors import ObjectNotFound
 from replicator.load.replica import LOADING, POSITION, RENAMED, RESTORING, SOURCE
 from replicator.metastore.client import MetastoreReader
@@ -35,6 +36,11 @@ class TargetDatabase:
     def source(self) -> str | None:
         """Id of the source's $cmroot that this database replicates; None when replication did not make it."""
         return self.database.parameters.get(SOURCE) if self.database else None
+
+    @property
+    def scope(self) -> str | None:
+        """With which scope it came to the checkpoint (see `reached`); None: it does not say."""
+        return self.database.parameters.get(SCOPE) if self.database else None
 
     @property
     def loading(self) -> str | None:
@@ -90,6 +96,14 @@ def read_part(target: MetastoreReader, there: TargetDatabase, part: Part) -> Tar
     tables = {table.name: table for table in target.tables(name, names)} if names else {}
     functions = {function.name: function for function in target.functions(name)} if part.functions else {}
     return replace(there, tables=tables, functions=functions)
+
+
+NEW = ("", "")  # how far a database is that no load has begun
+
+
+def standing(parameters: Mapping[str, str]) -> tuple[str, str]:
+    """How far a database is, and which load has begun and not ended: what another load would change."""
+    return parameters.get(POSITION, ""), parameters.get(LOADING, "")
 
 
 def table_position(table: Table) -> int | None:

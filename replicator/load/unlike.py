@@ -1,7 +1,8 @@
 """Unlike: which objects of the target hold other files than a bootstrap dump says, where each is to stay where it lies
 unless it differs. Reads only.
 
-A whole object is told by its listing: names, sizes and times, and the bytes where a time differs.
+A whole object is told by its listing, names and sizes, and by the bytes; those of a file that a load has stamped with
+the checksum, and whose time is as it was, are not read.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import pyarrow.parquet as pq
 
 from cmroot.checksum import checksum_file, checksum_stream
 from cmroot.listing import FileState, list_tree
+from cmroot.names import check_entries
+from cmroot.parts import reading
 from cmroot.place import is_local, join, local_path, normal, store_for
 from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
 from replicator.load.plan import Name, Plan, TablePlan
 from replicator.load.squash import surviving_partitions
+from replicator.load.stamps import is_stamped
 from replicator.metastore.client import MetastoreReader
 from replicator.model import partition_name
 
@@ -28,8 +32,8 @@ HOMES = 10_000  # directories of one task, which reads the file entries of the w
 
 @dataclass(frozen=True)
 class UnlikeTask:
-    """(location in the dump, directory of the target) pairs. `parts`: the dump's file entries. `reread`: files of the
-    right size and time are read, too."""
+    """(location in the dump, directory of the target) pairs. `parts`: the dump's file entries. `reread`: files
+    that are stamped are read, too."""
 
     parts: Sequence[str]
     homes: Sequence[tuple[str, str]]
@@ -85,12 +89,15 @@ def _homes(
     for step in steps.values():
         source = step.lineage.table
         assert source is not None and step.there is not None
+        if plan.is_unseen(step.lineage):
+            continue
         if not source.is_partitioned and source.location and step.there.location:
             yield step.name, "", (source.location, step.there.location)
     for lineage, named in surviving_partitions(plan.squashed, reader.records()):
         found = steps.get(id(lineage))
         if found is not None:
-            yield from _partition_homes(found, dict(named), target)
+            seen = {name: each for name, each in named if not plan.is_unseen(lineage, name)}
+            yield from _partition_homes(found, seen, target)
 
 
 def _partition_homes(
@@ -114,11 +121,12 @@ def _differs(wanted: Mapping[str, tuple[int, int, str]], directory: str, reread:
 
 
 def _other_bytes(directory: str, file: FileState, mtime_ns: int, checksum: str, reread: bool) -> bool:
-    if file.mtime_ns == mtime_ns and not reread:
-        return False
     place = join(directory, file.path_relative)
     if is_local(place):
-        return checksum_file(local_path(place))[0] != checksum
+        path = local_path(place)
+        if file.mtime_ns == mtime_ns and not reread and is_stamped(path, checksum):
+            return False
+        return checksum_file(path)[0] != checksum
     with store_for(place).open_read(place) as stream:
         return checksum_stream(stream)[0] != checksum
 
@@ -130,8 +138,9 @@ def named_files(
     spellings: dict[str, str] = {}
     named: dict[str, dict[str, tuple[int, int, str]]] = {}
     for part in parts:
-        with store_for(part).open_read(part) as file:
+        with store_for(part).open_read(part) as file, reading(part):
             for batch in pq.ParquetFile(file).iter_batches(columns=["location", "path", *columns]):
+                check_entries(batch, part)
                 rows = pa.Table.from_batches([batch])
                 for location in pc.unique(rows["location"]).to_pylist():
                     spellings.setdefault(location, normal(location))

@@ -8,24 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TypeVar
 
-from cmroot.place import is_local, join, local_path, store_for
-from cmroot.recycle import recycle_tree
+from cmroot.place import is_directory, is_local, join, local_path, store_for
+from cmroot.resolve import is_within, resolved
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
+from replicator.load.asides import OPEN, Fence, fenced
+from replicator.load.by_name import BY_NAME, lies_by_name, not_noted, noted
+from replicator.load.claim import Claims
+from replicator.load.clearing import Clearing, Kept, clear
+from replicator.load.neighbours import Free, Leaving, Neighbours
 from replicator.load.placement import is_published, relative
 from replicator.load.plan import Plan, TablePlan
 from replicator.load.replica import has_sources_data
 from replicator.load.superseded import Superseded, note_superseded
-from replicator.metastore.client import PARTITION_BATCH, Metastore
+from replicator.load.target import NEW
+from replicator.metastore.checked import checked
+from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
 from replicator.model import Partition, Table, partition_name
-from replicator.roles import after_load, mark_of, marked, may_load_into
+from replicator.roles import RoleMark, after_load, mark_of, marked, may_load_into
 
 T = TypeVar("T")
+
+TOLD = 10  # directories that others have, too, and that a warning names
 
 
 @dataclass
@@ -43,24 +52,35 @@ class Changed:
 
 @dataclass(frozen=True)
 class RecycleTask:
-    """Directories whose files go to a `$cmroot`."""
+    """Directories whose files go to a `$cmroot`, but for what others have in them."""
 
     root: str
-    directories: Sequence[str]
+    clearings: Sequence[Clearing]
 
 
-def run_recycle_task(task: RecycleTask) -> int:
-    """Number of files recycled. May run twice."""
-    return sum(len(recycle_tree(task.root, directory)) for directory in task.directories)
+def run_recycle_task(task: RecycleTask, fence: Fence = OPEN) -> int:
+    """Number of files recycled. May run twice. Raises LeaseHeld when it was given up: another table may lie there."""
+    count = 0
+    for each in task.clearings:
+        fence.check()
+        count += clear(task.root, each)
+    return count
 
 
 class Work:
     """A plan, the target it is carried out on, and what was `changed` there so far."""
 
-    def __init__(self, plan: Plan, target: Metastore, root: str, engine: AutoEngine, jobs: int) -> None:
-        """`root`: the target's $cmroot. `jobs`: tables worked on side by side."""
-        self.plan, self.target, self.root, self.engine, self.jobs = plan, target, root, engine, jobs
-        self.changed = Changed()
+    def __init__(
+        self, plan: Plan, target: Metastore, root: str, engine: AutoEngine, jobs: int,
+        check: Callable[[], None] = lambda: None, claims: Claims | None = None,
+    ) -> None:  # fmt: skip
+        """`root`: the target's $cmroot. `jobs`: tables worked on side by side. `check`: raises LeaseHeld when the lease
+        of the root was lost; asked before each change of the target and each batch of removals. `claims`: of a load."""
+        self.plan, self.root, self.engine, self.jobs, self.check = plan, root, engine, jobs, check
+        self.target = checked(target, check)
+        self.changed, self.neighbours = Changed(), Neighbours(target)
+        self._lock, self._roles, self._elsewhere = Lock(), dict[str, RoleMark](), set[tuple[str, str]]()
+        self.claims = claims
 
     def with_role(self, database: str, parameters: dict[str, str]) -> dict[str, str]:
         """A target database's properties with the role that this load gives it, from its first write on. Raises Refused
@@ -72,6 +92,22 @@ class Work:
         may_load_into(label, role, source_epoch=epoch)
         after = after_load(role, epoch)
         return parameters if after == role else marked(parameters, after)
+
+    def may_begin(self) -> None:
+        """Before anything is done. Raises LeaseHeld when another load is at work on a database of the plan."""
+        claims = self.claims
+        for name in self.plan.checkpoint if claims else ():
+            with contextlib.suppress(ObjectNotFound):
+                parameters = self.target.database(name).parameters
+                assert claims
+                claims.may_begin(name, parameters, planned=self.plan.seen.get(name, NEW))
+
+    def still_claimed(self) -> None:
+        """Raises LeaseHeld when a database of the plan is another load's meanwhile."""
+        claims = self.claims
+        for name in self.plan.checkpoint if claims else ():
+            assert claims
+            claims.still(name, self.target.database(name).parameters)
 
     @property
     def epochs(self) -> dict[str, int]:
@@ -91,48 +127,126 @@ class Work:
         found = (each for page in self.target.partitions(*step.name, names) for each in page)
         return {self.name_of(step, partition): partition for partition in found}
 
+    # ---- whether partitions lie by their names (see `by_name`) -----------------------------------------------------
+
+    def noted_by_name(self, table: Table) -> Table:
+        """A table that is made now, which has no partition yet."""
+        return table if self.plan.exact else noted(table, self._role(table.db))
+
+    def note_places(self, step: TablePlan, partitions: Iterable[tuple[str, Partition]]) -> None:
+        """Before partitions come, by their names: a table of which one will lie elsewhere says so no more."""
+        if step.table is None or step.name in self._elsewhere:
+            return
+        for name, partition in partitions:
+            if partition.location and not lies_by_name(step.table, name, partition.location):
+                self.note_elsewhere(step)
+                return
+
+    def note_elsewhere(self, step: TablePlan) -> None:
+        self._elsewhere.add(step.name)
+        there = self.target.table(*step.name)
+        if BY_NAME in there.parameters:
+            self.target.alter_table(*step.name, not_noted(there))
+
+    def note_by_name(self) -> None:
+        """Large tables of which all partitions were read: the next load need not. Not those that this load changes."""
+        databases, changed = set(self.plan.placement.databases.values()), {step.name for step in self.plan.tables}
+        for name in sorted(self.neighbours.by_name - changed):
+            if name[0] in databases and not self.plan.exact:
+                with contextlib.suppress(ObjectNotFound):
+                    there = self.target.table(*name)
+                    self.target.alter_table(*name, noted(there, self._role(name[0])))
+
+    def _role(self, database: str) -> RoleMark:
+        with self._lock:
+            if database not in self._roles:
+                self._roles[database] = mark_of(self.target.database(database).parameters, database)
+            return self._roles[database]
+
     # ---- what goes ------------------------------------------------------------------------------------------------
 
     def drop_table(self, table: Table) -> None:
         if table.owns_data and table.location and not has_sources_data(table):
-            directories = [table.location]
-            if table.is_partitioned:
-                names = self.target.partition_names(table.db, table.name)
-                for batch in self.target.partitions(table.db, table.name, names):
-                    places = (partition.location for partition in batch)
-                    directories += [place for place in places if place and relative(place, table.location) is None]
-            self.let_go(table, directories)
+            names = self.target.partition_names(table.db, table.name) if table.is_partitioned else []
+            directories = places_of(self.target, table, names)
+            going = {(each.db, each.name) for each in self.plan.drops}
+            self.let_go(table, directories, Leaving(going | {(table.db, table.name)}))
         with contextlib.suppress(ObjectNotFound):
             self.target.drop_table(table.db, table.name)
             self.changed.count()
+        self.neighbours.look_again((table.db, table.name))
 
     def drop_partitions(self, table: Table, names: Sequence[str]) -> None:
         """Drops partitions of a table of the target; what of their data lies in it goes to `$cmroot` first."""
         for batch in batches(names, PARTITION_BATCH):
             there = [each for page in self.target.partitions(table.db, table.name, batch) for each in page]
-            self.let_go(table, own_places(table, there))
             found = [partition_name(table.partition_keys, each.values) for each in there]
+            self.let_go(table, own_places(table, there), leaving_partitions(table, found))
             if found:
                 self.target.drop_partitions(table.db, table.name, found)
+                self.neighbours.replaced(table, found)
                 self.changed.count(len(found))
 
-    def let_go(self, table: Table, directories: Sequence[str]) -> None:
-        """Data of what is dropped: to `$cmroot` before that, or, where others may be reading it, noted for later."""
+    def let_go(self, table: Table, directories: Sequence[str], leaving: Leaving) -> None:
+        """Data of what is dropped: to `$cmroot` before that, or, where others may be reading it, noted for later.
+        leaving: what goes with it; all that others have there stays."""
         if self.plan.snapshot:
             self.supersede([Superseded(place, table.db, table.name) for place in directories])
         else:
-            self.recycle(directories)
+            self.recycle(directories, leaving)
 
     def supersede(self, directories: Sequence[Superseded]) -> None:
         note_superseded(self.root, self.plan.metadata.id, directories)
 
-    def recycle(self, directories: Iterable[str]) -> None:
+    def recycle(self, directories: Iterable[str], leaving: Leaving) -> None:
+        """Their files go to `$cmroot`, but for what others than those that leave have at, in or above them."""
         directories = list(directories)
         if not directories:
             return
-        engine = self.engine.for_work(len(directories))
-        tasks = [RecycleTask(self.root, some) for some in batches(directories, 100)]
-        self.changed.recycled += sum(engine.run(run_recycle_task, tasks))
+        free = self.neighbours.free(directories, leaving)
+        self.tell(free)
+        if free.clearings:
+            self.check()
+            engine = self.engine.for_work(len(free.clearings))
+            around = [around_root(self.root, each) for each in free.clearings]
+            tasks = [RecycleTask(self.root, some) for some in batches(around, 100)]
+            self.changed.recycled += sum(fenced(engine, self.root, run_recycle_task, tasks))
+
+    def tell(self, free: Free) -> None:
+        """What was left in its place, as others have it."""
+        self.plan.warnings += told(free)
+
+
+def told(free: Free) -> Iterator[str]:
+    """Warnings, of which many become one."""
+    for place, holder in free.held[:TOLD]:
+        yield f"the files in {place} were left: {holder} has them, too"
+    if len(free.held) > TOLD:
+        yield f"the files in {len(free.held) - TOLD} more directories were left, which others have, too"
+
+
+def around_root(root: str, clearing: Clearing) -> Clearing:
+    """A `$cmroot` in the directory stays where it is."""
+    place = resolved(root)
+    if not is_within(place, resolved(clearing.directory)):
+        return clearing
+    return Clearing(clearing.directory, (*clearing.kept, Kept(place)))
+
+
+def leaving_partitions(table: Table, names: Iterable[str]) -> Leaving:
+    return Leaving(partitions={(table.db, table.name, name) for name in names})
+
+
+def places_of(target: MetastoreReader, table: Table, partitions: Sequence[str]) -> list[str]:
+    """Directories that go with a dropped table: its own, and those of its partitions, by name, that lie elsewhere. None
+    where it does not own its data."""
+    if not table.owns_data or not table.location or has_sources_data(table):
+        return []
+    found = [table.location]
+    for batch in target.partitions(table.db, table.name, partitions) if partitions else ():
+        places = (partition.location for partition in batch)
+        found += [place for place in places if place and relative(place, table.location) is None]
+    return found
 
 
 def own_places(table: Table, partitions: Iterable[Partition]) -> list[str]:
@@ -154,4 +268,4 @@ def make_directory(location: str) -> None:
 
 
 def exists(location: str) -> bool:
-    return os.path.isdir(local_path(location)) if is_local(location) else bool(store_for(location).list(location))
+    return is_directory(local_path(location)) if is_local(location) else bool(store_for(location).list(location))

@@ -1,0 +1,239 @@
+"""Two attempts of one task: Spark tries a task again when an executor is lost, and the first attempt may go on. Nothing
+but whole files is ever published, and an attempt that was given up publishes nothing. Real processes, stopped (SIGSTOP)
+in the middle of a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from test_copy_task import bucket, task
+
+from cmroot.log import FILES
+from cmroot.root import create_or_open
+from replicator.engine import AutoEngine, LocalEngine, Result, SparkEngine, Task
+from replicator.errors import LeaseHeld
+from replicator.guard.audit import begin_audit
+from replicator.guard.live import LiveLocations, Reference
+from replicator.guard.removal import Limits, Removal
+from replicator.guard.remove import Remover
+from replicator.load.asides import fenced, sweep_asides
+from replicator.load.carrying import CarryTask, run_carry_task
+from replicator.load.clearing import Clearing
+from replicator.load.files import run_copy_task
+from replicator.load.work import RecycleTask, run_recycle_task
+from replicator.purge.files import FilesTask, FileWork, run_files_task
+from replicator.purge.files import sweep_asides as sweep_purge
+from replicator.purge.formats import FileFormat
+
+LARGE = 300 << 20
+RUN = "import pickle, sys; function, task = pickle.load(open(sys.argv[1], 'rb')); print(function(task))"
+END = b"the end."
+
+
+def large_file(place: Path) -> None:
+    """So large that a copy of it can be stopped in the middle."""
+    with place.open("wb") as file:
+        file.truncate(LARGE)
+        file.seek(LARGE - len(END))
+        file.write(END)
+
+
+def large_bucket(tmp_path: Path) -> Path:
+    """A bucket of one large file."""
+    part = bucket(tmp_path, 1)
+    source = tmp_path / "source" / "db.db" / "t" / "part-0"
+    large_file(source)
+    digest = xxhash.xxh3_128()
+    with source.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    rows = pq.read_table(part).to_pylist()
+    rows[0] |= {"size": LARGE, "checksum": digest.hexdigest()}
+    pq.write_table(pa.Table.from_pylist(rows, FILES), part)
+    return part
+
+
+@contextlib.contextmanager
+def stopped(tmp_path: Path, what: object, directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """An attempt, (function, task), in a process of its own, stopped when it has written a part of a file there."""
+    (tmp_path / "task").write_bytes(pickle.dumps(what))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    attempt = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(tmp_path / "task")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    )  # fmt: skip
+    try:
+        while not any(0 < size < LARGE for size in open_files(attempt.pid, directory)):
+            assert attempt.poll() is None, "the copy ended before it could be stopped"
+        attempt.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, attempt.pid, os.WSTOPPED)
+        yield attempt
+    finally:
+        attempt.kill()
+        attempt.wait()
+
+
+def open_files(pid: int, directory: Path) -> Iterator[int]:
+    """Sizes of the files of a directory that a process has open."""
+    with contextlib.suppress(FileNotFoundError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if Path(os.readlink(link)).parent == directory:
+                    yield link.stat().st_size
+
+
+def go_on(attempt: subprocess.Popen[str]) -> tuple[int, str, str]:
+    attempt.send_signal(signal.SIGCONT)
+    out, err = attempt.communicate(timeout=300)
+    return attempt.returncode, out, err
+
+
+def ends_whole(place: Path) -> bool:
+    with place.open("rb") as file:
+        file.seek(-len(END), os.SEEK_END)
+        return file.tell() == LARGE - len(END) and file.read() == END
+
+
+def test_a_slow_attempt_never_publishes_the_part_copy_of_another(tmp_path: Path) -> None:
+    what = (run_copy_task, task(tmp_path, large_bucket(tmp_path), 0, 1))
+    there = tmp_path / "target" / "db.db" / "t"
+    there.mkdir(parents=True)
+    with stopped(tmp_path, what, there) as first, stopped(tmp_path, what, there) as second:
+        code, said, err = go_on(first)
+        assert (code, "copied=1" in said) == (0, True), err
+        assert ends_whole(there / "part-0")
+        code, _, err = go_on(second)
+        assert code == 0, err
+    assert ends_whole(there / "part-0")
+    assert [path.name for path in there.iterdir()] == ["part-0"]
+
+
+def test_an_attempt_that_was_given_up_publishes_nothing_any_more(tmp_path: Path) -> None:
+    copying = task(tmp_path, large_bucket(tmp_path), 0, 1)
+    there = tmp_path / "target" / "db.db" / "t"
+    there.mkdir(parents=True)
+    with stopped(tmp_path, (run_copy_task, copying), there) as attempt:
+        assert sweep_asides(copying.roots.target) == 1
+        (there / "part-0").write_bytes(b"of a later load")
+        code, _, err = go_on(attempt)
+        assert code != 0 and "LeaseHeld" in err
+    assert {path.name: path.read_bytes() for path in there.iterdir()} == {"part-0": b"of a later load"}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A directory of another filesystem than `tmp_path`, into which nothing can be linked."""
+    place = Path("/dev/shm") / f"attempts-{os.getpid()}"
+    place.mkdir()
+    assert place.stat().st_dev != tmp_path.stat().st_dev
+    yield place
+    for path in sorted(place.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    place.rmdir()
+
+
+def test_what_is_carried_by_copy_is_whole_however_many_attempts_carry_it(tmp_path: Path, elsewhere: Path) -> None:
+    root = task(tmp_path, tmp_path, 0, 1).roots.target
+    (tmp_path / "old").mkdir()
+    large_file(tmp_path / "old" / "f")
+    what = (run_carry_task, CarryTask(root, [(str(tmp_path / "old"), str(elsewhere / "new"))]))
+    there = elsewhere / "new"
+    with stopped(tmp_path, what, there) as first, stopped(tmp_path, what, there) as second:
+        code, _, err = go_on(first)
+        assert code == 0, err
+        assert ends_whole(there / "f")
+        second.kill()
+    assert len(list(there.iterdir())) == 2
+    assert sweep_asides(root) == 1  # of the killed one
+    assert [path.name for path in there.iterdir()] == ["f"]
+
+
+def test_a_purge_stages_whole_files_however_many_attempts_write_them(tmp_path: Path, elsewhere: Path) -> None:
+    large_file(tmp_path / "f")
+    work = FileWork("p=1", "f", str(tmp_path / "f"), str(elsewhere / "new" / "f"), "", LARGE, 0, data=False)
+    what = (run_files_task, FilesTask(FileFormat("text"), "", [work]))
+    there = elsewhere / "new"
+    with stopped(tmp_path, what, there) as first, stopped(tmp_path, what, there) as second:
+        code, said, _ = go_on(first)
+        assert (code, "error=''" in said) == (0, True), said
+        assert ends_whole(there / "f")
+        sweep_purge(str(there))
+        code, said, _ = go_on(second)
+        assert (code, "error=''" in said) == (0, False), said
+    assert ends_whole(there / "f")
+    assert [path.name for path in there.iterdir()] == ["f"]
+
+
+class Lost(LocalEngine):
+    """Runs its tasks, and may run them once more later: as an executor that was given up and goes on."""
+
+    name = "lost"
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.late: list[Callable[[], object]] = []
+
+    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        tasks = list(tasks)
+        self.late += [functools.partial(function, task) for task in tasks]
+        return super().run(function, tasks)
+
+
+class Unreferenced(LiveLocations):
+    """No metastore refers to anything."""
+
+    def __init__(self) -> None:
+        pass
+
+    def refresh(self) -> None:
+        pass
+
+    def references(self, path: str) -> Iterator[Reference]:
+        return iter(())
+
+    def follows(self, db: str) -> str:
+        return ""
+
+
+def test_a_guarded_removal_that_comes_late_takes_nothing(tmp_path: Path) -> None:
+    root, place, engine = create_or_open(f"{tmp_path}/kept").place, tmp_path / "w/db/t", Lost()
+    place.mkdir(parents=True)
+    (place / "f").write_text("of a version that is past its policy")
+    engines = AutoEngine(engine, SparkEngine("local[1]"), choice="local")
+    remover = Remover(root, begin_audit(root, "test"), Unreferenced(), Limits(), engines)
+    removal, notes = Removal(path=str(place), what="version", reason="old"), Path(root, "copying")
+    notes.mkdir()
+    (notes / "of-a-driver-that-was-killed").write_text("[]")
+    assert [each.path for each in remover.remove([removal]).removals] == [str(place)]
+    place.mkdir()
+    (place / "f").write_text("of the next version of this name")
+    with pytest.raises(LeaseHeld):
+        engine.late[0]()
+    assert (place / "f").read_text() == "of the next version of this name"
+    assert list(notes.iterdir()) == []
+
+
+def test_a_removal_that_comes_late_takes_nothing(tmp_path: Path) -> None:
+    root, place, engine = create_or_open(f"{tmp_path}/kept").place, tmp_path / "t", Lost()
+    place.mkdir()
+    (place / "f").write_text("of a table that is dropped")
+    tasks = [RecycleTask(root, [Clearing(str(place))])]
+    assert list(fenced(engine, root, run_recycle_task, tasks)) == [1]
+    place.mkdir()
+    (place / "f").write_text("of the next table of this name")
+    (late,) = engine.late
+    with pytest.raises(LeaseHeld):
+        late()
+    assert (place / "f").read_text() == "of the next table of this name"
