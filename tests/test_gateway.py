@@ -260,3 +260,21 @@ def test_a_cmroot_among_the_files_of_a_table_refuses_its_drop(source_metastore: 
         said = guard.client.call("drop_table", guard.db, "t", True)
         assert said.failed and "lies around" in said.message
         assert "t" in guard.direct.table_names(guard.db) and inside.exists()
+
+
+@pytest.mark.parametrize("below", ["files", "", ".."])
+def test_a_table_whose_directory_leads_into_the_root_is_not_dropped(guard: Guarded, tmp_path: Path, below: str) -> None:
+    """A managed table at a link to `$cmroot`, or below one: what the root has stays, and the drop is refused."""
+    link = tmp_path / "link"
+    link.symlink_to(guard.root.place)
+    guard.database.table("kept", FILES)
+    guard.call("drop_table", guard.db, "kept", True)
+    table = guard.database.table("t")
+    assert table.storage
+    storage = type(table.storage)(**{**_fields(table.storage), "location": f"file:{link / below}"})
+    guard.direct.alter_table(guard.db, "t", type(table)(**{**_fields(table), "storage": storage}))
+    before = contents(Path(guard.root.files))
+    said = guard.client.call("drop_table", guard.db, "t", True)
+    assert said.failed and "change-management root" in said.message
+    assert contents(Path(guard.root.files)) == before and len(before) == 2
+    assert guard.direct.table_names(guard.db) == ["t"] and guard.is_settled() and link.is_symlink()

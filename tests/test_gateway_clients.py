@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from datetime import timedelta
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
-from gateways import FILES, Guarded, contents, guarded
+from gateways import FILES, Guarded, Wire, contents, guarded
 from metastores import MetastoreFactory
 from raw_thrift import RawClient, message, struct
 from story import Answer, command
 
+from cmroot.filing import removing
 from cmroot.root import create_or_open
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
+from replicator.gateway.messages import BOOL, I64, LIST, STRING, Field, Fields, Listed
+from replicator.gateway.relay import MANY as MANY_VALUES
+from replicator.gateway.relay import Timeouts
 from replicator.gateway.server import opened, parse_listen
 from replicator.metastore.embedded import Running
 
@@ -148,6 +157,205 @@ def test_a_call_sent_behind_another_is_not_let_through_unseen(guard: Guarded) ->
     assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
 
 
+def drop_of(guard: Guarded) -> bytes:
+    return message("drop_table", struct({1: guard.db, 2: "t", 3: True}))
+
+
+HARMLESS = {
+    "small": message("get_all_databases", ()),
+    "large": message("set_ugi", struct({1: "someone", 2: ["x" * 100] * 1000})),
+    "larger": message("set_ugi", struct({1: "someone", 2: ["x" * 300_000, "y" * 300_000]})),
+}
+
+
+@pytest.mark.parametrize("first", HARMLESS)
+@pytest.mark.parametrize("way", ["same packet", "next packet", "within the first"])
+def test_a_call_sent_before_an_answer_is_not_let_through_unseen(
+    source_metastore: Running, tmp_path: Path, first: str, way: str
+) -> None:
+    """The answer to the first call is held back until the gateway has reacted to the second."""
+    wire, reacted = Wire(source_metastore.uri), threading.Event()
+    calls: list[bytes] = []
+
+    def hold(data: bytes) -> None:
+        calls.append(data)
+        assert reacted.wait(30)
+
+    with guarded(source_metastore, tmp_path, upstream=wire.uri) as guard, RawClient(guard.uri) as client:
+        guard.database.table("t", FILES)
+        call, drop = HARMLESS[first], drop_of(guard)
+        cut = {"same packet": 0, "next packet": len(call), "within the first": len(call) - 1}[way]
+        wire.on_call = hold
+        if cut:
+            client.socket.sendall(call[:cut])
+            while not calls:
+                time.sleep(0.001)
+        client.socket.sendall(call[cut:] + drop)
+        select.select([client.socket], [], [], 3)
+        reacted.set()
+        said = client.receive()
+        assert said.protocol_error and "one call at a time" in said.message
+        with pytest.raises((EOFError, ConnectionResetError)):
+            client.receive()
+        assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
+    assert not any(b"drop_table" in data for data in calls)
+    wire.close()
+
+
+def test_a_call_hidden_in_another_by_a_wrong_type_is_not_let_through(guard: Guarded) -> None:
+    """A server reads a list as its declaration says, whatever its head does: eight bytes of a number are two empty
+    names to it, and what comes after these is its next call."""
+    guard.database.partitioned("t", {"a": {"f": "a"}})
+    drop = drop_of(guard)
+    hidden = b"\0" + drop
+    hidden += bytes(-len(hidden) % 4)
+    size = len(hidden) // 4
+    listed = pack(">Bhbi", LIST, 3, I64, size) + bytes(4 * size) + hidden
+    call = message("get_partitions_by_names", struct({1: guard.db, 2: "t"}))[:-1] + listed + b"\0"
+    with RawClient(guard.uri) as client, suppress(EOFError, ConnectionResetError):
+        client.send(call)
+        client.receive()
+    assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == {"p=a/f": "a"}
+
+
+# ---- who takes too long ----------------------------------------------------------------------------------------------
+
+SOON = Timeouts(client=timedelta(seconds=1), answer=timedelta(seconds=1), stop=timedelta(seconds=1))
+
+
+def is_served(guard: Guarded) -> None:
+    """A new client is, within seconds."""
+    with RawClient(guard.uri, timeout=20) as client:
+        assert not client.call("get_database", guard.db).failed
+
+
+@pytest.mark.parametrize("sent", ["nothing", "a part of a name", "a part of a drop", "a part of another call", "idle"])
+def test_clients_that_send_no_more_leave_their_places(source_metastore: Running, tmp_path: Path, sent: str) -> None:
+    with guarded(source_metastore, tmp_path, threads=3, timeouts=SOON) as guard, ExitStack() as stack:
+        guard.client.close()
+        whole = {
+            "nothing": b"", "a part of a name": drop_of(guard)[:9], "a part of a drop": drop_of(guard)[:-3],
+            "a part of another call": HARMLESS["large"][:-7], "idle": HARMLESS["small"],
+        }[sent]  # fmt: skip
+        for _ in range(3):
+            client = stack.enter_context(RawClient(guard.uri))
+            client.socket.sendall(whole)
+            if sent == "idle":
+                assert not client.receive().failed
+        is_served(guard)
+
+
+def test_clients_that_do_not_read_leave_their_places(source_metastore: Running, tmp_path: Path) -> None:
+    groups = [f"{number:05}" * 200 for number in range(20_000)]  # the answer repeats them: more than buffers hold
+    with guarded(source_metastore, tmp_path, threads=3, timeouts=SOON) as guard, ExitStack() as stack:
+        guard.client.close()
+        for _ in range(3):
+            client = stack.enter_context(RawClient(guard.uri))
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.socket.sendall(message("set_ugi", struct({1: "someone", 2: groups})))
+        is_served(guard)
+
+
+@pytest.mark.parametrize("name", ["get_table", "drop_table"])
+def test_a_metastore_that_hangs_is_lost_after_a_while(source_metastore: Running, tmp_path: Path, name: str) -> None:
+    """The drop is put back, and its table and the kept files are nobody's any more."""
+    wire, over = Wire(source_metastore.uri), threading.Event()
+    with guarded(source_metastore, tmp_path, upstream=wire.uri, timeouts=SOON) as guard:
+        guard.database.table("t", FILES)
+        hung: list[bytes] = []
+
+        def hang(data: bytes) -> str | None:
+            if name.encode() not in data or hung:
+                return None
+            hung.append(data)
+            assert over.wait(60)
+            return "cut"
+
+        wire.on_call = hang
+        arguments = [guard.db, "t", True][: 2 if name == "get_table" else 3]
+        if name == "get_table":
+            said = guard.client.call(name, *arguments)
+        else:
+            said = RawClient(guard.uri).call(name, *arguments)
+        assert hung and said.failed and "no answer in time" in said.message
+        assert contents(guard.place("t")) == FILES and guard.is_settled()
+        with removing(guard.root.place, patience=timedelta(seconds=5)):
+            pass
+        with RawClient(guard.uri) as client:
+            assert not client.call("drop_table", guard.db, "t", True).failed
+        over.set()
+    wire.close()
+
+
+def test_being_stopped_does_not_wait_for_what_does_not_end(source_metastore: Running, tmp_path: Path) -> None:
+    wire, over = Wire(source_metastore.uri), threading.Event()
+    later = Timeouts(client=timedelta(minutes=5), answer=timedelta(minutes=5), stop=timedelta(seconds=2))
+    with (
+        guarded(source_metastore, tmp_path, upstream=wire.uri, timeouts=later) as guard,
+        RawClient(guard.uri) as half, RawClient(guard.uri) as passing, RawClient(guard.uri) as dropping,
+    ):  # fmt: skip
+        guard.database.table("t", FILES)
+        asked: list[bytes] = []
+
+        def hang(data: bytes) -> str | None:
+            if b"set_ugi" not in data and b"drop_table" not in data:
+                return None
+            asked.append(data)
+            assert over.wait(60)
+            return "cut"
+
+        wire.on_call = hang
+        half.socket.sendall(drop_of(guard)[:-3])
+        passing.socket.sendall(message("set_ugi", struct({1: "someone", 2: ["a"]})))
+        dropping.socket.sendall(drop_of(guard))
+        while len(asked) < 2:
+            time.sleep(0.001)
+        began = time.monotonic()
+        report = guard.gateway.stop()
+        assert time.monotonic() - began < 20 and report.cut_off == 2
+        said = dropping.receive()
+        assert said.failed and "nothing was dropped" in said.message
+        assert contents(guard.place("t")) == FILES and guard.is_settled()
+        over.set()
+    wire.close()
+
+
+# ---- what is too large, and what is logged ---------------------------------------------------------------------------
+
+
+MANY = Field(9, LIST, Listed(BOOL, (b"\1",) * 300_000))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*struct({1: "db", 2: "t", 3: True}), MANY),
+        struct({1: "db", 2: "t", 3: True, 9: b"x" * (17 << 20)}),
+    ],
+)  # fmt: skip
+def test_a_call_that_is_read_whole_has_a_limit(guard: Guarded, arguments: Fields) -> None:
+    with RawClient(guard.uri) as client, suppress(BrokenPipeError, ConnectionResetError):
+        said = client.send(message("drop_table", arguments))
+        assert said.failed and "too large" in said.message
+    is_served(guard)
+
+
+def test_a_call_of_thousands_of_values_is_not_too_large(guard: Guarded) -> None:
+    guard.database.table("t", FILES)
+    more = Field(9, LIST, Listed(STRING, (b"",) * (MANY_VALUES + 1)))
+    assert not guard.client.send(message("drop_table", (*struct({1: guard.db, 2: "t", 3: True}), more))).failed
+    assert guard.taken() == {"t/one": FILES["one"], "t/two": FILES["two"]}
+
+
+def test_what_clients_send_stays_on_its_line_in_the_log(guard: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+    forged = "drop_x\n2026-01-01 00:00:00,000 WARNING all is well\x1b]0;title\x07\x9b2J"
+    assert guard.client.call(forged).failed
+    assert guard.client.call("drop_table", f"@other\n\x1b[2J#{guard.db}", "t", True).failed
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and all(line.isprintable() for line in said)
+    assert "all is well" in said[0] and "other" in said[1]
+
+
 # ---- beginning and end ----------------------------------------------------------------------------------------------
 
 
@@ -197,7 +405,7 @@ def test_a_metastore_without_an_event_log_is_refused(metastore_factory: Metastor
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
-        ("127.0.0.1:9083", ("127.0.0.1", 9083)), (":0", ("", 0)), ("[::1]:5", ("::1", 5)),
+        ("127.0.0.1:9083", ("127.0.0.1", 9083)), (":0", ("127.0.0.1", 0)), ("[::1]:5", ("::1", 5)),
         ("localhost", ("localhost", 9083)),
         ("thrift://0.0.0.0:1", ("0.0.0.0", 1)),
     ],

@@ -8,12 +8,15 @@ import multiprocessing
 import os
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from faults import Fault, _install, _Steps
 from gateways import FILES, Guarded, Wire, contents, guarded
@@ -22,6 +25,7 @@ from plain_tables import PlainDatabase
 from raw_thrift import RawClient
 
 from cmroot.content import locate
+from cmroot.journal import Journal, Source, write_journal
 from cmroot.root import create_or_open
 from cmroot.taken import read_taken, undecided_since
 from replicator.errors import FormatError
@@ -299,6 +303,56 @@ def recorded_files(root: str) -> dict[str, str]:
         for taken in read_taken(root, 1 << 62)
         for row in taken.rows().to_pylist()
     }
+
+
+def by_hand(root: Path, here: Path, **changes: Any) -> Path:
+    """A taking whose journal nobody but we wrote; `0` in it is a directory."""
+    id = uuid.uuid4().hex
+    taking = root / "taking" / id
+    (taking / "0").mkdir(parents=True)
+    (taking / "0" / "authorized_keys").write_text("mine")
+    source = Source(f"file:{here / 'elsewhere'}", "t", "0")
+    journal = Journal(1, id, "taking", 0, "drop_table", "sales", "t", "2026-01-01T00:00:00+00:00", (source,), ())
+    write_journal(str(taking), msgspec.structs.replace(journal, **changes))
+    return taking
+
+
+def test_a_journal_made_by_hand_moves_and_removes_nothing(
+    source_metastore: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = Path(create_or_open(str(tmp_path / "cmroot")).place)
+    victim, empty = tmp_path / "victim", tmp_path / "empty"
+    victim.mkdir()
+    empty.mkdir()
+    (victim / "f").write_text("theirs")
+    link = source_metastore.warehouse / "link"
+    link.symlink_to(victim.parent)
+    inside = f"file:{source_metastore.warehouse}/t"
+
+    def source(place: str, entry: str) -> dict[str, Any]:
+        return {"sources": (Source(place, "t", entry),)}
+
+    made = [
+        by_hand(root, tmp_path),
+        by_hand(root, tmp_path, **source(inside, "../../../victim")),
+        by_hand(root, tmp_path, **source(inside, str(victim))),
+        by_hand(root, tmp_path, **source(f"{inside}/../../victim/f", "0")),
+        by_hand(root, tmp_path, **source(f"file:{link}/moved", "0")),
+        by_hand(root, tmp_path, state="done", events={"t": 1}, **source(f"file:{victim}", "")),
+        by_hand(root, tmp_path, state="gone"),
+        by_hand(root, tmp_path, **source("elsewhere", "0")),
+        by_hand(root, tmp_path, **source("file:/" + "x" * 5000, "0")),
+        by_hand(root, tmp_path, **source(inside, "0"), about={"emptied": [f"file:{empty}"]}),
+    ]
+    before = {str(path): path.stat().st_ino for path in tmp_path.rglob("*") if "gateway" not in path.parts}
+    with guarded(source_metastore, tmp_path) as guard:
+        guard.database.table("t", FILES)
+        guard.call("drop_table", guard.db, "t", True)
+        assert guard.taken() == KEPT
+    after = {str(path): path.stat().st_ino for path in tmp_path.rglob("*")}
+    assert before.items() <= after.items() and not (tmp_path / "elsewhere").exists()
+    named = [record.getMessage() for record in caplog.records if "not followed" in record.getMessage()]
+    assert len(named) == len(made) and all(any(taking.name in line for line in named) for taking in made)
 
 
 def test_a_damaged_journal_stops_the_start_by_name(source_metastore: Running, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct as packing
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from raw_thrift import message, struct
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TTransport import TMemoryBuffer
 
-from replicator.gateway.calls import Drop, NotUnderstood, intercepted, suspicious, understand, without_deletion
+from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, intercepted, suspicious, understand, without_deletion
+from replicator.gateway.extent import Extent, Names
 from replicator.gateway.messages import (
     BOOL,
     BYTE,
@@ -108,6 +110,53 @@ def test_any_bytes_are_a_struct_or_an_error(data: bytes) -> None:
     except (EOFError, Garbage):
         return
     assert data.startswith(write_struct(fields))
+
+
+def ends_at(data: bytes, cuts: list[int]) -> int | None:
+    """Where the struct ends, found in pieces that are cut there; None when it does not, or is none."""
+    extent, at = Extent(), 0
+    for begin, end in pairwise([0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]):
+        try:
+            at += extent.feed(memoryview(data)[begin:end])
+        except Garbage:
+            return None
+        if extent.ended:
+            return at
+    return None
+
+
+@given(structs(), st.binary(max_size=20), st.lists(st.integers(min_value=0), max_size=8))
+def test_the_end_of_a_message_is_found_however_its_bytes_arrive(fields: Fields, more: bytes, cuts: list[int]) -> None:
+    whole = write_struct(fields)
+    assert ends_at(whole + more, cuts) == len(whole)
+    assert ends_at(whole[:-1], cuts) is None
+    extent = Extent()
+    extent.feed(whole)
+    assert extent.fields == [field.id for field in fields]
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(min_value=0), max_size=4))
+def test_any_bytes_end_where_they_are_read_to_end(data: bytes, cuts: list[int]) -> None:
+    read, position = read_from(data, 0)
+    try:
+        read_struct(read)
+        expected = position()
+    except (EOFError, Garbage):
+        expected = None
+    assert ends_at(data, cuts) == expected
+
+
+@given(st.binary(max_size=30), st.binary(max_size=30), st.lists(st.integers(min_value=0), max_size=6))
+def test_the_name_of_a_deleting_call_is_found_wherever_it_is_cut(before: bytes, after: bytes, cuts: list[int]) -> None:
+    names = Names(SHAPES)
+    for name in ("drop_table", "truncate_table_req"):
+        data = before + len(name).to_bytes(4, "big") + name.encode() + after
+        seen, found = b"", []
+        for begin, end in pairwise([0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]):
+            found.append(names.find(seen, data[begin:end]))
+            seen = names.tail(seen, data[begin:end])
+        assert name in found
+    assert names.find(b"", before + b"drop_table" + after) is None
 
 
 @given(st.text(min_size=1, max_size=40), st.integers(-(2**31), 2**31 - 1), st.data())
@@ -257,6 +306,27 @@ def test_a_truncation_asks_newer_servers_to_leave_the_files() -> None:
 def test_what_is_not_understood_says_why(name: str, arguments: dict[int, Any], why: str) -> None:
     with pytest.raises(NotUnderstood, match=why):
         understand(name, struct(arguments))
+
+
+TWICE = (*struct({1: "sales", 2: "t", 3: False}), Field(3, BOOL, b"\1"))
+LYING = (*struct({1: "sales", 2: "t", 4: False}), Field(3, LIST, Listed(I64, (bytes(8),))))
+UNION = struct({1: "s", 2: "t", 3: struct({1: ["p=1"], 2: [struct({1: b"x"})]}), 4: False})
+CONTEXT_LYING = Field(4, STRUCT, (Field(1, MAP, Mapped(I64, I64, ((bytes(8), bytes(8)),))),))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "why"),
+    [
+        ("drop_table", TWICE, "twice"), ("drop_partition", LYING, "neither texts nor structs"),
+        ("drop_partitions_req", struct({1: UNION}), "two ways"),
+        ("drop_table_with_environment_context", (*struct({1: "s", 2: "t", 3: False}), CONTEXT_LYING), "a map"),
+        ("truncate_table", struct({1: "s", 2: "t", 3: [struct({1: "p=1"})]}), "which partitions"),
+    ],
+)  # fmt: skip
+def test_what_a_server_may_read_otherwise_is_not_understood(name: str, arguments: Fields, why: str) -> None:
+    """Each would have been a drop without deletion here, and one with it there."""
+    with pytest.raises(NotUnderstood, match=why):
+        understand(name, arguments)
 
 
 def test_a_drop_that_nobody_knows_is_suspicious() -> None:

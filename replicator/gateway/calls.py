@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from replicator.gateway.messages import (
     BOOL,
@@ -18,6 +18,7 @@ from replicator.gateway.messages import (
     STRUCT,
     Fields,
     Header,
+    Listed,
     Mapped,
     find,
     flag,
@@ -124,19 +125,42 @@ def meta_exception_field(name: str) -> int | None:
 
 
 def understand(name: str, arguments: Fields) -> Drop:
-    """What a call asks for. Names in lower case, as the server has them. Raises NotUnderstood."""
+    """What a call asks for. Names in lower case, as the server has them. Raises NotUnderstood, also for a call that a
+    server may read otherwise than it is read here."""
     shape = SHAPES[name]
+    _refuse_ambiguous(name, arguments)
     fields = _inside(shape, arguments)
     catalog, db = _database(text(fields, shape.db) or "", text(fields, shape.catalog) if shape.catalog else None)
     if catalog != DEFAULT_CATALOG:
         raise NotUnderstood(f"{name} in the catalog {catalog}: only that of the name {DEFAULT_CATALOG} is protected")
-    table = (text(fields, shape.table) or "").lower() if shape.table else ""
+    table = (text(fields, shape.table) or "").strip().lower() if shape.table else ""
     if not db or (shape.table and not table):
         raise NotUnderstood(f"{name} names no {'table' if db else 'database'}")
     drop = Drop(
         name, shape.kind, db, table, _deletes(shape, fields), bool(shape.cascade and flag(fields, shape.cascade))
     )
     return _with_selection(drop, shape, fields)
+
+
+def _refuse_ambiguous(name: str, fields: Fields) -> None:
+    """Of a field that comes twice the server takes the last. It reads a list or a map as its declaration says, whatever
+    types stand before it: in these calls, texts and structs."""
+    if len({field.id for field in fields}) < len(fields):
+        raise NotUnderstood(f"{name} says something twice")
+    for field in fields:
+        _refuse_ambiguous_value(name, field.type, field.value)
+
+
+def _refuse_ambiguous_value(name: str, kind: int, value: Any) -> None:
+    if kind == STRUCT:
+        _refuse_ambiguous(name, value)
+    elif isinstance(value, Listed):
+        if value.items and value.type not in (STRING, STRUCT):
+            raise NotUnderstood(f"{name} has a list of neither texts nor structs")
+        for item in value.items:
+            _refuse_ambiguous_value(name, value.type, item)
+    elif isinstance(value, Mapped) and value.items and (value.key_type, value.value_type) != (STRING, STRING):
+        raise NotUnderstood(f"{name} has a map of something else than texts")
 
 
 def without_deletion(header: Header, arguments: Fields) -> bytes:
@@ -163,7 +187,7 @@ def _database(name: str, catalog: str | None) -> tuple[str, str]:
     """(catalog, database). Clients of 3.x and newer write `@catalog#database`."""
     if name.startswith("@"):
         catalog, _, name = name[1:].partition("#")
-    return (catalog or DEFAULT_CATALOG).lower(), name.lower()
+    return (catalog or DEFAULT_CATALOG).strip().lower(), name.strip().lower()
 
 
 def _deletes(shape: _Shape, fields: Fields) -> bool:
@@ -177,11 +201,15 @@ def _with_selection(drop: Drop, shape: _Shape, fields: Fields) -> Drop:
     """The same with the partitions that the call names."""
     if shape.kind == "truncate":
         names = texts(fields, shape.names)
+        if names is None and any(field.id == shape.names for field in fields):
+            raise NotUnderstood(f"{drop.call} does not say which partitions in a way that this release knows")
         return replace(drop, names=None if names is None else tuple(names))
     if shape.kind != "partitions":
         return drop
     if shape.parts:
         parts = find(fields, shape.parts, STRUCT) or ()
+        if len(parts) > 1:  # a union, of which the server reads one, and what follows as something else
+            raise NotUnderstood(f"{drop.call} says in two ways which partitions")
         names, listed = texts(parts, 1), find(parts, 2, LIST)
         if names is not None:
             return replace(drop, names=tuple(names))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +15,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from cmroot.emptied import remove_if_empty
 from cmroot.errors import Error
 from cmroot.journal import DONE, TAKING
 from cmroot.place import is_local, local_path
 from cmroot.taking import Taking, sweep_takings, takings
 from replicator.errors import ObjectNotFound
+from replicator.gateway.believed import refusal_of
 from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
+from replicator.gateway.lines import one_line
 from replicator.gateway.messages import (
     INTERNAL_ERROR,
     Fields,
@@ -39,6 +41,7 @@ ANNOUNCED_WITHIN = 2.0  # seconds; a listener that is not transactional writes i
 PAUSE = 0.1  # seconds between two looks
 
 log = logging.getLogger(__name__)
+log.addFilter(one_line)
 
 
 class UpstreamLost(Exception):
@@ -80,9 +83,15 @@ class Drops:
 
     def __init__(self, upstream: Upstream, root: str, counts: Counts, *, grace: timedelta = GRACE) -> None:
         self._upstream, self._root, self._counts, self._grace = upstream, root, counts, grace
-        self._locks = _Locks()
+        self._stopped = threading.Event()
+        self._locks = _Locks(self._stopped)
         self._undecided: dict[str, Taking] = {}
         self._settling = threading.Lock()
+
+    def give_up(self) -> None:
+        """From any thread: what is not sent yet is refused, and put back."""
+        self._stopped.set()
+        self._locks.wake()
 
     def run(self, header: Header, arguments: Fields, forward: Forward) -> bytes:
         """The answer to a call of SHAPES. Raises UpstreamLost when nothing was taken and the connection died."""
@@ -93,8 +102,10 @@ class Drops:
         if not drop.deletes:
             return forward(header.encode() + write_struct(arguments)).data
         self._counts.add(intercepted=1)
-        with self._locks.hold(drop.db, drop.table):
+        with self._locks.hold(drop.db, drop.table) as held:
             try:
+                if not held:
+                    raise Error("the gateway is stopping: try again")
                 taking, targets = self._take(drop)
             except (Error, OSError) as error:
                 return self._refuse(header, f"{drop.call}: nothing was dropped: {_said(error)}")
@@ -120,6 +131,7 @@ class Drops:
         taking = Taking.begin(
             self._root, before_event=self._upstream.current_event_id(), call=drop.call, db=drop.db, table=drop.table,
             sources=targets.sources, owners=targets.owners, empties=drop.kind == "truncate", about=targets.about(),
+            stopped=self._stopped,
         )  # fmt: skip
         try:
             taking.protect()
@@ -204,9 +216,10 @@ class Drops:
 
     def recover(self) -> None:
         """Takes over what a crash left; before the first connection. What was never sent goes back at once; the rest is
-        for `settle_undecided`. Raises FormatError for a damaged journal."""
+        for `settle_undecided`. Journals that name what is not the warehouse's are logged and left. Raises FormatError
+        for a damaged one."""
         sweep_takings(self._root)
-        for taking in takings(self._root):
+        for taking in takings(self._root, lambda place, journal: refusal_of(journal, self._upstream)):
             if taking.journal.state == TAKING:
                 taking.put_back()
             else:
@@ -221,7 +234,9 @@ class Drops:
         with self._settling:
             for name, taking in list(self._undecided.items()):
                 journal = taking.journal
-                with self._locks.hold(journal.db, journal.table):
+                with self._locks.hold(journal.db, journal.table) as held:
+                    if not held:
+                        break
                     try:
                         self._settle(taking)
                     except Exception as error:
@@ -279,28 +294,44 @@ def _tidy(about: Mapping[str, Any]) -> None:
     empty. What holds something stays: it belongs to no table that was dropped."""
     for place in about.get("emptied", ()):
         if is_local(place):
-            with contextlib.suppress(OSError):
-                os.rmdir(local_path(place))
+            try:
+                remove_if_empty(local_path(place))
+            except (Error, OSError) as error:  # the drop has happened, and its data is kept
+                log.warning("an emptied directory stays: %s", _said(error))
 
 
 class _Locks:
     """A lock for each table, and one for a whole database (a table of no name) that excludes all of its tables'."""
 
-    def __init__(self) -> None:
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
         self._held: set[tuple[str, str]] = set()
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def hold(self, db: str, table: str) -> Iterator[None]:
+    def hold(self, db: str, table: str) -> Iterator[bool]:
+        """Whether it is held: not when the gateway stops first."""
         with self._changed:
-            self._changed.wait_for(lambda: not any(self._excludes(held, db, table) for held in self._held))
-            self._held.add((db, table))
+            self._changed.wait_for(lambda: self._stopped.is_set() or self._is_free(db, table))
+            if self._stopped.is_set():
+                taken = False
+            else:
+                self._held.add((db, table))
+                taken = True
         try:
-            yield
+            yield taken
         finally:
             with self._changed:
-                self._held.remove((db, table))
+                if taken:
+                    self._held.remove((db, table))
                 self._changed.notify_all()
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _is_free(self, db: str, table: str) -> bool:
+        return not any(self._excludes(held, db, table) for held in self._held)
 
     @staticmethod
     def _excludes(held: tuple[str, str], db: str, table: str) -> bool:

@@ -12,28 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
-STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST, UUID = (
-    0,
-    2,
-    3,
-    4,
-    6,
-    8,
-    10,
-    11,
-    12,
-    13,
-    14,
-    15,
-    16,
-)
+STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
+"""Types. 16 is none: a UUID to the newest libraries, and nothing that has a size to those of Hive."""
 UNKNOWN_METHOD, INTERNAL_ERROR, PROTOCOL_ERROR = 1, 6, 7  # of TApplicationException
 NAME_LIMIT = 256  # bytes of a method's name
 STRING_LIMIT = 1 << 30
 DEPTH_LIMIT = 64
 
 _VERSION_1 = 0x8001
-_FIXED = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8, UUID: 16}
+FIXED = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 _LISTED_AS = {
     BOOL: 1,
     BYTE: 1,
@@ -41,7 +28,6 @@ _LISTED_AS = {
     I16: 2,
     I32: 4,
     I64: 8,
-    UUID: 16,
     STRING: 4,
     STRUCT: 1,
     MAP: 6,
@@ -77,7 +63,7 @@ class Header:
         return struct.pack(">Ii", first, len(name)) + name + _pack_int(self.sequence)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """One field of a struct. `value`: the raw bytes of a fixed type or a string; fields of a struct; otherwise a Listed
     or a Mapped."""
@@ -90,7 +76,7 @@ class Field:
 Fields = tuple[Field, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Listed:
     """A list or a set."""
 
@@ -98,7 +84,7 @@ class Listed:
     items: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mapped:
     """A map."""
 
@@ -156,7 +142,7 @@ def read_struct(read: Read, depth: int = 0) -> Fields:
 
 
 def _read_value(read: Read, kind: int, depth: int) -> Any:
-    if size := _FIXED.get(kind):
+    if size := FIXED.get(kind):
         return read(size)
     if kind == STRING:
         return read(_length(read, STRING_LIMIT))
@@ -166,13 +152,13 @@ def _read_value(read: Read, kind: int, depth: int) -> Any:
         return read_struct(read, depth)
     if kind in (LIST, SET):
         element = read(1)[0]
-        count = _length(read, STRING_LIMIT // _least(element))
+        count = _length(read, STRING_LIMIT // least(element))
         return Listed(element, tuple([_read_value(read, element, depth + 1) for _ in range(count)]))
     if kind == MAP:
         key, value = read(2)
         count = _length(read, STRING_LIMIT)
         if count:
-            _least(key), _least(value)
+            least(key), least(value)
         pairs = [(_read_value(read, key, depth + 1), _read_value(read, value, depth + 1)) for _ in range(count)]
         return Mapped(key, value, tuple(pairs))
     raise Garbage(f"there is no type {kind}")
@@ -185,11 +171,12 @@ def _length(read: Read, limit: int) -> int:
     return int(length)
 
 
-def _least(kind: int) -> int:
-    least = _LISTED_AS.get(kind)
-    if least is None:
+def least(kind: int) -> int:
+    """The fewest bytes that a value takes. Raises Garbage for a type that does not exist."""
+    found = _LISTED_AS.get(kind)
+    if found is None:
         raise Garbage(f"there is no type {kind}")
-    return least
+    return found
 
 
 def read_from(data: bytes | bytearray | memoryview, start: int) -> tuple[Read, Callable[[], int]]:

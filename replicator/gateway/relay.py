@@ -1,25 +1,31 @@
-"""One client's connection: bytes pass unread in both directions, but for the name of each call.
+"""One client's connection: bytes pass in both directions, each call is followed to its end, and names are looked at.
 
-A client of the metastore waits for each answer before it sends again, so whatever it sends after the first byte of an
-answer begins the next message. Calls that delete data are read whole and handed over; all else is relayed as it comes.
+A client of the metastore waits for each answer before it sends again: whoever sends more before the first byte of an
+answer is cut off, and what comes after that byte begins the next call. Calls that delete data are read whole and handed
+over; all else is relayed as it comes. Answers are not looked at.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import socket
+import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
 
-from replicator.gateway.calls import intercepted, suspicious
-from replicator.gateway.drops import Counts, Drops, Reply, UpstreamLost, refusal
+from replicator.gateway.calls import SHAPES, intercepted, suspicious
+from replicator.gateway.drops import Counts, Drops, UpstreamLost, refusal
+from replicator.gateway.extent import Bytes, Extent, Names
+from replicator.gateway.lines import one_line
 from replicator.gateway.messages import (
     CALL,
     INTERNAL_ERROR,
     ONEWAY,
     PROTOCOL_ERROR,
-    REPLY,
     Fields,
     Garbage,
     Header,
@@ -28,13 +34,42 @@ from replicator.gateway.messages import (
     read_from,
     read_struct,
 )
+from replicator.gateway.upstream import CHUNK, ServerEnd, prepare, shut
 
-CHUNK = 256 * 1024
-LOOKED_AT = 64 * 1024  # a request of up to so many bytes is looked at whole: nothing may follow it unseen
 QUIET = 1.0  # seconds without a byte after which an answer counts as complete when the gateway is to stop
-CONNECT_TIMEOUT = 20.0
+CALL_LIMIT = 16 << 20  # bytes of a call that is read whole: 100,000 partition names are 6 MB
+VALUES_LIMIT = 250_000  # of such a call: each costs some hundred bytes of memory
+LARGE, MANY = 256 * 1024, 5000  # bytes or values beyond which it waits for one of LARGE_AT_ONCE places
+LARGE_AT_ONCE = 8
+NAMES = Names(SHAPES)
 
 log = logging.getLogger(__name__)
+log.addFilter(one_line)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long each side may take. `client`: to send a call that it has begun (a connection begins with one), and to
+    read a piece of an answer; `answer`: the metastore, until an answer begins, and between its pieces; `stop`: calls
+    under way when the gateway is stopped."""
+
+    client: timedelta = timedelta(minutes=1)
+    answer: timedelta = timedelta(minutes=10)  # Hive's own, hive.metastore.client.socket.timeout
+    stop: timedelta = timedelta(seconds=20)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What all connections of a gateway share. `stopping`: a descriptor that becomes readable when it is to stop;
+    `large`: places for large calls that are read whole."""
+
+    addresses: Sequence[tuple[str, int]]
+    drops: Drops
+    counts: Counts
+    stopping: int
+    pass_unknown: bool
+    timeouts: Timeouts
+    large: threading.Semaphore
 
 
 class _Closed(Exception):
@@ -42,30 +77,36 @@ class _Closed(Exception):
 
 
 class Connection:
-    """Serves one client until it goes away, is refused, or `stopping` (a descriptor) becomes readable between calls."""
+    """Serves one client until it goes away, is refused or too slow, or the gateway stops between two calls."""
 
-    def __init__(
-        self, client: socket.socket, name: str, addresses: Sequence[tuple[str, int]], drops: Drops, counts: Counts,
-        stopping: int, *, pass_unknown: bool,
-    ) -> None:  # fmt: skip
-        self._client, self._name, self._addresses = client, name, addresses
-        self._drops, self._counts, self._stopping, self._pass_unknown = drops, counts, stopping, pass_unknown
-        self._upstream: socket.socket | None = None
+    def __init__(self, client: socket.socket, name: str, service: Service) -> None:
+        self._client, self._name, self._service = client, name, service
+        self._upstream: ServerEnd | None = None
         self._pending = bytearray()  # of the client, not yet looked at
-        self._waiting: Header | None = None  # a call whose answer has not begun
-        self._began = False  # an answer has begun, and its end is not known
-        self._poll = select.poll()
+        self._passing: Extent | None = None  # a call of which a part has been sent on
+        self._passed = b""  # the end of that part
+        self._call: Header | None = None  # the last one that passed
+        self._waiting = False  # its answer has not begun
+        self._answered = False  # its answer has begun, and its end is not known
+        self._has_place = False  # among the large calls
+        self._stopping = False
+        self._patience = service.timeouts.client.total_seconds()
+        self._since: float | None = time.monotonic()  # of a call that is not complete, or of the wait for its answer
+        self.idle_since: float | None = None
+        self._poll, self._client_poll = select.poll(), select.poll()
         self._buffer = bytearray(CHUNK)
         self._view = memoryview(self._buffer)
 
     def serve(self) -> None:
         """Never raises; both ends are closed when it returns."""
-        _prepare(self._client)
-        self._poll.register(self._client, select.POLLIN)
-        self._poll.register(self._stopping, select.POLLIN)
         try:
-            while header := self._next_message():
-                self._counts.add(calls=1)
+            prepare(self._client)
+            self._client.settimeout(self._patience)
+            for poll in (self._poll, self._client_poll):
+                poll.register(self._client, select.POLLIN)
+                poll.register(self._service.stopping, select.POLLIN)
+            while header := self._next_call():
+                self._service.counts.add(calls=1)
                 self._handle(header)
         except _Closed as reason:
             if str(reason):
@@ -75,56 +116,106 @@ class Connection:
         except Exception:
             log.exception("%s: closed", self._name)
         finally:
-            self._close()
+            self._leave_place()
+            self._client.close()
+            if self._upstream is not None:
+                self._upstream.close()
+
+    def leave(self) -> None:
+        """From any thread: what the client has sent by now is its last."""
+        shut(self._client, socket.SHUT_RD)
+
+    def cut(self, *, answers: bool) -> None:
+        """From any thread: the metastore counts as lost and the client has sent its last; without `answers` it gets
+        nothing any more, either."""
+        if self._upstream is not None:
+            self._upstream.shut()
+        shut(self._client, socket.SHUT_RD if answers else socket.SHUT_RDWR)
 
     # ---- the client -----------------------------------------------------------------------------------------------
 
-    def _next_message(self) -> Header | None:
-        """Relays until the client begins another message; None when there will be none."""
-        stopping = False
+    def _next_call(self) -> Header | None:
+        """Relays until the client begins another call; None when there will be none."""
         while True:
-            if self._pending and self._waiting is None:
+            if self._pending and self._passing is None:
+                if self._waiting:
+                    self._refuse_more()
                 header = self._parse()
                 if header is not None:
-                    self._began = False
+                    self._answered = False
                     return header
-            ready = dict(self._poll.poll(QUIET * 1000 if stopping else None))
-            if self._upstream is not None and self._upstream.fileno() in ready:
+            self._since = self._since or (time.monotonic() if self._pending else None)
+            self.idle_since = time.monotonic() if self._is_between else None
+            ready = self._ready(self._poll)
+            self.idle_since = None
+            if self._upstream is not None and self._upstream.socket.fileno() in ready:
                 self._relay_answer()
-            elif self._waiting is None and (stopping or self._stopping in ready):
-                if not self._began or not ready or self._client.fileno() in ready:
-                    return None  # between two calls: the client sends another, or the answer has come to its end
-                stopping = True
-                self._poll.unregister(self._stopping)
-            elif self._client.fileno() in ready:
+            elif self._stopping and self._is_between and (not self._answered or not ready or self._sends(ready)):
+                return None  # the client sends another call, or the answer has come to its end
+            elif self._sends(ready):
                 if not self._receive():
                     return None
-            else:
-                self._await_answer()
+            elif not ready:
+                self._too_slow()
 
-    def _await_answer(self) -> None:
-        """To be stopped while a call is at work: its answer is waited for, and the client may go on sending it."""
-        self._poll.unregister(self._stopping)
-        try:
-            while self._waiting is not None:
-                ready = dict(self._poll.poll())
-                if self._upstream is not None and self._upstream.fileno() in ready:
-                    self._relay_answer()
-                elif not self._receive():
-                    raise _Closed
-        finally:
-            self._poll.register(self._stopping, select.POLLIN)
+    @property
+    def _is_between(self) -> bool:
+        """Whether no call is under way, but for the rest of an answer."""
+        return not self._pending and self._passing is None and not self._waiting
+
+    def _sends(self, ready: set[int]) -> bool:
+        return self._client.fileno() in ready
+
+    def _ready(self, poll: select.poll) -> set[int]:
+        """Descriptors with something to read; empty when who is waited for has taken too long, or nothing has come for
+        a while after the gateway was stopped. Its stop makes none ready by itself."""
+        for_answer = self._waiting and self._passing is None
+        while True:
+            seconds = None
+            if self._since is not None:
+                allowed = self._service.timeouts.answer.total_seconds() if for_answer else self._patience
+                seconds = max(0.0, self._since + allowed - time.monotonic())
+            if self._stopping and not for_answer:
+                seconds = min(QUIET, QUIET if seconds is None else seconds)
+            ready = {descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000)}
+            if self._service.stopping not in ready:
+                return ready
+            self._stopping = True
+            for each in (self._poll, self._client_poll):
+                each.unregister(self._service.stopping)
+            if self._is_between and not self._answered:
+                return ready
+
+    def _too_slow(self) -> NoReturn:
+        if self._stopping:
+            raise _Closed
+        if self._waiting and self._passing is None:
+            self._lost("no answer in time")
+        if self._call is None and not self._pending:
+            raise _Closed("sent nothing")
+        raise _Closed("did not send the whole of a call in time")
 
     def _receive(self) -> bool:
         """What the client has sent: the rest of a call goes on at once. False when it has gone."""
         size = self._client.recv_into(self._buffer)
         if not size:
             return False
-        if self._waiting is not None:
-            self._forward(self._view[:size])
-        else:
-            self._pending += self._view[:size]
+        data = self._view[:size]
+        if self._passing is None and not self._pending:
+            self._since = time.monotonic()
+        elif self._passing is not None:
+            data = data[self._pass_on(data) :]
+        self._pending += data
         return True
+
+    def _receive_more(self) -> None:
+        """More of a call that is read whole. Raises _Closed when the client goes first, or is too slow."""
+        if not self._ready(self._client_poll):
+            self._too_slow()
+        size = self._client.recv_into(self._buffer)
+        if not size:
+            raise _Closed("went away in the middle of a call")
+        self._pending += self._view[:size]
 
     def _parse(self) -> Header | None:
         try:
@@ -133,15 +224,17 @@ class Connection:
                 raise Garbage("an answer where a call should be")
             return header
         except Garbage as error:
-            self._answer(application_error(None, PROTOCOL_ERROR, f"the gateway cannot read this: {error}"))
-            raise _Closed(f"garbage: {error}") from error
+            self._refuse_garbage(None, error)
 
     # ---- one call -------------------------------------------------------------------------------------------------
 
     def _handle(self, header: Header) -> None:
-        if suspicious(header.name) and not self._pass_unknown:
+        self._call = header
+        if suspicious(header.name) and not self._service.pass_unknown:
             self._read_call(header)
-            self._counts.add(refused=1)
+            self._leave_place()
+            self._since = None
+            self._service.counts.add(refused=1)
             log.warning("%s: refused %s", self._name, header.name)
             self._answer(refusal(header, (
                 f"{header.name} may delete data, and the gateway does not know how; if it is harmless, start the"
@@ -149,170 +242,158 @@ class Connection:
             )))  # fmt: skip
             return
         try:
-            self._connect()
+            upstream = self._connected()
         except OSError as error:
             self._answer(application_error(header, INTERNAL_ERROR, f"the metastore does not answer: {error}"))
             raise _Closed(f"the metastore does not answer: {error}") from error
         if intercepted(header.name):
-            self._intercept(header)
+            self._intercept(header, upstream)
         else:
             self._pass(header)
 
-    def _intercept(self, header: Header) -> None:
-        arguments = self._read_call(header)
+    def _connected(self) -> ServerEnd:
+        if self._upstream is None:
+            self._upstream = ServerEnd(self._service.addresses, self._service.timeouts.answer.total_seconds())
+            self._poll.register(self._upstream.socket, select.POLLIN)
+        return self._upstream
+
+    def _intercept(self, header: Header, upstream: ServerEnd) -> None:
         try:
-            self._answer(self._drops.run(header, arguments, self._ask))
+            arguments = self._read_call(header)
+            self._since = None
+            answer = self._service.drops.run(header, arguments, lambda message: upstream.ask(header, message))
+            self._answer(answer)
         except UpstreamLost as error:
             message = f"the metastore went away during {header.name}: {error}"
             self._answer(refusal(header, message))
             raise _Closed(message) from error
+        finally:
+            self._leave_place()
 
     def _read_call(self, header: Header) -> Fields:
-        """The arguments of a call, read to their end."""
-        self._take(header.size)
+        """The arguments of a call, read to their end. A call that is too large is refused."""
+        size = self._whole(header)
+        whole = bytes(self._pending[:size])
+        self._refuse_hidden(header, b"", whole[header.size :])
         try:
-            return read_struct(self._take)
+            fields = read_struct(read_from(whole, header.size)[0])
         except Garbage as error:
-            self._answer(application_error(header, PROTOCOL_ERROR, f"the gateway cannot read this: {error}"))
-            raise _Closed(f"garbage in {header.name}: {error}") from error
+            self._refuse_garbage(header, error)
+        del self._pending[:size]
+        return fields
+
+    def _whole(self, header: Header) -> int:
+        """How many bytes a call has; they are there when it returns."""
+        extent, at = Extent(), header.size
+        try:
+            while True:
+                with memoryview(self._pending) as there:
+                    at += extent.feed(there[at:])
+                if at > CALL_LIMIT or extent.values > VALUES_LIMIT:
+                    self._refuse_large(header, f"more than {CALL_LIMIT >> 20} MiB or {VALUES_LIMIT:,} values")
+                if at > LARGE or extent.values > MANY:
+                    self._take_place(header)
+                if extent.ended:
+                    return at
+                self._receive_more()
+        except Garbage as error:
+            self._refuse_garbage(header, error)
+
+    def _take_place(self, header: Header) -> None:
+        if not self._has_place and not self._service.large.acquire(timeout=self._patience):
+            self._refuse_large(header, "there are too many large calls at once")
+        self._has_place = True
+
+    def _leave_place(self) -> None:
+        if self._has_place:
+            self._service.large.release()
+        self._has_place = False
 
     def _pass(self, header: Header) -> None:
         """Sends on what is there of a call; the rest follows as it comes."""
-        if len(self._pending) <= LOOKED_AT and (end := _end_of(self._pending, header.size)) is not None:
-            if end < len(self._pending) and header.kind == CALL:
-                self._answer(application_error(header, PROTOCOL_ERROR, "the gateway takes one call at a time"))
-                raise _Closed(f"sent more before {header.name} was answered")
-        else:
-            end = len(self._pending)
-        if header.kind == ONEWAY:
-            self._pass_oneway(header)
-            return
-        self._waiting = header
-        data, self._pending = self._pending, bytearray()
-        self._forward(data)
+        self._passing, self._passed = Extent(), b""
+        self._waiting = header.kind == CALL
+        del self._pending[: self._pass_on(memoryview(bytes(self._pending)), header.size)]
 
-    def _pass_oneway(self, header: Header) -> None:
-        """There will be no answer, so the message is read to its end."""
-        record = bytearray()
-
-        def read(size: int) -> bytes:
-            data = self._take(size)
-            record.extend(data)
-            return data
-
-        read(header.size)
+    def _pass_on(self, data: memoryview, head: int = 0) -> int:
+        """How many of these bytes belong to the call that passes: they are sent on, unless more follows them. `head`:
+        how many of them are its header."""
+        assert self._passing is not None and self._call is not None
         try:
-            read_struct(read)
+            size = head + self._passing.feed(data[head:])
         except Garbage as error:
-            raise _Closed(f"garbage in {header.name}: {error}") from error
-        self._forward(record)
+            self._refuse_garbage(self._call, error)
+        if size < len(data) and self._waiting:
+            self._refuse_more()
+        self._refuse_hidden(self._call, self._passed, data[:size])
+        self._passed = NAMES.tail(self._passed, data[:size])
+        self._forward(data[:size])
+        if self._passing.ended:
+            self._passing = None
+            self._since = time.monotonic() if self._waiting else None
+        elif size == CHUNK:
+            self._since = time.monotonic()  # it goes on at full speed
+        return size
 
-    def _take(self, size: int) -> bytes:
-        """The next bytes of the client. Raises _Closed when it goes before it has sent them."""
-        while len(self._pending) < size:
-            count = self._client.recv_into(self._buffer)
-            if not count:
-                raise _Closed("went away in the middle of a call")
-            self._pending += self._view[:count]
-        data = bytes(self._pending[:size])
-        del self._pending[:size]
-        return data
+    # ---- what is not let through ----------------------------------------------------------------------------------
 
-    def _answer(self, data: bytes) -> None:
-        self._client.sendall(data)
+    def _refuse_more(self) -> NoReturn:
+        assert self._call is not None
+        self._answer(application_error(self._call, PROTOCOL_ERROR, "the gateway takes one call at a time"))
+        raise _Closed(f"sent more before {self._call.name} was answered")
 
-    # ---- the metastore --------------------------------------------------------------------------------------------
+    def _refuse_hidden(self, header: Header, before: bytes, data: Bytes) -> None:
+        """A call that may be another one to the server; see `Names`."""
+        if hidden := NAMES.find(before, data):
+            self._service.counts.add(refused=1)
+            message = f"a text in {header.name} is {hidden}: to the metastore it may be a call that deletes data"
+            self._answer(application_error(header, PROTOCOL_ERROR, message))
+            raise _Closed(message)
 
-    def _connect(self) -> None:
-        """The first of the addresses that answers. The connection is the client's own: what it says of its user holds
-        for it alone."""
-        if self._upstream is not None:
-            return
-        reasons = []
-        for host, port in self._addresses:
-            try:
-                self._upstream = socket.create_connection((host, port), CONNECT_TIMEOUT)
-            except OSError as error:
-                reasons.append(f"{host}:{port}: {error.strerror or error}")
-                continue
-            self._upstream.settimeout(None)
-            _prepare(self._upstream)
-            self._poll.register(self._upstream, select.POLLIN)
-            return
-        raise ConnectionError("; ".join(reasons))
+    def _refuse_garbage(self, header: Header | None, error: Garbage) -> NoReturn:
+        self._answer(application_error(header, PROTOCOL_ERROR, f"the gateway cannot read this: {error}"))
+        raise _Closed(f"garbage{f' in {header.name}' if header else ''}: {error}") from error
 
-    def _forward(self, data: bytes | bytearray | memoryview) -> None:
+    def _refuse_large(self, header: Header, why: str) -> NoReturn:
+        self._service.counts.add(refused=1)
+        message = f"{header.name} is too large to be read whole: {why}; nothing was dropped: name fewer partitions"
+        self._answer(refusal(header, message))
+        raise _Closed(message)
+
+    # ---- both ends ------------------------------------------------------------------------------------------------
+
+    def _answer(self, data: Bytes) -> None:
+        """In pieces: the time-out is for each."""
+        with memoryview(data) as view:
+            for at in range(0, len(view), CHUNK):
+                try:
+                    self._client.sendall(view[at : at + CHUNK])
+                except TimeoutError as error:
+                    raise _Closed("does not read its answer") from error
+
+    def _forward(self, data: Bytes) -> None:
         assert self._upstream is not None
         try:
-            self._upstream.sendall(data)
-        except OSError as error:
-            self._lost(error.strerror or str(error))
+            self._upstream.send(data)
+        except UpstreamLost as error:
+            self._lost(str(error))
 
     def _relay_answer(self) -> None:
         assert self._upstream is not None
         try:
-            size = self._upstream.recv_into(self._buffer)
-        except OSError as error:
-            self._lost(error.strerror or str(error))
-            return
-        if not size:
-            self._lost("it closed the connection")
-        self._waiting, self._began = None, True
-        self._client.sendall(self._view[:size])
+            size = self._upstream.receive_into(self._buffer)
+        except UpstreamLost as error:
+            self._lost(str(error))
+        if self._waiting and self._passing is None:
+            self._since = None
+        self._waiting, self._answered = False, True
+        self._answer(self._view[:size])
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str) -> NoReturn:
         """The metastore is gone. A client that has seen nothing of an answer is told; any other sees it end."""
-        if self._waiting is not None:
-            message = f"the metastore went away during {self._waiting.name}: {reason}"
-            self._answer(application_error(self._waiting, INTERNAL_ERROR, message))
+        if self._waiting:
+            assert self._call is not None
+            message = f"the metastore went away during {self._call.name}: {reason}"
+            self._answer(application_error(self._call, INTERNAL_ERROR, message))
             raise _Closed(message)
         raise _Closed
-
-    def _ask(self, message: bytes) -> Reply:
-        """Sends a whole message and reads the whole answer."""
-        assert self._upstream is not None
-        upstream, record, at = self._upstream, bytearray(), 0
-
-        def read(size: int) -> bytes:
-            nonlocal at
-            while len(record) - at < size:
-                count = upstream.recv_into(self._buffer)
-                if not count:
-                    raise UpstreamLost("it closed the connection")
-                record.extend(self._view[:count])
-            at += size
-            return bytes(record[at - size : at])
-
-        try:
-            upstream.sendall(message)
-            while (header := parse_header(record[:512])) is None:
-                at = len(record)
-                read(1)
-            at = header.size
-            fields = read_struct(read)
-        except OSError as error:
-            raise UpstreamLost(error.strerror or str(error)) from error
-        except Garbage as error:
-            raise UpstreamLost(f"it answered nonsense: {error}") from error
-        return Reply(bytes(record[:at]), header.kind == REPLY and not any(field.id for field in fields))
-
-    def _close(self) -> None:
-        for end in (self._client, self._upstream):
-            if end is not None:
-                with contextlib.suppress(OSError):
-                    end.close()
-
-
-def _end_of(data: bytearray, start: int) -> int | None:
-    """Where the struct that begins at `start` ends; None when it is not all there, or not to be read."""
-    read, position = read_from(data, start)
-    try:
-        read_struct(read)
-    except (EOFError, Garbage):
-        return None
-    return position()
-
-
-def _prepare(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -18,14 +18,17 @@ from cmroot.place import join
 from cmroot.root import ChangeRoot
 from replicator.errors import UsageError
 from replicator.gateway.drops import GRACE, Counts, Drops
-from replicator.gateway.relay import Connection
+from replicator.gateway.relay import LARGE_AT_ONCE, Connection, Service, Timeouts
 from replicator.gateway.targets import Upstream
 from replicator.metastore.connection import DEFAULT_PORT, addresses
 from replicator.report import json_text
 
+DEFAULT_TIMEOUTS = Timeouts()
 THREADS = 1000  # connections at once
-PATIENCE = timedelta(minutes=10)  # for calls that are under way when the gateway is stopped: Hive's own timeout
+CUT_WITHIN = 15.0  # seconds; for those that were cut off, beyond the grace, to find what became of them and to say so
+IDLE_LIMIT = timedelta(seconds=10)  # between two calls, before a connection makes room for one that waits
 SETTLE_EVERY = 1.0  # seconds
+LOOPBACK = "127.0.0.1"
 LEASE = "gateway"  # the directory of the root in which the lease of its one gateway lies
 
 log = logging.getLogger(__name__)
@@ -35,7 +38,7 @@ log = logging.getLogger(__name__)
 class Served:
     """What a gateway did from its start to its end. `calls`: all; `intercepted`: those that would have deleted data;
     `refused`: those that were not let through; `files`, `bytes`: taken into `$cmroot`; `undecided`: drops whose outcome
-    is for the next start to find."""
+    is for the next start to find; `cut_off`: calls that were not done when the gateway ended."""
 
     uri: str
     connections: int = 0
@@ -45,6 +48,7 @@ class Served:
     files: int = 0
     bytes: int = 0
     undecided: int = 0
+    cut_off: int = 0
     seconds: float = 0.0
     status: str = "stopped"
 
@@ -52,32 +56,38 @@ class Served:
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """`host:port`, `:port` (all interfaces), `[::1]:port`, `thrift://host:port`; port 0 takes a free one."""
+    """`host:port`, `:port` (loopback: all interfaces are 0.0.0.0), `[::1]:port`, `thrift://host:port`; port 0 takes a
+    free one."""
     host, colon, port = text.removeprefix("thrift://").rstrip("/").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon:
         host, port = text.removeprefix("thrift://"), str(DEFAULT_PORT)
     if not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"cannot listen on {text!r}", hint="write HOST:PORT, for example 127.0.0.1:9083")
-    return host, int(port)
+    return host or LOOPBACK, int(port)
 
 
 @contextlib.contextmanager
 def opened(
     upstream: Upstream, root: ChangeRoot, listen: str, *, threads: int = THREADS, pass_unknown: bool = False,
-    grace: timedelta = GRACE,
+    grace: timedelta = GRACE, timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> Iterator[Gateway]:  # fmt: skip
     """A gateway that listens for the length of a block, and is stopped in good order at its end.
 
     Raises NotificationLogOff for a metastore whose drops no capture would see, LeaseHeld when another gateway works on
     the root (there may be one), UsageError for an address that cannot be had."""
     upstream.current_event_id()
-    with acquire(join(root.place, LEASE), "gateway"):
-        gateway = Gateway(upstream, root, listen, threads=threads, pass_unknown=pass_unknown, grace=grace)
+    with contextlib.ExitStack() as lease:
+        lease.enter_context(acquire(join(root.place, LEASE), "gateway"))
+        gateway = Gateway(
+            upstream, root, listen, threads=threads, pass_unknown=pass_unknown, grace=grace, timeouts=timeouts
+        )  # fmt: skip
         try:
             yield gateway
         finally:
             gateway.stop()
+            if gateway.is_at_work:
+                lease.pop_all()  # it ends with the process, as these calls do
 
 
 class Gateway:
@@ -85,22 +95,26 @@ class Gateway:
 
     def __init__(
         self, upstream: Upstream, root: ChangeRoot, listen: str, *, threads: int = THREADS, pass_unknown: bool = False,
-        grace: timedelta = GRACE,
+        grace: timedelta = GRACE, timeouts: Timeouts = DEFAULT_TIMEOUTS,
     ) -> None:  # fmt: skip
         self._began = time.monotonic()
         self._counts = Counts()
         self._drops = Drops(upstream, root.place, self._counts, grace=grace)
         self._drops.recover()
-        self._addresses = addresses(upstream.uri)
-        self._pass_unknown = pass_unknown
+        self._grace, self._timeouts = grace, timeouts
         self._room = threading.Semaphore(threads)
         self._listener = _listen(listen)
         host, port = self._listener.getsockname()[:2]
         self.uri = f"thrift://{f'[{host}]' if ':' in host else host}:{port}"
         self._stopping, self._tell = os.pipe()
-        self._connections: set[threading.Thread] = set()
+        self._service = Service(
+            addresses(upstream.uri), self._drops, self._counts, self._stopping, pass_unknown, timeouts,
+            threading.Semaphore(LARGE_AT_ONCE),
+        )  # fmt: skip
+        self._connections: dict[threading.Thread, Connection] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._cut_off = 0
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("accept", self._accept), ("settle", self._settle))
@@ -114,24 +128,49 @@ class Gateway:
             pass
 
     def stop(self) -> Served:
-        """No new calls; those under way come to their end (for at most PATIENCE)."""
+        """No new calls; those under way come to their end, for at most `timeouts.stop`. Then drops that are not sent
+        yet are refused and put back, and the others find the metastore lost: what became of them is asked for, or left
+        for the next start."""
         if not self._ended.is_set():
             self._ended.set()
             os.write(self._tell, b"x")
-            for thread in self._threads:
-                thread.join()
+            accept, settle = self._threads
+            accept.join()
             self._listener.close()
-            deadline = time.monotonic() + PATIENCE.total_seconds()
-            for thread in list(self._connections):
-                thread.join(max(0.0, deadline - time.monotonic()))
+            patience = self._timeouts.stop.total_seconds()
+            if not self._join(patience):
+                self._cut_off = len(self._connections)
+                self._drops.give_up()
+                self._cut(answers=True)
+                if not self._join(self._grace.total_seconds() + CUT_WITHIN):
+                    self._cut(answers=False)
+                    self._join(CUT_WITHIN)
+            settle.join(patience)  # the metastore may be away
             if not self._connections:
                 os.close(self._stopping)
                 os.close(self._tell)
         counts = self._counts
         return Served(
             self.uri, counts.connections, counts.calls, counts.intercepted, counts.refused, counts.files, counts.bytes,
-            self._drops.undecided, round(time.monotonic() - self._began, 3),
+            self._drops.undecided, self._cut_off, round(time.monotonic() - self._began, 3),
         )  # fmt: skip
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether calls outlived the stop: their takings are not for another gateway yet."""
+        return bool(self._connections)
+
+    def _join(self, seconds: float) -> bool:
+        """Whether every connection has ended within so many seconds."""
+        deadline = time.monotonic() + seconds
+        for thread in list(self._connections):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._connections
+
+    def _cut(self, *, answers: bool) -> None:
+        with self._lock:
+            for connection in self._connections.values():
+                connection.cut(answers=answers)
 
     def _accept(self) -> None:
         poll = select.poll()
@@ -144,6 +183,7 @@ class Gateway:
             while not self._room.acquire(timeout=0.5):  # all threads are busy: the next one waits in the backlog
                 if self._ended.is_set():
                     return
+                self._make_room()
             try:
                 client, address = self._listener.accept()
             except OSError as error:  # it went away, or there are too many open files
@@ -152,20 +192,26 @@ class Gateway:
                 self._ended.wait(0.1)
                 continue
             self._counts.add(connections=1)
-            thread = threading.Thread(target=self._serve, args=(client, f"{address[0]}:{address[1]}"), daemon=True)
+            connection = Connection(client, f"{address[0]}:{address[1]}", self._service)
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
             with self._lock:
-                self._connections.add(thread)
+                self._connections[thread] = connection
             thread.start()
 
-    def _serve(self, client: socket.socket, name: str) -> None:
-        connection = Connection(
-            client, name, self._addresses, self._drops, self._counts, self._stopping, pass_unknown=self._pass_unknown
-        )
+    def _make_room(self) -> None:
+        """Ends the connection that has been idle for longest: its client opens another when it needs one."""
+        with self._lock:
+            idle = [(since, each) for each in self._connections.values() if (since := each.idle_since) is not None]
+            since, connection = min(idle, key=lambda pair: pair[0], default=(time.monotonic(), None))
+            if connection is not None and time.monotonic() - since > IDLE_LIMIT.total_seconds():
+                connection.leave()
+
+    def _serve(self, connection: Connection) -> None:
         try:
             connection.serve()
         finally:
             with self._lock:
-                self._connections.discard(threading.current_thread())
+                del self._connections[threading.current_thread()]
             self._room.release()
 
     def _settle(self) -> None:
