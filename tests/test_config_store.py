@@ -306,3 +306,20 @@ def test_explain_says_which_file_and_line_gave_each_value_and_whom_it_hides(
     assert command(["retention", "explain", "/data/none", "--config", str(below.parent)]) == 0
     assert "version 2.0" in capsys.readouterr().out
     assert command(["retention", "explain", "/data/x", "--config", str(tmp_path / "nothing.conf")]) == 2
+
+
+@pytest.mark.parametrize("reference", ["${SECRET_TOKEN}", "${?SECRET_TOKEN}"])
+def test_only_names_that_are_allowed_are_read_from_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reference: str
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    job, config = tmp_path / "job.conf", tmp_path / "replicator.toml"
+    job.write_text(f"gobblin.retention.said = {reference}\n")
+    config.write_text("")
+    arguments = ["--config", str(config), "retention", "explain", "/data/x", "--config", str(job), "--json"]
+    assert command(arguments) == 2
+    said = capsys.readouterr().out
+    assert "hunter2" not in said and "SECRET_TOKEN" in said and "job.conf" in said
+    config.write_text('[retention]\nenvironment = ["SECRET_TOKEN"]\n')
+    assert command(arguments) == 0
+    assert "hunter2" in capsys.readouterr().out

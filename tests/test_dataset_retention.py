@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -277,6 +277,57 @@ def test_empty_directories_above_go_up_to_the_dataset_unless_told_otherwise(lake
     lake.write("data/a/2020/01/01")
     lake.run(lake.job(text), "--set", "gobblin.retention.delete.empty.directories=false")
     assert (lake.root / "data/a/2020/01").exists()
+
+
+@pytest.mark.parametrize(
+    "finder",
+    [
+        "GlobModTimeDatasetVersionFinder", "FileLevelTimestampVersionFinder", "UnixTimestampVersionFinder",
+        'DateTimeDatasetVersionFinder, datetime.pattern = "yyyy"',
+    ],
+)  # fmt: skip
+def test_names_that_are_not_utf8_stay_and_are_told(lake: Lake, finder: str) -> None:
+    for name in ("2020", "20\udcff"):
+        lake.write(f"data/a/{name}", age=days(9))
+    text = policy("/data/*", ALL + f"version {{ finder.class = {finder} }}")
+    for more in ("--dry-run",), (), ():
+        done = lake.run(lake.job(text), *more, code=3)
+        assert [each["what"] for each in done["failed"]] == [f"{lake.root}/data/a/20\\xff"]
+        assert "not UTF-8" in done["failed"][0]["why"]
+    assert lake.dirs() == {"data/a/20\udcff"}
+
+
+def test_a_dataset_whose_name_is_not_utf8_is_told(lake: Lake) -> None:
+    for name in ("a", "\udcff"):
+        lake.write(f"data/{name}/2020", age=days(9))
+    lake.write("data/file\udcff")
+    done = lake.run(
+        lake.job(policy("/data/*/", ALL + "version { finder.class = GlobModTimeDatasetVersionFinder }")), code=3
+    )
+    assert [each["what"] for each in done["failed"]] == [f"{lake.root}/data/file\\xff", f"{lake.root}/data/\\xff"]
+    assert lake.dirs() == {"data/\udcff/2020", "data/file\udcff"}
+
+
+def test_files_that_no_plan_can_name_count_with_their_version(lake: Lake) -> None:
+    (lake.write("data/a/2020", age=days(9)) / "part\udcff").write_text("more")
+    done = lake.run(
+        lake.job(policy("/data/*", ALL + "version { finder.class = GlobModTimeDatasetVersionFinder }")), "--dry-run"
+    )
+    assert (done["files"], done["bytes"]) == (2, 8)
+
+
+def test_an_empty_directory_that_does_not_go_is_named(lake: Lake, immutable: Callable[[Path], None]) -> None:
+    text = policy(
+        "/data/*", ALL + 'version { finder.class = DateTimeDatasetVersionFinder, datetime.pattern = "yyyy/MM/dd" }'
+    )
+    for name in ("a/2020/01/01", "b/2020/01/01"):
+        lake.write(f"data/{name}")
+    immutable(lake.root / "data/a/2020")
+    done = lake.run(lake.job(text), code=3)
+    assert (done["status"], done["removed"], lake.dirs()) == ("incomplete", 2, set())
+    (failed,) = done["failed"]
+    assert failed["what"] == str(lake.root / "data/a/2020/01") and "Operation not permitted" in failed["why"]
+    assert [(lake.root / "data" / name).exists() for name in ("a/2020/01", "b/2020")] == [True, False]
 
 
 @pytest.mark.parametrize(

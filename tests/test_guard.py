@@ -4,6 +4,7 @@ back."""
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 import pytest
-from plain_tables import PlainDatabase
+from plain_tables import PlainDatabase, _storage
 
 from cmroot.errors import Exists, FormatError
 from cmroot.root import ChangeRoot, create_or_open
@@ -27,7 +28,7 @@ from replicator.guard.removal import Limits, Removal, judge, refuse_excess
 from replicator.guard.remove import Remover
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import EXTERNAL
+from replicator.model import EXTERNAL, Table
 from replicator.sync.roles import Role, RoleMark, set_role
 
 NOW = 1_700_000_000.0
@@ -53,6 +54,8 @@ def hold(name: str, pattern: str, until: str = "") -> LegalHold:
         ("/w/a/b", Limits(protected=("file:/w/a",)), "protected"),
         ("/w/ab", Limits(protected=("/w/a",)), ""),
         ("/w/a", Limits(min_depth=3), "2 deep"),
+        ("file:/nowhere/a/b/../..", Limits(), "1 deep"),
+        ("s3a://bucket/a/b/../c/..", Limits(), "1 deep"),
     ],
 )
 def test_depth_and_protected_places(path: str, limits: Limits, told: str) -> None:
@@ -201,6 +204,42 @@ def test_what_events_say_since_is_known_at_the_next_look(db: PlainDatabase, tmp_
         assert len(again) == rows, "what events said is what a walk finds"
 
 
+@pytest.mark.parametrize(
+    "spelled", ["{home}/sales/../held/t", "{home}//held/./t", "{home}/link/t", "{home}/../wh/held"]
+)
+@pytest.mark.parametrize("rule", ["file:{home}/held", "{home}/link", "file://{home}/sales/../held/t/p=1"])
+def test_a_held_place_is_held_by_every_name(tmp_path: Path, spelled: str, rule: str) -> None:
+    """Holds and protected places were compared as text, so `..` and links passed by them."""
+    home = tmp_path / "wh"
+    (home / "held" / "t" / "p=1").mkdir(parents=True)
+    (home / "sales").mkdir()
+    (home / "link").symlink_to(home / "held")
+    asked, told = removal(f"file:{spelled.format(home=home)}"), rule.format(home=home)
+    assert "legal hold" in judge([asked], Limits(), [hold("h", told)]).refused[0].why
+    assert "protected" in judge([asked], Limits(protected=(told,)), []).refused[0].why
+    beside = removal(f"{home}/sales/../held2")
+    assert judge([beside], Limits(protected=(told,)), [hold("h", told)]).allowed == [beside]
+
+
+def test_a_place_of_which_nobody_can_tell_where_it_leads_stays(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    lost = removal(str(tmp_path / "a" / "x"))
+    assert "leads" in judge([lost], Limits(), []).refused[0].why
+    with pytest.raises(OSError, match="levels"):
+        judge([removal("/w/a/b")], Limits(), [hold("h", str(tmp_path / "a" / "x"))])
+
+
+def test_a_partition_in_use_by_another_name_is_in_use(db: PlainDatabase) -> None:
+    db.table("t", {"a": "x"})
+    (db.home / "link").symlink_to(db.home / "t")
+    db.metastore.create_table(linked := Table(db=db.name, name="u", storage=_storage(db.home / "x/../link")))
+    assert linked.location
+    with LiveLocations(db.metastore) as live:
+        for place in (f"{db.home}/x/../t", f"{db.home}/link", f"file:{db.home}/./t"):
+            assert {each.table for each in live.references(place)} == {"t", "u"}
+
+
 def test_removed_directories_are_in_cmroot_are_recorded_and_come_back(
     db: PlainDatabase, root: ChangeRoot, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +292,21 @@ def test_nothing_of_a_replica_is_removed(db: PlainDatabase, root: ChangeRoot) ->
         assert hands.look([old]).allowed
         set_role(db.metastore, db.name, Role.REPLICA, 1, expect=RoleMark(), settle=timedelta(0))
         assert "replica" in hands.look([old]).refused[0].why
+
+
+def test_a_lost_directory_of_legal_holds_stops_all_removals(db: PlainDatabase, root: ChangeRoot) -> None:
+    db.write("old", {"a": "x"})
+    add_hold(root.place, hold("h", "sales.*"))
+    shutil.rmtree(Path(root.place, "legal"))
+    create_or_open(root.place)
+    with LiveLocations(db.metastore) as live:
+        for act in (remover(root, live).look, remover(root, live).remove):
+            with pytest.raises(FormatError, match="legal: missing"):
+                act([removal(str(db.home / "old"))])
+    with pytest.raises(FormatError, match="legal: missing"):
+        add_hold(root.place, hold("i", "sales.*"))
+    Path(root.place, "legal").mkdir()
+    assert read_holds(root.place, NOW) == []
 
 
 def test_a_symbolic_link_is_not_removed(db: PlainDatabase, root: ChangeRoot, tmp_path: Path) -> None:

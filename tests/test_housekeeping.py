@@ -533,3 +533,14 @@ def test_failures_are_tried_again_ever_later_and_given_up_at_last(
     assert (item.table, item.attempts) == ("t", 10) and house.run(day + 50).due == 0
     monkeypatch.undo()
     assert house.place("t/a").exists()
+
+
+def test_files_whose_names_are_no_text_go_like_others(house: House) -> None:
+    house.table("t", properties=UNREFERENCED)
+    house.run()
+    Path(os.fsdecode(os.fsencode(house.place("t")) + b"/bad\xff")).write_bytes(b"no text")
+    house.relocate("t", house.write("t_new", "new rows"))
+    assert house.run().scheduled == 1
+    done = house.run(4)
+    assert (done.removed, done.failed, done.files) == (1, [], 2)
+    assert not house.place("t").exists() and house.keeps("no text")

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import Fault, run_with
-from housekeeping import ALL_EVENTS, EXPIRED, UNREFERENCED, House
+from housekeeping import ALL_EVENTS, ENGINE, EXPIRED, UNREFERENCED, House
 
 from replicator.cli.main import run as command
+from replicator.lifecycle.upkeep import expire_root
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.model import EXTERNAL
 
 _numbers = itertools.count(1)
 
@@ -144,6 +147,26 @@ def test_what_nobody_ever_knew_of_is_found_by_a_vacuum(house: House, capsys: pyt
     assert code == 6 and "1 and 2" in answer["message"]
 
 
+def test_what_was_recycled_long_after_its_drop_is_kept_for_the_whole_retention(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    house.table("t", {"a": "rows", ".env": "hidden"}, properties={**UNREFERENCED, **ALL_EVENTS})
+    house.run()
+    house.metastore.drop_table(house.db.name, "t")
+    house.run()
+    tick = house.here / "tick"
+    known = max(path.stat().st_ctime_ns for path in [*house.place("t").iterdir(), house.place("t")])
+    cutoff = max(known / 1e9, time.time())  # the drop is captured
+    while not tick.write_text("") and tick.stat().st_ctime_ns <= (cutoff + 0.1) * 1e9:
+        pass  # the clock of the disk moves on
+    assert house.run(4).removed == 1 and not house.place("t").exists()
+    period = timedelta(minutes=4)  # a clock that is further ahead than five is refused
+    expire_root(house.root, ENGINE, period, clock=lambda: cutoff + 0.05 + period.total_seconds())
+    code, answer = called(capsys, "audit", "restore", "--cmroot", house.root.place, "--run", house.audit()[0].run)
+    assert (code, answer["files"]) == (0, 2), answer
+    assert {path.name: path.read_text() for path in house.place("t").iterdir()} == {"a": "rows", ".env": "hidden"}
+
+
 STEPS = [
     Fault("before", "thrift", "drop"),
     Fault("after", "thrift", "drop"),
@@ -198,3 +221,79 @@ def test_following_ends_with_a_signal(house: House) -> None:
     answer = json.loads(out)
     assert (child.returncode, answer["status"], answer["removed"]) == (143, "stopped", 1), error
     assert answer["rounds"] >= 1 and not house.place("t").exists()
+
+
+@pytest.mark.parametrize(
+    "spelled", ["{root}/legal", "{root}/slots", "{root}/log", "{root}/../else/../cmroot/legal", "{link}/legal"]
+)
+def test_what_the_root_is_made_of_is_nobodys_unreferenced_data(
+    house: House, capsys: pytest.CaptureFixture[str], spelled: str
+) -> None:
+    """An external table at `$cmroot/legal` that is dropped takes no legal hold along."""
+    held = ("--on", f"{house.db.name}.held", "--reason", "case 17", "--cmroot", house.root.place)
+    assert called(capsys, "legal-hold", "add", "case-17", *held)[0] == 0
+    link, root = house.here / "link", Path(house.root.place)
+    link.symlink_to(root)
+    (house.here / "else").mkdir()
+    house.table("t", {}, kind=EXTERNAL)
+    house.relocate("t", f"file:{spelled.format(root=root, link=link)}")
+    house.db.alter("t", **{**UNREFERENCED, **ALL_EVENTS})
+    assert called(capsys, *arguments(house))[0] == 0
+    house.metastore.drop_table(house.db.name, "t")
+    assert called(capsys, *arguments(house))[0] == 0
+    assert house.states(status="SCHEDULED") == [("t", "SCHEDULED")]
+    house.run(days=4)
+    assert (root / "legal" / "case-17").exists() and (root / "slots").is_dir() and any((root / "log").iterdir())
+    assert any("change-management root" in row.detail for row in house.audit("refused"))
+
+
+def test_what_a_root_captures_is_shown_and_what_it_does_not_is_warned_of(
+    house: House, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    outside = House(house.metastore, f"outside{next(_numbers)}", tmp_path / "more")
+    outside.table("t", properties=UNREFERENCED)
+    cmroot = ("--cmroot", house.root.place)
+    code, answer = called(capsys, *arguments(house))
+    assert (code, answer["databases"]) == (0, [house.db.name])
+    assert any(outside.db.name in text and "--all-databases" in text for text in answer["warnings"])
+    for words in (("show", house.root.place), ("cm", "ls", *cmroot)):
+        assert called(capsys, *words)[1]["databases"] == [house.db.name]
+    source = ("--source", house.metastore.uri, "--engine", "local")
+    assert called(capsys, "capture", *source, *cmroot)[1]["databases"] == [house.db.name]  # those of before
+    code, answer = called(capsys, "capture", *source, *cmroot, "--all-databases")
+    assert code == 0 and {house.db.name, outside.db.name} <= set(answer["databases"])
+    _, answer = called(capsys, *arguments(house))
+    assert not answer["warnings"] and outside.db.name in answer["databases"]
+
+
+@pytest.mark.parametrize("rule", ["--protect", "hold"])
+@pytest.mark.parametrize("spelled", ["{home}/sales/../held/t", "{home}/link/t"])
+def test_a_held_place_is_held_under_every_name(
+    house: House, capsys: pytest.CaptureFixture[str], rule: str, spelled: str
+) -> None:
+    home = house.db.home
+    house.write("held/t", "case 17")
+    (home / "sales").mkdir()
+    (home / "link").symlink_to(home / "held")
+    house.table("t", {}, kind=EXTERNAL)
+    house.relocate("t", f"file:{spelled.format(home=home)}")
+    house.db.alter("t", **{**UNREFERENCED, **ALL_EVENTS, "beekeeper.unreferenced.data.retention.period": "PT1S"})
+    assert called(capsys, *arguments(house))[0] == 0
+    house.metastore.drop_table(house.db.name, "t")
+    limits = ["--protect", f"{home}/held"] if rule == "--protect" else []
+    if rule == "hold":
+        held = ("--on", f"{home}/held", "--reason", "case 17", "--cmroot", house.root.place)
+        assert called(capsys, "legal-hold", "add", "case-17", *held)[0] == 0
+    while not house.audit("refused") and (home / "held" / "t" / "a").exists():
+        assert called(capsys, *arguments(house, *limits))[0] in (0, 3)
+    assert (home / "held" / "t" / "a").read_text() == "case 17"
+    assert {"protected" in row.detail or "legal hold" in row.detail for row in house.audit("refused")} == {True}
+
+
+def test_a_store_whose_port_is_no_number_is_an_error_of_the_configuration(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (arguments(house), ["housekeeping", "ls", "--cmroot", house.root.place]):
+        code, said = called(capsys, *words, "--store", "postgresql://user:hunter2@host:port/db")
+        assert (code, said["error"]) == (2, "ConfigError") and "--store" in said["message"]
+        assert "hunter2" not in str(said)

@@ -1,28 +1,39 @@
 """Whatever happens, in whatever order: a slot's state can be loaded exactly, and without slots nothing unneeded stays.
 
 Random histories: several writers change a source; captures, dumps, loads and expiries of everything that nobody needs
-run between them, some of them killed at a random step and run again. `scripts/soak_crash` plays longer ones.
+run between them. Some are killed at a random step, meet a store of which a call fails, or stand still while another
+command comes; running them again must be all it takes. `scripts/soak_crash` plays longer ones.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Fault, run_with
+from faults import ERRORS, Ended, Fault, delayed, run_with
 from plain_tables import PlainDatabase
 from story import Answer, Story, command
 
 from cmroot.content import content_name
 from cmroot.root import open_existing
+from replicator import api
+from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.events.fold import open_manifest
 from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import connect
+from replicator.progress import Progress
 
 CONSUMERS = ("near", "far")
 ROUNDS = 5
-KILLS = 0.3  # how often a command is killed first
+HARMS = {None: 4, "killed": 2, "failed": 3, "delayed": 1}  # what happens first to how many of ten commands
 
 
 class Writer:
@@ -95,6 +106,8 @@ class History:
         self.states: list[tuple[int, dict[str, Any]]] = []  # event, what the source showed then
         self.at = dict.fromkeys(CONSUMERS, -1)  # index of the state that a replica has
         self.dumps = 0
+        self.harms: list[str | None] = []  # of the commands to come
+        self.reached = dict.fromkeys(filter(None, HARMS), 0)  # how often
 
     def begin(self) -> None:
         for writer in self.writers:
@@ -105,17 +118,20 @@ class History:
 
     def turn(self) -> None:
         """Some changes, then what runs in between; what is captured is a state to come back to."""
+        self.event()  # what only a scan sees comes after the state before, by event too
         for _ in range(self.chance.randrange(1, 5)):
             self.chance.choice(self.writers).step()
             if self.chance.random() < 0.3:
                 self.run(self.story.capture_arguments())
-        self.story.source.metastore.alter_database(  # each state has an event of its own
-            self.story.db, self.story.source.metastore.database(self.story.db)
-        )
+        self.event()  # each state has an event of its own
         self.writers[0]._make()
         self.capture()
         for work in self.chance.sample((self.expire, self.follow_one, self.nothing), 2):
             work()
+
+    def event(self) -> None:
+        metastore = self.story.source.metastore
+        metastore.alter_database(self.story.db, metastore.database(self.story.db))
 
     def capture(self) -> None:
         self.run(self.story.capture_arguments())
@@ -123,7 +139,10 @@ class History:
         self.states.append((event, self.story.source.shown()))
 
     def expire(self) -> None:
-        self.run(["cm", "expire", "--cmroot", str(self.story.cmroot), "--older-than", "0s", "--engine", "local"])
+        self.run(self.expire_arguments())
+
+    def expire_arguments(self) -> list[str]:
+        return ["cm", "expire", "--cmroot", str(self.story.cmroot), "--older-than", "0s", "--engine", "local"]
 
     def nothing(self) -> None:
         pass
@@ -150,16 +169,43 @@ class History:
         self.at[consumer] = chosen
 
     def run(self, arguments: list[str], done: Path | None = None) -> Answer:
-        """Runs a command, killed at a random step first now and then; it was killed too late when `done` is there.
-        Afterwards it must have succeeded."""
-        if self.chance.random() < KILLS:
+        """Runs a command; now and then something happens to it first, at a random step. When `done` is there
+        afterwards, that came too late. Otherwise it runs again, and must succeed."""
+        harm = self.next_harm()
+        if harm == "failed":
+            fault = Fault(self.chance.choice(ERRORS), "call", self.places(), self.chance.randrange(1, 40))
+            self.note(harm, run_with(fault, arguments, must=False))
+        elif harm == "delayed":
+            fault = Fault("before", "call", self.places(), self.chance.randrange(1, 40))
+            self.note(harm, delayed(fault, arguments, self.another_comes))
+        elif harm == "killed":
             fault = Fault(self.chance.choice(("before", "after")), "any", "", self.chance.randrange(1, 40))
-            run_with(fault, arguments, must=False)
-            if done is not None and done.exists():
-                return Answer(0, {})
+            self.note(harm, run_with(fault, arguments, must=False))
+        if done is not None and done.exists():
+            return Answer(0, {})
         answer = command(*arguments)
         assert answer.code == 0, (arguments, answer)
         return answer
+
+    def next_harm(self) -> str | None:
+        if not self.harms:
+            self.harms = [harm for harm, often in HARMS.items() for _ in range(often)]
+            self.chance.shuffle(self.harms)
+        return self.harms.pop()
+
+    def places(self) -> str:
+        """The stores that fail: the root, the source's files, the dumps, the replicas' files and their root."""
+        return f"{self.story.cmroot}/|{self.story.source.home}/|{self.story.here}/(near|far)|{self.story.warehouse}/"
+
+    def another_comes(self) -> None:
+        """While a command stands still another one captures, unless the lease is held."""
+        assert (other := command(*self.story.capture_arguments())).code in (0, 7), other
+
+    def note(self, harm: str, ended: Ended) -> None:
+        """Counts what was reached. Who is not killed says in one JSON object how it ended."""
+        self.reached[harm] += ended.reached
+        if not ended.killed:
+            assert json.loads(ended.out), ended
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -172,6 +218,8 @@ class History:
         for consumer in CONSUMERS:
             assert command("cm", "slots", "drop", consumer, "--cmroot", str(self.story.cmroot)).code == 0
         self.expire()
+        self.a_day_passes()
+        assert command(*self.expire_arguments()).code == 0
         with open_manifest(open_existing(str(self.story.cmroot))) as manifest:
             needed = {
                 content_name(row[6], row[3])
@@ -180,6 +228,13 @@ class History:
             }
         assert {path.name for path in (self.story.cmroot / "files").rglob("xxh3*")} == needed
         self.story.roots_are_in_order()
+
+    def a_day_passes(self) -> None:
+        """Only what is older is nobody's, of what is half written by those who take no lease."""
+        ago = time.time() - timedelta(days=1, minutes=1).total_seconds()
+        for directory in ("slots", "dumps", "expiring"):
+            for path in (self.story.cmroot / directory).glob(".aside-*"):
+                os.utime(path, (ago, ago))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -191,4 +246,37 @@ def test_every_slot_can_be_loaded_and_without_slots_nothing_unneeded_is_kept(
     for _ in range(ROUNDS):
         history.turn()
     history.every_slot_can_be_loaded()
+    assert all(history.reached.values()), f"faults that were never reached: {history.reached}"
     history.without_slots_nothing_unneeded_is_kept()
+
+
+class AtTheEnd(Progress):
+    """Does something when a task of this title ends."""
+
+    def __init__(self, title: str, act: Callable[[], None]) -> None:
+        self.title, self.act, self.done = title, act, False
+
+    @contextlib.contextmanager
+    def task(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        yield lambda steps: None
+        if title == self.title:
+            self.act()
+            self.done = True
+
+
+def test_what_changes_between_the_first_walk_and_its_end_is_in_the_first_capture(
+    source_metastore: Running, tmp_path: Path
+) -> None:
+    """The newest event id is taken before anything is listed: no event falls in between."""
+    with connect(source_metastore.uri) as metastore:
+        database = PlainDatabase(metastore, "walked", tmp_path / "warehouse")
+        database.create()
+        for name in ("stays", "goes"):
+            database.table(name, {"f": name})
+        meanwhile = AtTheEnd("walk walked", lambda: database.drop("goes"))
+        root, engine = str(tmp_path / "cmroot"), AutoEngine(LocalEngine(2), SparkEngine(), "local")
+        api.capture(
+            source=source_metastore.uri, cmroot=root, db="walked", scan=False, progress=meanwhile, engine=engine
+        )
+    with open_manifest(open_existing(root)) as manifest:
+        assert meanwhile.done and list(manifest.table_names("walked")) == ["stays"]

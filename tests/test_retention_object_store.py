@@ -55,11 +55,11 @@ def test_dated_versions_of_a_bucket_go_to_cmroot_and_come_back(
     now = datetime.now(ZoneInfo("America/Los_Angeles"))
     old, new = (f"{now - timedelta(days=age):%Y/%m/%d}" for age in (9, 1))
     for day in (old, new):
-        for name in ("part-0", "deep/part-1"):
+        for name in ("part-0", ".meta/part-1"):
             lake.pipe(f"lake/user/gobblin/data/event/daily/{day}/{name}", f"{day} {name}".encode())
     before = set(lake.find("lake/user"))
     plan = run(tmp_path / "job.conf", examples.SEVERAL_KINDS, capsys, "--dry-run")
-    assert [(item["files"], item["bytes"]) for item in plan["items"]] == [(2, 17 + 22)]
+    assert [(item["files"], item["bytes"]) for item in plan["items"]] == [(2, 17 + 23)]
     done = run(tmp_path / "job.conf", examples.SEVERAL_KINDS, capsys)
     assert (done["removed"], done["files"]) == (1, 2)
     assert set(lake.find("lake/user")) == {name for name in before if new in name}

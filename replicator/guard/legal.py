@@ -13,6 +13,8 @@ import msgspec
 from cmroot.errors import Exists, FormatError
 from cmroot.pins import seconds
 from cmroot.place import is_local, join, normal, store_for
+from cmroot.resolve import resolved, touches
+from cmroot.root import guard_names
 from replicator.errors import ObjectNotFound, UsageError
 
 VERSION = 1
@@ -34,14 +36,23 @@ class LegalHold(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_place(self) -> bool:
-        return "://" in self.pattern or self.pattern.startswith(("/", "file:"))
+        return "://" in self.pattern or self.pattern.startswith(("/", "file:", "local:"))
+
+
+class Held:
+    """A legal hold with the real place that it names, looked up once for any number of questions. Raises as `resolved`
+    when nobody can tell where its place leads."""
+
+    def __init__(self, hold: LegalHold) -> None:
+        self.hold = hold
+        self._place = resolved(hold.pattern) if hold.is_place else None
 
     def covers(self, name: str, path: str) -> bool:
-        """Whether a removal is forbidden: `name` of its object ("db.table/partition"), `path` normal."""
-        if self.is_place:
-            place = normal(self.pattern)
-            return f"{path}/".startswith(f"{place}/") or f"{place}/".startswith(f"{path}/")
-        pattern, table = self.pattern.lower(), name.lower().partition("/")[0]
+        """Whether a removal is forbidden: `name` of its object ("db.table/partition"), `path` as `resolved` gives it,
+        or empty where no place goes."""
+        if self._place is not None:
+            return bool(path) and touches(path, self._place)
+        pattern, table = self.hold.pattern.lower(), name.lower().partition("/")[0]
         if not table:
             return False
         if "/" not in pattern:
@@ -52,15 +63,16 @@ class LegalHold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_holds(root: str, now: float) -> list[LegalHold]:
-    """Those in force, by name. `now`: seconds since 1970. Raises FormatError when one is damaged: then nothing may be
-    removed, as nobody knows what it protected."""
+    """Those in force, by name. `now`: seconds since 1970. Raises FormatError when one is damaged, or `legal/` is
+    gone: then nothing may be removed, as nobody knows what it protected."""
     return [hold for hold in all_holds(root) if not hold.until or seconds(hold.until) > now]
 
 
 def all_holds(root: str) -> list[LegalHold]:
     """Also those that have ended. Raises FormatError as `read_holds`."""
     store, directory = store_for(root), join(root, "legal")
-    return [_decode(store.read_bytes(join(directory, name)), join(directory, name)) for name in store.list(directory)]
+    names = guard_names(root, "legal")
+    return [_decode(store.read_bytes(join(directory, name)), join(directory, name)) for name in names]
 
 
 def add_hold(root: str, hold: LegalHold) -> None:
@@ -79,6 +91,7 @@ def add_hold(root: str, hold: LegalHold) -> None:
             seconds(hold.until)
         except ValueError as error:
             raise UsageError(f"until: {error}", hint="write an ISO 8601 time such as 2027-01-31") from error
+    guard_names(root, "legal")  # a lost directory must not be there again as if it had been empty
     body = msgspec.json.format(msgspec.json.encode(hold), indent=2) + b"\n"
     if not store_for(root).create_exclusive(_place(root, hold.name), body):
         raise Exists(f"legal hold {hold.name}: there is one of this name", hint="choose another, or release it first")

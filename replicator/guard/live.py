@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -15,7 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cmroot.place import is_local, normal
+from cmroot.place import is_local, local_path, status_of
+from cmroot.resolve import resolved
 from replicator.errors import ObjectNotFound
 from replicator.events.decode import decode
 from replicator.events.reader import read_events
@@ -290,19 +292,22 @@ class _Transaction:
 
 
 def spelled(place: str) -> str:
-    """One spelling for a place: `s3a` and `s3n` are `s3`, no trailing slash, and of a local one the real path, as two
-    names that lead to one directory are one place."""
-    place = normal(place)
+    """One spelling for a place, as `resolved` gives it: two names that lead to one directory are one place. What is
+    above a place is looked up once for all that lie beside it."""
     if not is_local(place):
-        return place
-    head, _, name = place.rpartition("/")
+        return resolved(place)
+    path = local_path(place)
+    head, _, name = path.rpartition("/")
+    if name in (".", ".."):
+        return resolved(path)
     path = os.path.join(_real(head or "/"), name)
-    return os.path.realpath(path) if os.path.islink(path) else path
+    status = status_of(path, follow=False)
+    return resolved(path) if status is not None and stat.S_ISLNK(status.st_mode) else path
 
 
 @lru_cache(maxsize=4096)
 def _real(directory: str) -> str:
-    return os.path.realpath(directory)
+    return resolved(directory)
 
 
 def _above(place: str) -> Iterable[str]:

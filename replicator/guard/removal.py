@@ -1,18 +1,20 @@
-"""One thing that a job wants to remove, and the rules that no job may break. Pure.
-
-Whether the living metastore refers to a path is `live`; carrying out is `remove`.
+"""One thing that a job wants to remove, and the rules that no job may break. Changes nothing; of the filesystem it
+asks only where places lead. Whether the living metastore refers to a path is `live`; carrying out is `remove`.
 """
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from cmroot.place import normal, split_authority
+from cmroot.errors import Error
+from cmroot.place import split_authority
+from cmroot.resolve import resolved, touches
 from replicator.errors import Refused
-from replicator.guard.legal import LegalHold
+from replicator.guard.legal import Held, LegalHold
 
 MIN_DEPTH = 2
 """Names below the store's root or bucket that a path must have: nothing like `/warehouse` or `s3://bucket/db` goes."""
@@ -74,9 +76,9 @@ def judge(
     in_use: Callable[[Removal], str] = lambda removal: "",
 ) -> Judged:  # fmt: skip
     """Each removal by itself: depth, protected places, legal holds, and who uses it (`in_use` says why not)."""
-    judged = Judged()
+    judged, rules = Judged(), _Rules(limits, holds)
     for removal in removals:
-        why = forbidden(removal, limits, holds) or in_use(removal)
+        why = rules.against(removal) or in_use(removal)
         if why:
             judged.refused.append(Refusal(removal, why))
         else:
@@ -85,17 +87,32 @@ def judge(
 
 
 def forbidden(removal: Removal, limits: Limits, holds: Sequence[LegalHold]) -> str:
-    """Why a removal must not be; empty when no rule is against it."""
-    path = normal(removal.path)
-    if depth(path) < limits.min_depth:
-        return f"{removal.path} lies {depth(path)} deep, and nothing above depth {limits.min_depth} is removed"
-    for place in limits.protected:
-        if related(path, normal(place)):
-            return f"{place} is protected"
-    for hold in holds:
-        if hold.covers(removal.name, path):
-            return f"legal hold {hold.name}: {hold.reason or hold.pattern}"
-    return ""
+    """Why a removal must not be; empty when no rule is against it. One without a path is judged by its object."""
+    return _Rules(limits, holds).against(removal)
+
+
+class _Rules:
+    """Limits and legal holds with the real places that they name: every spelling and every link of a place is one."""
+
+    def __init__(self, limits: Limits, holds: Sequence[LegalHold]) -> None:
+        self._min_depth = limits.min_depth
+        self._protected = [(place, resolved(place)) for place in limits.protected]
+        self._held = [Held(hold) for hold in holds]
+
+    def against(self, removal: Removal) -> str:
+        try:
+            path = resolved(removal.path) if removal.path else ""
+        except (Error, OSError) as error:
+            return f"nobody can tell where {removal.path} leads: {error}"
+        if path and depth(path) < self._min_depth:
+            return f"{removal.path} lies {depth(path)} deep, and nothing above depth {self._min_depth} is removed"
+        for place, real in self._protected:
+            if path and touches(path, real):
+                return f"{place} is protected"
+        for held in self._held:
+            if held.covers(removal.name, path):
+                return f"legal hold {held.hold.name}: {held.hold.reason or held.hold.pattern}"
+        return ""
 
 
 def refuse_excess(judged: Judged, limits: Limits, total: int, noun: str) -> None:
@@ -121,10 +138,5 @@ def refuse_counts(count: int, size: int, limits: Limits, total: int, noun: str) 
 
 
 def depth(path: str) -> int:
-    """Names below the store's root or bucket."""
-    return len([part for part in split_authority(path)[1].split("/") if part])
-
-
-def related(one: str, other: str) -> bool:
-    """Whether two normal places are the same, or one lies in the other."""
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+    """Names below the store's root or bucket, `..` folded."""
+    return len([part for part in posixpath.normpath(split_authority(path)[1]).split("/") if part not in ("", ".")])

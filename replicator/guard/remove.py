@@ -5,7 +5,7 @@ Nothing is deleted: files are recycled, and can be brought back until `$cmroot` 
 
 from __future__ import annotations
 
-import os
+import stat
 import time as clocks
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +14,18 @@ from functools import partial
 
 import msgspec
 
-from cmroot.errors import Error
+from cmroot.errors import Error, Protected
 from cmroot.lease import acquire
-from cmroot.place import is_local, local_path, normal
+from cmroot.place import is_local, local_path, normal, status_of
 from cmroot.recycle import recycle_tree, sweep_incoming
+from cmroot.resolve import refuse_root
 from cmroot.waiting import patiently
 from replicator.engine import AutoEngine
 from replicator.guard.audit import AuditLog, unwatched
 from replicator.guard.legal import read_holds
 from replicator.guard.live import LiveLocations
 from replicator.guard.removal import Judged, Limits, Refusal, Removal, judge
+from replicator.load.asides import OPEN, Fence, fenced, sweep_asides
 
 PATIENCE = timedelta(minutes=1)
 """How long the lease of a capture or load on the same root is waited for."""
@@ -82,6 +84,7 @@ class Remover:
         with patiently(partial(acquire, self.root, self.audit.job), self.patience) as lease:
             with self.audit.recorder() as recorder:  # what a killed run had begun, told like its other files
                 sweep_incoming(self.root, record=recorder.of(_SWEPT))
+            sweep_asides(self.root)  # and what is left of a killed run's tasks removes nothing from here on
             judged = self.look(batch)
             self.audit.refused(judged.refused)
             done.refused += judged.refused
@@ -96,7 +99,7 @@ class Remover:
                 RemovalTask(self.root, unwatched(self.audit), judged.allowed[start : start + size]) for start in starts
             ]
             gone = []
-            for outcomes in engine.run(run_removal_task, tasks):
+            for outcomes in fenced(engine, self.root, run_removal_task, tasks):
                 for outcome in outcomes:
                     if outcome.error:
                         done.failed.append((outcome.removal, outcome.error))
@@ -109,8 +112,14 @@ class Remover:
             done.bytes += sum(each.bytes for each in gone)
 
     def _in_use(self, removal: Removal) -> str:
-        if is_local(removal.path) and os.path.islink(local_path(removal.path)):
-            return f"{removal.path} is a symbolic link; what it leads to is somebody else's"
+        if is_local(removal.path):
+            status = status_of(local_path(removal.path), follow=False)
+            if status is not None and stat.S_ISLNK(status.st_mode):
+                return f"{removal.path} is a symbolic link; what it leads to is somebody else's"
+        try:
+            refuse_root(self.root, removal.path)
+        except Protected as error:
+            return error.message
         db = removal.object.partition(".")[0]
         if db and (why := self.live.follows(db.lower())):
             return why
@@ -134,11 +143,12 @@ class Outcome(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def run_removal_task(task: RemovalTask) -> list[Outcome]:
-    """Each file is in the audit before its last trace goes. May run twice."""
+def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[Outcome]:
+    """Each file is in the audit before its last trace goes. May run twice. Raises LeaseHeld when it was given up."""
     found = []
     with task.audit.recorder() as recorder:
         for removal in task.removals:
+            fence.check()
             try:
                 recycled = recycle_tree(task.root, normal(removal.path), record=recorder.of(removal))
             except (Error, OSError) as error:

@@ -30,6 +30,7 @@ from replicator.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMP
 from replicator.housekeeping.store import PAGE, Store
 from replicator.housekeeping.wishes import Defaults
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.quantity import count_text
 
 FIRST_RETRY, LONGEST_RETRY = 300, 86_400
 """Seconds to the next try after a failure; twice as many after each."""
@@ -144,7 +145,11 @@ class Cleaning:
         ended = self.metastore.current_event_id() if removed.removals else 0
         outcomes = [self._failed(one, failed[one.id], now) for one in begun if one.id in failed]
         for removal in removed.removals:
-            said = f"{removal.files:,} files, {removal.bytes:,} bytes" if removal.files else "nothing was there"
+            said = (
+                f"{count_text(removal.files, 'file')}, {count_text(removal.bytes, 'byte')}"
+                if removal.files
+                else "nothing was there"
+            )
             key = msgspec.structs.replace(removal, files=0, bytes=0)
             outcomes += [_change(one, now, status=DELETED, reason=said, attempts=1, ended=ended) for one in wanted[key]]
             self.done.removed += len(wanted[key])

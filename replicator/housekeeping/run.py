@@ -16,10 +16,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from cmroot.lease import acquire
+from cmroot.log import segments
 from cmroot.place import join
 from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine
 from replicator.events.capture import capture
+from replicator.events.scope import captured_databases
 from replicator.guard.audit import begin_audit
 from replicator.guard.live import LiveLocations
 from replicator.guard.removal import Limits, refuse_counts
@@ -29,7 +31,7 @@ from replicator.housekeeping.clean import Cleaned, Cleaning, Page, plan
 from replicator.housekeeping.schedule import Scheduled, fold_path, schedule
 from replicator.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.housekeeping.store import Store
-from replicator.housekeeping.wishes import Defaults
+from replicator.housekeeping.wishes import Defaults, outside_with_wishes
 from replicator.metastore.client import Metastore
 from replicator.progress import Progress
 from replicator.report import json_text
@@ -38,19 +40,24 @@ JOB = "housekeeping"
 REMEMBERED = 182 * 86_400
 """Seconds for which items that are DELETED or DISABLED stay; the audit stays longer."""
 
+LOOK_OUTSIDE = 3600.0
+"""Seconds between two looks at the databases that the root does not capture."""
+
 SHOWN = 10_000
 """Items that a rehearsal names; the rest it counts."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run may do, and how. databases: captured from now on, beside those captured before."""
+    """What a run may do, and how. databases: captured from now on, beside those captured before; everything: all that
+    the metastore has."""
 
     defaults: Defaults = field(default_factory=Defaults)
     limits: Limits = field(default_factory=Limits)
     captures: bool = True
     databases: Sequence[str] = ()
     scan: bool = True
+    everything: bool = False
 
 
 @dataclass
@@ -58,7 +65,9 @@ class Housekept:
     """What a run did. run: its name in the audit record; position: of the captured log, up to which all is scheduled.
     scheduled, cancelled, detached: items that the log brought about, that are not to go any more, whose object is gone.
     due: items whose time had come; removed: those that went; waiting: those that wait for something else first.
-    invalid: tables whose properties were found to be wrong in this run. plan: of a rehearsal, the items."""
+    invalid: tables whose properties were found to be wrong in this run. plan: of a rehearsal, the items. databases:
+    those that the root captures, the only ones that housekeeping knows of; warnings: databases outside whose tables
+    have properties for it."""
 
     root: str
     store: str
@@ -82,6 +91,8 @@ class Housekept:
     failed: list[str] = field(default_factory=list)
     plan: list[dict[str, Any]] = field(default_factory=list)
     more: int = 0
+    databases: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
     status: str = "done"
 
@@ -113,6 +124,8 @@ class Housekeeping:
         self._metastore, self._root, self._store, self._options = metastore, root, store, options
         self._engine, self._progress, self._clock = engine, progress, clock
         self._live: LiveLocations | None = None
+        self._outside: list[str] | None = None
+        self._looked = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -143,6 +156,7 @@ class Housekeeping:
                 self._capture()
             self._store.prepare(self._root)
             done.add_scheduled(schedule(self._root, self._store, self._options.defaults, clock=self._clock))
+            self._tell_scope(done)
             now = int(self._clock())
             done.due = self._due(self._store, now)
             if done.due:
@@ -175,6 +189,7 @@ class Housekeeping:
                 done.add_scheduled(
                     schedule(self._root, copy, self._options.defaults, clock=self._clock, fold=fold)
                 )  # fmt: skip
+                self._tell_scope(done)
                 now = int(self._clock() if at is None else at)
                 done.due = self._due(copy, now)
                 if done.due:
@@ -194,9 +209,24 @@ class Housekeeping:
 
     def _capture(self) -> None:
         capture(
-            self._metastore, self._root, databases=self._options.databases, scan=self._options.scan,
-            engine=self._engine, progress=self._progress, clock=self._clock,
+            self._metastore, self._root, databases=self._options.databases,
+            everything=self._options.everything, scan=self._options.scan, engine=self._engine,
+            progress=self._progress, clock=self._clock,
         )  # fmt: skip
+
+    def _tell_scope(self, done: Housekept) -> None:
+        """Looks at the databases outside once an hour: all of their tables are read for it."""
+        captured = captured_databases(segments(self._root.place))
+        if captured is None:
+            return
+        done.databases = captured
+        if self._outside is None or self._clock() - self._looked > LOOK_OUTSIDE:
+            self._outside, self._looked = outside_with_wishes(self._metastore, captured), self._clock()
+        if self._outside:
+            done.warnings.append(
+                f"{', '.join(self._outside)}: tables have properties for housekeeping, but {self._root.place} does not "
+                "capture them, so nothing of theirs is scheduled: name them with --db, or use --all-databases"
+            )
 
     def _due(self, store: Store, now: int) -> int:
         return store.count(ACTIVE_ONLY, item.c.cleanup_timestamp <= now, item.c.next_try <= now)

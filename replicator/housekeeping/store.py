@@ -69,7 +69,7 @@ class Store:
             if parsed.get_backend_name() not in ("sqlite", "postgresql"):
                 raise ConfigError(f"{parsed.drivername}: items can be kept in sqlite or postgresql")
             self._engine = _engine(parsed)
-        except (ArgumentError, NoSuchModuleError) as error:
+        except (ArgumentError, NoSuchModuleError, ValueError) as error:  # ValueError: a port that is no number
             raise ConfigError(f"--store: {error}", hint="e.g. postgresql://user@host/housekeeping") from error
         except ModuleNotFoundError as error:
             raise ConfigError(f"--store: {error}", hint="pip install 'replicator[postgres]'") from error

@@ -1,4 +1,4 @@
-"""What a table's owner asks of housekeeping: TBLPROPERTIES as a value. Pure.
+"""What a table's owner asks of housekeeping: TBLPROPERTIES as a value.
 
 Names and meanings are Beekeeper's, so tables work unchanged. What cannot be understood is a problem of that table and
 that lifecycle alone: nothing of it is removed, and a person is told.
@@ -6,11 +6,18 @@ that lifecycle alone: nothing of it is removed, and a person is told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from replicator.errors import ObjectNotFound
 from replicator.housekeeping.periods import Period, parse_period
+from replicator.metastore.client import MetastoreReader
 from replicator.model import Table
+from replicator.shadow import is_shadow
+from replicator.table_format import ICEBERG, table_format
+
+_TABLES = 500  # fetched at once
 
 UNREFERENCED, EXPIRED = "UNREFERENCED", "EXPIRED"
 """Lifecycles: data that a table or partition has left behind; tables and partitions that have lived long enough."""
@@ -27,6 +34,29 @@ ALTER_PARTITION, ALTER_TABLE, DROP_PARTITION, DROP_TABLE = (
 )  # fmt: skip
 THREE_DAYS, THIRTY_DAYS = parse_period("P3D"), parse_period("P30D")
 DEFAULT_EVENTS = frozenset({ALTER_PARTITION, ALTER_TABLE})
+
+
+def outside_with_wishes(metastore: MetastoreReader, captured: Collection[str]) -> list[str]:
+    """Databases other than the captured ones of which a table asks for a lifecycle, sorted. Reads in batches, and of
+    each database no more than up to the first such table."""
+    return sorted(
+        db for db in metastore.database_names()
+        if db not in captured and _has_wishes(metastore, db)
+    )  # fmt: skip
+
+
+def _has_wishes(metastore: MetastoreReader, db: str) -> bool:
+    with suppress(ObjectNotFound):  # dropped meanwhile
+        if is_shadow(metastore.database(db)):
+            return False
+        names = metastore.table_names(db)
+        for start in range(0, len(names), _TABLES):
+            for table in metastore.tables(db, names[start : start + _TABLES]):
+                if any(
+                    table.parameters.get(key, "").lower() == "true" for key in (REMOVE_UNREFERENCED, REMOVE_EXPIRED)
+                ):
+                    return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -78,7 +108,7 @@ def read_wishes(table: Table | None, defaults: Defaults) -> Wishes:
     ):
         try:
             wanted = _switch(given, switch)
-            if wanted and is_iceberg(table):
+            if wanted and table_format(table) == ICEBERG:
                 raise ValueError(f"{switch}: an Iceberg table lists its files itself; use its own expiry of snapshots")
             found[lifecycle] = _period(given, key, default, defaults) if wanted else None
         except ValueError as error:
@@ -91,13 +121,6 @@ def read_wishes(table: Table | None, defaults: Defaults) -> Wishes:
             problems[EXPIRED] = str(error)
             found[EXPIRED] = None
     return Wishes(found.get(UNREFERENCED), _events(given), found.get(EXPIRED), drops, problems)
-
-
-def is_iceberg(table: Table) -> bool:
-    given = {key.lower(): value for key, value in table.parameters.items()}
-    return bool(given.get("metadata_location", "").strip()) or any(
-        "iceberg" in given.get(key, "").lower() for key in ("table_type", "spark.sql.sources.provider")
-    )
 
 
 def _switch(given: Mapping[str, str], key: str) -> bool:

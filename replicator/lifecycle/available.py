@@ -18,6 +18,8 @@ import xxhash
 from cmroot.checksum import checksum_file, checksum_stream
 from cmroot.content import locate
 from cmroot.listing import FileState, file_state, list_tree
+from cmroot.names import check_entries
+from cmroot.parts import reading
 from cmroot.place import is_local, join, local_path, store_for
 from cmroot.versions import version_size
 
@@ -106,10 +108,11 @@ def _by_location(task: LookTask) -> Mapping[str, list[dict[str, Any]]]:
 
 def _tables(parts: Iterable[str]) -> Iterator[pa.Table]:
     for part in parts:
-        with store_for(part).open_read(part) as file:
+        with store_for(part).open_read(part) as file, reading(part):
             parquet = pq.ParquetFile(file)
             columns = [name for name in _COLUMNS if name in parquet.schema_arrow.names]
             for batch in parquet.iter_batches(columns=columns):
+                check_entries(batch, part)
                 yield pa.Table.from_batches([batch])
 
 
@@ -124,10 +127,9 @@ def _origin(row: Mapping[str, Any], path: str, there: Mapping[str, FileState], r
     if checksum is None or size is None:
         return "missing", "it was gone before a capture could read it"
     now = there.get(row["path"])
-    if now is not None and now.size == size:
-        same = (now.mtime_ns, now.identity) == (row["mtime_ns"], row["identity"])
-        if same or _checksum(path) == (checksum, size):
-            return "source", ""
+    recorded = now is not None and now.is_recorded(size, row["mtime_ns"], row["identity"])
+    if recorded or (now is not None and now.size == size and _checksum(path) == (checksum, size)):
+        return "source", ""
     kept = _kept(root, checksum, size, row["mtime_ns"])
     if kept == "kept":
         return "cmroot", ""

@@ -22,6 +22,7 @@ from cmroot.references import work
 from cmroot.retention import EXPIRED, LIVE, UNREFERENCED, UNREFERENCED_YOUNG
 from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine
+from replicator.events.scope import captured_databases
 from replicator.lifecycle.headers import events_at
 from replicator.report import json_text
 
@@ -35,7 +36,8 @@ NOBODY = "nobody"
 @dataclass
 class KeptList:
     """`total`: entries and bytes that fit; `by_need`: the same by who needs them; `shared`: those that are the source's
-    own inode too and take no room of their own. `entries`: the largest; see `_entry`."""
+    own inode too and take no room of their own. `entries`: the largest; see `_entry`. `databases`: those that the root
+    captures; None: unknown until the next capture."""
 
     status: str
     root: str
@@ -44,6 +46,7 @@ class KeptList:
     shared: dict[str, int]
     entries: list[dict[str, Any]]
     damaged_pins: list[str] = field(default_factory=list)
+    databases: list[str] | None = None
 
     __str__ = json_text
 
@@ -77,6 +80,7 @@ def list_kept(root: ChangeRoot, engine: AutoEngine, *, table: str = "", need: st
     report = KeptList(
         "listed", root.place, _said([sum(each[0] for each in tally.values()), sum(each[1] for each in tally.values())]),
         {reason: _said(count) for reason, count in sorted(tally.items())}, _said(shared), [], pins.damaged,
+        captured_databases(log),
     )  # fmt: skip
     described = _Moments(log, largest.to_pylist())
     report.entries = [_entry(row, described, root.place) for row in described.rows]

@@ -84,7 +84,7 @@ def _telling(segment: Segment, after: int, until: int) -> Iterator[ChangeRecord]
     """The records of a capture that say where moments begin and end; the others are not decoded."""
     for line in segment.records(after, until):
         if any(kind in line for kind in _TELLING):
-            yield decode_line(line)
+            yield decode_line(line, segment.place)
 
 
 def moment(log: Sequence[Segment], db: str, text: str) -> Point:

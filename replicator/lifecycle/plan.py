@@ -37,6 +37,7 @@ from replicator.load.target import database_location, default_warehouse
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Database
 from replicator.progress import Progress
+from replicator.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 
 OUTSIDE = "external-data"  # in the new database's directory; no table has a hyphen in its name
 
@@ -49,7 +50,8 @@ class RestoreOptions:
     `<db>_restored_<event>`). warehouse, cmroot: the target's own, as for a load. force: write into a database that
     exists, the live one too; what it holds in the restored scope is replaced and goes to the target's $cmroot.
     allow_missing: restore without the files that exist nowhere. scratch: a directory for the passing dump, which
-    executors must be able to read (None: the system's). jobs: tables committed side by side."""
+    executors must be able to read (None: the system's). jobs: tables committed side by side. formats: "as-they-are"
+    restores tables of formats that name their files by whole paths, too."""
 
     db: str
     to: str
@@ -61,6 +63,7 @@ class RestoreOptions:
     allow_missing: bool = False
     scratch: str | None = None
     jobs: int = 2
+    formats: FormatChoice = SUPPORTED
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ class RestorePlan:
             "bytes_from_cmroot": there.cmroot.bytes + there.version.bytes,
             "files_missing": there.missing.files, "bytes_missing": there.missing.bytes, "missing": there.named,
             "replaced": sorted({*self.load["drop_tables"]} - {*self.dropped}), "dropped": self.dropped,
-            "locations": self.load["locations"], "warnings": self.warnings,
+            "not_replicated": self.load["not_replicated"], "locations": self.load["locations"],
+            "warnings": self.warnings,
         }  # fmt: skip
 
 
@@ -125,6 +129,7 @@ def planned(
             warehouse=options.warehouse, cmroot=options.cmroot, rename=[(options.db, into)],
             external=None if live else join(location, OUTSIDE), overwrite=existing is not None, jobs=options.jobs,
             source_root=root.place, exact=True, allow_missing=options.allow_missing,
+            as_they_are=options.formats == AS_THEY_ARE,
         )  # fmt: skip
         yield RestorePlan(
             point=point, into=into, location=location, existing=existing, key=key, reader=reader, tables=tables,

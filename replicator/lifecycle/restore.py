@@ -26,7 +26,9 @@ from replicator.load.placement import uri
 from replicator.load.replica import RESTORING, own_parameters
 from replicator.metastore.client import Metastore
 from replicator.model import Database
+from replicator.not_replicated import INCOMPLETE, NotReplicated
 from replicator.progress import Progress
+from replicator.quantity import count_text
 from replicator.report import json_text
 from replicator.roles import after_restore, mark_of
 
@@ -34,7 +36,8 @@ from replicator.roles import after_restore, mark_of
 @dataclass
 class Restored:
     """What a restore did. `event`, `position`, `time`: the moment; `files`, `bytes`: of the state; `dropped`: tables of
-    an existing database that it did not have; `missing`: the first of `files_missing` files that exist nowhere."""
+    an existing database that it did not have; `missing`: the first of `files_missing` files that exist nowhere;
+    `not_replicated`: tables that were not restored."""
 
     db: str
     into: str
@@ -55,6 +58,7 @@ class Restored:
     files_missing: int = 0
     bytes_missing: int = 0
     missing: list[dict[str, Any]] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -77,7 +81,8 @@ def carry_out(plan: RestorePlan, target: Metastore, *, engine: AutoEngine, progr
     return Restored(
         db=metadata.scope.databases[0], into=plan.into, target=target.uri, event=plan.point.event,
         position=plan.point.position, time=moment_text(plan.point),
-        status="incomplete" if missing.files else "restored", tables=plan.tables, files=metadata.files,
+        status=INCOMPLETE if missing.files or loaded.not_replicated else "restored", tables=plan.tables,
+        not_replicated=loaded.not_replicated, files=metadata.files,
         bytes=metadata.bytes, files_copied=loaded.files_copied, bytes_copied=loaded.bytes_copied,
         files_from_source=loaded.files_from_source, files_from_cmroot=loaded.files_from_cmroot,
         files_from_target=loaded.files_from_target, files_skipped=loaded.files_skipped, files_missing=missing.files,
@@ -90,7 +95,8 @@ def carry_out(plan: RestorePlan, target: Metastore, *, engine: AutoEngine, progr
 def _files_missing(plan: RestorePlan) -> FilesMissing:
     missing, first = plan.available.missing, plan.available.named[0]
     return FilesMissing(
-        f"{missing.files} files ({missing.bytes} bytes) of event {plan.point.event} exist nowhere any more, the first: "
+        f"{count_text(missing.files, 'file')} ({count_text(missing.bytes, 'byte')}) of event {plan.point.event} "
+        f"found nowhere any more, the first: "
         f"{first['file']} of {first['object']}: {first['reason']}",
         hint="nothing was done; choose another moment or other tables, or --allow-missing to restore the rest; "
         "--dry-run lists them",

@@ -22,6 +22,7 @@ from cmroot.references import work
 from cmroot.root import ChangeRoot
 from cmroot.waiting import patiently
 from replicator.engine import AutoEngine
+from replicator.lifecycle.clock import IDLE, refuse_clock_ahead
 
 PATIENCE = timedelta(minutes=1)
 """How long the lease of another run is waited for, by default."""
@@ -71,9 +72,10 @@ def compact_log(root: ChangeRoot, *, patience: timedelta = PATIENCE) -> Compacte
 
 def plan_expired(
     root: ChangeRoot, engine: AutoEngine, older_than: timedelta, *, max_slot_lag: timedelta | None = None,
-    clock: Callable[[], float] = clocks.time,
+    clock: Callable[[], float] = clocks.time, idle: timedelta = IDLE,
 ) -> dict[str, Any]:  # fmt: skip
-    """What an expiry would do, and nothing of it done."""
+    """What an expiry would do, and nothing of it done. Raises Refused as `expire_root`."""
+    refuse_clock_ahead(root, clock, idle)
     chosen = engine.for_work(work(root.place))
     with plan_expiry(root.place, older_than=older_than, now=clock, engine=chosen, max_slot_lag=max_slot_lag) as plan:
         return {"status": "planned", "root": root.place, **plan.as_json()}
@@ -81,9 +83,11 @@ def plan_expired(
 
 def expire_root(
     root: ChangeRoot, engine: AutoEngine, older_than: timedelta, *, max_slot_lag: timedelta | None = None,
-    patience: timedelta = PATIENCE, clock: Callable[[], float] = clocks.time,
+    patience: timedelta = PATIENCE, clock: Callable[[], float] = clocks.time, idle: timedelta = IDLE,
 ) -> Expired:  # fmt: skip
-    """Plans an expiry and carries it out; plans anew when another run held the lease meanwhile. See cmroot.expire."""
+    """Plans an expiry and carries it out; plans anew when another run held the lease meanwhile. See cmroot.expire.
+    Raises Refused when the clock is ahead of the store's, or the newest capture was longer ago than `idle`."""
+    refuse_clock_ahead(root, clock, idle)
 
     def once() -> Expired:
         chosen = engine.for_work(work(root.place))

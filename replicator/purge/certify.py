@@ -19,13 +19,14 @@ from typing import Any
 from cmroot.checksum import checksum_stream
 from cmroot.expedite import expedite, look_at_contents
 from cmroot.pins import iso
-from cmroot.place import join, normal, store_for
+from cmroot.place import join, store_for
+from cmroot.resolve import resolved
 from cmroot.retention import LIVE
 from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine, hive_settings
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.guard.audit import AuditLog, begin_audit
-from replicator.guard.legal import read_holds
+from replicator.guard.legal import Held, read_holds
 from replicator.load.replica import LAST_ID
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge import matching
@@ -124,6 +125,7 @@ def certify(
                                  "the next purge"))  # fmt: skip
         else:
             certificate.searched.append(table.name)
+    matching.forget(ids)
     contents = {each.key: each for each in erased_contents(directories)}
     recorded = recorded_contents(root.place, [table.name for table in tables])
     contents = {**recorded.older, **contents}
@@ -191,12 +193,14 @@ def _expedite(
     place: str, contents: dict[tuple[str, int], Content], root: str, engines: AutoEngine, certificate: Certificate,
     clock: Callable[[], float],
 ) -> None:  # fmt: skip
-    holds = read_holds(root, clock())
-    free = [
-        key for key, each in contents.items()
-        if not any(hold.covers(_name(each), normal(each.path)) for hold in holds)
-    ]  # fmt: skip
-    gone = expedite(look_at_contents(place, free, engines.for_work(len(free)), now=clock), now=clock)
+    held = [Held(hold) for hold in read_holds(root, clock())]
+
+    def is_held(each: Content) -> bool:
+        path = resolved(each.path) if held else ""
+        return any(hold.covers(_name(each), path) for hold in held)
+
+    free = [key for key, each in contents.items() if not is_held(each)]
+    gone = expedite(look_at_contents(place, free, engines.for_work(len(free))), now=clock)
     certificate.expedited_files += gone.entries
     certificate.expedited_bytes += gone.bytes
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from cmroot.checksum import checksum_stream
 from cmroot.errors import Error
-from cmroot.place import is_local, join, local_path, naming, parent, store_for
+from cmroot.place import ASIDE, aside_name, is_local, join, local_path, naming, parent, raise_unless_gone, store_for
 from replicator.purge.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.purge.formats import FileFormat, Unsupported
 from replicator.purge.lines import count_lines, rewrite_lines
@@ -91,14 +91,26 @@ def carry(work: FileWork) -> None:
         source, target = local_path(work.source), local_path(work.target)
         with naming(target):
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(target)
             try:
-                os.link(source, target, follow_symlinks=False)
+                _link(source, target)
             except OSError:  # no links here, or too many
                 _copy(work)
     else:
         _copy(work)
+
+
+def _link(source: str, target: str) -> None:
+    """The name is never away in between, as another attempt may have come to its end already."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        if os.path.samestat(os.lstat(source), os.lstat(target)):
+            return
+        aside = aside_name(target)
+        os.link(source, aside, follow_symlinks=False)
+        os.rename(aside, target)
+        with contextlib.suppress(FileNotFoundError):  # a rename onto the same file leaves both names
+            os.unlink(aside)
 
 
 def _copy(work: FileWork) -> None:
@@ -141,7 +153,8 @@ def _as_accessible(work: FileWork) -> None:
 
 @contextlib.contextmanager
 def _writing(place: str) -> Iterator[BinaryIO]:
-    """A file in a directory that nothing refers to yet: under its own name, durable when the caller syncs."""
+    """A file in a directory that nothing refers to yet: it has its name when it is whole, and is durable when the
+    caller syncs. Written aside under a name of its own, as another attempt of the task may be writing it, too."""
     if not is_local(place):
         with store_for(place).open_write(place) as file:
             yield file
@@ -149,10 +162,26 @@ def _writing(place: str) -> Iterator[BinaryIO]:
     path = local_path(place)
     with naming(path):
         os.makedirs(local_path(parent(path)), exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # what an attempt before linked here is the source's own
-        with open(path, "xb", buffering=1 << 20) as file:
-            yield file
+        aside = aside_name(path)
+        try:
+            with open(aside, "xb", buffering=1 << 20) as file:
+                yield file
+            os.rename(aside, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
+            raise
+
+
+def sweep_asides(place: str) -> None:
+    """Removes what attempts that were killed or given up have written aside below a directory; those that still go on
+    publish nothing from then on. Safe to run twice."""
+    if is_local(place):
+        for directory, _, names in os.walk(local_path(place), onerror=raise_unless_gone):
+            for name in names:
+                if name.startswith(ASIDE):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(os.path.join(directory, name))
 
 
 def _count(format_: FileFormat, place: str) -> int:

@@ -6,10 +6,9 @@ record, and the table renamed since.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
+from cmroot.emptied import remove_if_empty
 from cmroot.place import is_local, local_path, name_of, normal, parent, store_for
 from replicator.guard.live import LiveLocations
 from replicator.metastore.client import MetastoreReader
@@ -44,8 +43,7 @@ def remove_leftovers(root: str, metastore: MetastoreReader, live: Callable[[], L
 
 
 def remove_empty_sibling(place: str) -> None:
-    """The directory above, when it was the last in it."""
+    """The directory above, when it was the last in it. Raises as `remove_if_empty`."""
     above = parent(place)
     if is_local(above) and name_of(above).startswith(SIBLING):
-        with suppress(OSError):
-            os.rmdir(local_path(above))
+        remove_if_empty(local_path(above))

@@ -7,6 +7,7 @@ Spark can read can be searched.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from replicator.purge.onboarding import Onboarded
 LISTED = 1000
 """With at most so many ids, they are named in the scan's filter, which skips row groups by their statistics; with more,
 the smallest and the largest are."""
+
+log = logging.getLogger(__name__)
 
 _VIEW = "replicator_purge_ids"
 KEYS = _VIEW + "_keys"
@@ -82,6 +85,15 @@ def _view(session: Any, ids: Any) -> Ids:
         )
     ids.createOrReplaceTempView(_VIEW)
     return Ids(session, count, ids.schema.fields[0].dataType.simpleString())
+
+
+def forget(ids: Ids) -> None:
+    """At the end of a run: the Spark may be somebody else's, who goes on, and ids stay out of its memory."""
+    try:
+        ids.session.table(_VIEW).unpersist()
+        ids.session.catalog.dropTempView(_VIEW)
+    except Exception as error:
+        log.info("Spark did not let go of the ids: %s", error)
 
 
 @dataclass(frozen=True)

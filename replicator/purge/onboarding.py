@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
+from cmroot.errors import UNREADABLE
 from replicator.errors import UsageError
 from replicator.model import Column, Table
+from replicator.table_format import SAID, table_format
 
 DESCRIPTOR = "dataset.descriptor"
 FIELD_PATH = "gobblin.compliance.dataset.descriptor.fieldPath"
 FIELD_PATH_ALIASES = (FIELD_PATH, "dataset.descriptor.fieldPath")
 VERSION_MARKS = ("_trash_", "_backup_", "_staging_")
-
-_FOREIGN = {"iceberg": "Iceberg", "delta": "Delta", "hudi": "Hudi", "paimon": "Paimon"}
 
 
 @dataclass(frozen=True)
@@ -119,23 +119,24 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | Gap:
 
 def _foreign(table: Table) -> str:
     """Why files behind a metastore's back say what the table is, or who owns them."""
-    parameters = {key.lower(): value.lower() for key, value in table.parameters.items()}
-    provider = parameters.get("spark.sql.sources.provider", "")
-    kind = parameters.get("table_type", "")
-    for mark, said in _FOREIGN.items():
-        if mark in (provider, kind) or (mark == "iceberg" and parameters.get("metadata_location")):
-            return f"a {said} table: its own log says which files count, so erase with its own tools"
-    if parameters.get("transactional") == "true":
-        return "a transactional table: erase with DELETE, and compact"
-    if parameters.get("storage_handler"):
-        return f"its data lie with {parameters['storage_handler']}"
-    return ""
+    match table_format(table):
+        case "plain":
+            return ""
+        case "acid":
+            return "a transactional table: erase with DELETE, and compact"
+        case "symlink":
+            return "a table of symbolic links: its rows are other tables' files, so erase them there"
+        case "handler":
+            handlers = (value for key, value in table.parameters.items() if key.lower() == "storage_handler")
+            return f"its data lie with {next(handlers)}"
+        case known:
+            return f"{SAID[known]}: its own log says which files count, so erase with its own tools"
 
 
 def _column(text: str, path: str) -> str:
     try:
         value: Any = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(f"no JSON: {error}") from error
     parts = [part for part in (each.strip() for each in path.split(".")) if part]
     if not parts:

@@ -6,6 +6,7 @@ An unpartitioned table is one part, named "".
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,8 +15,9 @@ import msgspec
 import xxhash
 
 from cmroot.listing import FileState, hidden, skipped_directory
-from cmroot.place import is_local, join, local_path, name_of, naming, normal, parent
+from cmroot.place import is_directory, is_local, join, local_path, name_of, naming, normal, parent, status_of
 from cmroot.safely import files_at
+from cmroot.text import is_text, shown
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.model import Partition, Storage, Table, partition_name
 
@@ -42,17 +44,19 @@ class Part:
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What lies at a location. links: symbolic links. `digest`: equal as long as nothing changed."""
+    """What lies at a location. links: symbolic links. `unnamed`: files and directories whose names are not UTF-8, which
+    neither Spark nor a record could name. `digest`: equal as long as nothing changed."""
 
     files: tuple[FileState, ...]
     links: tuple[str, ...] = ()
     missing: bool = False
+    unnamed: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
         lines = [f"{each.path_relative}\0{each.size}\0{each.mtime_ns}\0{each.identity}\n" for each in self.files]
-        text = "".join([*lines, *self.links, str(self.missing)])
-        return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogateescape"))
+        text = "".join([*lines, *self.links, str(self.missing), *self.unnamed])
+        return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def parts_of(metastore: MetastoreReader, table: Table, names: Sequence[str] | None = None) -> Iterator[Part]:
@@ -80,11 +84,12 @@ def look_at(location: str) -> Look:
     if not is_local(location):
         files = tuple(sorted(_named(files_at(location)), key=lambda each: each.path_relative))
         return Look(files, missing=not files)
-    top, found, links = local_path(location), list[FileState](), list[str]()
-    if os.path.islink(top):
+    top, found, links, unnamed = local_path(location), list[FileState](), list[str](), list[str]()
+    status = status_of(top, follow=False)
+    if status is not None and stat.S_ISLNK(status.st_mode):
         return Look((), (top,))
     with naming(top):
-        if not os.path.isdir(top):
+        if not is_directory(top):
             return Look((), missing=True)
         waiting = [""]
         while waiting:
@@ -92,7 +97,9 @@ def look_at(location: str) -> Look:
             with os.scandir(join(top, relative)) as entries:
                 for entry in entries:
                     name = f"{relative}/{entry.name}" if relative else entry.name
-                    if entry.is_symlink():
+                    if not is_text(entry.name):
+                        unnamed.append(shown(name))
+                    elif entry.is_symlink():
                         links.append(name)
                     elif entry.is_dir():
                         if not skipped_directory(entry.name):
@@ -100,12 +107,14 @@ def look_at(location: str) -> Look:
                     elif not hidden(entry.name):
                         status = entry.stat()
                         found.append(FileState(name, status.st_size, status.st_mtime_ns, str(status.st_ino)))
-    return Look(tuple(sorted(found, key=lambda each: each.path_relative)), tuple(sorted(links)))
+    files = tuple(sorted(found, key=lambda each: each.path_relative))
+    return Look(files, tuple(sorted(links)), unnamed=tuple(sorted(unnamed)))
 
 
 def _named(found: Iterable[tuple[str, FileState]]) -> Iterator[FileState]:
     for name, state in found:
-        if not any(skipped_directory(part) for part in name.split("/")[:-1]):
+        *above, last = name.split("/")
+        if not (hidden(last) or any(skipped_directory(part) for part in above)):
             yield FileState(name, state.size, state.mtime_ns, state.identity)
 
 

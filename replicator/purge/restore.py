@@ -20,6 +20,7 @@ from cmroot.root import ChangeRoot
 from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
 from replicator.guard.audit import begin_audit
 from replicator.guard.bring_back import bring_back
+from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups import Backup, backups, late, recorded
 from replicator.purge.parts import Part, is_data, look_at, parts_of
@@ -59,7 +60,8 @@ def restore_backup(
     db, _, name = table.lower().partition(".")
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
     backup = _chosen(known, table, partition, moment, undo)
-    with acquire(join(root.place, PURGE), "purge restore", now=clock):
+    with acquire(join(root.place, PURGE), "purge restore", now=clock) as lease:
+        metastore = checked(metastore, lease.check)
         if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
             raise Refused(why, hint="a replica shows what its primary has, after the next run")
         current = metastore.table(db, name)

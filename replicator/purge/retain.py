@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from cmroot.errors import Error
 from cmroot.lease import acquire
 from cmroot.place import join, normal, store_for
 from cmroot.root import ChangeRoot
@@ -21,6 +22,7 @@ from replicator.guard.audit import AuditLog, begin_audit
 from replicator.guard.live import LiveLocations
 from replicator.guard.removal import Removal, refuse_excess
 from replicator.guard.remove import Remover
+from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups import Backup, Due, Late, backups, due, late, recorded
 from replicator.purge.files import FileWork, carry
@@ -59,7 +61,8 @@ def retain(
     with ExitStack() as stack:
         if not dry_run:
             store_for(place).mkdirs(join(place, PURGE))
-            stack.enter_context(acquire(join(place, PURGE), "purge retain", now=clock))
+            lease = stack.enter_context(acquire(join(place, PURGE), "purge retain", now=clock))
+            metastore = checked(metastore, lease.check)
             for directory in runs(place):
                 if (run := directory.read_run()).status == "running":
                     settle(metastore, directory, run, clock)
@@ -91,14 +94,19 @@ def retain(
             done.files, done.bytes = sum(each.files for each in judged.allowed), judged.bytes
             done.staging = list(leftovers(place, metastore, lambda: live))
             return done
+        lease.check()
         gone = remover.remove(removal for removal, _ in wanted.values())
         for removal in gone.removals:
             done.removed.append(_told(removal))
             _record(metastore, wanted[removal.path][1], audit)
-            remove_empty_sibling(removal.path)
+            try:
+                remove_empty_sibling(removal.path)
+            except (Error, OSError) as error:
+                done.refused.append(_told(removal, f"the emptied directory above it stays: {error}"))
         done.refused += [_told(each.removal, each.why) for each in gone.refused]
         done.refused += [_told(removal, why) for removal, why in gone.failed]
         done.files, done.bytes = gone.files, gone.bytes
+        lease.check()
         done.staging = remove_leftovers(place, metastore, lambda: live)
         _forget_ids(place)
     if done.refused:

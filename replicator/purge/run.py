@@ -25,6 +25,7 @@ from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine, hive_settings
 from replicator.errors import ObjectNotFound, Refused
 from replicator.guard.audit import begin_audit
+from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.progress import Progress
 from replicator.purge import matching
@@ -80,12 +81,14 @@ def purge(
     with ExitStack() as stack:
         if not dry_run:
             store_for(root.place).mkdirs(join(root.place, PURGE))
-            stack.enter_context(acquire(join(root.place, PURGE), "purge", now=clock))
+            lease = stack.enter_context(acquire(join(root.place, PURGE), "purge", now=clock))
+            metastore = checked(metastore, lease.check)
         directory, run, resumed = _begin(metastore, root, options, dry_run, clock)
         stack.push(_Ending(directory, run, dry_run))
         onboarded, gaps = described(metastore, whitelist, options)
         session = engines.session(hive_settings(metastore.uri, warehouse_of(metastore)))
         ids, run = _ids(session, options, directory, run, dry_run)
+        stack.callback(matching.forget, ids)
         if not onboarded:
             raise Refused(
                 "no table on the white list is described, so nothing would be erased",
@@ -104,6 +107,7 @@ def purge(
         if not dry_run:
             done.event = metastore.current_event_id()
             directory.write_run(msgspec.structs.replace(work.run, status="done", ended=iso(clock())))
+            lease.check()
             remove_leftovers(root.place, metastore, lambda: work.live.locations)
         done.seconds = clocks.monotonic() - began
         if not dry_run and not done.is_whole:

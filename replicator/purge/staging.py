@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cmroot.place import is_local, join, store_for
 from replicator.engine import AutoEngine
 from replicator.errors import Error
-from replicator.purge.files import FileDone, FilesTask, FileWork, run_files_task
+from replicator.purge.files import FileDone, FilesTask, FileWork, run_files_task, sweep_asides
 from replicator.purge.formats import FileFormat
 from replicator.purge.parts import Look, Part, is_data, look_at
 from replicator.purge.swapping import Figures
@@ -100,6 +100,8 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[
     for outcomes in engine.run(run_files_task, bundles(stagings, found)):
         for outcome in outcomes:
             _count(staged[outcome.partition], outcome)
+    for staging in stagings:
+        sweep_asides(staging.new)
     for above in {staging.new for staging in stagings if is_local(staging.new)}:
         store_for(above).sync(above)
         break  # one call for all of the filesystem

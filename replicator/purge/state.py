@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.errors import FormatError
+from cmroot.errors import UNREADABLE, FormatError
 from cmroot.pins import iso
 from cmroot.place import join, store_for
 
@@ -124,7 +124,7 @@ class RunDirectory:
         path = join(self.place, "run.json")
         try:
             run = msgspec.json.decode(store_for(self.root).read_bytes(path), type=Run)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise FormatError(f"{path}: {error}", hint="restore it from a copy of the root") from error
         if run.version != VERSION:
             raise FormatError(f"{path}: version {run.version}, this release knows {VERSION}", hint="use a newer one")

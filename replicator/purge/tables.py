@@ -200,6 +200,10 @@ class Work:
             if look.links:
                 ended.append(at(unit, "SKIPPED", self.clock, reason=f"a symbolic link: {look.links[0]}"))
                 continue
+            if look.unnamed:
+                why = f"the name of a file is not UTF-8: {look.unnamed[0]}"
+                ended.append(at(unit, "SKIPPED", self.clock, reason=why))
+                continue
             try:
                 format_ = format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
             except Unsupported as error:

@@ -6,13 +6,13 @@ Removing goes through `replicator.guard`: a last look at the living metastore an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import msgspec
 
+from cmroot.emptied import remove_if_empty
 from cmroot.errors import Error
 from cmroot.place import is_local, local_path, parent
 from replicator.guard.live import LiveLocations
@@ -75,7 +75,11 @@ class Hands:
         """Directories that are empty now, up to the dataset's own."""
         if self.job.truth("gobblin.retention.delete.empty.directories", default=True):
             for item in gone:
-                _remove_empty_parents(item, self.remover.live)
+                above = parent(item.removal.path)
+                try:
+                    _remove_empty_parents(item, self.remover.live)
+                except (Error, OSError) as error:
+                    self.done.fail(above, f"an emptied directory stays: {explained(error)}")
 
     def _drop(self, items: Sequence[Item]) -> None:
         dropper = self.dropper
@@ -122,13 +126,12 @@ class Hands:
 
 
 def _remove_empty_parents(item: Item, live: LiveLocations) -> None:
-    """Up to the dataset's own directory, which stays. A directory that something refers to stays, too."""
+    """Up to the dataset's own directory, which stays. A directory that something refers to stays, too.
+    Raises what the metastore raises, and as `remove_if_empty`."""
     if not item.top or not is_local(item.removal.path):
         return
     top, above = local_path(item.top), parent(local_path(item.removal.path))
     while above.startswith(top + "/") and live.blocking(above) is None:
-        try:
-            os.rmdir(above)  # only an empty one
-        except OSError:
+        if not remove_if_empty(above):
             return
         above = parent(above)

@@ -157,6 +157,8 @@ def _datasets(
             yield Failed(path, explained(error))
     for link in found.links:
         yield Failed(link, "a symbolic link: name the directory that it leads to")
+    for path in found.unnamed:
+        yield Failed(path, "stays: its name is not UTF-8, so no configuration can name it (rename it)")
 
 
 def _paths(job: Job, source: Source, root: str, found: Found) -> Iterator[str]:

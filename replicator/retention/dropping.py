@@ -13,7 +13,7 @@ from itertools import groupby
 
 import msgspec
 
-from cmroot.errors import FormatError
+from cmroot.errors import UNREADABLE, FormatError
 from cmroot.place import join, normal, store_for
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.guard.audit import AuditLog
@@ -145,7 +145,7 @@ def _is_empty(path: str) -> bool:
 def _decode(data: bytes, place: str) -> list[Item]:
     try:
         return msgspec.json.decode(data, type=list[Item])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise FormatError(
             f"{place}: {error}", hint="drop by hand the partitions whose directories are empty, then remove this file"
         ) from error

@@ -35,10 +35,10 @@ class Job:
 
 
 def read_job(
-    place: str, *, given: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+    place: str, *, given: Mapping[str, str] | None = None, environment: Mapping[str, str | None] | None = None
 ) -> Job:
-    """Reads a job file, or takes a store's directory. `given` keys win over the file's. Raises ConfigError with the
-    file and line."""
+    """Reads a job file, or takes a store's directory. `given` keys win over the file's. `environment`: what `${NAME}`
+    may read; None for a name that exists and may not be. Raises ConfigError with the file and line."""
     given = dict(given or {})
     fields = _fields(given, "--set")
     if _is_store(place):

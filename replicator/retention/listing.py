@@ -14,6 +14,7 @@ from stat import S_ISDIR, S_ISLNK
 from typing import Any
 
 from cmroot.place import ASIDE, is_local, join, local_path, name_of, naming, normal, split_authority, store_for
+from cmroot.text import is_text, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +30,21 @@ class Entry:
 
 @dataclass
 class Found:
-    """What a glob went past: symbolic links that matched."""
+    """What a listing went past: symbolic links that matched a glob, and `unnamed`: what no plan can name, as its name
+    is not UTF-8; these bytes are shown as `\\xNN`."""
 
     links: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
 
 
-def children(place: str) -> list[Entry]:
+def children(place: str, found: Found | None = None) -> list[Entry]:
     """Names directly below, sorted; FileNotFoundError when there is no such directory. Raises NotWritable for one that
-    may not be read."""
-    return _local_children(local_path(place)) if is_local(place) else _store_children(place)
+    may not be read. Names that are not UTF-8 are noted in `found` and left out; without it, they are told as others."""
+    listed = _local_children(local_path(place)) if is_local(place) else _store_children(place)
+    if found is None:
+        return listed
+    found.unnamed += [shown(each.path) for each in listed if not is_text(each.path)]
+    return [each for each in listed if is_text(each.path)]
 
 
 def entry(place: str) -> Entry | None:
@@ -56,18 +63,21 @@ def entry(place: str) -> Entry | None:
         return None
 
 
-def files_below(place: str) -> Iterator[Entry]:
-    """Every file and every empty directory below a place, a directory's listing in memory at a time."""
+def files_below(place: str, found: Found | None = None) -> Iterator[Entry]:
+    """Every file and every empty directory below a place, a directory's listing in memory at a time. `found`: as for
+    `children`."""
     waiting = [place]
     while waiting:
         here = waiting.pop()
-        found = children(here)
-        if not found and here != place:
+        listed = children(here)
+        if not listed and here != place:
             empty = entry(here)
             if empty:
                 yield empty
-        for each in found:
-            if each.is_directory:
+        for each in listed:
+            if found is not None and not is_text(each.path):
+                found.unnamed.append(shown(each.path))
+            elif each.is_directory:
                 waiting.append(each.path)
             elif not each.is_link:
                 yield each
@@ -75,7 +85,7 @@ def files_below(place: str) -> Iterator[Entry]:
 
 def glob(pattern: str, found: Found | None = None) -> Iterator[Entry]:
     """Everything that a pattern of Hadoop's matches (`*`, `?`, `[a-c]`, `[^a]`, `{a,b}`, `\\` before a sign), sorted by
-    level. Links that match are noted in `found` and left out."""
+    level. Links that match, and names that are not UTF-8, are noted in `found` and left out."""
     head, path = split_authority(normal(pattern))
     for alternative in _alternatives(path):
         yield from _match(head, [name for name in alternative.split("/") if name], found or Found())
@@ -106,7 +116,10 @@ def _descend(place: str, names: list[str], found: Found) -> Iterator[Entry]:
         except (FileNotFoundError, NotADirectoryError):
             return
     for each in matching:
-        if each.is_link:
+        if not is_text(each.path):
+            if each.is_directory or not rest:
+                found.unnamed.append(shown(each.path))
+        elif each.is_link:
             found.links.append(each.path)
         elif not rest:
             yield each

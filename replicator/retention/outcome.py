@@ -14,7 +14,8 @@ class RetentionRun:
     """What a run did, or would do (`planned`). `status`: done, incomplete (something failed or was refused) or planned.
     `versions`: looked at; `selected`: by a policy; `removed`: went, with `files` and `bytes` to `$cmroot`; `dropped`:
     partitions; `ignored`: names whose time cannot be read. `refused`: the first ones of `refused_count`, and why;
-    `failed`: what, and why."""
+    `failed`: what, and why. `databases`: those that the root captures; None: unknown, or it captures none. Versions of
+    any database go to it, but its log tells the history of these only."""
 
     status: str = "done"
     run: str = ""
@@ -31,6 +32,7 @@ class RetentionRun:
     refused: list[dict[str, str]] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    databases: list[str] | None = None
     seconds: float = 0.0
 
     def refuse(self, refusal: Refusal) -> None:

@@ -43,7 +43,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass
 class DatasetPlan:
     """`versions`: how many were looked at; `ignored`: how many names had no time that could be read;
-    `doubts`: what is so in many datasets alike, and is told once."""
+    `doubts`: what is so in many datasets alike, and is told once; `unnamed`: what stays, as its name is not UTF-8."""
 
     name: str
     versions: int = 0
@@ -51,6 +51,7 @@ class DatasetPlan:
     items: list[Item] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Planner:
     def _tell(self, plan: DatasetPlan, listed: Listed, name: str) -> None:
         plan.versions += len(listed.versions)
         plan.ignored += listed.ignored
+        plan.unnamed = list(dict.fromkeys([*plan.unnamed, *listed.unnamed]))  # several finders see the same
         if not listed.versions:
             plan.warnings.append(f"{name}: the version finder finds nothing")
         plan.doubts += listed.doubts

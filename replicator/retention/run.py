@@ -18,8 +18,10 @@ import msgspec
 
 from cmroot.errors import Error
 from cmroot.lease import acquire
+from cmroot.log import segments
 from cmroot.place import join
 from replicator.engine import AutoEngine, LocalEngine
+from replicator.events.scope import captured_databases
 from replicator.guard.audit import begin_audit
 from replicator.guard.legal import read_holds
 from replicator.guard.live import LiveLocations, Reference
@@ -36,6 +38,7 @@ from replicator.retention.plan import DatasetPlan, Item, Planner
 from replicator.retention.spool import Spool
 
 JOB = "retention"
+UNNAMED = 20  # names of a dataset that are not UTF-8 and are told one by one
 NO_EFFECT = {
     "gobblin.retention.skip.trash": "everything goes to $cmroot",
     "gobblin.retention.delete.as.owner": "files are moved by the user that runs this",
@@ -78,6 +81,9 @@ class Retention:
     root: str | None = None
     clock: Callable[[], float] = clocks.time
     done: RetentionRun = field(default_factory=RetentionRun)
+
+    def __post_init__(self) -> None:
+        self.done.databases = captured_databases(segments(self.cmroot))
 
     def planned(self, tell: Callable[[Item], None]) -> RetentionRun:
         """Tells each item that a run would remove, drop or set, with its reason and size; changes nothing. Raises
@@ -131,9 +137,16 @@ class Retention:
             self.done.ignored += outcome.ignored
             self.done.warnings += outcome.warnings
             doubts.update(set(outcome.doubts))
+            self._tell_unnamed(outcome)
             for item in outcome.items:
                 plan.add(item)
         self.done.warnings += [f"{doubt} (datasets: {count:,})" for doubt, count in doubts.items()]
+
+    def _tell_unnamed(self, outcome: DatasetPlan) -> None:
+        for path in outcome.unnamed[:UNNAMED]:
+            self.done.fail(path, "stays: its name is not UTF-8, so no plan can name it (rename it)")
+        if more := len(outcome.unnamed[UNNAMED:]):
+            self.done.fail(outcome.name, f"{more:,} more of its names are not UTF-8")
 
     def _judge(self, plan: Spool, allowed: Spool, remover: Remover, *, measures: bool, records: bool) -> None:
         """Sorts the plan by whether each item may be, and refuses the whole when it is too much."""
@@ -162,8 +175,7 @@ class Retention:
         refused = {id(each.removal): each for each in look.refused}
         for item in batch:
             if item.keeps_data:
-                removal = msgspec.structs.replace(item.removal, path=item.removal.path or "/")
-                why = forbidden(removal, Limits(min_depth=0), holds)
+                why = forbidden(item.removal, Limits(min_depth=0), holds)
                 if why:
                     refused[id(item.removal)] = Refusal(item.removal, why)
         return [item for item in batch if id(item.removal) not in refused], list(refused.values())

@@ -12,12 +12,12 @@ stronger than the directories above the dataset: `explain` shows it.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from cmroot.place import is_directory as is_local_directory
 from cmroot.place import is_local, join, local_path, normal, parent, store_for
 from replicator.errors import ConfigError
 from replicator.retention.hocon.parse import parse, parse_items
@@ -59,14 +59,16 @@ class ConfigStore:
     place: str
     version: str
     prefix: Key = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.node: Callable[[Key], Node] = lru_cache(KEPT)(self._read_node)
         self._of_chain: Callable[[tuple[Key, ...]], Settings] = lru_cache(KEPT)(self._resolve_chain)
 
     @classmethod
-    def open(cls, uri: str, *, version: str | None = None, variables: Mapping[str, str] | None = None) -> ConfigStore:
+    def open(
+        cls, uri: str, *, version: str | None = None, variables: Mapping[str, str | None] | None = None
+    ) -> ConfigStore:
         """The store above a URI (`simple-hdfs:///store`, `file:///store`, `/store/prefix`, or a path in the store's own
         files); what lies below the store's directory is put before every key. `variables`: what `${...}` may name
         beside the files.
@@ -246,5 +248,5 @@ def _current(place: str, uri: str) -> str:
 def is_directory(place: str) -> bool:
     """Whether something lies in a place; object stores have no directories without."""
     if is_local(place):
-        return os.path.isdir(local_path(place))
+        return is_local_directory(local_path(place))
     return bool(store_for(place).list(place))

@@ -41,13 +41,14 @@ class Version:
 @dataclass
 class Listed:
     """All versions of a dataset by one finder. `by`: what they are ordered by. `ignored`: how many names had no time,
-    and why, for the first ones. `doubts`: about the settings."""
+    and why, for the first ones. `doubts`: about the settings. `unnamed`: what stays, as its name is not UTF-8."""
 
     by: str
     versions: list[Version] = field(default_factory=list)
     ignored: int = 0
     why: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
 
     def ignore(self, why: str) -> None:
         self.ignored += 1
@@ -121,7 +122,7 @@ def path_finder(pair: Pair) -> Finder:
         case "root_modification":
             return lambda dataset, now: _entries(dataset, [entry(dataset)])
         case "files":
-            return lambda dataset, now: _entries(dataset, files_below(dataset))
+            return lambda dataset, now: _files(dataset)
         case "single":
             return lambda dataset, now: Listed(NONE, [Version(dataset, dataset)] if entry(dataset) else [])
         case "unix" | "watermark":
@@ -176,7 +177,14 @@ def doubts(dates: DatePattern, has_zone: bool) -> list[str]:
 def _modified(dataset: str, pattern: str) -> Listed:
     found = Found()
     listed = _entries(dataset, _hits(dataset, pattern, found))
-    _tell_links(listed, found)
+    _tell(listed, found)
+    return listed
+
+
+def _files(dataset: str) -> Listed:
+    found = Found()
+    listed = _entries(dataset, files_below(dataset, found))
+    _tell(listed, found)
     return listed
 
 
@@ -188,7 +196,7 @@ def _dated(dataset: str, pattern: str, dates: DatePattern, said: list[str]) -> L
             listed.versions.append(Version(each.path, name, dates.read_end(name)))
         except Unreadable as error:
             listed.ignore(str(error))
-    _tell_links(listed, found)
+    _tell(listed, found)
     return listed
 
 
@@ -227,8 +235,8 @@ def _entries(dataset: str, entries: Iterable[Entry | None]) -> Listed:
 
 
 def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> Listed:
-    listed = Listed(TIME if kind == "unix" else MARK)
-    for each in children(dataset):
+    listed, found = Listed(TIME if kind == "unix" else MARK), Found()
+    for each in children(dataset, found):
         name = name_of(each.path)
         match = wanted.search(name)
         mark = match[1] if match and wanted.groups else None
@@ -243,6 +251,7 @@ def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> Listed:
                 listed.versions.append(Version(each.path, name, datetime.fromtimestamp(int(mark) / 1000, UTC)))
             except (ValueError, OverflowError, OSError):
                 listed.ignore(f"{mark!r} of {name!r} is no time in milliseconds")
+    _tell(listed, found)
     return listed
 
 
@@ -258,6 +267,7 @@ def _below(dataset: str, path: str) -> str:
     return path[len(dataset.rstrip("/")) + 1 :] or path
 
 
-def _tell_links(listed: Listed, found: Found) -> None:
+def _tell(listed: Listed, found: Found) -> None:
+    listed.unnamed += found.unnamed
     for link in found.links:
         listed.ignore(f"{link} is a symbolic link")

@@ -32,9 +32,10 @@ Path = tuple[str, ...]
 Lower = Callable[[], tuple[Raw, ...]]
 
 
-def resolve(merged: Fields, outside: Mapping[str, str] | None = None) -> Fields:
+def resolve(merged: Fields, outside: Mapping[str, str | None] | None = None) -> Fields:
     """Every value as `Scalar`, `Items` or `Fields`. `outside`: what references may lead to beside the files, by dotted
-    name. Raises ConfigError, with file and line, for a reference that leads to nothing or to itself."""
+    name; None for what exists and may not be read: a reference to it is an error, also an optional one. Raises
+    ConfigError, with file and line, for a reference that leads to nothing or to itself."""
     value = _Resolution(merged, outside or {}).value(merged, (), _nothing)
     assert isinstance(value, Fields)
     return value
@@ -47,7 +48,7 @@ def _nothing() -> tuple[Raw, ...]:
 @dataclass
 class _Resolution:
     root: Fields
-    outside: Mapping[str, str]
+    outside: Mapping[str, str | None]
     _below: dict[Path, list[Lower]] = field(default_factory=dict)
     _steps: int = 0
     _nested: int = 0
@@ -127,7 +128,7 @@ class _Resolution:
                 return replace(value, assigned=reference.origin) if isinstance(value, Scalar) else value
             name = ".".join(path)
             if name in self.outside:
-                return Scalar(self.outside[name], True, Origin(f"${name} of the environment", 0), reference.origin)
+                return self._from_outside(name, reference.origin)
         if reference.optional:
             return None
         what = "leads to itself" if itself else "leads to nothing"
@@ -135,6 +136,15 @@ class _Resolution:
         raise ConfigError(
             f"{reference.origin}: ${{{name}}} {what}", hint=f"define {name}, or write ${{?{name}}} if it may be missing"
         )
+
+    def _from_outside(self, name: str, origin: Origin) -> Scalar:
+        text = self.outside[name]
+        if text is None:
+            raise ConfigError(
+                f"{origin}: ${{{name}}} may not be read from the environment",
+                hint=f'list it in replicator.toml: environment = ["{name}"] under [retention]',
+            )
+        return Scalar(text, True, Origin(f"${name} of the environment", 0), origin)
 
     def _looked_back(self, path: Path) -> Value | None:
         """What lies below the value of a path that is being resolved."""
