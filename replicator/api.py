@@ -5,6 +5,10 @@
     replicator.load("/w/dumps/1", target="thrift://b:9083")
 
 Places are local paths or fsspec URLs, metastores thrift URIs. Errors are those of `replicator.errors`.
+
+Where there is much to do, Spark does it: the session given as `spark`, else the one that this process runs (as in a
+notebook), else one of our own. Only our own is stopped, and the process's environment stays as it is. `engine` is
+auto (by the amount of work), local or spark, or what `engines()` gives, to keep a Spark over several calls.
 """
 
 from __future__ import annotations
@@ -14,21 +18,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from cmroot.root import create_or_open, open_existing
 from replicator.config import read_config
 from replicator.dump.dump import Dumped, write_dump
+from replicator.dump.signing import read_keys
 from replicator.dump.slots import confirmed
 from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.errors import UsageError
 from replicator.events.capture import capture as _capture
 from replicator.events.recording import Captured
 from replicator.events.scope import Patterns
 from replicator.lifecycle.plan import RestoreOptions
 from replicator.lifecycle.restore import Restored
 from replicator.lifecycle.restore import restore as _restore
+from replicator.load.brake import BRAKE, Brake
 from replicator.load.load import Loaded
 from replicator.load.load import load as _load
-from replicator.load.placement import parse_pairs
+from replicator.load.placement import parse_pairs, parse_renames
 from replicator.load.planning import LoadOptions
 from replicator.metastore.client import Metastore
 from replicator.metastore.java import find_java, spark_environment
@@ -66,18 +74,30 @@ from replicator.sync.verify import Level, Verified
 from replicator.sync.verify import verify as _verify
 from replicator.sync.wait import Goal, Waited
 from replicator.sync.wait import wait as _wait
+from replicator.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+
+EngineGiven = AutoEngine | str | None
+"""auto, local, spark; or engines that the caller has opened."""
+
+ENGINES = ("auto", "local", "spark")
 
 
 @contextmanager
 def engines(
-    choice: str = "auto", master: str | None = None, spark: Mapping[str, str] | None = None
+    choice: str = "auto", master: str | None = None, spark: Mapping[str, str] | None = None, session: Any = None
 ) -> Iterator[AutoEngine]:
-    """Engines for the length of a block: `choice` is auto, local or spark; Spark starts when it is first needed."""
+    """Engines for the length of a block: `choice` is auto, local or spark. Spark is `session`'s, or the one that this
+    process runs, and stays; when there is none it starts when it is first needed (`master`, `spark`: its settings), and
+    ends with the block. Raises UsageError for another choice."""
+    if choice not in ENGINES:
+        raise UsageError(
+            f"no engine {choice!r}", hint=f"engine is one of {', '.join(ENGINES)}, or what engines() gives"
+        )
 
     def environment() -> Mapping[str, str]:
         return spark_environment(find_java(os.environ))
 
-    engine = AutoEngine(LocalEngine(), SparkEngine(master, spark, environment), choice)
+    engine = AutoEngine(LocalEngine(), SparkEngine(master, spark, environment, session), choice)
     try:
         yield engine
     finally:
@@ -85,14 +105,16 @@ def engines(
 
 
 def capture(
-    *, source: str, cmroot: str, db: str | Sequence[str] = (), scan: bool = True, deep: bool = False,
-    repair: bool = False, keeper: str = "auto", engine: AutoEngine | None = None, progress: Progress | None = None,
+    *, source: str, cmroot: str, db: str | Sequence[str] = (), all_databases: bool = False, scan: bool = True,
+    deep: bool = False, repair: bool = False, keeper: str = "auto", empty: Sequence[str] = (),
+    engine: EngineGiven = None, spark: Any = None,
+    progress: Progress | None = None,
 ) -> Captured:  # fmt: skip
     """Brings the captured log of `cmroot` up to now; see replicator.events.capture.capture."""
-    with given_engine(engine) as work, connect(source) as metastore:
+    with given_engine(engine, spark) as work, connect(source) as metastore:
         return _capture(
-            metastore, create_or_open(cmroot), databases=names(db), scan=scan, deep=deep, repair=repair,
-            keeper=keeper, engine=work, progress=progress or Silent(),
+            metastore, create_or_open(cmroot), databases=names(db), everything=all_databases, scan=scan,
+            deep=deep, repair=repair, keeper=keeper, empty=empty, engine=work, progress=progress or Silent(),
         )  # fmt: skip
 
 
@@ -100,14 +122,14 @@ def dump(
     *, source: str, cmroot: str, out: str, db: str | Sequence[str], include: Sequence[str] = (),
     exclude: Sequence[str] = (), since: str | int | None = None, until: str | int | None = None, slot: str = "",
     capture_first: bool = True, scan: bool = True, deep: bool = False, keeper: str = "auto",
-    allow_replica: bool = False, draining: bool = False, engine: AutoEngine | None = None,
-    progress: Progress | None = None,
+    empty: Sequence[str] = (), allow_replica: bool = False, draining: bool = False, formats: FormatChoice = SUPPORTED,
+    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None, key_file: str | None = None,
 ) -> Dumped:  # fmt: skip
     """Captures, then writes a dump into `out`; see replicator.dump.dump.write_dump.
 
     Raises Refused for a replica (unless `allow_replica`) and a fenced database (unless `draining`: its last changes are
     fetched by who fenced it). Roles are not known, and not asked for, without `capture_first`."""
-    patterns = Patterns.parse(include, exclude)
+    patterns, keys = Patterns.parse(include, exclude), read_keys(key_file) if key_file else None
     observed, epochs = None, None
     if capture_first:
         with connect(source) as metastore:
@@ -115,13 +137,13 @@ def dump(
         root = create_or_open(cmroot).place
         whole = since is None and not (slot and confirmed(root, slot))
         observed = capture(
-            source=source, cmroot=cmroot, db=db, scan=scan, deep=deep, repair=whole, keeper=keeper,
-            engine=engine, progress=progress,
+            source=source, cmroot=cmroot, db=db, scan=scan, deep=deep, repair=whole, keeper=keeper, empty=empty,
+            engine=engine, spark=spark, progress=progress,
         )  # fmt: skip
     report = write_dump(
         create_or_open(cmroot), out, source=source, databases=names(db), patterns=patterns,
         since=None if since is None else str(since), until=None if until is None else str(until), slot=slot,
-        epochs=epochs, progress=progress or Silent(),
+        epochs=epochs, formats=formats, progress=progress or Silent(), keys=keys,
     )  # fmt: skip
     if observed is not None:
         report.captured, report.warnings = observed.records, observed.warnings
@@ -133,44 +155,49 @@ def dump(
 def load(
     dump: str, *, target: str, warehouse: str | None = None, cmroot: str | None = None,
     rename_db: Sequence[str] = (), map_location: Sequence[str] = (), external_base: str | None = None,
-    source_cmroot: str | None = None, overwrite: bool = False, jobs: int = 2, engine: AutoEngine | None = None,
-    progress: Progress | None = None,
+    source_cmroot: str | None = None, overwrite: bool = False, jobs: int = 2, brake: Brake | None = BRAKE,
+    formats: FormatChoice = SUPPORTED, engine: EngineGiven = None, spark: Any = None,
+    progress: Progress | None = None, key_file: str | None = None, take_over: bool = False,
 ) -> Loaded:  # fmt: skip
     """Replays a dump on a target; `rename_db` and `map_location` are "A=B" texts. See replicator.load.load.load."""
     options = LoadOptions(
-        warehouse=warehouse, cmroot=cmroot, rename=parse_pairs(rename_db, "--rename-db"),
+        warehouse=warehouse, cmroot=cmroot, rename=parse_renames(rename_db),
         map_locations=parse_pairs(map_location, "--map-location"), external=external_base, overwrite=overwrite,
-        jobs=jobs, source_root=source_cmroot,
+        jobs=jobs, source_root=source_cmroot, keys=read_keys(key_file) if key_file else None,
+        as_they_are=formats == AS_THEY_ARE, brake=brake, take_over=take_over,
     )  # fmt: skip
-    with given_engine(engine) as work, connect(target) as metastore:
+    with given_engine(engine, spark) as work, connect(target) as metastore:
         return _load(dump, metastore, options, engine=work, progress=progress or Silent())
 
 
 def restore(
     *, cmroot: str, db: str, to: str | int, target: str, table: str | Sequence[str] = (), into: str | None = None,
     warehouse: str | None = None, target_cmroot: str | None = None, force: bool = False, allow_missing: bool = False,
-    scratch: str | None = None, jobs: int = 2, engine: AutoEngine | None = None, progress: Progress | None = None,
+    scratch: str | None = None, jobs: int = 2, formats: FormatChoice = SUPPORTED,
+    engine: EngineGiven = None, spark: Any = None,
+    progress: Progress | None = None,
 ) -> Restored:  # fmt: skip
     """Makes a database or tables as they were at an event or time; see replicator.lifecycle.restore.restore."""
     options = RestoreOptions(
         db=db.lower(), to=str(to), tables=names(table), into=into, warehouse=warehouse, cmroot=target_cmroot,
-        force=force, allow_missing=allow_missing, scratch=scratch, jobs=jobs,
+        force=force, allow_missing=allow_missing, scratch=scratch, jobs=jobs, formats=formats,
     )  # fmt: skip
-    with given_engine(engine) as work, connect(target) as metastore:
+    with given_engine(engine, spark) as work, connect(target) as metastore:
         return _restore(open_existing(cmroot), metastore, options, engine=work, progress=progress or Silent())
 
 
 def verify(
     *, source: str, target: str, db: str | Sequence[str], rename_db: Sequence[str] = (),
     map_location: Sequence[str] = (), include: Sequence[str] = (), exclude: Sequence[str] = (),
-    level: Level = "checksum", engine: AutoEngine | None = None, progress: Progress | None = None,
+    level: Level = "checksum", formats: FormatChoice = SUPPORTED, engine: EngineGiven = None, spark: Any = None,
+    progress: Progress | None = None,
 ) -> Verified:  # fmt: skip
     """Compares every object and file of both sides; see replicator.sync.verify.verify."""
-    with given_engine(engine) as work, connect(source) as here, connect(target) as there:
+    with given_engine(engine, spark) as work, connect(source) as here, connect(target) as there:
         return _verify(
-            here, there, names(db), rename=parse_pairs(rename_db, "--rename-db"),
+            here, there, names(db), rename=parse_renames(rename_db),
             map_locations=parse_pairs(map_location, "--map-location"), patterns=Patterns.parse(include, exclude),
-            level=level, engine=work, progress=progress or Silent(),
+            level=level, formats=formats, engine=work, progress=progress or Silent(),
         )  # fmt: skip
 
 
@@ -178,14 +205,14 @@ def verify_sample(
     *, source: str, target: str, db: str | Sequence[str], target_cmroot: str, tables: int | None = None,
     size: int | None = None, rename_db: Sequence[str] = (), map_location: Sequence[str] = (),
     include: Sequence[str] = (), exclude: Sequence[str] = (), level: Level = "checksum",
-    engine: AutoEngine | None = None, progress: Progress | None = None,
+    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Sampled:  # fmt: skip
     """Compares the tables that were compared longest ago: at most so many, or so many bytes; see
     replicator.sync.sampling.verify_sample."""
-    with given_engine(engine) as work, connect(source) as here, connect(target) as there:
+    with given_engine(engine, spark) as work, connect(source) as here, connect(target) as there:
         return _verify_sample(
             here, there, names(db), Budget(tables, size), memory_of(open_existing(target_cmroot).place),
-            rename=parse_pairs(rename_db, "--rename-db"), map_locations=parse_pairs(map_location, "--map-location"),
+            rename=parse_renames(rename_db), map_locations=parse_pairs(map_location, "--map-location"),
             patterns=Patterns.parse(include, exclude), level=level, engine=work, progress=progress or Silent(),
         )  # fmt: skip
 
@@ -195,18 +222,19 @@ def repair(
     differing: Sequence[str] | None = None, target_cmroot: str | None = None, rename_db: Sequence[str] = (),
     map_location: Sequence[str] = (), include: Sequence[str] = (), exclude: Sequence[str] = (),
     level: Level = "checksum", drop_extra: bool = False, warehouse: str | None = None,
-    external_base: str | None = None, scratch: str | None = None, jobs: int = 2, engine: AutoEngine | None = None,
+    external_base: str | None = None, scratch: str | None = None, jobs: int = 2, brake: Brake | None = BRAKE,
+    engine: EngineGiven = None, spark: Any = None,
     progress: Progress | None = None,
 ) -> Repaired:  # fmt: skip
     """Makes a replica again what it was loaded as, by copying what differs. `differing`: names as in Verified.differing
     (None: they are looked for); see replicator.sync.repair.repair."""
     options = RepairOptions(
-        db=db.lower(), rename=dict(parse_pairs(rename_db, "--rename-db")).get(db.lower()), tables=names(table),
+        db=db.lower(), rename=dict(parse_renames(rename_db)).get(db.lower()), tables=names(table),
         differing=differing, patterns=Patterns.parse(include, exclude), level=level, drop_extra=drop_extra,
         cmroot=target_cmroot, warehouse=warehouse, external=external_base,
-        map_locations=parse_pairs(map_location, "--map-location"), jobs=jobs, scratch=scratch,
+        map_locations=parse_pairs(map_location, "--map-location"), jobs=jobs, scratch=scratch, brake=brake,
     )  # fmt: skip
-    with given_engine(engine) as work, connect(source) as here, connect(target) as there:
+    with given_engine(engine, spark) as work, connect(source) as here, connect(target) as there:
         root = open_existing(cmroot)
         return _repair(root, here, there, options, engine=work, progress=progress or Silent())
 
@@ -241,12 +269,14 @@ def check(policy: str, *, config: str | os.PathLike[str] | None = None) -> Check
 
 def sync(
     policy: str, *, config: str | os.PathLike[str] | None = None, adopt: bool = False, drop_left: bool = False,
-    jobs: int = 2, engine: AutoEngine | None = None, progress: Progress | None = None,
+    empty: Sequence[str] = (), brake: Brake | None = BRAKE, jobs: int = 2, engine: EngineGiven = None,
+    spark: Any = None, progress: Progress | None = None,
 ) -> SyncRun:  # fmt: skip
     """One run of a policy of `replicator.toml` (another file: `config`); see replicator.sync.run.sync_once."""
     read = read_config(None if config is None else Path(config))
-    found, options = read.policy(policy), SyncOptions(adopt=adopt, drop_left=drop_left, jobs=jobs)
-    with given_engine(engine) as work, connect(found.source) as here, connect(found.target) as there:
+    found = read.policy(policy)
+    options = SyncOptions(adopt=adopt, drop_left=drop_left, empty=empty, brake=brake, jobs=jobs)
+    with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
         return sync_once(
             found, here, there, engines=work, progress=progress or Silent(), options=options,
             others=list(read.policies.values()),
@@ -255,9 +285,9 @@ def sync(
 
 def drill(
     policy: str, *, config: str | os.PathLike[str] | None = None, queries: Sequence[str] = (),
-    db: str | Sequence[str] = (), sample: int = 20, keep: bool = False, jobs: int = 4,
+    db: str | Sequence[str] = (), sample: int = 20, keep: bool = False, jobs: int = 4, spark: Any = None,
 ) -> Drill:  # fmt: skip
-    """Rehearses a failover in shadow databases, with a Spark of its own; see replicator.sync.drill.drill."""
+    """Rehearses a failover in shadow databases, asking with Spark; see replicator.sync.drill.drill."""
     read = read_config(None if config is None else Path(config))
     found = read.policy(policy)
     options = DrillOptions(databases=names(db), queries=queries, sample=sample, keep=keep, jobs=jobs)
@@ -265,19 +295,19 @@ def drill(
         here, there = stack.enter_context(impatient(found.source)), stack.enter_context(connect(found.target))
 
         def asking(metastore: Metastore) -> Asking:
-            return stack.enter_context(spark_on(metastore, settings=read.spark))
+            return stack.enter_context(spark_on(metastore, settings=read.spark, session=spark))
 
         return _drill(found, here, there, asking, options)
 
 
 def plan(
     policy: str, *, config: str | os.PathLike[str] | None = None, adopt: bool = False, drop_left: bool = False,
-    engine: AutoEngine | None = None, progress: Progress | None = None,
+    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> SyncPlan:  # fmt: skip
     """What the next run of a policy would do, with its price; see replicator.sync.plan.make."""
     read = read_config(None if config is None else Path(config))
     found, options = read.policy(policy), SyncOptions(adopt=adopt, drop_left=drop_left)
-    with given_engine(engine) as work, connect(found.source) as here, connect(found.target) as there:
+    with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
         return _plan(
             found, here, there, engines=work, progress=progress or Silent(), options=options,
             others=list(read.policies.values()),
@@ -285,43 +315,46 @@ def plan(
 
 
 def apply(
-    plan: SyncPlan, *, config: str | os.PathLike[str] | None = None, jobs: int = 2, engine: AutoEngine | None = None,
+    plan: SyncPlan, *, config: str | os.PathLike[str] | None = None, brake: Brake | None = BRAKE, jobs: int = 2,
+    engine: EngineGiven = None, spark: Any = None,
     progress: Progress | None = None,
 ) -> SyncRun:  # fmt: skip
     """Does what a plan says, and nothing else; see replicator.sync.plan.apply."""
     read = read_config(None if config is None else Path(config))
     found = read.policy(plan.policy)
-    with given_engine(engine) as work, connect(found.source) as here, connect(found.target) as there:
+    with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
         return _apply(
             plan, found, here, there, engines=work, progress=progress or Silent(), jobs=jobs,
-            others=list(read.policies.values()),
+            brake=brake, others=list(read.policies.values()),
         )  # fmt: skip
 
 
 def lag(policy: str, *, config: str | os.PathLike[str] | None = None) -> Lag:
     """How far a policy is behind, per database and table; see replicator.sync.lag.lag."""
     found = read_config(None if config is None else Path(config)).policy(policy)
-    with connect(found.source) as here, connect(found.target) as there:
+    with impatient(found.source) as here, impatient(found.target) as there:
         return _lag(found, here, there)
 
 
 def switchover(
     policy: str, *, config: str | os.PathLike[str] | None = None, to: str = "", abort: bool = False,
-    anyway: bool = False, dry_run: bool = False, engine: AutoEngine | None = None, progress: Progress | None = None,
+    anyway: bool = False, dry_run: bool = False,
+    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Turned:  # fmt: skip
     """Turns a policy round as planned, or takes that back (`abort`); see replicator.sync.switchover."""
-    with _sides(policy, config, engine, progress) as sides:
+    with _sides(policy, config, engine, spark, progress) as sides:
         options = SwitchoverOptions(to=to, anyway=anyway)
         return _abort(sides, options) if abort else _switchover(sides, options, dry_run=dry_run)
 
 
 def failover(
     policy: str, *, config: str | os.PathLike[str] | None = None, force: bool = False, accept_partial: bool = False,
-    patience: timedelta = timedelta(seconds=5), engine: AutoEngine | None = None, progress: Progress | None = None,
+    patience: timedelta = timedelta(seconds=5),
+    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Turned:  # fmt: skip
     """Makes the replica the primary while the primary is lost; without `force` only tells what is lost. `patience`: how
     long anything of the lost side may take to answer. See replicator.sync.failover.failover."""
-    with _sides(policy, config, engine, progress) as sides, ExitStack() as stack:
+    with _sides(policy, config, engine, spark, progress) as sides, ExitStack() as stack:
         source, target = (
             stack.enter_context(ThriftMetastore(each.uri, timeout=patience.total_seconds(), retries=0))
             for each in (sides.source, sides.target)
@@ -332,30 +365,33 @@ def failover(
 
 def failback(
     policy: str, *, config: str | os.PathLike[str] | None = None, dry_run: bool = False,
-    engine: AutoEngine | None = None, progress: Progress | None = None,
+    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Turned:  # fmt: skip
     """Takes the old primary back after a failover, as the replica; see replicator.sync.failback.failback."""
-    with _sides(policy, config, engine, progress) as sides:
+    with _sides(policy, config, engine, spark, progress) as sides:
         return _failback(sides, FailbackOptions(), dry_run=dry_run)
 
 
 @contextmanager
 def _sides(
-    policy: str, config: str | os.PathLike[str] | None, engine: AutoEngine | None, progress: Progress | None
+    policy: str, config: str | os.PathLike[str] | None, engine: EngineGiven, spark: Any, progress: Progress | None
 ) -> Iterator[Sides]:  # fmt: skip
     read = read_config(None if config is None else Path(config))
     found = read.policy(policy)
-    with given_engine(engine) as work, connect(found.source) as here, connect(found.target) as there:
+    with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
         yield Sides(found, here, there, work, progress or Silent(), list(read.policies.values()))
 
 
 @contextmanager
-def given_engine(engine: AutoEngine | None) -> Iterator[AutoEngine]:
-    """The engine that a caller gave, or one of our own for the length of a block."""
-    if engine is not None:
+def given_engine(engine: EngineGiven, spark: Any = None) -> Iterator[AutoEngine]:
+    """The engines that a caller gave, or some of our own for the length of a block: `engine` is auto, local or spark,
+    `spark` a SparkSession of the caller's to work in. Raises UsageError for another name, and for both."""
+    if isinstance(engine, AutoEngine):
+        if spark is not None:
+            raise UsageError("engine and spark are both given", hint="give spark= to engines() instead")
         yield engine
     else:
-        with engines() as own:
+        with engines(engine or "auto", session=spark) as own:
             yield own
 
 

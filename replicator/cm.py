@@ -4,7 +4,8 @@
     cm.hold("before-migration", cmroot="/w/cmroot")
     cm.expire(cmroot="/w/cmroot", older_than=timedelta(days=7))
 
-`at` is an event id, a time, or the directory of a finished dump. Errors are those of `replicator.errors`.
+`at` is an event id, a time, or the directory of a finished dump. Errors are those of `replicator.errors`, `engine` and
+`spark` as in `replicator.api`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from cmroot.compact import Compacted
 from cmroot.expire import Expired
 from cmroot.restore import Restored
 from cmroot.root import open_existing
-from replicator.api import given_engine
-from replicator.engine import AutoEngine
+from replicator.api import EngineGiven, given_engine
 from replicator.lifecycle import files, kept, pins, upkeep
+from replicator.lifecycle.clock import IDLE
 from replicator.lifecycle.files import FoundList
 from replicator.lifecycle.kept import LIMIT, KeptList
 from replicator.lifecycle.pins import PinList, Pinned
@@ -27,10 +28,16 @@ from replicator.lifecycle.upkeep import PATIENCE
 
 
 def ls(
-    *, cmroot: str, table: str = "", needed_by: str = "", limit: int = LIMIT, engine: AutoEngine | None = None
+    *,
+    cmroot: str,
+    table: str = "",
+    needed_by: str = "",
+    limit: int = LIMIT,
+    engine: EngineGiven = None,
+    spark: Any = None,
 ) -> KeptList:
     """What is kept, the largest first; see replicator.lifecycle.kept.list_kept."""
-    with given_engine(engine) as work:
+    with given_engine(engine, spark) as work:
         return kept.list_kept(open_existing(cmroot), work, table=table, need=needed_by, limit=limit)
 
 
@@ -46,9 +53,9 @@ def restore(
     return files.put_back(open_existing(cmroot), what, to, at=at, overwrite=overwrite)
 
 
-def slots(*, cmroot: str, held: bool = True, engine: AutoEngine | None = None) -> PinList:
+def slots(*, cmroot: str, held: bool = True, engine: EngineGiven = None, spark: Any = None) -> PinList:
     """Slots, holds and dumps; with `held` what each holds back. See replicator.lifecycle.pins.list_pins."""
-    with given_engine(engine) as work:
+    with given_engine(engine, spark) as work:
         return pins.list_pins(open_existing(cmroot), work if held else None)
 
 
@@ -78,27 +85,36 @@ def release(name: str, *, cmroot: str, dump: bool = False) -> Pinned:
 
 
 def plan_expiry(
-    *, cmroot: str, older_than: timedelta, max_slot_lag: timedelta | None = None, engine: AutoEngine | None = None
+    *,
+    cmroot: str,
+    older_than: timedelta,
+    max_slot_lag: timedelta | None = None,
+    idle: timedelta = IDLE,
+    engine: EngineGiven = None,
+    spark: Any = None,
 ) -> dict[str, Any]:
     """What an expiry would do, as the command tells it with `--dry-run`."""
-    with given_engine(engine) as work:
-        return upkeep.plan_expired(open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag)
+    with given_engine(engine, spark) as work:
+        return upkeep.plan_expired(open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag, idle=idle)
 
 
 def expire(
     *, cmroot: str, older_than: timedelta, max_slot_lag: timedelta | None = None, wait: timedelta = PATIENCE,
-    engine: AutoEngine | None = None,
+    idle: timedelta = IDLE, engine: EngineGiven = None, spark: Any = None,
 ) -> Expired:  # fmt: skip
-    """Removes what nobody needs; see cmroot.expire. `wait`: for the lease of another run."""
-    with given_engine(engine) as work:
+    """Removes what nobody needs; see cmroot.expire. `wait`: for the lease of another run. `idle`: how long ago the
+    newest capture may have been. Raises Refused."""
+    with given_engine(engine, spark) as work:
         return upkeep.expire_root(
-            open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag, patience=wait
+            open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag, patience=wait, idle=idle
         )  # fmt: skip
 
 
-def check(*, cmroot: str, bytes: bool = True, limit: int = LIMIT, engine: AutoEngine | None = None) -> Checked:
+def check(
+    *, cmroot: str, bytes: bool = True, limit: int = LIMIT, engine: EngineGiven = None, spark: Any = None
+) -> Checked:
     """Compares everything with what it should be; see cmroot.check."""
-    with given_engine(engine) as work:
+    with given_engine(engine, spark) as work:
         return upkeep.check_root(open_existing(cmroot), work, bytes=bytes, limit=limit)
 
 

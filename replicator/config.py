@@ -73,6 +73,16 @@ class HousekeepingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     allow_immediate: bool = False
 
 
+class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`environment`: names of the process's environment that a job file or config store may read as `${NAME}`."""
+
+    environment: tuple[str, ...] = ()
+
+    def allowed(self, environment: Mapping[str, str]) -> dict[str, str | None]:
+        """The environment as `replicator.retention.job.read_job` takes it: None for what may not be read."""
+        return {name: text if name in self.environment else None for name, text in environment.items()}
+
+
 class PurgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Values of options of `replicator purge` that the command line does not give; durations as there."""
 
@@ -85,6 +95,12 @@ class PurgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trash: str | None = None
 
 
+class DumpsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of every dump that is written or loaded. key_file: its keys sign and verify them (docs/decisions/0009)."""
+
+    key_file: str | None = None
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file. `spark`: settings for Spark, full names as keys. `policies`: by name, read and valid."""
 
@@ -92,16 +108,22 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     defaults: Defaults = Defaults()
     guard: GuardConfig = GuardConfig()
     housekeeping: HousekeepingConfig = HousekeepingConfig()
+    retention: RetentionConfig = RetentionConfig()
     purge: PurgeConfig = PurgeConfig()
+    dumps: DumpsConfig = DumpsConfig()
     spark: dict[str, str] = {}
     policies: dict[str, Policy] = {}
+    looked_for: str = NAME  # no key of the file, but which file it was
 
     def policy(self, name: str) -> Policy:
         """A policy by its name. Raises UsageError, with the names there are, for another one."""
         if name in self.policies:
             return self.policies[name]
         known = ", ".join(sorted(self.policies)) or "(none is configured)"
-        raise UsageError(f"{name!r} is no policy of {NAME}", hint=f"policies: {known}; see docs/policies.md")
+        raise UsageError(
+            f"{name!r} is no policy of {self.looked_for}",
+            hint=f"policies: {known}; --config or REPLICATOR_CONFIG names another file; see docs/policies.md",
+        )
 
     def metastore_uri(self, text: str) -> str:
         """The URI of a metastore given by its name in this file or as a URI. Raises UsageError for neither."""
@@ -110,7 +132,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if ":" in text:
             return text
         raise UsageError(
-            f"{text!r} is neither a metastore's URI nor one's name in {NAME}",
+            f"{text!r} is neither a metastore's URI nor one's name in {self.looked_for}",
             hint=f"write thrift://host:port, or one of: {', '.join(self.metastores) or '(none is configured)'}",
         )
 
@@ -130,18 +152,20 @@ def read_config(path: Path | None) -> Config:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if not given:
-            return Config()
+            return Config(looked_for=f"{path.absolute()}, which does not exist")
         raise ConfigError(f"{path}: there is no such file", hint="check --config and REPLICATOR_CONFIG") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", hint="check its rights, and that it is UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}", hint="see https://toml.io; strings need quotes") from error
-    return parse_config(values, str(path))
+    return parse_config(values, str(path.absolute()))
 
 
 def parse_config(values: Mapping[str, Any], name: str) -> Config:
     """Raises ConfigError naming the key; `name` says where the values are from."""
     values = dict(values)
+    if "looked_for" in values:
+        raise ConfigError(f"{name}: unknown key `looked_for`")
     if isinstance(values.get("spark"), dict):
         values["spark"] = {_spark_key(key): value for key, value in _flat(values["spark"])}
     policies = values.pop("policies", {})
@@ -153,13 +177,17 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
             f"{name}: {_as_key(str(error))}",
             hint=f"tables: metastores.NAME (uri), defaults ({', '.join(Defaults.__struct_fields__)}), spark, "
             f"policies.NAME, guard ({', '.join(GuardConfig.__struct_fields__)}), "
-            f"housekeeping ({', '.join(HousekeepingConfig.__struct_fields__)})",
+            f"housekeeping ({', '.join(HousekeepingConfig.__struct_fields__)}), "
+            f"purge ({', '.join(PurgeConfig.__struct_fields__)}), "
+            f"dumps ({', '.join(DumpsConfig.__struct_fields__)})",
         ) from error
     try:
         read = {key: parse_policy(key, value, config.metastore_uri) for key, value in written.items()}
     except ConfigError as error:
         raise ConfigError(f"{name}: {error.message}", hint=error.hint) from error
-    return msgspec.structs.replace(config, policies=read)
+    if config.dumps.key_file:
+        read = {key: msgspec.structs.replace(policy, key_file=config.dumps.key_file) for key, policy in read.items()}
+    return msgspec.structs.replace(config, policies=read, looked_for=name)
 
 
 class _Policies(msgspec.Struct):

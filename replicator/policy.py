@@ -17,6 +17,7 @@ from cmroot.place import is_local, normal
 from replicator.errors import ConfigError, Error
 from replicator.partition_filter import PartitionFilter, parse_partition_filter
 from replicator.quantity import parse_duration, parse_size
+from replicator.table_format import SUPPORTED, FormatChoice
 
 T = TypeVar("T")
 
@@ -50,7 +51,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     "metadata", or a place below which external data go. schedule: from the begin of one run to the next. retention: of
     dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing. publish_delay:
     how long what a snapshot has replaced stays where it was.
-    smoke: queries on the replica that drills ask."""
+    smoke: queries on the replica that drills ask. key_file: of `[dumps]`, with the keys that sign its dumps. formats:
+    "as-they-are" replicates tables in every format as if it was a plain one."""
 
     name: str
     source: str
@@ -75,6 +77,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     publish_delay: timedelta = timedelta(hours=1)
     engine: EngineName = "auto"
     smoke: tuple[str, ...] = ()
+    key_file: str | None = None
+    formats: FormatChoice = SUPPORTED
 
     @property
     def slot(self) -> str:
@@ -191,6 +195,7 @@ class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     publish_delay: str | int = "1h"
     engine: EngineName = "auto"
     smoke: str | list[str] = []
+    formats: FormatChoice = SUPPORTED
 
 
 KEYS = _InFile.__struct_fields__
@@ -233,6 +238,7 @@ def parse_policy(name: str, values: Any, uri: Callable[[str], str]) -> Policy:
         publish_delay=reading.duration("publish_delay", written.publish_delay),
         engine=written.engine,
         smoke=(written.smoke,) if isinstance(written.smoke, str) else tuple(written.smoke),
+        formats=written.formats,
     )
     _fits_together(reading, policy)
     return policy

@@ -15,8 +15,11 @@ from replicator.cli.options import (
     Duration,
     EngineChoice,
     Session,
+    all_databases_option,
     cmroot_option,
+    db_option,
     deep_option,
+    empty_option,
     engine_options,
     json_option,
     keeper_option,
@@ -24,9 +27,10 @@ from replicator.cli.options import (
     pass_session,
     source_option,
 )
-from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, write
+from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took, write
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated
-from replicator.errors import Error, LeaseHeld
+from replicator.errors import Error, LeaseHeld, UsageError
+from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
     from replicator.events.recording import Captured
@@ -37,21 +41,26 @@ LONGEST_WAIT = timedelta(minutes=1)  # between tries while the metastore is away
 @click.command()
 @source_option
 @cmroot_option
-@click.option("--db", multiple=True, metavar="NAME", help="Capture this database from now on; default: all there are.")
+@db_option
+@all_databases_option
 @no_scan_option
 @deep_option
 @click.option("--repair", is_flag=True, help="After lost events, compare everything instead of failing.")
 @keeper_option
+@empty_option
 @click.option("--follow", is_flag=True, help="Capture again and again until stopped.")
 @click.option("--interval", type=Duration(), default="10s", show_default=True, help="Between two captures of --follow.")
 @engine_options
 @json_option
 @pass_session
 def capture(
-    session: Session, source: str, cmroot: str, db: tuple[str, ...], no_scan: bool, deep: bool, repair: bool,
-    keeper: str, follow: bool, interval: timedelta, engine: EngineChoice, as_json: bool,
+    session: Session, source: str, cmroot: str, db: tuple[str, ...], all_databases: bool, no_scan: bool, deep: bool,
+    repair: bool, keeper: str, empty: tuple[str, ...], follow: bool, interval: timedelta, engine: EngineChoice,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Read the notification log into $cmroot, with the files and checksums of every change, and keep the bytes.
+
+    A root captures the databases that were named once, by any command that captures into it; the answer lists them.
 
     \b
     Example:
@@ -61,23 +70,23 @@ def capture(
     from cmroot.root import create_or_open
     from replicator.events.capture import capture as capture_events
 
+    if follow and empty:
+        raise UsageError("--empty is about one capture", hint="capture once with it, then follow without")
     root = create_or_open(cmroot)
     databases = [name.lower() for name in db]
     with session.metastore(source) as metastore, session.engines(engine) as engines:
 
         def once() -> Captured:
             return capture_events(
-                metastore, root, databases=databases, scan=not no_scan, deep=deep, repair=repair, keeper=keeper,
-                engine=engines, progress=session.progress,
+                metastore, root, databases=databases, everything=all_databases, scan=not no_scan, deep=deep,
+                repair=repair, keeper=keeper, empty=empty, engine=engines, progress=session.progress,
             )  # fmt: skip
 
         if follow:
             return _follow(once, interval, as_json)
         captured = once()
-    if captured.missing_directories:
-        captured.status = "incomplete"
     emit(captured, as_json, describe(captured))
-    return 3 if captured.missing_directories else 0
+    return PARTIAL if captured.not_replicated else 0
 
 
 def describe(captured: Captured) -> Iterable[str]:
@@ -90,10 +99,11 @@ def describe(captured: Captured) -> Iterable[str]:
             ("files", f"{captured.files:,} new or changed, {size_text(captured.bytes)}, kept by {captured.keeper}"
                       if captured.files else "no new or changed ones"),
             ("log", captured.root),
-            ("missing", shortened(captured.missing_directories)),
+            ("databases", shortened(captured.databases)),
+            ("not replicated", shortened(map(str, captured.not_replicated))),
             ("unknown", shortened(captured.unknown)),
             ("warning", shortened(captured.warnings)),
-            ("took", f"{captured.seconds:.1f} s"),
+            ("took", took(captured.seconds)),
         ]
     )  # fmt: skip
 

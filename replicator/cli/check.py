@@ -30,8 +30,8 @@ def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
 
     Looks at both metastores, the notification log and how far it reaches back, clocks, rights, room, keepers, roles,
     the slot, lag, and the last runs. Writes small hidden files where runs will write, and removes them; nothing else is
-    changed. Exits with 0 when all is well or worth a warning only, with 3 when something is critical or could not be
-    looked at.
+    changed. Exits with 0 when all is well or worth a warning only, with 3 when something is critical, could not be
+    looked at, or is not replicated.
 
     \b
     Example:
@@ -48,7 +48,7 @@ def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
         write([nagios_line(report.policy, report.findings)])
         return NAGIOS[report.status]
     emit(asdict(report), as_json, _lines(report))
-    return 0 if report.status in ("ok", "warning") else FOUND
+    return 0 if report.status in ("ok", "warning") and not report.not_replicated else FOUND
 
 
 def as_plugin(answer: Callable[[], int]) -> int:

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from replicator.cli.options import Session, dry_run_option, json_option, parse_settings, pass_session
-from replicator.cli.output import aligned, columns, count_text, emit, note, shortened
+from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, took
 from replicator.cli.sync import policy_argument
 from replicator.errors import UsageError
 from replicator.quantity import duration_text
@@ -96,7 +96,7 @@ def drill(
 
         done = rehearse(found, source, target, asking, options)
     emit(msgspec.to_builtins(done), as_json, drill_lines(done))
-    return 0 if done.status == "done" and not done.staying else NOT_ALL_GOOD
+    return 0 if done.status == "done" and not (done.staying or done.not_replicated) else NOT_ALL_GOOD
 
 
 def _list(policy: Policy, limit: int, as_json: bool) -> int:
@@ -131,6 +131,7 @@ def drill_lines(drill: Drill) -> Iterable[str]:
             ("shadows", shortened(f"{replica} as {shadow}" for replica, shadow in drill.databases.items())),
             ("made", ", ".join([*made, count_text(drill.functions, "function")])),
             ("skipped", shortened(f"{name}: {why}" for name, why in drill.skipped.items())),
+            ("not replicated", shortened(map(str, drill.not_replicated))),
             ("ready", f"after {drill.ready_seconds:.1f} s" if drill.ready_seconds is not None else None),
             ("queries", f"{good} of {len(drill.queries)} good" if drill.queries else "none"),
             ("", shortened(_query_line(each) for each in drill.queries)),
@@ -139,7 +140,7 @@ def drill_lines(drill: Drill) -> Iterable[str]:
             ("staying", shortened(drill.staying)),
             ("shadows", f"kept: replicator drill {drill.policy} --clean" if not drill.torn_down else "taken down"),
             ("warning", shortened(drill.warnings)),
-            ("took", f"{drill.seconds:.1f} s ({steps})"),
+            ("took", f"{took(drill.seconds)} ({steps})"),
         ]
     )  # fmt: skip
 

@@ -13,16 +13,21 @@ from replicator.cli.options import (
     cmroot_option,
     deep_option,
     dry_run_option,
+    empty_option,
     engine_options,
     exclude_option,
+    formats_option,
     include_option,
     json_option,
     keeper_option,
+    key_file_option,
     no_scan_option,
     pass_session,
     source_option,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.errors import UsageError
+from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
     from cmroot.root import ChangeRoot
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     from replicator.events.manifest import Manifest
     from replicator.events.scope import Patterns
     from replicator.metastore.client import MetastoreReader
+    from replicator.table_format import FormatChoice
 
 
 @click.command()
@@ -49,6 +55,9 @@ if TYPE_CHECKING:
 @no_scan_option
 @deep_option
 @keeper_option
+@empty_option
+@key_file_option
+@formats_option
 @dry_run_option
 @engine_options
 @json_option
@@ -56,7 +65,9 @@ if TYPE_CHECKING:
 def dump(
     session: Session, source: str, cmroot: str, out: str, db: tuple[str, ...], include: tuple[str, ...],
     exclude: tuple[str, ...], since: str | None, until: str | None, slot: str, allow_replica: bool, no_capture: bool,
-    no_scan: bool, deep: bool, keeper: str, dry_run: bool, engine: EngineChoice, as_json: bool,
+    no_scan: bool, deep: bool, keeper: str, empty: tuple[str, ...], key_file: str | None, formats: FormatChoice,
+    dry_run: bool,
+    engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
     """Capture, then write a dump: the whole of some databases (a bootstrap), or with --since, or with a --slot that
     has confirmed something, what changed in them.
@@ -75,6 +86,8 @@ def dump(
     from replicator.events.scope import Patterns
     from replicator.sync.roles import epochs_to_dump
 
+    if empty and no_capture:
+        raise UsageError("--empty is a word to the capture, and --no-capture leaves that out", hint="give one of them")
     uri = session.config.metastore_uri(source)
     if dry_run:
         patterns = Patterns.parse(include, exclude)
@@ -86,11 +99,11 @@ def dump(
     with session.engines(engine) as engines:
         dumped = api.dump(
             source=uri, cmroot=cmroot, out=out, db=db, include=include, exclude=exclude, since=since, until=until,
-            slot=slot, capture_first=not no_capture, scan=not no_scan, deep=deep, keeper=keeper,
-            allow_replica=allow_replica, engine=engines, progress=session.progress,
+            slot=slot, capture_first=not no_capture, scan=not no_scan, deep=deep, keeper=keeper, empty=empty,
+            allow_replica=allow_replica, formats=formats, engine=engines, progress=session.progress, key_file=key_file,
         )  # fmt: skip
     emit(dumped, as_json, _dumped_lines(dumped))
-    return 3 if dumped.missing_directories else 0
+    return PARTIAL if dumped.not_replicated else 0
 
 
 def _dumped_lines(dumped: Dumped) -> Iterable[str]:
@@ -104,10 +117,10 @@ def _dumped_lines(dumped: Dumped) -> Iterable[str]:
             ("records", f"{dumped.records:,} ({dumped.observed:,} found by scan)"),
             ("files", f"{dumped.files:,} named, {size_text(dumped.bytes)}"),
             ("slot", dumped.slot or None),
-            ("missing", shortened(dumped.missing_directories)),
+            ("not replicated", shortened(map(str, dumped.not_replicated))),
             ("unknown", shortened(dumped.unknown)),
             ("warning", shortened(dumped.warnings)),
-            ("took", f"{dumped.seconds:.1f} s"),
+            ("took", took(dumped.seconds)),
         ]
     )
 

@@ -18,7 +18,9 @@ from replicator.cli.options import (
     Duration,
     EngineChoice,
     Session,
+    all_databases_option,
     cmroot_option,
+    db_option,
     dry_run_option,
     engine_options,
     json_option,
@@ -68,7 +70,8 @@ def housekeeping() -> None:
 @click.option("--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name.")
 @cmroot_option
 @store_option
-@click.option("--db", multiple=True, metavar="NAME", help="Capture this database from now on; default: all there are.")
+@db_option
+@all_databases_option
 @click.option("--no-capture", is_flag=True, help="Take the captured log as it is.")
 @no_scan_option
 @dry_run_option
@@ -83,9 +86,10 @@ def housekeeping() -> None:
 @json_option
 @pass_session
 def run(
-    session: Session, metastore: str, cmroot: str, store: str | None, db: tuple[str, ...], no_capture: bool,
-    no_scan: bool, dry_run: bool, at: str | None, follow: bool, interval: timedelta, default_unreferenced: str | None,
-    default_expired: str | None, allow_immediate: bool, limits: Limits, engine: EngineChoice, as_json: bool,
+    session: Session, metastore: str, cmroot: str, store: str | None, db: tuple[str, ...], all_databases: bool,
+    no_capture: bool, no_scan: bool, dry_run: bool, at: str | None, follow: bool, interval: timedelta,
+    default_unreferenced: str | None, default_expired: str | None, allow_immediate: bool, limits: Limits,
+    engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
     """Capture what has changed, schedule what that left behind or gave a time to live, and remove what is due.
 
@@ -111,7 +115,7 @@ def run(
     moment = None if at is None else _moment(at)
     options = Options(
         _defaults(session, default_unreferenced, default_expired, allow_immediate), limits, not no_capture,
-        [name.lower() for name in db], not no_scan,
+        [name.lower() for name in db], not no_scan, all_databases,
     )  # fmt: skip
     root = open_existing(cmroot) if dry_run else create_or_open(cmroot)
     with ExitStack() as stack:
@@ -386,6 +390,8 @@ def _lines(done: Housekept) -> Iterable[str]:
             ("invalid", shortened(done.invalid)),
             ("refused", shortened(done.refused) if not planned else None),
             ("failed", shortened(done.failed)),
+            ("databases", shortened(done.databases) or "unknown until the next capture"),
+            ("warning", shortened(done.warnings)),
             ("audit", f"run {done.run}" if done.run and done.removed else None),
         ]
     )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -15,36 +14,41 @@ from replicator.cli.sync import policy_argument
 from replicator.quantity import duration_text
 
 if TYPE_CHECKING:
+    from replicator.policy import Policy
     from replicator.sync.lag import Lag
     from replicator.sync.memory import Run
+
+PARTIAL = 3
 
 
 @click.command()
 @policy_argument
 @json_option
 @pass_session
-def lag(session: Session, policy: str, as_json: bool) -> None:
+def lag(session: Session, policy: str, as_json: bool) -> int:
     """Say how far a policy's target is behind: per policy, database and table, in events, seconds and bytes.
 
-    Also what blocks, and how long the source's event log still holds what is needed next.
+    Also what blocks, both sides' roles, and how long the source's event log still holds what is needed next. While a
+    side does not answer, the last known figures are shown (exit code 3).
 
     \b
     Example:
       replicator lag west
       replicator lag west --json
     """
-    tell_lag(session, policy, as_json)
+    return tell_lag(session, policy, as_json)
 
 
-def tell_lag(session: Session, policy: str, as_json: bool) -> None:
+def tell_lag(session: Session, policy: str, as_json: bool) -> int:
+    """The exit code: 3 when a side does not answer, as the figures are then only the last known ones."""
+    from replicator.sync.check import impatient
     from replicator.sync.lag import lag as measure
 
     found = session.config.policy(policy)
-    with ExitStack() as stack:
-        source = stack.enter_context(session.metastore(found.source))
-        target = stack.enter_context(session.metastore(found.target))
+    with impatient(found.source) as source, impatient(found.target) as target:
         report = measure(found, source, target)
     emit(asdict(report), as_json, _lag_lines(report))
+    return PARTIAL if report.unreachable else 0
 
 
 def _lag_lines(report: Lag) -> Iterable[str]:
@@ -59,25 +63,39 @@ def _lag_lines(report: Lag) -> Iterable[str]:
     yield from aligned(
         [
             (report.status, report.policy + (" (backwards)" if report.reverse else "")),
-            ("lag", f"{count_text(report.events, 'event')}, {duration_text(report.seconds)}, "
+            ("lag", f"{'at least ' if report.at_least else ''}{count_text(report.events, 'event')}, "
+                    f"{duration_text(report.seconds)}, "
                     f"{size_text(report.bytes)}{goal}"),
             ("target", f"at event {report.event}" if report.event is not None else None),
             ("captured", f"to event {report.captured_event}" if report.captured_event is not None else None),
-            ("source", f"at event {report.source_event}"),
+            ("source", _source_line(report)),
+            ("last good", f"the run that ended at {report.last_good_run}" if report.last_good_run else None),
             ("event log", ", ".join(log) or None),
             ("blocked by", shortened(report.blocks)),
             ("last run", report.last_run or None),
+            ("not replicated", shortened(map(str, report.not_replicated))),
             ("warning", shortened(report.warnings)),
         ]
     )  # fmt: skip
     rows = [
-        (each.db, each.status, each.event, each.events, f"{each.seconds:.0f}", size_text(each.bytes))
+        (
+            each.db, each.status, each.event, each.events, f"{each.seconds:.0f}", size_text(each.bytes),
+            each.source_role or "?", each.target_role or "?",
+        )
         for each in report.databases
-    ]
-    yield from columns(("database", "status", "at event", "events", "seconds", "bytes"), rows, ("events", "seconds"))
+    ]  # fmt: skip
+    head = ("database", "status", "at event", "events", "seconds", "bytes", "source is", "target is")
+    yield from columns(head, rows, ("events", "seconds"))
     waiting = [(each.table, each.events, f"{each.seconds:.0f}", size_text(each.bytes)) for each in report.tables[:20]]
     if waiting:
         yield from columns(("table", "events", "seconds", "bytes"), waiting, ("events", "seconds"))
+
+
+def _source_line(report: Lag) -> str:
+    away = report.unreachable.get("target" if report.reverse else "source")
+    if away is None:
+        return f"at event {report.source_event}"
+    return "does not answer" + (f"; was at event {report.source_event}" if report.source_event else "")
 
 
 @click.command()
@@ -101,19 +119,26 @@ def history(session: Session, policy: str, limit: int, as_json: bool) -> None:
     kept = Memory(open_existing(found.target_cmroot), found.name).runs(limit)
     for path in kept.damaged:
         note(f"{path}: cannot be understood, and is left out")
-    answer = {"status": "shown", "policy": policy, "runs": msgspec.to_builtins(kept.runs), "damaged": kept.damaged}
-    emit(answer, as_json, _history_lines(kept.runs))
+    runs = [{**msgspec.to_builtins(run), "events_of": _events_of(run, found)} for run in kept.runs]
+    answer = {"status": "shown", "policy": policy, "runs": runs, "damaged": kept.damaged}
+    emit(answer, as_json, _history_lines(kept.runs, found))
 
 
-def _history_lines(runs: list[Run]) -> Iterable[str]:
+def _events_of(run: Run, policy: Policy) -> str:
+    """The metastore whose event ids a run's `from_event` and `to_event` are: that of the side that was replicated."""
+    return policy.target if run.reverse else policy.source
+
+
+def _history_lines(runs: list[Run], policy: Policy) -> Iterable[str]:
     if not runs:
         return ["no run is remembered"]
     rows = [
         (
             run.started[:19] + "Z", run.status, run.kind + (" backwards" if run.reverse else ""), run.to_event,
-            run.records, run.files, size_text(run.bytes), run.error or "; ".join(run.warnings[:1]),
+            _events_of(run, policy), run.records, run.files, size_text(run.bytes),
+            run.error or "; ".join(run.warnings[:1]),
         )
         for run in runs
     ]  # fmt: skip
-    head = ("started", "status", "kind", "to event", "records", "files", "bytes", "said")
+    head = ("started", "status", "kind", "to event", "of", "records", "files", "bytes", "said")
     return columns(head, rows, ("to event", "records", "files"))

@@ -7,21 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from replicator.cli.brake import brake_options
 from replicator.cli.options import (
     EngineChoice,
     Session,
     dry_run_option,
     engine_options,
+    formats_option,
     json_option,
+    key_file_option,
     map_option,
     pass_session,
     rename_option,
     target_option,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.not_replicated import PARTIAL
+from replicator.table_format import AS_THEY_ARE
 
 if TYPE_CHECKING:
+    from replicator.load.brake import Brake
     from replicator.load.load import Loaded
+    from replicator.table_format import FormatChoice
 
 
 @click.command()
@@ -32,20 +39,27 @@ if TYPE_CHECKING:
               ".cmroot in the warehouse.")  # fmt: skip
 @rename_option
 @map_option
-@click.option("--external-base", metavar="PLACE", help="Where data from outside its database's directory goes; "
-              "default: external in the warehouse.")  # fmt: skip
+@click.option("--external-base", metavar="PLACE", help="Where data from outside its database's directory goes, "
+              "below <database>.db; default: external in the warehouse.")  # fmt: skip
 @click.option("--source-cmroot", metavar="PLACE", help="The source's root, where it has another name here than the "
               "dump says.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace objects that replication did not make, or that are newer.")
+@click.option("--take-over", is_flag=True, help="Begin although the target says that another load is at work on it, "
+              "under a root that cannot be asked from here: you know that it has ended.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side.")
+@key_file_option
+@formats_option
 @dry_run_option
+@brake_options
 @engine_options
 @json_option
 @pass_session
 def load(
     session: Session, dump: str, target: str, warehouse: str | None, cmroot: str | None, rename_db: tuple[str, ...],
-    map_location: tuple[str, ...], external_base: str | None, source_cmroot: str | None, overwrite: bool, jobs: int,
-    dry_run: bool, engine: EngineChoice, as_json: bool,
+    map_location: tuple[str, ...], external_base: str | None, source_cmroot: str | None, overwrite: bool,
+    take_over: bool, jobs: int, key_file: str | None, formats: FormatChoice, dry_run: bool, brake: Brake | None,
+    engine: EngineChoice,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Replay a finished dump on a target. Safe to run twice, and again after any crash.
 
@@ -55,25 +69,27 @@ def load(
       replicator load /dumps/1 --target dr --map-location s3://a/raw=s3://b/raw --dry-run
     """
     from replicator.dump.reader import DumpReader
+    from replicator.dump.signing import read_keys
     from replicator.load.load import load as replay
-    from replicator.load.placement import parse_pairs
+    from replicator.load.placement import parse_pairs, parse_renames
     from replicator.load.planning import LoadOptions, plan_load
-    from replicator.load.pricing import describe
+    from replicator.load.pricing import described
 
     options = LoadOptions(
-        warehouse=warehouse, cmroot=cmroot, rename=parse_pairs(rename_db, "--rename-db"),
+        warehouse=warehouse, cmroot=cmroot, rename=parse_renames(rename_db),
         map_locations=parse_pairs(map_location, "--map-location"), external=external_base, overwrite=overwrite,
-        jobs=jobs, source_root=source_cmroot,
+        jobs=jobs, source_root=source_cmroot, keys=read_keys(key_file) if key_file else None,
+        as_they_are=formats == AS_THEY_ARE, brake=brake, take_over=take_over,
     )  # fmt: skip
     with session.metastore(target) as metastore, session.engines(engine) as engines:
         if dry_run:
-            reader = DumpReader(dump)
-            plan = describe(plan_load(reader, metastore, options), reader)
+            reader = DumpReader(dump, options.keys)
+            plan = described(plan_load(reader, metastore, options), reader, metastore, engines, brake)
             emit({"status": "planned", "dump": reader.place, **plan}, as_json, _plan_lines(plan))
-            return 0
+            return PARTIAL if plan["not_replicated"] else 0
         loaded = replay(dump, metastore, options, engine=engines, progress=session.progress)
     emit(loaded, as_json, _loaded_lines(loaded))
-    return 0
+    return PARTIAL if loaded.not_replicated else 0
 
 
 def _loaded_lines(loaded: Loaded) -> Iterable[str]:
@@ -94,8 +110,9 @@ def _loaded_lines(loaded: Loaded) -> Iterable[str]:
             ("removed", f"{count_text(loaded.files_removed, 'file')}" if loaded.files_removed else None),
             ("changed", count_text(loaded.objects_changed, "object")),
             ("missing", shortened(f"{each['file']}: {each['reason']}" for each in loaded.missing)),
+            ("not replicated", shortened(map(str, loaded.not_replicated))),
             ("warning", shortened(loaded.warnings)),
-            ("took", f"{loaded.seconds:.1f} s (copy {loaded.copy_seconds:.1f}, commit {loaded.commit_seconds:.1f})"),
+            ("took", f"{took(loaded.seconds)} (copy {loaded.copy_seconds:.1f}, commit {loaded.commit_seconds:.1f})"),
         ]
     )  # fmt: skip
 
@@ -110,7 +127,10 @@ def _plan_lines(plan: dict[str, Any]) -> Iterable[str]:
             *((name.replace("_", " "), shortened(plan[name])) for name in names),
             ("partitions", f"{plan['partitions_touched']:,} touched"),
             ("copy", f"at most {count_text(plan['files'], 'file')}, {size_text(plan['bytes'])}"),
-            ("remove", f"at most {count_text(plan['files_to_remove'], 'file')}"),
+            ("remove", f"{count_text(plan['files_to_remove'], 'file')}, {size_text(plan['bytes_to_remove'])}"),
+            ("goes", shortened(plan["goes"])),
+            ("refused", plan["refused"] or None),
+            ("not replicated", shortened(f"{each['object']}: {each['reason']}" for each in plan["not_replicated"])),
             ("locations", shortened(f"{name} at {place}" for name, place in plan["locations"].items())),
         ]
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import errno
 import gc
 import logging
 import os
 import sys
+import threading
+import time as clocks
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -27,7 +31,7 @@ from replicator.cli.lag import history, lag
 from replicator.cli.load import load
 from replicator.cli.metastore import metastore
 from replicator.cli.options import Session
-from replicator.cli.output import failure, show_error
+from replicator.cli.output import BROKEN_PIPE, failure, log_to_stderr, note, show_error
 from replicator.cli.plan import apply, plan
 from replicator.cli.purge import purge
 from replicator.cli.repair import repair
@@ -57,7 +61,7 @@ AGAIN = "run the same command again to finish"
 def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     """Keep a second copy of a Hive-metastore warehouse exact, and lose nothing on the way.
 
-    Every option can also be given as REPLICATOR_<COMMAND>_<OPTION> in the environment, or in replicator.toml.
+    Every option can also be given as REPLICATOR_<COMMAND>_<OPTION> in the environment, many in replicator.toml.
 
     \b
     Example: replicate a database once, then keep up
@@ -67,9 +71,10 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
       replicator load /dumps/2 --target thrift://b:9083
     """
     if verbose:
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=LOG_LINE)
+        log_to_stderr(LOG_LINE, logging.INFO)
     settings = read_config(config)
-    context.obj = Session(settings, verbose)
+    began = context.obj if isinstance(context.obj, float) else clocks.monotonic()
+    context.obj = Session(settings, verbose, began)
     context.default_map = _default_map(settings)
 
 
@@ -115,6 +120,9 @@ def _default_map(config: Config) -> dict[str, Any]:
     found = _defaults_of(cli, defaults)
     for name in ("load", "verify"):
         found[name].pop("cmroot", None)
+    if config.dumps.key_file is not None:
+        for name in ("dump", "load", "show"):
+            found[name]["key_file"] = config.dumps.key_file
     of_purge = msgspec.to_builtins(config.purge)
     for name, options in _defaults_of(
         purge, {key: value for key, value in of_purge.items() if value is not None}
@@ -137,15 +145,16 @@ def _defaults_of(group: click.Group, defaults: Mapping[str, Any]) -> dict[str, A
     return found
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], began: float | None = None) -> int:
     """Runs a command line and returns the exit code; every failure is told, as JSON when `--json` is among them, and as
-    a plugin does when `--nagios` is."""
+    a plugin does when `--nagios` is. began: of the monotonic clock, when the program was started; None: now."""
+    began = clocks.monotonic() if began is None else began
     if "--nagios" in arguments:
-        return as_plugin(lambda: _answer(arguments))
+        return as_plugin(lambda: _answer(arguments, began))
     as_json = "--json" in arguments
     verbose = bool({"-v", "--verbose"} & set(arguments))
     try:
-        return _answer(arguments)
+        return _answer(arguments, began)
     except click.ClickException as error:
         return _tell_usage(error, as_json)
     except (click.Abort, KeyboardInterrupt):
@@ -154,15 +163,15 @@ def run(arguments: Sequence[str]) -> int:
         return _tell("Terminated", "terminated by a signal", AGAIN, TERMINATED, as_json)
     except Error as error:
         if verbose:
-            traceback.print_exc()
+            note(traceback.format_exc().rstrip())
         show_error(failure(error), as_json)
         return error.exit_code
     except Exception as error:
         return _tell_unexpected(error, as_json, verbose)
 
 
-def _answer(arguments: Sequence[str]) -> int:
-    answer = cli.main(args=list(arguments), prog_name="replicator", standalone_mode=False)
+def _answer(arguments: Sequence[str], began: float) -> int:
+    answer = cli.main(args=list(arguments), prog_name="replicator", standalone_mode=False, obj=began)
     return answer if isinstance(answer, int) else 0
 
 
@@ -185,20 +194,73 @@ def _tell_usage(error: click.ClickException, as_json: bool) -> int:
 
 def _tell_unexpected(error: Exception, as_json: bool, verbose: bool) -> int:
     if verbose:
-        traceback.print_exc()
+        note(traceback.format_exc().rstrip())
     name = type(error).__name__
-    if isinstance(error, OSError):  # the system's own words name the file
-        return _tell(name, str(error), "" if verbose else "--verbose shows where it happened", 1, as_json)
+    if isinstance(error, OSError):
+        return _tell(name, _system_text(error), _system_hint(error, verbose), 1, as_json)
     hint = "please report this bug with the traceback" if verbose else "run again with --verbose for the traceback"
     return _tell(name, f"internal error: {name}: {error}", hint, 1, as_json)
 
 
-def main() -> None:
+def _system_text(error: OSError) -> str:
+    """The system's own words, after the file that they are about."""
+    names = [name for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    if not names or not error.strerror:
+        return str(error)
+    return f"{' to '.join(map(os.fsdecode, names))}: {error.strerror}"
+
+
+def _system_hint(error: OSError, verbose: bool) -> str:
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return "check the path, and that the filesystem it should be on is mounted"
+        case errno.EIO | errno.ESTALE | errno.ENOTCONN | errno.EHOSTDOWN | errno.ETIMEDOUT:
+            return "look at the disk or mount; then run the same command again"
+    return "" if verbose else "--verbose shows where it happened"
+
+
+def main() -> NoReturn:
     """The console script."""
+    speak_utf8()
     collect_rarely()
     raise_on_sigterm()
     _keep_stdout_for_answers()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:], process_start())
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process with exactly this exit code. What was opened is closed, threads that must end are waited for,
+    the answer is out. The rest is not taken apart: threads of libraries that run on meanwhile (an event loop, a
+    reader's pool) would abort the process now and then."""
+    getattr(threading, "_shutdown", lambda: None)()  # as the interpreter does at its end, in this order
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):  # the reader went away, or it was closed
+        code = code or BROKEN_PIPE
+    os._exit(code)
+
+
+def process_start() -> float:
+    """When this process began, by the monotonic clock: importing takes as long as some commands."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = clocks.clock_gettime(clocks.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # not Linux
+        age = 0.0
+    return clocks.monotonic() - age
+
+
+def speak_utf8() -> None:
+    """Begins again in UTF-8 where a locale, such as C, has no letters but ASCII: names of files and tables have."""
+    if sys.getfilesystemencoding().lower() not in ("utf-8", "utf8") and not sys.flags.utf8_mode:
+        os.environ["PYTHONUTF8"] = "1"
+        program = [sys.executable, "-m", "replicator.cli.main", *sys.argv[1:]]
+        os.execv(sys.executable, [os.fsencode(each) for each in program])
 
 
 def collect_rarely() -> None:

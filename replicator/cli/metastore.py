@@ -32,10 +32,19 @@ def metastore() -> None:
 @metastore.command()
 @directory_option
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: the one it had before, else a free one.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="What it listens on, 0.0.0.0 for all interfaces; whoever reaches it may do everything with its data.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Hive setting for this start.")
 @click.option("--timeout", type=float, default=90, show_default=True, help="Seconds to wait for the first answer.")
 @json_option
-def start(directory: Path, port: int | None, settings: tuple[str, ...], timeout: float, as_json: bool) -> None:
+def start(
+    directory: Path, port: int | None, host: str, settings: tuple[str, ...], timeout: float, as_json: bool
+) -> None:  # fmt: skip
     """Start the metastore of a directory, with the data it has, and return when it answers.
 
     \b
@@ -44,8 +53,9 @@ def start(directory: Path, port: int | None, settings: tuple[str, ...], timeout:
     from replicator.metastore import embedded
 
     running = embedded.start(
-        directory, port=port, settings=parse_settings(settings), env=os.environ, timeout=timedelta(seconds=timeout)
-    )
+        directory, port=port, host=host, settings=parse_settings(settings), env=os.environ,
+        timeout=timedelta(seconds=timeout),
+    )  # fmt: skip
     emit({"status": "running", **running.as_json()}, as_json)
 
 

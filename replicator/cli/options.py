@@ -40,6 +40,7 @@ class Session:
 
     config: Config
     verbose: bool = False
+    began: float = 0.0  # of the monotonic clock: when the program was started
 
     @contextmanager
     def metastore(self, text: str) -> Iterator[ThriftMetastore]:
@@ -118,6 +119,10 @@ pass_session = click.make_pass_decorator(Session)
 json_option = click.option(
     "--json", "as_json", is_flag=True, allow_from_autoenv=False, help="Print exactly one JSON object."
 )
+key_file_option = click.option(
+    "--key-file", metavar="FILE", help="Keys, one a line: the first signs dumps, and only dumps that one of them has "
+    "signed are read. Default: key_file of [dumps]; without one, dumps are neither signed nor asked for it.",
+)  # fmt: skip
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 
 METASTORE = "thrift://host:port, several separated by commas for failover, or a name of the configuration file."
@@ -134,6 +139,18 @@ rename_option = click.option(
 map_option = click.option(
     "--map-location", multiple=True, metavar="A=B", help="What lies below A at the source lies below B on the target."
 )
+db_option = click.option(
+    "--db", multiple=True, metavar="NAME", help="Capture this database from now on; repeatable. Default: those "
+    "that the root captures already; of a new root, all there are.",
+)  # fmt: skip
+all_databases_option = click.option(
+    "--all-databases", is_flag=True, help="Capture every database that the metastore has now, from now on."
+)
+formats_option = click.option(
+    "--formats", type=click.Choice(["supported", "as-they-are"]), default="supported", show_default=True,
+    help="as-they-are: tables in formats that name their files by whole paths, too, which is right only where the "
+    "other side has the same paths.",
+)  # fmt: skip
 keeper_option = click.option(
     "--keeper", type=click.Choice(["auto", "link", "version", "copy", "none"]), default="auto", show_default=True,
     help="How bytes are kept; auto: for each store the first of link, version, copy that it can have.",
@@ -141,6 +158,10 @@ keeper_option = click.option(
 no_scan_option = click.option(
     "--no-scan", is_flag=True, help="Do not look for changes that left no event (most of Spark's writes)."
 )
+empty_option = click.option(
+    "--empty", multiple=True, metavar="OBJECT", help="This table (db.table) or partition (db.table/day=1), whose "
+    "directory is not there, is really empty; repeatable. Without that word its files stay on replicas.",
+)  # fmt: skip
 deep_option = click.option("--deep", is_flag=True, help="Scan partitions one by one, too.")
 
 

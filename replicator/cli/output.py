@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import sys
+import time as clocks
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 import click
 
 from replicator.errors import Error
+from replicator.printable import PrintableFormatter, printable, printable_lines
+from replicator.quantity import count_text as count_text
 from replicator.quantity import duration_text as duration_text
 from replicator.quantity import size_text as size_text
 
@@ -35,8 +39,8 @@ def emit(value: Mapping[str, Any] | Any, as_json: bool, lines: Iterable[str] | N
 def write(lines: Iterable[str]) -> None:
     """Lines to standard output. A reader that went away (`| head`) ends the command quietly."""
     try:
-        for line in lines:
-            sys.stdout.write(line + "\n")
+        for line in lines:  # JSON is written in ASCII, and stays as it is
+            sys.stdout.write(printable(line) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the interpreter flushes it once more at its end
@@ -45,7 +49,14 @@ def write(lines: Iterable[str]) -> None:
 
 def note(text: str) -> None:
     """A remark beside the answer, to standard error."""
-    click.echo(text, err=True)
+    click.echo(printable_lines(text), err=True)
+
+
+def log_to_stderr(format: str, level: int | None = None) -> None:
+    """Log lines for people, beside the answer."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter(format))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def show_error(fields: Mapping[str, Any], as_json: bool) -> None:
@@ -68,14 +79,14 @@ def aligned(pairs: Iterable[tuple[str, Any]]) -> list[str]:
     width = max((len(name) for name, _ in rows), default=0)
     lines = []
     for name, value in rows:
-        values = [str(each) for each in value] if isinstance(value, list | tuple) else [str(value)]
+        values = [printable(str(each)) for each in (value if isinstance(value, list | tuple) else [value])]
         lines += [f"{name if index == 0 else '':<{width}}  {text}" for index, text in enumerate(values)]
     return lines
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[Any]], right: Sequence[str] = ()) -> list[str]:
     """A table: a line of headings, then a line for each row, padded; columns named in `right` are aligned there."""
-    lines = [list(head), *([("" if cell is None else str(cell)) for cell in row] for row in rows)]
+    lines = [list(head), *([("" if cell is None else printable(str(cell))) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(head))]
     aligns = [">" if name in right else "<" for name in head]
     return [
@@ -97,7 +108,9 @@ def time_text(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def count_text(number: int, what: str) -> str:
-    """`1 file`, `12,345 files`."""
-    plural = what if number == 1 else f"{what}s"
-    return f"{number:,} {plural}"
+def took(seconds: float) -> str:
+    """How long a person has waited: since the command was started, with imports, connections and Spark's start.
+    seconds: of its work, which counts where no command runs."""
+    context = click.get_current_context(silent=True)
+    began = getattr(context.obj, "began", None) if context else None
+    return f"{clocks.monotonic() - began if began else seconds:.1f} s"

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from replicator.cli.brake import brake_of, brake_options
 from replicator.cli.options import EngineChoice, Session, engine_options, json_option, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text
 from replicator.cli.sync import adopt_option, drop_left_option, jobs_option, opened, policy_argument, run_lines
+from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
+    from replicator.load.brake import Brake
     from replicator.sync.plan import SyncPlan
 
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 @pass_session
 def plan(
     session: Session, policy: str, out: str, adopt: bool, drop_left: bool, engine: EngineChoice, as_json: bool
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Show what the next run of a policy would do, with its price, and write it down for apply.
 
     Captures, and writes the dumps that the run would; the target is not changed.
@@ -46,19 +49,24 @@ def plan(
         work = opened(session, stack, policy, engine)
         made = make(
             work.policy, work.source, work.target, engines=work.engines, progress=session.progress,
-            options=SyncOptions(adopt=adopt, drop_left=drop_left), others=work.others,
+            options=SyncOptions(adopt=adopt, drop_left=drop_left, brake=brake_of(session.config.guard)),
+            others=work.others,
         )  # fmt: skip
     store_for(out).write_bytes(out, encode_plan(made))
     emit({"status": "planned", "plan": out, **msgspec.to_builtins(made)}, as_json, _plan_lines(made, out))
+    return PARTIAL if made.not_replicated else 0
 
 
 @click.command()
 @click.argument("plan", metavar="PLAN")
 @jobs_option
+@brake_options
 @engine_options
 @json_option
 @pass_session
-def apply(session: Session, plan: str, jobs: int, engine: EngineChoice, as_json: bool) -> None:
+def apply(
+    session: Session, plan: str, jobs: int, brake: Brake | None, engine: EngineChoice, as_json: bool
+) -> int:  # fmt: skip
     """Do what a plan says, and nothing else. Safe to run again after a crash.
 
     Exit 6, and nothing is changed, when the world has moved since: the policy, the roles, the target's checkpoint, or
@@ -76,9 +84,10 @@ def apply(session: Session, plan: str, jobs: int, engine: EngineChoice, as_json:
         work = opened(session, stack, wanted.policy, engine)
         done = carry_out(
             wanted, work.policy, work.source, work.target, engines=work.engines, progress=session.progress, jobs=jobs,
-            others=work.others,
+            brake=brake, others=work.others,
         )  # fmt: skip
     emit(done, as_json, run_lines(done))
+    return PARTIAL if done.not_replicated else 0
 
 
 def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
@@ -105,10 +114,13 @@ def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
             ("events", f"{cost.events:,}, {count_text(cost.records, 'record')}, {cost.squashed:,} of them squashed"),
             ("objects", f"{cost.objects:,} touched"),
             ("copy", f"{count_text(cost.files, 'file')}, {size_text(cost.bytes)}" + (f" ({said})" if said else "")),
-            ("remove", f"{removed}, {size_text(cost.bytes_removed)}" if cost.files_removed else None),
+            ("remove", f"{removed}, {size_text(cost.bytes_removed)}" if cost.files_removed or cost.partitions_removed
+                       else None),
+            ("goes", shortened(str(each) for load in plan.loads for each in load.gone)),
             ("not to be had", count_text(cost.missing, "file") if cost.missing else None),
             ("changes", changes),
             ("drop" if plan.drop_left else "left", shortened(plan.drops if plan.drop_left else plan.left)),
+            ("not replicated", shortened(map(str, plan.not_replicated))),
             ("warning", shortened(plan.warnings)),
         ]
     )  # fmt: skip

@@ -21,7 +21,7 @@ from replicator.cli.options import (
     json_option,
     pass_session,
 )
-from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
+from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text, took
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def certify(
         ("expedited", f"{count_text(done.expedited_files, 'file')}" if expedite else None),
         ("left", shortened(_holding_line(each) for each in done.holding)),
         ("not searched", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
-        ("took", f"{done.seconds:.1f} s"),
+        ("took", took(done.seconds)),
     ]
     emit(done, as_json, aligned(lines))
     return 3 if done.holding else 0
@@ -355,7 +355,7 @@ def _purged_lines(done: Purged) -> Iterable[str]:
             ("tables", shortened(_table_line(table) for table in done.tables)),
             ("not purged", shortened(_failures(done))),
             ("not described", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
-            ("took", f"{done.seconds:.1f} s"),
+            ("took", took(done.seconds)),
         ]
     )
 

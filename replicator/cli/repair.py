@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from replicator.cli.brake import brake_options
 from replicator.cli.options import (
     EngineChoice,
     Session,
@@ -16,6 +17,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     exclude_option,
+    formats_option,
     include_option,
     json_option,
     map_option,
@@ -24,11 +26,14 @@ from replicator.cli.options import (
     source_option,
     target_option,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
 from replicator.errors import UsageError
+from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
+    from replicator.load.brake import Brake
     from replicator.sync.repair import Repaired
+    from replicator.table_format import FormatChoice
 
 DIFFERENT = 4
 
@@ -52,11 +57,13 @@ DIFFERENT = 4
 @click.option("--drop-extra", is_flag=True, help="Take away tables that only the target has and replication did not "
               "make, too; their data goes to the target's root.")  # fmt: skip
 @click.option("--warehouse", metavar="PLACE", help="Where the target's databases lie; default: its default database's.")
-@click.option("--external-base", metavar="PLACE", help="Where data from outside its database's directory goes; "
-              "default: external in the warehouse.")  # fmt: skip
+@click.option("--external-base", metavar="PLACE", help="Where data from outside its database's directory goes, "
+              "below <database>.db; default: external in the warehouse.")  # fmt: skip
 @click.option("--scratch", metavar="DIR", help="A directory that executors can read; default: the system's own.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side.")
+@formats_option
 @dry_run_option
+@brake_options
 @engine_options
 @json_option
 @pass_session
@@ -64,10 +71,11 @@ def repair(
     session: Session, source: str, target: str, cmroot: str, target_cmroot: str | None, db: str, table: tuple[str, ...],
     report: Path | None, rename_db: tuple[str, ...], map_location: tuple[str, ...], include: tuple[str, ...],
     exclude: tuple[str, ...], level: Any, drop_extra: bool, warehouse: str | None, external_base: str | None,
-    scratch: str | None, jobs: int, dry_run: bool, engine: EngineChoice, as_json: bool,
+    scratch: str | None, jobs: int, formats: FormatChoice, dry_run: bool, brake: Brake | None, engine: EngineChoice,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Make a replica again what it was loaded as: find what differs, and copy exactly that. Exit code 4 if anything
-    remains.
+    remains, 3 if nothing does but what is not replicated: tables that are left out, or that nobody could see.
 
     The truth is the source's captured log at the target's checkpoint, which does not move. What the source changed
     since comes with the next load. What the repair takes away goes to the target's root. Safe to run twice.
@@ -81,17 +89,18 @@ def repair(
     from cmroot.root import open_existing
     from replicator.api import names
     from replicator.events.scope import Patterns
-    from replicator.load.placement import parse_pairs
+    from replicator.load.placement import parse_pairs, parse_renames
     from replicator.sync.repair import RepairOptions, planned
     from replicator.sync.repair import repair as mend
 
     if table and report:
         raise UsageError("--table and --from both say what to repair", hint="give one of them")
     options = RepairOptions(
-        db=db.lower(), rename=dict(parse_pairs(rename_db, "--rename-db")).get(db.lower()), tables=names(table),
+        db=db.lower(), rename=dict(parse_renames(rename_db)).get(db.lower()), tables=names(table),
         differing=_differing(report, db.lower()) if report else None, patterns=Patterns.parse(include, exclude),
         level=level, drop_extra=drop_extra, cmroot=target_cmroot, warehouse=warehouse, external=external_base,
-        map_locations=parse_pairs(map_location, "--map-location"), jobs=jobs, scratch=scratch,
+        map_locations=parse_pairs(map_location, "--map-location"), jobs=jobs, scratch=scratch, formats=formats,
+        brake=brake,
     )  # fmt: skip
     root = open_existing(cmroot)
     with (
@@ -103,10 +112,10 @@ def repair(
             with planned(root, here, there, options, engine=engines, progress=session.progress) as plan:
                 described = plan.described(there, engines, session.progress)
             emit({"status": "planned", "db": options.db, **described}, as_json, _plan_lines(options.db, described))
-            return 0
+            return PARTIAL if described["not_replicated"] else 0
         repaired = mend(root, here, there, options, engine=engines, progress=session.progress)
     emit(repaired, as_json, _repaired_lines(repaired))
-    return DIFFERENT if repaired.remaining_count else 0
+    return DIFFERENT if repaired.remaining_count else PARTIAL if repaired.not_replicated else 0
 
 
 def _differing(file: Path, db: str) -> list[str]:
@@ -135,6 +144,7 @@ def _plan_lines(db: str, plan: dict[str, Any]) -> Iterable[str]:
             ("copy", f"{count_text(plan['files_to_copy'], 'file')}, {size_text(plan['bytes_to_copy'])}"),
             ("remove", f"{count_text(plan['files_to_remove'], 'file')}, {size_text(plan['bytes_to_remove'])}"),
             ("missing", count_text(plan["files_missing"], "file") if plan["files_missing"] else None),
+            ("not replicated", shortened(f"{each['object']}: {each['reason']}" for each in plan["not_replicated"])),
             ("warning", shortened(plan["warnings"])),
         ]
     )
@@ -153,7 +163,8 @@ def _repaired_lines(repaired: Repaired) -> Iterable[str]:
                 "remaining",
                 shortened(f"{each.object}: {each.kind} {each.field}".rstrip() for each in repaired.remaining),
             ),
+            ("not replicated", shortened(map(str, repaired.not_replicated))),
             ("warning", shortened(repaired.warnings)),
-            ("took", f"{repaired.seconds:.1f} s"),
+            ("took", took(repaired.seconds)),
         ]
     )

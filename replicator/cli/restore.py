@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,14 +13,18 @@ from replicator.cli.options import (
     cmroot_option,
     dry_run_option,
     engine_options,
+    formats_option,
     json_option,
     pass_session,
     target_option,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.errors import UsageError
+from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
     from replicator.lifecycle.restore import Restored
+    from replicator.table_format import FormatChoice
 
 
 @click.command()
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 @click.option("--allow-missing", is_flag=True, help="Restore without the files that exist nowhere any more.")
 @click.option("--scratch", metavar="DIR", help="A directory that executors can read; default: the system's own.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side.")
+@formats_option
 @dry_run_option
 @engine_options
 @json_option
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
 def restore(
     session: Session, cmroot: str, db: str, table: tuple[str, ...], to: str, target: str, into: str | None,
     warehouse: str | None, target_cmroot: str | None, force: bool, allow_missing: bool, scratch: str | None, jobs: int,
-    dry_run: bool, engine: EngineChoice, as_json: bool,
+    formats: FormatChoice, dry_run: bool, engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
     """Make a database, or tables of it, as at an event or a time, from the captured log and $cmroot.
 
@@ -63,8 +68,9 @@ def restore(
     from replicator.lifecycle.restore import restore as bring_back
 
     options = RestoreOptions(
-        db=db.lower(), to=to, tables=names(table), into=into, warehouse=warehouse, cmroot=target_cmroot, force=force,
-        allow_missing=allow_missing, scratch=scratch, jobs=jobs,
+        db=db.lower(), to=to, tables=_tables_of(db.lower(), names(table)), into=into, warehouse=warehouse,
+        cmroot=target_cmroot, force=force, allow_missing=allow_missing, scratch=scratch, jobs=jobs,
+        formats=formats,
     )  # fmt: skip
     root = open_existing(cmroot)
     with session.metastore(target) as metastore, session.engines(engine) as engines:
@@ -72,10 +78,20 @@ def restore(
             with planned(root, metastore, options, engine=engines, progress=session.progress) as plan:
                 described = plan.described()
             emit({"status": "planned", "db": options.db, **described}, as_json, _plan_lines(options.db, described))
-            return 0
+            return PARTIAL if described["not_replicated"] else 0
         restored = bring_back(root, metastore, options, engine=engines, progress=session.progress)
     emit(restored, as_json, _restored_lines(restored))
-    return 3 if restored.files_missing else 0
+    return PARTIAL if restored.files_missing or restored.not_replicated else 0
+
+
+def _tables_of(db: str, tables: Sequence[str]) -> list[str]:
+    """Table names without their database, which may be written before them."""
+    foreign = [name for name in tables if "." in name and name.partition(".")[0] != db]
+    if foreign:
+        raise UsageError(
+            f"--table {foreign[0]} is not a table of --db {db}", hint="restore tables of another database by themselves"
+        )
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in tables))
 
 
 def _plan_lines(db: str, plan: dict[str, Any]) -> Iterable[str]:
@@ -90,6 +106,7 @@ def _plan_lines(db: str, plan: dict[str, Any]) -> Iterable[str]:
             ("from source", _files(plan["files_from_source"], plan["bytes_from_source"])),
             ("from $cmroot", _files(plan["files_from_cmroot"], plan["bytes_from_cmroot"])),
             ("missing", _missing(plan)),
+            ("not restored", shortened(f"{each['object']}: {each['reason']}" for each in plan["not_replicated"])),
             ("warning", shortened(plan["warnings"])),
         ]
     )
@@ -105,8 +122,9 @@ def _restored_lines(restored: Restored) -> Iterable[str]:
             ("dropped", shortened(restored.dropped)),
             ("copied", f"{count_text(restored.files_copied, 'file')}, {size_text(restored.bytes_copied)}"),
             ("missing", _missing(fields)),
+            ("not restored", shortened(map(str, restored.not_replicated))),
             ("warning", shortened(restored.warnings)),
-            ("took", f"{restored.seconds:.1f} s"),
+            ("took", took(restored.seconds)),
         ]
     )
 

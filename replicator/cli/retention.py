@@ -22,7 +22,7 @@ from replicator.cli.options import (
     parse_settings,
     pass_session,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text, write
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took, write
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run(
             "what tables refer to must not be removed, so a metastore is needed",
             hint="name it with --metastore; or say --no-metastore if none knows of these files",
         )
-    job = read_job(place, given=parse_settings(settings), environment=os.environ)
+    job = read_job(place, given=parse_settings(settings), environment=session.config.retention.allowed(os.environ))
     dry_run = dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
     here = (open_existing if dry_run else create_or_open)(cmroot).place
     opened = session.metastore(metastore) if metastore else nullcontext()
@@ -152,8 +152,9 @@ def _run_lines(done: RetentionRun) -> Iterable[str]:
             ("refused", count_text(done.refused_count, "item") if done.refused_count else None),
             ("", shortened(f"{each['object'] or each['path']}: {each['why']}" for each in done.refused)),
             ("failed", shortened(f"{each['what']}: {each['why']}" for each in done.failed)),
+            ("captures", shortened(done.databases) if done.databases else "no database"),
             ("warning", shortened(done.warnings)),
-            ("took", f"{done.seconds:.1f} s"),
+            ("took", took(done.seconds)),
         ]
     )  # fmt: skip
 
@@ -185,8 +186,9 @@ def explain(session: Session, path: str, place: str | None, settings: tuple[str,
     from replicator.retention.store import ConfigStore
 
     given = parse_settings(settings)
-    job = read_job(place, given=given, environment=os.environ) if place else None
-    store = job.store if job else ConfigStore.open(path, variables={**os.environ, **given})
+    environment = session.config.retention.allowed(os.environ)
+    job = read_job(place, given=given, environment=environment) if place else None
+    store = job.store if job else ConfigStore.open(path, variables={**environment, **given})
     if store:
         resolved = store.resolve(store.key(path) if place else store.prefix)
         explained = explain_key(resolved, path, store.place, store.version)

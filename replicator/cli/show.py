@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from replicator.cli.options import json_option
+from replicator.cli.options import json_option, key_file_option
 from replicator.cli.output import aligned, size_text, time_text, write
 from replicator.errors import FormatError
 
@@ -32,8 +32,9 @@ class Shown:
 @click.command()
 @click.argument("place", metavar="DUMP_OR_LOG")
 @click.option("--files", is_flag=True, help="List the file entries, too.")
+@key_file_option
 @json_option
-def show(place: str, files: bool, as_json: bool) -> None:
+def show(place: str, files: bool, key_file: str | None, as_json: bool) -> None:
     """Print a dump directory, a $cmroot's captured log, or one segment of that log.
 
     \b
@@ -41,14 +42,14 @@ def show(place: str, files: bool, as_json: bool) -> None:
       replicator show /dumps/2
       replicator show /warehouse/.cmroot --files
     """
-    shown = _open(place)
+    shown = _open(place, key_file)
     if as_json:
         _write_json(shown, files)
     else:
         write(_lines(shown, files))
 
 
-def _open(place: str) -> Shown:
+def _open(place: str, key_file: str | None) -> Shown:
     """Raises FormatError for anything that is neither a dump nor a captured log."""
     from cmroot.log import MARKER
     from cmroot.place import join, name_of, normal, parent, store_for
@@ -58,7 +59,7 @@ def _open(place: str) -> Shown:
     place = normal(place)
     store = store_for(place)
     if store.exists(join(place, FINISHED)) or store.exists(join(place, METADATA)):
-        return _open_dump(place)
+        return _open_dump(place, key_file)
     if store.exists(join(place, MARKER)):
         return _open_log(parent(parent(place)), only=name_of(place))
     if name_of(place) == "log" and store.exists(join(parent(place), FORMAT)):
@@ -71,12 +72,15 @@ def _open(place: str) -> Shown:
     )
 
 
-def _open_dump(place: str) -> Shown:
+def _open_dump(place: str, key_file: str | None) -> Shown:
     import msgspec
 
     from replicator.dump.reader import DumpReader
+    from replicator.dump.signing import read_keys
 
-    reader = DumpReader(place)
+    reader = DumpReader(place, read_keys(key_file) if key_file else None)
+    if key_file:
+        reader.verify()
 
     def entries() -> Iterator[Mapping[str, Any]]:
         for batch in reader.entries():
@@ -90,6 +94,7 @@ def _open_log(root: str, only: str | None = None) -> Shown:
     from cmroot.place import name_of
     from cmroot.root import open_existing
     from replicator.events.fold import read_records
+    from replicator.events.scope import captured_databases
 
     opened = open_existing(root)
     log = [each for each in segments(opened.place) if only in (None, name_of(each.place))]
@@ -104,6 +109,7 @@ def _open_log(root: str, only: str | None = None) -> Shown:
                 yield from batch.to_pylist()
 
     header = {
+        "databases": captured_databases(log) or "unknown until the next capture",
         "what": "log" if only is None else "segment", "place": log[0].place if only and log else opened.place,
         "root_id": opened.id, "segments": len(log), "first_position": log[0].first if log else None,
         "last_position": log[-1].last if log else None,

@@ -11,7 +11,7 @@ import click
 
 from replicator.cli.lag import tell_lag
 from replicator.cli.options import METASTORE, Session, json_option, pass_session
-from replicator.cli.output import aligned, emit, shortened, size_text, time_text
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def status(
     session: Session, policy: str | None, target: str | None, db: str | None, source: str | None, cmroot: str | None,
     source_db: str | None, as_json: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Say how far a replicated database is: event id, position, time; with --source how far behind. Of a policy, the
     same as lag.
 
@@ -44,8 +44,7 @@ def status(
     from replicator.sync.status import status as ask
 
     if policy is not None:
-        tell_lag(session, policy, as_json)
-        return
+        return tell_lag(session, policy, as_json)
     if target is None or db is None:
         raise UsageError("status needs a policy, or --target and --db", hint="see `replicator status --help`")
     with ExitStack() as stack:
@@ -55,12 +54,13 @@ def status(
             root=open_existing(cmroot) if cmroot else None, source_db=source_db.lower() if source_db else None,
         )  # fmt: skip
     emit({**asdict(report), "time": time_text(report.time)}, as_json, _lines(report))
+    return 0
 
 
 def _lines(report: Status) -> Iterable[str]:
     lag = []
     if report.lag_events is not None:
-        lag.append(f"{report.lag_events:,} events")
+        lag.append(f"{count_text(report.lag_events, 'event')}")
     if report.lag_seconds is not None:
         lag.append(f"{report.lag_seconds:.0f} s")
     if report.lag_bytes is not None:

@@ -11,19 +11,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from replicator.cli.options import Duration, EngineChoice, Session, engine_options, json_option, pass_session
-from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, write
+from replicator.cli.brake import brake_options
+from replicator.cli.options import (
+    Duration,
+    EngineChoice,
+    Session,
+    empty_option,
+    engine_options,
+    json_option,
+    pass_session,
+)
+from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
 from replicator.cli.signals import Stopping, Terminated
+from replicator.errors import UsageError
+from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
     from replicator.engine import AutoEngine
+    from replicator.load.brake import Brake
     from replicator.metastore.thrift import ThriftMetastore
     from replicator.policy import Policy
     from replicator.sync.follow import Followed, Scan
     from replicator.sync.memory import Compared
     from replicator.sync.run import Remembering, SyncRun
 
-INCOMPLETE, DIFFERENT = 3, 4
+DIFFERENT = 4
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 
 policy_argument = click.argument("policy", metavar="POLICY")
@@ -71,14 +83,16 @@ def opened(session: Session, stack: ExitStack, name: str, choice: EngineChoice |
               "policy's.")  # fmt: skip
 @adopt_option
 @drop_left_option
+@empty_option
 @click.option("--deep", is_flag=True, help="Scan partitions one by one, too.")
 @jobs_option
+@brake_options
 @engine_options
 @json_option
 @pass_session
 def sync(
-    session: Session, policy: str, once: bool, schedule: timedelta | None, adopt: bool, drop_left: bool, deep: bool,
-    jobs: int, engine: EngineChoice, as_json: bool,
+    session: Session, policy: str, once: bool, schedule: timedelta | None, adopt: bool, drop_left: bool,
+    empty: tuple[str, ...], deep: bool, jobs: int, brake: Brake | None, engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
     """Run a policy: a bootstrap if it must, else what has changed since the last run. Safe to kill and to run again.
 
@@ -94,6 +108,8 @@ def sync(
     from replicator.sync.run import Remembering, sync_once
     from replicator.sync.steps import SyncOptions
 
+    if empty and not once:
+        raise UsageError("--empty is about one run", hint="run once with it, then follow without")
     with ExitStack() as stack:
         work = opened(session, stack, policy, engine)
         remembering = Remembering(work.policy)
@@ -102,7 +118,7 @@ def sync(
             compare = scan is Scan.ALL
             options = SyncOptions(
                 adopt=adopt, drop_left=drop_left, scan=scan is not Scan.NOTHING, compare=compare,
-                deep=deep and compare, jobs=jobs,
+                deep=deep and compare, empty=empty, brake=brake, jobs=jobs,
             )  # fmt: skip
             return sync_once(
                 work.policy, work.source, work.target, engines=work.engines, progress=session.progress,
@@ -112,8 +128,8 @@ def sync(
         if once:
             done = run()
             emit(done, as_json, run_lines(done))
-            if done.missing_directories:
-                return INCOMPLETE
+            if done.not_replicated:
+                return PARTIAL
             return DIFFERENT if done.compared and done.compared.differing else 0
         return _follow(session, work, run, schedule or work.policy.schedule, remembering, as_json)
 
@@ -138,11 +154,11 @@ def run_lines(run: SyncRun) -> Iterable[str]:
             ("removed", count_text(run.files_removed, "file") if run.files_removed else None),
             ("dropped", shortened(run.dropped)),
             ("left", shortened(run.left)),
-            ("missing", shortened(run.missing_directories)),
+            ("not replicated", shortened(map(str, run.not_replicated))),
             ("lag", f"{run.lag_seconds:.0f} s" if run.lag_seconds is not None else None),
             ("verified", _compared_line(run.compared) if run.compared else None),
             ("warning", shortened(run.warnings)),
-            ("took", f"{run.seconds:.1f} s ({', '.join(f'{name} {took:.1f}' for name, took in run.steps.items())})"),
+            ("took", f"{took(run.seconds)} ({', '.join(f'{name} {took:.1f}' for name, took in run.steps.items())})"),
         ]
     )  # fmt: skip
 
@@ -163,6 +179,7 @@ def _follow(
     as_json: bool,
 ) -> int:  # fmt: skip
     from replicator.sync.follow import Followed, Pace, follow
+    from replicator.sync.run import record_unreached
     from replicator.sync.verifying import Beside, compare_now
 
     def told(done: SyncRun) -> None:
@@ -170,6 +187,7 @@ def _follow(
             copied = f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
             records = count_text(done.records, "record")
             write([f"{done.kind} to event {done.to_event}: {records}, {copied}, {done.seconds:.1f} s"] * done.moved)
+            write(f"not replicated: {each}" for each in done.not_replicated[:20])
             write(f"different: {name}" for name in (done.compared.differing[:20] if done.compared else ()))
 
     def failed(error: Exception, wait: float) -> None:
@@ -195,7 +213,7 @@ def _follow(
         try:
             follow(
                 total, run, newest, pace=Pace(schedule), stop=stop, engines=work.engines, told=told,
-                failed=failed, beside=remembering.beside,
+                failed=failed, unreached=lambda error: record_unreached(remembering, error), beside=remembering.beside,
             )  # fmt: skip
         except Terminated:
             total.status = "interrupted"  # in the middle of a run, which the next one completes
@@ -213,6 +231,7 @@ def _followed_lines(total: Followed) -> Iterable[str]:
             ("copied", f"{count_text(total.files_copied, 'file')}, {size_text(total.bytes_copied)}"),
             ("verified", f"{count_text(total.sampled, 'table')} in all" if total.compared else None),
             ("last", _compared_line(total.compared) if total.compared else None),
+            ("not replicated", shortened(map(str, total.not_replicated))),
             ("failures", f"{total.failures:,}, the last: {total.last_error}" if total.failures else None),
             ("warning", shortened(total.warnings)),
         ]

@@ -18,7 +18,7 @@ from replicator.cli.options import (
     json_option,
     pass_session,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text, write
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text, took, write
 from replicator.cli.sync import Opened, jobs_option, opened, policy_argument
 
 if TYPE_CHECKING:
@@ -286,13 +286,13 @@ def turned_lines(done: Turned) -> Iterable[str]:
             (words.get(done.status, done.status), f"{done.policy}: the {done.primary}, {done.uri}, {is_} the primary"
                                                   + (f" at epoch {done.epoch}" if done.epoch else "")),
             ("databases", shortened(done.databases)),
-            ("lag", f"{done.lag_events:,} events, {done.lag_seconds:.0f} s" if done.lag_events is not None
+            ("lag", f"{count_text(done.lag_events, 'event')}, {done.lag_seconds:.0f} s" if done.lag_events is not None
              and done.lag_seconds is not None and done.status == "ready" else None),
             ("copied", f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
              if done.verb == "failback" and done.status == "done" else None),
             ("downtime", f"{done.downtime_seconds:.1f} s" if done.downtime_seconds is not None else None),
             ("problem", shortened(done.problems)),
             ("warning", shortened(done.warnings)),
-            ("took", f"{done.seconds:.1f} s"),
+            ("took", took(done.seconds)),
         ]
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +13,7 @@ from replicator.cli.options import (
     Size,
     engine_options,
     exclude_option,
+    formats_option,
     include_option,
     json_option,
     map_option,
@@ -21,13 +22,15 @@ from replicator.cli.options import (
     source_option,
     target_option,
 )
-from replicator.cli.output import count_text, duration_text, emit, shortened, size_text
+from replicator.cli.output import count_text, duration_text, emit, shortened, size_text, took
 from replicator.errors import UsageError
+from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
     from replicator.sync.differences import Difference
     from replicator.sync.sampling import Sampled
     from replicator.sync.verify import Verified
+    from replicator.table_format import FormatChoice
 
 DIFFERENT = 4
 
@@ -48,13 +51,14 @@ DIFFERENT = 4
               "that is larger is read in shares, one a run.")  # fmt: skip
 @click.option("--cmroot", metavar="PLACE", help="For samples: the target's own root, which remembers when each table "
               "was compared.")  # fmt: skip
+@formats_option
 @engine_options
 @json_option
 @pass_session
 def verify(
     session: Session, source: str, target: str, db: tuple[str, ...], rename_db: tuple[str, ...],
     map_location: tuple[str, ...], include: tuple[str, ...], exclude: tuple[str, ...], level: Any, sample: int | None,
-    sample_bytes: int | None, cmroot: str | None, engine: EngineChoice, as_json: bool,
+    sample_bytes: int | None, cmroot: str | None, formats: FormatChoice, engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
     """Compare every object and file of both sides, read anew from both, and list each difference. Exit code 4 if any.
 
@@ -69,14 +73,15 @@ def verify(
     """
     from cmroot.root import open_existing
     from replicator.events.scope import Patterns
-    from replicator.load.placement import parse_pairs
+    from replicator.load.placement import parse_pairs, parse_renames
     from replicator.sync.sampling import Budget, memory_of, verify_sample
     from replicator.sync.verify import verify as compare
 
     sampling = sample is not None or sample_bytes is not None
     if sampling and cmroot is None:
         raise UsageError("--sample needs a place to remember what was compared when", hint="give --cmroot")
-    rename, mappings = parse_pairs(rename_db, "--rename-db"), parse_pairs(map_location, "--map-location")
+    rename, mappings = parse_renames(rename_db), parse_pairs(map_location, "--map-location")
+    _refuse_itself(session.config.metastore_uri(source), session.config.metastore_uri(target), db, dict(rename))
     with (
         session.metastore(source) as here,
         session.metastore(target) as there,
@@ -84,7 +89,7 @@ def verify(
     ):
         given: dict[str, Any] = {
             "rename": rename, "map_locations": mappings, "patterns": Patterns.parse(include, exclude), "level": level,
-            "engine": engines, "progress": session.progress,
+            "formats": formats, "engine": engines, "progress": session.progress,
         }  # fmt: skip
         databases = list(dict.fromkeys(db))
         report: Verified | Sampled
@@ -95,7 +100,19 @@ def verify(
         else:
             report, more = compare(here, there, databases, **given), []
     emit(report, as_json, [*_lines(report), *more])
-    return DIFFERENT if report.difference_count else 0
+    return DIFFERENT if report.difference_count else PARTIAL if report.not_replicated else 0
+
+
+def _refuse_itself(source: str, target: str, databases: Sequence[str], rename: Mapping[str, str]) -> None:
+    from replicator.policy import same_metastore
+
+    renamed = {name.lower(): after.lower() for name, after in rename.items()}
+    itself = [name for name in databases if renamed.get(name.lower(), name.lower()) == name.lower()]
+    if itself and same_metastore(source, target):
+        raise UsageError(
+            f"--source and --target are one metastore, {source}: {', '.join(itself)} would be compared with itself",
+            hint="name another target, or --rename-db when the copy has another name on the same metastore",
+        )
 
 
 def _lines(report: Verified | Sampled) -> Iterable[str]:
@@ -104,11 +121,12 @@ def _lines(report: Verified | Sampled) -> Iterable[str]:
     hidden = report.difference_count - len(report.differences)
     if hidden:
         yield f"... and {count_text(hidden, 'more difference')}"
+    yield from (f"not compared: {each}" for each in shortened(map(str, report.not_replicated)))
     compared = count_text(report.objects, "object")
     if report.level != "metadata":
         compared += f" and {count_text(report.files, 'file')} ({size_text(report.bytes)}, by {report.level})"
     found = f"{count_text(report.difference_count, 'difference')} in " if report.difference_count else ""
-    yield f"{report.status}: {found}{compared}, {report.seconds:.1f} s"
+    yield f"{report.status}: {found}{compared}, {took(report.seconds)}"
 
 
 def _sample_lines(report: Sampled) -> Iterable[str]:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import click
 
 from replicator.cli.options import METASTORE, Duration, Session, json_option, pass_session, target_option
-from replicator.cli.output import aligned, count_text, emit
+from replicator.cli.output import aligned, count_text, emit, took
 
 
 @click.command()
@@ -47,5 +47,5 @@ def wait(
     lag = None
     if waited.lag_seconds is not None and waited.lag_events is not None:
         lag = f"{count_text(waited.lag_events, 'event')}, {waited.lag_seconds:.0f} s"
-    lines = [(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", f"{waited.seconds:.1f} s")]
+    lines = [(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", took(waited.seconds))]
     emit(waited, as_json, aligned(lines))

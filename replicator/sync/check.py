@@ -19,9 +19,10 @@ from replicator.events.scope import Patterns
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.thrift import ThriftMetastore
+from replicator.not_replicated import NotReplicated, merged
 from replicator.policy import Policy, same_metastore
 from replicator.report import json_text
-from replicator.sync.checks import metastores, places, proofs, standing
+from replicator.sync.checks import formats, lacking, metastores, places, proofs, standing
 from replicator.sync.checks.finding import Finding, Health, worst
 from replicator.sync.checks.places import Probed, Room, told
 from replicator.sync.drill_record import Drills
@@ -44,12 +45,14 @@ def impatient(uri: str) -> ThriftMetastore:
 
 @dataclass(frozen=True)
 class Checked:
-    """`status`: the worst of the findings. `backwards`: roles were turned, the target is the primary."""
+    """`status`: the worst of the findings. `backwards`: roles were turned, the target is the primary. `not_replicated`:
+    tables that runs leave out, and what else the replicas say that they lack."""
 
     policy: str
     status: Health
     backwards: bool = False
     findings: list[Finding] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     seconds: float = 0.0
 
     __str__ = json_text
@@ -90,7 +93,8 @@ def check(
         run.places(way, target)
     status = worst(each.health for each in run.findings)
     backwards = way is not None and way.backwards
-    return Checked(policy.name, status, backwards, run.findings, round(clocks.monotonic() - began, 3))
+    seconds = round(clocks.monotonic() - began, 3)
+    return Checked(policy.name, status, backwards, run.findings, run.not_replicated, seconds)
 
 
 def _way(policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair]) -> _Way:
@@ -110,6 +114,7 @@ class _Check:
     def __init__(self, policy: Policy, clock: Callable[[], float], room: Callable[[str], Room]) -> None:
         self.policy, self._clock, self._room = policy, clock, room
         self.findings: list[Finding] = []
+        self.not_replicated: list[NotReplicated] = []
 
     def _look(self, name: str, look: Callable[[], Finding | Iterable[Finding]], failed: Health = "unknown") -> None:
         """Adds what `look` finds; what it raises is a finding of this name."""
@@ -174,11 +179,23 @@ class _Check:
             self.findings.append(Finding("cmroot", "critical", *told(error)))
             return
         root_id = root.id if root else None
+        self._look("formats", lambda: self._formats(way))
+        self._look("not replicated", lambda: self._lacking(way))
         if not way.backwards:
             self._look("replicas", lambda: standing.judge_target(way.pairs, way.target, root_id))
         self._look("events", lambda: self._reach(way.source, cursor))
         self._look("slot", lambda: standing.judge_slot(self.policy, root, way.pairs))
         self._look("lag", lambda: standing.judge_lag(self.policy, list(self._lags(way))))
+
+    def _formats(self, way: _Way) -> list[Finding]:
+        self.not_replicated, unseen = formats.find_left_out(self.policy, way.pairs, way.source)
+        return formats.judge_formats(self.not_replicated, unseen, way.pairs, way.target)
+
+    def _lacking(self, way: _Way) -> Finding:
+        said = lacking.said_lacking(way.pairs)
+        left_out = {each.object for each in self.not_replicated}
+        self.not_replicated = merged(said, self.not_replicated)
+        return lacking.judge_lacking([each for each in said if each.object not in left_out])
 
     def runs(self) -> None:
         """What the policy remembers, which stays on the target's side when roles are turned."""
@@ -190,7 +207,7 @@ class _Check:
             return
         schedule = self.policy.schedule
         self._look("last run", lambda: standing.judge_runs(history, schedule=schedule, now=self._clock()))
-        self._look("verified", lambda: proofs.judge_verified(self.policy, history))
+        self._look("verified", lambda: proofs.judge_verified(self.policy, history, now=self._clock()))
         if root:
             drills = Drills(Memory(root, self.policy.name))
             self._look("drill", lambda: proofs.judge_drills(drills.read(RUNS)[0], now=self._clock()))

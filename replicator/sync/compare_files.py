@@ -6,14 +6,18 @@ It knows no metastore and returns counts and differences only: no list of files 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
 
 from cmroot.checksum import checksum_file, checksum_stream
-from cmroot.listing import FileState, list_tree
+from cmroot.delta import LOG
+from cmroot.listing import FileState, Listing, list_tree
 from cmroot.place import is_local, join, local_path, store_for
+from replicator.delta_log import is_whole, named_files
+from replicator.errors import FormatError
+from replicator.load.emptied import empty_directories
 from replicator.sync.differences import Difference, Differences
 
 SIZE = "size"
@@ -23,12 +27,13 @@ CHECKSUM = "checksum"
 @dataclass(frozen=True)
 class FilePair:
     """A table or partition that holds files, by the source's name, and where they lie on either side. `size`: bytes, as
-    far as the metastore knows."""
+    far as the metastore knows. `delta`: a Delta table, whose log is read, too."""
 
     name: str
     source: str
     target: str
     size: int = 0
+    delta: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ def compare_files(task: FileTask) -> FilesCompared:
 
 
 def _compare(pair: FilePair, task: FileTask, report: FilesCompared) -> None:
-    source, target = _files(pair.source), _files(pair.target)
+    here, there = list_tree(pair.source), list_tree(pair.target)
+    source, target = _files(here), _files(there)
     alike = [path for path, state in source.items() if path in target and target[path].size == state.size]
     part, parts = task.part
     if parts > 1:  # other bits of the digest than for shares
@@ -76,7 +82,14 @@ def _compare(pair: FilePair, task: FileTask, report: FilesCompared) -> None:
             if _digest(path) % task.shares == task.share:
                 _compare_contents(pair, path, report)
         return
+    _tell_unnamed(pair, here, there, report)
     _compare_names(pair, source, target, report)
+    if pair.delta:
+        _compare_log(pair, target, report)
+    same = {each.relative for each in here.directories} if here else set()
+    for name in empty_directories(there):
+        if name not in same:  # some readers fail at it; one that only the source has harms nobody here
+            _add(report, pair, "directory extra", name, None, "empty")
     if task.level != CHECKSUM:
         return
     total = sum(source[path].size for path in alike)
@@ -91,10 +104,19 @@ def _digest(path: str) -> int:
     return xxhash.xxh3_64_intdigest(os.fsencode(path))
 
 
-def _files(location: str) -> dict[str, FileState]:
+def _files(listing: Listing | None) -> dict[str, FileState]:
     """By relative path; a location without a directory has none."""
-    listing = list_tree(location)
     return {file.path_relative: file for file in listing.files} if listing else {}
+
+
+def _tell_unnamed(pair: FilePair, source: Listing | None, target: Listing | None, report: FilesCompared) -> None:
+    """Files whose names are not UTF-8 are never replicated: each is a difference."""
+    for name in source.unnamed if source else ():
+        report.files += 1
+        _add(report, pair, "file missing", name, "not UTF-8", None)
+    for name in target.unnamed if target else ():
+        report.files += 1
+        _add(report, pair, "file extra", name, None, "not UTF-8")
 
 
 def _compare_names(
@@ -110,6 +132,36 @@ def _compare_names(
             _add(report, pair, "file extra", path, None, _bytes(found))
         elif wanted.size != found.size:
             _add(report, pair, "file size", path, _bytes(wanted), _bytes(found))
+
+
+def _compare_log(pair: FilePair, target: dict[str, FileState], report: FilesCompared) -> None:
+    """Whether the target has what the last version of its own log names: files may be the same as the source's, and a
+    version that no reader can read."""
+    try:
+        named = _named(pair.target, target)
+    except (FormatError, OSError) as error:
+        _add(report, pair, "log", LOG, "a Delta log that can be read", str(error))
+        return
+    for path in sorted(named):
+        if is_whole(path) or path.startswith("../"):
+            _add(report, pair, "names the source", path, "a file of the table", path)
+        elif path not in target:
+            _add(report, pair, "file missing", path, "named by the last version", None)
+
+
+def _named(location: str, files: Iterable[str]) -> set[str]:
+    store, log = store_for(location), f"{LOG}/"
+    names = [path[len(log) :] for path in files if path.startswith(log)]
+    return named_files(names, lambda name: store.open_read(join(location, LOG, name)))
+
+
+def names_whole_paths(location: str) -> bool:
+    """Whether the last version of the Delta log at a place names files outside of it; not where there is no log, or
+    none that can be read."""
+    try:
+        return any(is_whole(path) or path.startswith("../") for path in _named(location, _files(list_tree(location))))
+    except (FormatError, FileNotFoundError):
+        return False
 
 
 def _compare_contents(pair: FilePair, path: str, report: FilesCompared) -> None:

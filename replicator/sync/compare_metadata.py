@@ -6,7 +6,7 @@ table as the truth for where the table lies. Reads both sides a batch at a time;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from cmroot.place import normal
 from replicator.errors import ObjectNotFound
 from replicator.events.compare import comparable, has_column_statistics
 from replicator.events.scope import Patterns, matches_name
+from replicator.load.named_paths import NamedPath, named_paths
 from replicator.load.placement import Placement, is_published, relative
 from replicator.load.published import at_place
 from replicator.load.replica import (
@@ -29,10 +30,21 @@ from replicator.load.replica import (
 )
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Database, Partition, Statistics, Table, Value, partition_name
-from replicator.sync.compare_files import FilePair
+from replicator.not_replicated import NotReplicated
+from replicator.sync.compare_files import FilePair, names_whole_paths
 from replicator.sync.differences import Differences, Homes, compare, difference
+from replicator.table_format import (
+    AS_THEY_ARE,
+    DELTA,
+    OUTSIDE,
+    SUPPORTED,
+    FormatChoice,
+    table_format,
+    why_not_replicated,
+)
 
 TABLE_BATCH = 200
+NO_STATISTICS = "DO_NOT_UPDATE_STATS"  # an instruction to the server, which takes it out when it creates a table
 NOWHERE = "/dev/null/external"  # where placement would put what lies outside its database; never compared
 
 V = TypeVar("V", bound=Value)
@@ -48,16 +60,21 @@ class Sides:
 
 
 class MetadataComparison:
-    """Metadata of both sides, compared as it is read. `objects`: compared so far; `differences`: found so far."""
+    """Metadata of both sides, compared as it is read. `objects`: compared so far; `differences`: found so far;
+    `not_replicated`: tables that loads leave out."""
 
     def __init__(
         self, source: MetastoreReader, target: MetastoreReader, rename: Mapping[str, str],
-        mappings: Sequence[tuple[str, str]], patterns: Patterns, advance: Callable[[int], None],
+        mappings: Sequence[tuple[str, str]], patterns: Patterns, advance: Callable[[int], None], *,
+        formats: FormatChoice = SUPPORTED,
     ) -> None:  # fmt: skip
+        self._formats = formats
         self._source, self._target = source, target
         self._rename = {before.lower(): after.lower() for before, after in rename.items()}
         self._mappings, self._patterns, self._advance = mappings, patterns, advance
         self.objects = 0
+        self.not_replicated: list[NotReplicated] = []
+        self._named: set[str] = set()  # paths of the target that properties name and that were looked for
         self.differences = Differences()
 
     def database(self, name: str) -> Iterator[FilePair]:
@@ -99,12 +116,27 @@ class MetadataComparison:
             for name in batch:
                 wanted, found = here.get(name), there.get(name)
                 self._count(wanted is not None or found is not None)
-                if wanted and found:
+                if wanted and (reason := self._left_out(wanted, found)):
+                    self.not_replicated.append(NotReplicated(f"{db}.{name}", reason))
+                    if found:
+                        self._differs(
+                            f"{db}.{name}", "format", reason, f"{sides.target.name}.{name}, a copy of its files"
+                        )
+                elif wanted and found:
                     yield from self._table(sides, wanted, found)
                 elif wanted:
                     self._differs(f"{db}.{name}", "table missing", f"{db}.{name}", None)
                 elif found:
                     self._differs(f"{db}.{name}", "table extra", None, f"{sides.target.name}.{name}")
+
+    def _left_out(self, source: Table, target: Table | None) -> str:
+        """Why loads leave a table out; nothing when they do not."""
+        if self._formats == AS_THEY_ARE:
+            return ""
+        if reason := why_not_replicated(source):
+            return reason
+        clone = target is None and table_format(source) == DELTA and source.location
+        return OUTSIDE if clone and names_whole_paths(source.location or "") else ""
 
     def _names(self, side: MetastoreReader, db: str) -> set[str]:
         return set(filter(self._patterns.match, side.table_names(db)))
@@ -118,7 +150,8 @@ class MetadataComparison:
 
     def _compare_functions(self, sides: Sides) -> None:
         placement = self._placement(sides, None, None)
-        wanted = {each.name: replica_function(each, placement) for each in self._source.functions(sides.source.name)}
+        here = {each.name: each for each in self._source.functions(sides.source.name)}
+        wanted = {name: replica_function(each, placement) for name, each in here.items()}
         found = {each.name: each for each in self._target.functions(sides.target.name)}
         for name in sorted(wanted.keys() | found.keys()):
             self._count()
@@ -130,6 +163,7 @@ class MetadataComparison:
             else:
                 homes = Homes(None, sides.source.location, sides.target.location)
                 self._compare(thing, _plain(wanted[name]), _plain(found[name]), homes)
+                self._look_for(thing, named_paths(here[name], wanted[name]))
 
     def _table(self, sides: Sides, source: Table, target: Table) -> Iterator[FilePair]:
         """Compares one table; yields its files' places, or its partitions'."""
@@ -138,8 +172,10 @@ class MetadataComparison:
         own = (None, None) if shared else (source.location, target.location)
         placement = self._placement(sides, *own)
         homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
-        wanted = _plain(replica_table(source, placement, _NO_MARK, shared=shared))
-        self._compare(name, _at(wanted, target.location), _plain(target), homes)
+        replica = replica_table(source, placement, _NO_MARK, shared=shared)
+        self._compare(name, _at(_plain(replica), target.location), _plain(target), homes)
+        if not source.is_view:
+            self._look_for(name, named_paths(source, replica))
         columns = [column.name for column in source.storage.columns] if source.storage else []
         if _has_statistics(source) or _has_statistics(target):
             self._compare_statistics(
@@ -154,7 +190,8 @@ class MetadataComparison:
                 if not shared:
                     yield pair
         elif source.location and target.location and not shared:
-            yield FilePair(name, source.location, target.location, _size(source.parameters))
+            delta = table_format(source) == DELTA and self._formats == SUPPORTED
+            yield FilePair(name, source.location, target.location, _size(source.parameters), delta)
 
     # ---- partitions ------------------------------------------------------------------------------------------------
 
@@ -194,7 +231,7 @@ class MetadataComparison:
             if other is None:  # dropped while we read
                 self._differs(name, "partition missing", key, None)
                 continue
-            self._compare_partition(name, source, partition, other, placement, homes)
+            self._compare_partition(name, source, target, partition, other, placement, homes)
             if _has_statistics(partition) or _has_statistics(other):
                 marked.append(key)
             if partition.location and other.location:
@@ -203,13 +240,17 @@ class MetadataComparison:
             self._compare_partition_statistics(source, target, marked)
 
     def _compare_partition(
-        self, name: str, table: Table, source: Partition, target: Partition, placement: Placement, homes: Homes
-    ) -> None:
+        self, name: str, table: Table, replica: Table, source: Partition, target: Partition, placement: Placement,
+        homes: Homes,
+    ) -> None:  # fmt: skip
         shared = homes.source_table is None
-        wanted, found = _plain(replica_partition(source, table, placement, shared=shared)), _plain(target)
+        whole = replica_partition(source, table, placement, shared=shared)
+        self._look_for(name, named_paths(source, whole))
+        wanted, found = _plain(whole), _plain(target)
         below = shared or (source.location and table.location and relative(source.location, table.location) is not None)
-        if not shared and target.location and (is_published(target.location) or is_published(source.location)):
-            wanted = at_place(wanted, target.location)  # a snapshot's, or back from one
+        published = any(map(is_published, (target.location, source.location, replica.location)))
+        if not shared and target.location and published:
+            wanted = at_place(wanted, target.location)  # a snapshot's, one whose table stepped aside, or back from one
         wanted = _at(wanted, target.location, anywhere=not below)
         if wanted != found or not below:  # else nothing names the source: what lies in the table was rewritten
             self._compare(name, wanted, found, homes)
@@ -248,6 +289,14 @@ class MetadataComparison:
         for each in compare(name, wanted, found, homes):
             self.differences.add(each)
 
+    def _look_for(self, name: str, paths: Iterable[NamedPath]) -> None:
+        """What properties name by a path that loads rewrite: is it there?"""
+        for path in paths:
+            if path.target not in self._named:
+                self._named.add(path.target)
+                if path.dangles():
+                    self.differences.add(difference(name, "file missing", path.source, None, path.key))
+
     def _count(self, objects: int = 1) -> None:
         self.objects += objects
         self._advance(objects)
@@ -260,7 +309,9 @@ def _plain(thing: V) -> V:
     """Without what cannot be the same on both sides: the servers' own times, and marks of replication."""
     if isinstance(thing, Table | Partition):
         thing = comparable(thing)  # type: ignore[assignment]
-        return msgspec.structs.replace(thing, create_time=0, parameters=own_parameters(thing.parameters))
+        parameters = own_parameters(thing.parameters)
+        parameters.pop(NO_STATISTICS, None)
+        return msgspec.structs.replace(thing, create_time=0, parameters=parameters)
     if isinstance(thing, Database):
         return msgspec.structs.replace(thing, parameters=own_parameters(thing.parameters), extra={})
     return msgspec.structs.replace(thing, create_time=0, extra={})

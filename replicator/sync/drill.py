@@ -37,6 +37,7 @@ from replicator.sync.memory import Memory, iso
 from replicator.sync.run import behind
 
 PREFIX = "drill_"
+RUNS = 20  # of the history, among which the last good one says what the replica lacks
 LONGEST_NAME = 128  # of a database, in the metastore's own tables
 
 
@@ -110,6 +111,8 @@ def drill(
         began = clocks.monotonic()
         replicas = find_replicas(policy, source, target)
         record = _begin(policy, replicas, options, clock)
+        last = Memory(create_or_open(policy.target_cmroot), policy.name).runs(RUNS).last_done
+        record = msgspec.structs.replace(record, not_replicated=list(last.not_replicated) if last else [])
         swept = sweep(
             policy, replicas.metastore, drills, prefixes=(PREFIX, options.prefix), jobs=options.jobs, now=clock
         )

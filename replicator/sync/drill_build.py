@@ -8,13 +8,13 @@ a load would find it in its way. Every function may run twice.
 from __future__ import annotations
 
 import contextlib
-import os
 import time as clocks
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 
+from cmroot.emptied import remove_if_empty
 from cmroot.place import is_local, local_path
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, Metastore
@@ -165,10 +165,9 @@ def _drop(metastore: Metastore, table: Table) -> None:
 
 
 def remove_empty(place: str | None) -> None:
-    """A directory without anything in it; stores of objects have none."""
+    """A directory without anything in it; stores of objects have none. Raises as `remove_if_empty`."""
     if place and is_local(place):
-        with contextlib.suppress(OSError):
-            os.rmdir(local_path(place))
+        remove_if_empty(local_path(place))
 
 
 def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -39,17 +39,18 @@ class Asking(Protocol):
 
 @contextmanager
 def spark_on(
-    metastore: Metastore, master: str | None = None, settings: Mapping[str, str] | None = None
+    metastore: Metastore, master: str | None = None, settings: Mapping[str, str] | None = None, session: Any = None
 ) -> Iterator[Asking]:
-    """Spark with a metastore's tables, started, for the length of a block. Raises Error when it does not start, or when
-    this process runs another Spark."""
+    """Spark with a metastore's tables, for the length of a block: `session`'s, or this process's, or one that is
+    started. Raises Error when it does not start, or has another catalog."""
 
     def environment() -> Mapping[str, str]:
         return spark_environment(find_java(os.environ))
 
     engine = SparkEngine(
-        master, hive_settings(metastore.uri, default_warehouse(metastore)) | dict(settings or {}), environment
-    )
+        master, hive_settings(metastore.uri, default_warehouse(metastore)) | dict(settings or {}), environment,
+        session,
+    )  # fmt: skip
     try:
         engine.answer("SELECT 1", 1)
         yield engine

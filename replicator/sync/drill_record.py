@@ -16,6 +16,7 @@ import msgspec
 from cmroot.lease import Lease, acquire
 from cmroot.place import join, store_for
 from replicator.errors import FormatError
+from replicator.not_replicated import NotReplicated
 from replicator.sync.memory import Memory, iso, stamp
 from replicator.sync.sealed import seal, unseal
 
@@ -52,9 +53,10 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
     by the next drill). by: who started it. metastore: where. databases: replica -> shadow; homes: the shadows' own
     directories. checkpoint: by replica, when its shadow was begun; moved: replicas whose checkpoint went on during the
     drill. lag_seconds: at the beginning, None where the source did not tell. tables, views, partitions, functions:
-    made. skipped: objects without a shadow, and why. ready_seconds: from the start until all shadows were there;
-    first_answer_seconds: until the first good answer, the measured recovery time, None without one. steps: seconds by
-    name. torn_down: no shadow is left. staying: what keeps a shadow there, as the drill did not make it."""
+    made. skipped: objects without a shadow, and why. not_replicated: as the last run said, by the source's names.
+    ready_seconds: from the start until all shadows were there; first_answer_seconds: until the first good answer, the
+    measured recovery time, None without one. steps: seconds by name. torn_down: no shadow is left. staying: what keeps
+    a shadow there, as the drill did not make it."""
 
     id: str
     policy: str
@@ -74,6 +76,7 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 0
     functions: int = 0
     skipped: dict[str, str] = {}
+    not_replicated: list[NotReplicated] = []
     queries: list[Asked] = []
     ready_seconds: float | None = None
     first_answer_seconds: float | None = None

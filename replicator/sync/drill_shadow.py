@@ -19,6 +19,7 @@ from replicator.load.replica import own_parameters, view_parameters
 from replicator.load.view_text import rename_databases
 from replicator.model import EXTERNAL, MANAGED, VIEW, Database, Function, Partition, Table
 from replicator.shadow import DRILL, OF_POLICY
+from replicator.table_format import table_format
 
 _EXACT = "COLUMN_STATS_ACCURATE"  # with it Hive answers counts from statistics; a drill is to read data
 _LEFT_OUT = (_EXACT, "discover.partitions", "partition.retention.period")  # the others let a server drop partitions
@@ -77,8 +78,11 @@ def cannot_show(table: Table) -> str:
     """Why a table has no shadow; nothing when it can have one."""
     if table.kind not in (MANAGED, EXTERNAL, VIEW):
         return f"a {table.kind} cannot lie in two databases"
-    if table.parameters.get("transactional", "").lower() == "true":
-        return "a transactional table cannot be external"
+    match table_format(table):
+        case "acid":
+            return "a transactional table cannot be external"
+        case "iceberg" | "iceberg-view":  # `DROP TABLE .. PURGE` of a shadow would delete what its metadata names
+            return "an Iceberg table: who drops one takes its files away, whatever its properties say"
     return ""
 
 

@@ -22,6 +22,7 @@ from cmroot.waiting import patiently
 from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Refused
 from replicator.metastore.client import Metastore
 from replicator.policy import Policy
+from replicator.quantity import count_text
 from replicator.roles import Role
 from replicator.sync.interrupted import complete_loads
 from replicator.sync.loss import Loss, loss_of, lost_root, within
@@ -216,8 +217,9 @@ class _Failover:
         if found.between and not self.options.accept_partial:
             tables = [each["table"] for each in found.between]
             raise Refused(
-                f"policy {self.sides.policy.name}: an interrupted load has left {len(tables)} tables between two "
-                f"states, and cannot be completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
+                f"policy {self.sides.policy.name}: an interrupted load has left "
+                f"{count_text(len(tables), 'table')} between two states, and cannot be "
+                f"completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
                 hint="--accept-partial goes on with them as they are; `details` lists what each holds",
                 details={"between": found.between, "reasons": found.reasons},
             )

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from replicator.engine import AutoEngine
 from replicator.errors import ConfigError, LeaseHeld, MetastoreError, MetastoreUnreachable, Refused, UsageError
+from replicator.not_replicated import NotReplicated
 from replicator.report import json_text
 from replicator.sync.memory import Compared
 from replicator.sync.run import SyncRun
@@ -52,7 +53,7 @@ class Followed:
     """All rounds together. `rounds`: runs that came to their end, `synced` of them loaded something; `skipped`: times
     at which the source had no new event and a scan was not due; `failures`: runs that failed, `last_error` the newest
     one's. `last`: the newest run that loaded something. `compared`: the newest verification, of `sampled` tables in
-    all."""
+    all. `not_replicated`: as of the newest run."""
 
     policy: str
     status: str = "stopped"
@@ -69,6 +70,7 @@ class Followed:
     last: SyncRun | None = None
     compared: Compared | None = None
     sampled: int = 0
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     exit_code: int = 0
     warnings: list[str] = field(default_factory=list)
 
@@ -76,6 +78,7 @@ class Followed:
 
     def add(self, run: SyncRun) -> None:
         self.rounds += 1
+        self.not_replicated = run.not_replicated
         self.to_event, self.position = run.to_event, run.position
         self.records += run.records
         self.files_copied += run.files_copied
@@ -133,12 +136,13 @@ class Pace:
 def follow(
     total: Followed, once: Callable[[Scan], SyncRun], newest_event: Callable[[bool], int], *, pace: Pace, stop: Stop,
     engines: AutoEngine, told: Callable[[SyncRun], None], failed: Callable[[Exception, float], None],
-    beside: Beside | None = None,
+    unreached: Callable[[Exception], None] = lambda error: None, beside: Beside | None = None,
 ) -> None:  # fmt: skip
     """Runs `once(scan)` until `stop`, and counts in `total`. newest_event(reverse): of the side that is replicated;
-    while it stays and no scan is due, a round is not made at all. told: is given each run that loaded something, or
-    beside which a difference was found; failed: each error, and the seconds to the next try. beside: what verifies
-    meanwhile; the runs record what it finds.
+    while it stays and no scan is due, a round is not made at all. told: is given each run that loaded something, beside
+    which a difference was found, or after which other objects are not replicated; failed: each error, and the seconds
+    to the next try. unreached: records an error that came before a run had begun, which a run's own record cannot tell.
+    beside: what verifies meanwhile; the runs record what it finds.
 
     Raises ConfigError and UsageError, which trying again does not mend, and what interrupts a round."""
     seen: int | None = None
@@ -146,16 +150,21 @@ def follow(
     while not stop.is_set():
         try:
             scan = pace.begin()
-            newest = newest_event(reverse)
+            try:
+                newest = newest_event(reverse)
+            except Exception as error:
+                unreached(error)
+                raise
             if scan is Scan.NOTHING and newest == seen and not (beside and beside.has_news):
                 total.skipped += 1
             else:
-                run = once(scan)
+                run, lacked = once(scan), {each.name for each in total.not_replicated}
                 total.add(run)
                 reverse = run.reverse
                 seen = newest  # of before the run: what came meanwhile is looked for at once
                 pace.scanned(scan, run)
-                if run.moved or (run.compared and run.compared.differing):
+                lacks = {each.name for each in run.not_replicated} != lacked
+                if run.moved or lacks or (run.compared and run.compared.differing):
                     told(run)
             wait = pace.succeeded()
         except (ConfigError, UsageError):

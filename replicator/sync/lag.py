@@ -15,33 +15,42 @@ from cmroot.pins import find_slot
 from cmroot.place import join, normal, store_for
 from cmroot.root import FORMAT, ChangeRoot, open_existing
 from replicator.dump.selection import Entering, Selection
-from replicator.errors import Error
+from replicator.errors import Error, MetastoreUnreachable
 from replicator.events.fold import read_records
 from replicator.events.record import EventsRead, touched_db, touched_table
+from replicator.events.unseen import sight_at
 from replicator.load.replica import LAST_ID
 from replicator.metastore.client import MetastoreReader
 from replicator.model import NotificationEvent
+from replicator.not_replicated import PROPERTY, NotReplicated, from_property, merged
 from replicator.policy import Policy
 from replicator.quantity import duration_text
 from replicator.report import json_text
 from replicator.sync.checks.metastores import read_reach
-from replicator.sync.memory import Memory, Run
+from replicator.sync.memory import History, Memory, RememberedScope, Run
 from replicator.sync.verifying import told
 from replicator.sync.way import Pair, patterns_of, runs_backwards, survey
 
 READ = 10_000  # events that are not captured yet, at most; more are counted by their ids alone
 TABLES = 1000  # with the longest lag
+RUNS = 20  # of the history
 
 
 @dataclass
 class TableLag:
-    """A table that something waits for. `seconds`: since the oldest change that the target lacks."""
+    """A table that something waits for. `seconds`: since the oldest change that the target lacks. `not_replicated`: of
+    it and its partitions, so many cannot be seen at the source."""
 
     table: str
     events: int = 0
     seconds: float = 0.0
     bytes: int = 0
     oldest: float = field(default=float("inf"), repr=False)
+    not_replicated: int = 0
+
+    def lack(self, thing: NotReplicated, now: float) -> None:
+        self.not_replicated += 1
+        self.oldest = min(self.oldest, thing.since or now)
 
     def add(self, *, time: float | None = None, size: int = 0) -> None:
         if time is not None:
@@ -52,7 +61,8 @@ class TableLag:
 
 @dataclass
 class DatabaseLag:
-    """`event`, `position`: the replica's checkpoint; None: it has none. events, seconds, bytes: what it lacks."""
+    """`event`, `position`: the replica's checkpoint; None: it has none, or its side does not answer. events, seconds,
+    bytes: what it lacks. source_role, target_role: as the policy names the sides; empty where one does not answer."""
 
     db: str
     replica: str
@@ -62,6 +72,8 @@ class DatabaseLag:
     events: int = 0
     seconds: float = 0.0
     bytes: int = 0
+    source_role: str = ""
+    target_role: str = ""
 
 
 @dataclass
@@ -71,7 +83,14 @@ class Lag:
     one; `bytes`: of files that were captured, and not loaded. `captured_event`: how far the log is, `source_event`: the
     source. The event log: `needed_seconds`, the age of the next event to be captured; `kept_seconds`, how long the
     server keeps one (None: it does not tell); `headroom_seconds`, what is left before it is gone;
-    `reaches_back_seconds`, the age of the oldest it has. `last_run`, `last_error`: of the history."""
+    `reaches_back_seconds`, the age of the oldest it has. `last_run`, `last_error`: of the history.
+
+    `not_replicated`: what the target does not have as the source has it, by the source's names; what nobody can see at
+    the source counts as behind since then.
+
+    `unreachable`: sides that do not answer, and why; then the figures are the last known ones: `events`, `seconds` and
+    `bytes` are at least that (`at_least`), `event` and `source_event` are those of the last run that came to its end,
+    at `last_good_run`."""
 
     policy: str
     status: str = "current"
@@ -92,6 +111,10 @@ class Lag:
     reaches_back_seconds: float | None = None
     last_run: str = ""
     last_error: str = ""
+    last_good_run: str = ""
+    at_least: bool = False
+    unreachable: dict[str, str] = field(default_factory=dict)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     __str__ = json_text
@@ -100,27 +123,99 @@ class Lag:
 def lag(
     policy: Policy, source: MetastoreReader, target: MetastoreReader, *, clock: Callable[[], float] = clocks.time
 ) -> Lag:
-    """`source`, `target`: as the policy names them. Raises what a metastore raises that does not answer."""
-    memory = _memory(policy)
-    pairs = survey(policy, source, target, None)
-    report = Lag(policy.name, reverse=runs_backwards(pairs))
+    """`source`, `target`: as the policy names them. A side that does not answer is named in `unreachable`, and the
+    figures are the last known ones."""
+    report = Lag(policy.name)
     report.max_lag_seconds = policy.max_lag.total_seconds() if policy.max_lag else None
+    memory, history, remembered = _remembered(policy, report)
+    here, there = _answering("source", source, report), _answering("target", target, report)
+    pairs = survey(policy, here, there, remembered if report.unreachable else None)
+    last = history.last_done if history else None
+    report.reverse = runs_backwards(pairs)
+    if here is None and not report.reverse and last:
+        report.reverse = last.reverse
+    roles = _roles(pairs, here, there)
     place = policy.cmroot
     if report.reverse:
-        source, place = target, policy.target_cmroot
+        here, there, place = there, here, policy.target_cmroot
         pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
-    root = _root(place)
-    log = segments(root.place) if root else []
-    counted = _Counted(policy, [pair for pair in pairs if pair.here or (root and pair.made_from == root.id)])
+    root, log = _log(place, report)
+    known = here is None
+    counted = _Counted(policy, [pair for pair in pairs if pair.here or known or (root and pair.made_from == root.id)])
     counted.captured(log)
-    _read_source(report, counted, source, log, clock())
+    report.captured_event = int(log[-1].metadata["event"]) if log else None
+    if here is not None:
+        _read_source(report, counted, here, clock())
+    report.not_replicated = counted.lacking(log, clock())
     _sum_up(report, counted, clock())
-    _find_blocks(report, policy, counted.pairs, root, memory)
+    for each in report.databases:
+        each.source_role, each.target_role = roles.get((each.replica if report.reverse else each.db), ("", ""))
+    if report.unreachable:
+        _last_known(report, last, source_away=here is None, target_away=there is None)
+    _find_blocks(report, policy, counted.pairs, root, memory, history)
     if report.max_lag_seconds is not None and report.seconds > report.max_lag_seconds:
         report.status = "late"
     if report.blocks:
         report.status = "blocked"
     return report
+
+
+def _answering(side: str, metastore: MetastoreReader, report: Lag) -> MetastoreReader | None:
+    """The metastore, or None when it does not answer, and then that is the first of what blocks."""
+    try:
+        metastore.database_names()
+    except MetastoreUnreachable as error:
+        report.unreachable[side] = str(error)
+        report.blocks.append(f"the {side} does not answer: {error}")
+        return None
+    return metastore
+
+
+def _remembered(policy: Policy, report: Lag) -> tuple[Memory | None, History | None, RememberedScope | None]:
+    """What the policy remembers; a root that cannot be read is a warning, as it may be away with its side."""
+    try:
+        root = _root(policy.target_cmroot)
+        if root is None:
+            return None, None, None
+        memory = Memory(root, policy.name)
+        return memory, memory.runs(RUNS), memory.read_scope()
+    except (Error, OSError) as error:
+        report.warnings.append(f"the policy's memory cannot be read: {error}")
+        return None, None, None
+
+
+def _log(place: str, report: Lag) -> tuple[ChangeRoot | None, list[Segment]]:
+    try:
+        root = _root(place)
+        return root, segments(root.place) if root else []
+    except OSError as error:
+        report.warnings.append(f"the captured log cannot be read: {error}")
+        report.at_least = True
+        return None, []
+
+
+def _roles(
+    pairs: Iterable[Pair], source: MetastoreReader | None, target: MetastoreReader | None
+) -> dict[str, tuple[str, str]]:
+    """By the source's name (of the policy): the roles of both sides, empty for one that does not answer."""
+    return {
+        pair.name: (str(pair.here_mark) if source else "", str(pair.there_mark) if target else "") for pair in pairs
+    }
+
+
+def _last_known(report: Lag, last: Run | None, *, source_away: bool, target_away: bool) -> None:
+    """What the last run that came to its end knew, for what no side tells now."""
+    report.at_least = True
+    if last is not None:
+        report.last_good_run = last.ended or last.started
+        if source_away:
+            report.source_event = max(report.captured_event or 0, last.to_event or 0)
+        if target_away:
+            report.event = last.to_event
+    if target_away:
+        report.status = "none" if last is None else "behind"
+        for each in report.databases:
+            each.status = "unknown"
 
 
 class _Counted:
@@ -167,6 +262,25 @@ class _Counted:
                 if found is not None:
                     found.add(size=each["size_sum"] or 0)
 
+    def lacking(self, log: list[Segment], now: float) -> list[NotReplicated]:
+        """What the replicas say that they lack, and what the newest capture did not see."""
+        said = [
+            from_property(pair.there.parameters.get(PROPERTY), pair.name) if pair.there else [] for pair in self.pairs
+        ]
+        selection = self._chosen.selection
+        unseen = [
+            each.told()
+            for each in (sight_at(log, log[-1].last).unseen if log else ())
+            if selection.holds_partition((each.db, each.table), each.partition)
+        ]
+        found = merged(*said, unseen)
+        for each in found:
+            db, _, table = each.object.partition(".")
+            waiting = self._of(db, table or None) if each.unknown else None
+            if waiting is not None:
+                waiting.lack(each, now)
+        return found
+
     def events(self, rows: Iterable[NotificationEvent]) -> None:
         for row in rows:
             found = self._of((row.db or "").lower(), (row.table or "").lower() or None)
@@ -174,9 +288,8 @@ class _Counted:
                 found.add(time=row.time)
 
 
-def _read_source(report: Lag, counted: _Counted, source: MetastoreReader, log: list[Segment], now: float) -> None:
+def _read_source(report: Lag, counted: _Counted, source: MetastoreReader, now: float) -> None:
     """What is not captured yet, and how far the event log reaches."""
-    report.captured_event = int(log[-1].metadata["event"]) if log else None
     reach = read_reach(source, report.captured_event)
     report.source_event = reach.newest
     report.reaches_back_seconds = round(now - reach.oldest.time, 3) if reach.oldest else None
@@ -208,8 +321,10 @@ def _sum_up(report: Lag, counted: _Counted, now: float) -> None:
         found = DatabaseLag(
             pair.name, pair.replica, "current", int(text) if text.isdigit() else None, pair.position
         )  # fmt: skip
+        lacking = 0
         for (db, _), each in counted.waiting.items():
             if db == pair.name:
+                lacking += each.not_replicated
                 found.events += each.events
                 found.bytes += each.bytes
                 found.seconds = max(found.seconds, each.seconds)
@@ -217,7 +332,7 @@ def _sum_up(report: Lag, counted: _Counted, now: float) -> None:
             found.status = "not replicated"
         elif pair.loading:
             found.status = "loading"
-        elif found.events or found.bytes:
+        elif found.events or found.bytes or lacking:
             found.status = "behind"
         report.databases.append(found)
     report.events = sum(each.events for each in report.databases)
@@ -225,24 +340,24 @@ def _sum_up(report: Lag, counted: _Counted, now: float) -> None:
     report.seconds = max((each.seconds for each in report.databases), default=0.0)
     events = [each.event for each in report.databases if each.event is not None]
     report.event = min(events, default=None)
-    report.status = "behind" if report.events or report.bytes else "current"
+    report.status = "behind" if any(each.status == "behind" for each in report.databases) else "current"
     if not events:
         report.status = "none"
-    waiting = (each for each in counted.waiting.values() if each.events or each.bytes)
+    waiting = (each for each in counted.waiting.values() if each.events or each.bytes or each.not_replicated)
     report.tables = sorted(waiting, key=lambda each: (-each.seconds, each.table))[:TABLES]
     for each in report.tables:
         each.oldest = 0.0 if each.oldest == float("inf") else each.oldest
 
 
 def _find_blocks(
-    report: Lag, policy: Policy, pairs: Iterable[Pair], root: ChangeRoot | None, memory: Memory | None
-) -> None:
+    report: Lag, policy: Policy, pairs: Iterable[Pair], root: ChangeRoot | None, memory: Memory | None,
+    history: History | None,
+) -> None:  # fmt: skip
     """Why nothing moves, where something says so."""
     try:
         slot = find_slot(root.place, policy.slot) if root else None
         if slot is not None and slot.given_up:
             report.warnings.append(f"slot {slot.name} was given up at {slot.given_up}: bytes may be gone")
-        history = memory.runs(20) if memory else None
         turn = memory.unfinished_turn() if memory else None
     except Error as error:
         report.warnings.append(str(error))
@@ -253,11 +368,11 @@ def _find_blocks(
         if pair.loading:
             report.warnings.append(f"{pair.replica}: the load of dump {pair.loading} has begun and not ended")
     last = history.last if history else None
-    if last is None:
+    if history is None or last is None:
         return
     report.last_run = last.ended or last.started
-    report.warnings += told(next((run.compared for run in history.runs if run.compared), None)) if history else []
-    failed = _failing(history.runs) if history else None
+    report.warnings += told(next((run.compared for run in history.runs if run.compared), None))
+    failed = _failing(history.runs)
     if failed is not None:
         report.last_error = failed.error
         report.blocks.append(f"the run at {failed.started} {failed.status}: {failed.error}")
@@ -275,8 +390,3 @@ def _root(place: str) -> ChangeRoot | None:
     """None where there is none yet."""
     place = normal(place)
     return open_existing(place) if store_for(place).exists(join(place, FORMAT)) else None
-
-
-def _memory(policy: Policy) -> Memory | None:
-    root = _root(policy.target_cmroot)
-    return Memory(root, policy.name) if root else None

@@ -22,6 +22,7 @@ from replicator.load.target import TargetDatabase, read_target, table_position
 from replicator.load.work import Work
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.model import Database, Table
+from replicator.quantity import count_text
 from replicator.roles import may_load_into
 
 
@@ -48,7 +49,9 @@ class Leaving:
         if self.whole or self.staying:
             return [self.db]
         tables = [f"{self.db}.{table.name}" for table in self.tables]
-        return tables + [f"{self.db}.{table} ({len(some)} partitions)" for table, some in self.partitions.items()]
+        return tables + [
+            f"{self.db}.{table} ({count_text(len(some), 'partition')})" for table, some in self.partitions.items()
+        ]
 
 
 def plan_database(target: MetastoreReader, db: str, root_id: str) -> Leaving:
@@ -95,9 +98,9 @@ def _made_from(tables: Iterable[Table], root_id: str) -> list[Table]:
 def drop(leaving: Sequence[Leaving], target: Metastore, root: ChangeRoot, *, engine: AutoEngine, jobs: int) -> int:
     """Carries it out; returns how many files were recycled. `root`: the target's. May run twice."""
     recycled = 0
-    with acquire(root.place, "drop what left the policy"):
+    with acquire(root.place, "drop what left the policy") as lease:
         for each in leaving:
-            work = Work(_plan(each), target, root.place, engine, jobs)
+            work = Work(_plan(each), target, root.place, engine, jobs, lease.check)
             Preparation(work).prepare()
             Commit(work).drop_databases()
             for name, partitions in each.partitions.items():

@@ -23,6 +23,7 @@ from replicator.dump.reader import DumpReader
 from replicator.errors import Error, MetastoreUnreachable, NotReached
 from replicator.load.replica import LAST_ID
 from replicator.metastore.client import MetastoreReader
+from replicator.not_replicated import PROPERTY, NotReplicated, from_property
 from replicator.policy import Policy
 from replicator.sync.dumps import PolicyDumps
 from replicator.sync.memory import Memory, iso
@@ -59,7 +60,8 @@ class Loss:
     changes and so on: as of `Unreplicated.as_json`, from the checkpoints on. `seconds`: from the oldest change that is
     lost to the newest, both by the lost side's clock. `unseen`: files that lie in the lost side's directories and that
     no capture has seen, by table; None: nobody looked. What was done there after `unknown_after_event`, at about
-    `unknown_after_time`, nobody here knows; `unknown_seconds`: since then, by this machine's clock, never negative."""
+    `unknown_after_time`, nobody here knows; `unknown_seconds`: since then, by this machine's clock, never negative.
+    `not_replicated`: what the replica says that it did not have as its source had it."""
 
     policy: str
     made: str
@@ -89,6 +91,7 @@ class Loss:
     unknown_after_event: int | None = None
     unknown_after_time: str = ""
     unknown_seconds: float | None = None
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -164,6 +167,7 @@ def loss_of(
     if look and root is not None and log:
         _look(report, policy, pairs, root, log, limit)
     _unknown(report, memory, clock())
+    report.warnings += [f"not replicated when the replica was loaded last: {each}" for each in report.not_replicated]
     return report
 
 
@@ -176,6 +180,7 @@ def _checkpoints(
         text = pair.there.parameters.get(LAST_ID, "") if pair.there else ""
         found = DatabaseLoss(pair.name, pair.replica, int(text) if text.isdigit() else None, pair.position)
         found.source = pair.made_from
+        report.not_replicated += from_property(pair.there.parameters.get(PROPERTY) if pair.there else None, pair.name)
         report.databases.append(found)
         if pair.loading:
             found.loading = pair.loading

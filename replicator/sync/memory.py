@@ -22,9 +22,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from cmroot.lease import Lease, acquire
+from cmroot.names import foreign
 from cmroot.place import join, store_for
 from cmroot.root import ChangeRoot
 from replicator.errors import ConfigError, FormatError
+from replicator.not_replicated import NotReplicated
 from replicator.sync.sealed import seal, unseal
 
 POLICIES = "policies"  # in a target's $cmroot
@@ -66,7 +68,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     records, files, bytes: loaded. lag_seconds: at its end, None where it cannot be told. status: "killed" is found by
     the next run. error: what the failure said. reverse: the policy ran from its target to its source. epoch: the
     lease's. dump: its directory. steps: seconds by name, in order. compared: what was verified in it or, by one that
-    follows, beside it; None: nothing was."""
+    follows, beside it; None: nothing was. not_replicated: what the target does not have as the source has it."""
 
     id: str
     policy: str
@@ -88,12 +90,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     steps: dict[str, float] = {}
     compared: Compared | None = None
+    not_replicated: tuple[NotReplicated, ...] = ()
 
 
 class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy's last run replicated: database at the source -> at the target, and the patterns that its tables
     match. `former`: replica -> source's name, under names that `rename_db` gave once, and that are still there.
-    `external`: "metadata" where only the metadata of external tables is. `recorded`: when (ISO 8601)."""
+    `external`: "metadata" where only the metadata of external tables is; `formats`: "as-they-are" where tables in every
+    format are. `recorded`: when (ISO 8601)."""
 
     databases: dict[str, str]
     include: tuple[str, ...] = ()
@@ -101,6 +105,7 @@ class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
     partitions: dict[str, str] = {}
     former: dict[str, str] = {}
     external: str = ""
+    formats: str = ""
     recorded: str
 
 
@@ -280,7 +285,19 @@ class Memory:
         value = unseal(data, kind, _FORMAT[kind], path, _HINT[kind])
         if isinstance(value, Run | Turn) and value.policy != self.policy:
             raise FormatError(f"{path}: is of the policy {value.policy}", hint=_HINT[kind])
+        if isinstance(value, Run | Turn):
+            _check(path, value)
         return value
+
+
+def _check(path: str, value: Run | Turn) -> None:
+    """Id and begin become a file's name. Raises FormatError."""
+    try:
+        stamp(value.started)
+    except ValueError as error:
+        raise FormatError(f"{path}: {error}", hint=_HINT[type(value)]) from error
+    if not _RUN_ID.fullmatch(value.id):
+        raise foreign(path, "the id", value.id, "is not an id")
 
 
 def policies(root: ChangeRoot) -> Sequence[str]:

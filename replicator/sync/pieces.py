@@ -7,7 +7,7 @@ that the policy's slot never passes a database that is behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replicator.sync.repair import REPAIR
@@ -44,11 +44,12 @@ class Work:
 
 
 def decide(
-    pairs: Sequence[Pair], *, root_id: str, first: int, end: int, remembered: Mapping[str, str], rescoped: bool
-) -> Work:
+    pairs: Sequence[Pair], *, root_id: str, first: int, end: int, remembered: Mapping[str, str], rescoped: bool,
+    narrower: Collection[str] = (),
+) -> Work:  # fmt: skip
     """`first`, `end`: the positions that the captured log reaches from and to. remembered: databases (by the policy's
     names) that the last run had, and what they were called on the target. rescoped: the patterns for tables are others
-    than the last run's."""
+    than the last run's. narrower: databases (of the source) that came to their checkpoint with less than these."""
     work = Work(rescoped=rescoped)
     bootstraps: dict[str, list[str]] = {}
     groups: dict[int, list[str]] = {}
@@ -67,8 +68,11 @@ def decide(
                 groups.setdefault(pair.position or 0, []).append(pair.name)
             elif ours:
                 work.lost.append(pair)
-        elif not usable or rescoped:
-            why = _why(pair, ours=ours, known=known is not None, rescoped=usable and rescoped, renamed=renamed)
+        elif not usable or rescoped or pair.name in narrower:
+            less = usable and not rescoped
+            why = _why(
+                pair, ours=ours, known=known is not None, rescoped=usable and rescoped, renamed=renamed, narrower=less
+            )
             bootstraps.setdefault(why, []).append(pair.name)
         elif pair.position == end:
             work.current.append(pair.name)
@@ -89,11 +93,13 @@ def _policys_name(pair: Pair) -> str:
     return pair.replica if pair.name == pair.known_as else pair.name
 
 
-def _why(pair: Pair, *, ours: bool, known: bool, rescoped: bool, renamed: bool) -> str:
+def _why(pair: Pair, *, ours: bool, known: bool, rescoped: bool, renamed: bool, narrower: bool) -> str:
     if renamed:
         return "`rename_db` gives it another name on the target"
     if rescoped:
         return "the policy's patterns changed"
+    if narrower:
+        return "it came to its checkpoint with some of its tables only"
     if pair.there is None:
         return "the target had it, and lost it" if known else "the target does not have it"
     if pair.turned and not ours:

@@ -9,21 +9,25 @@ from __future__ import annotations
 import json
 import time as clocks
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 import xxhash
 
+from cmroot.errors import UNREADABLE
 from cmroot.place import store_for
 from replicator.dump.reader import DumpReader
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, FormatError, Refused
+from replicator.load.brake import Brake, excess
 from replicator.load.copying import Roots
 from replicator.load.planning import plan_load
 from replicator.load.pricing import Price, describe, price
+from replicator.load.weighing import DROPPED, Gone
 from replicator.metastore.client import Metastore
+from replicator.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.policy import Policy
 from replicator.progress import Progress
 from replicator.sync.leaving import Leaving
@@ -44,6 +48,7 @@ from replicator.sync.run import (
 from replicator.sync.steps import Steps, SyncOptions
 
 FORMAT, VERSION = "replicator-plan", 1
+_NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +78,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One dump of a plan. `databases`: by their source names; `why`: of a bootstrap. `checkpoints`: of the replicas, by
     their names, when it was planned. `steps`: what would be dropped, made and altered. `digest`: of all that the load
-    depends on at the target."""
+    depends on at the target. `gone`: what goes to the target's `$cmroot`, by name, with files and bytes."""
 
     dump: str
     id: str
@@ -87,12 +92,14 @@ class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     steps: dict[str, Any]
     digest: str
+    gone: list[Gone] = []
 
 
 class SyncPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the next run of a policy would do. `policy_digest`: of its keys. `roles`: database -> role and epoch, on
     both sides. `position`, `to_event`: where the target is afterwards. `left`: replicas that the policy does not name
-    any more; `drops`: tables of those that would go, with consent. `cost`: of all loads."""
+    any more; `drops`: tables and partitions that the loads drop, and tables of those that would go, with consent.
+    `cost`: of all loads."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -111,6 +118,7 @@ class SyncPlan(msgspec.Struct, frozen=True, kw_only=True):
     to_event: int
     cost: Cost
     warnings: list[str] = []
+    not_replicated: list[NotReplicated] = []
 
     @property
     def empty(self) -> bool:
@@ -153,22 +161,23 @@ def make(
             id=uuid.uuid4().hex[:12], policy=policy.name, policy_digest=_digest(_keys(policy)),
             made=iso(clock()), reverse=way.reverse, adopt=options.adopt, drop_left=options.drop_left,
             roles=_roles(steps), loads=loads, left=[name for each in leaving for name in each.names],
-            drops=_drops(leaving),
+            drops=sorted({*_drops(leaving), *(name for each in loads for name in _dropped(each))}),
             position=min([captured.position, *(each.to_position for each in loads)]), to_event=captured.through_event,
             cost=cost, warnings=list(dict.fromkeys(steps.warnings)),
+            not_replicated=merged(captured.not_replicated, steps.left_out(captured)),
         )  # fmt: skip
 
 
 def apply(
     plan: SyncPlan, policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
-    jobs: int = 2, others: Sequence[Policy] = (), clock: Callable[[], float] = clocks.time,
+    jobs: int = 2, brake: Brake | None = None, others: Sequence[Policy] = (), clock: Callable[[], float] = clocks.time,
 ) -> SyncRun:  # fmt: skip
     """Does what a plan says, and nothing else. One that was killed is completed by applying it again.
 
     Raises Refused, before anything is changed, when the policy, the roles, the target's checkpoints or what it holds
     are not as they were; the details say what moved."""
     began = clocks.monotonic()
-    kept, options = Remembering(policy), SyncOptions(adopt=plan.adopt, drop_left=plan.drop_left, jobs=jobs)
+    kept, options = Remembering(policy), SyncOptions(adopt=plan.adopt, drop_left=plan.drop_left, jobs=jobs, brake=brake)
     report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
     with kept.memory.lease("apply") as lease, recorded(report, kept, lease, clock):
         refuse_turn(kept.memory, options)
@@ -189,6 +198,7 @@ def apply(
             with report.timed("load"):
                 report.add(steps.load(each.dump))
         report.to_event, report.position = plan.to_event, plan.position
+        report.not_replicated = merged(plan.not_replicated, report.not_replicated)
         steps.confirm(plan.position)
         leave(steps, leaving, report)
         remember_scope(kept.memory, way, work, remembered, report, clock)
@@ -196,7 +206,7 @@ def apply(
         report.lag_seconds = behind(way.source, report.to_event, clock)
         report.warnings = list(dict.fromkeys(steps.warnings))
         report.databases = [pair.name for pair in way.matching]
-        report.status = "synced" if report.moved else "nothing"
+        report.status = INCOMPLETE if report.not_replicated else "synced" if report.moved else "nothing"
         report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
@@ -211,8 +221,10 @@ def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
     described = describe(plan, reader)
     roots = Roots(source=way.root.place, target=way.target_root.place)
     bill = price(plan, reader, way.target, roots, engine=steps.engines, progress=steps.progress)
+    if steps.options.brake and (refusal := excess(plan, bill.weight, steps.options.brake)):
+        steps.warnings.append(f"the load would be refused: {refusal.message}; {refusal.hint}")
     checkpoints = {pair.replica: pair.position for pair in way.pairs if pair.name in metadata.scope.databases}
-    changes = {key: value for key, value in described.items() if value and key not in ("warnings", "files", "bytes")}
+    changes = {key: value for key, value in described.items() if value and key not in _NO_CHANGES}
     names = ("create_databases", "drop_databases", "drop_tables", "rename_tables", "create_tables", "alter_tables",
              "functions", "drop_functions")  # fmt: skip
     lists = (len(described[name]) for name in names)
@@ -221,19 +233,20 @@ def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
         events=metadata.end.event - begin if begin is not None else 0, records=plan.squashed.records,
         squashed=plan.squashed.squashed, objects=sum(lists) + int(described["partitions_touched"]), files=bill.files,
         bytes=bill.bytes, files_from_source=bill.files_from_source, files_from_cmroot=bill.files_from_cmroot,
-        files_from_target=bill.files_from_target, files_removed=bill.files_removed + metadata.removed,
+        files_from_target=bill.files_from_target, files_removed=bill.files_removed,
         bytes_removed=bill.bytes_removed, partitions_removed=bill.partitions_removed, missing=bill.missing,
     )  # fmt: skip
     return PlannedLoad(
         dump=place, id=metadata.id, kind=metadata.kind, databases=list(metadata.scope.databases), why=why,
         from_event=begin, to_event=metadata.end.event, to_position=metadata.end.position, checkpoints=checkpoints,
-        cost=cost, steps=changes, digest=_digest([checkpoints, described, asdict(_settled(bill))]),
+        cost=cost, steps=changes, gone=bill.weight.gone,
+        digest=_digest([checkpoints, described, asdict(_settled(bill))]),
     )  # fmt: skip
 
 
 def _settled(bill: Price) -> Price:
     """Where the bytes come from may change meanwhile; they are the same bytes."""
-    return Price(bill.files, bill.bytes, bill.files_removed, bill.bytes_removed, bill.partitions_removed, bill.missing)
+    return replace(bill, files_from_source=0, files_from_cmroot=0, files_from_target=0)
 
 
 def _compare(plan: SyncPlan, steps: Steps, leaving: Sequence[Leaving]) -> list[PlannedLoad]:
@@ -320,6 +333,16 @@ def _roles(steps: Steps) -> dict[str, str]:
     return found
 
 
+def _dropped(load: PlannedLoad) -> Iterator[str]:
+    for each in load.gone:
+        if each.why == DROPPED and (each.partition or not each.partitions or each.object in _drop_tables(load)):
+            yield f"{each.object}/{each.partition}" if each.partition else each.object
+
+
+def _drop_tables(load: PlannedLoad) -> list[str]:
+    return list(load.steps.get("drop_tables", []))
+
+
 def _drops(leaving: Sequence[Leaving]) -> list[str]:
     tables = (f"{each.db}.{table.name}" for each in leaving for table in each.tables)
     partitions = (
@@ -331,7 +354,11 @@ def _drops(leaving: Sequence[Leaving]) -> list[str]:
 def _keys(policy: Policy) -> dict[str, Any]:
     """What of a policy a plan depends on: when it runs and what it verifies is none of it."""
     written = msgspec.to_builtins(policy)
-    return {key: value for key, value in written.items() if key not in ("schedule", "max_lag", "verify", "engine")}
+    return {
+        key: value
+        for key, value in written.items()
+        if key not in ("schedule", "max_lag", "verify", "engine", "key_file")
+    }
 
 
 def _digest(value: Any) -> str:
@@ -356,7 +383,7 @@ def read_plan(place: str) -> SyncPlan:
         return msgspec.json.decode(data, type=SyncPlan)
     except FileNotFoundError:
         raise FormatError(f"{place}: there is no such file", hint=hint) from None
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise FormatError(f"{place}: no plan: {error}", hint=hint) from error
 
 

@@ -6,6 +6,7 @@ import time as clocks
 
 from cmroot.place import join
 from replicator.load.replica import RESTORING
+from replicator.quantity import count_text
 from replicator.roles import Role
 from replicator.sync.lag import lag
 from replicator.sync.memory import Memory
@@ -25,6 +26,7 @@ def check_switchover(sides: Sides, way: Way, memory: Memory, report: Turned, *, 
     report.lag_seconds, report.lag_events = found.seconds, found.events
     report.databases = [pair.replica for pair in way.matching]
     report.warnings += found.warnings
+    report.problems += [f"the {name} does not answer: {why}" for name, why in found.unreachable.items()]
     if not way.matching:
         report.problems.append("no database matches the policy on either side")
     for pair in way.matching:
@@ -35,7 +37,7 @@ def check_switchover(sides: Sides, way: Way, memory: Memory, report: Turned, *, 
             (report.warnings if anyway else report.problems).append(text)
     report.warnings += found.blocks  # what made the last run fail, the run that comes now may have behind it
     took = round(clocks.monotonic() - began, 3)
-    does = f"{found.events:,} events, {found.seconds:.0f} s behind"
+    does = f"{count_text(found.events, 'event')}, {found.seconds:.0f} s behind"
     told = StepTold("check", does, "failed" if report.problems else "done", took, {"problems": report.problems})
     report.steps.append(told)
     sides.told(told)

@@ -12,7 +12,7 @@ import tempfile
 import time as clocks
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import xxhash
@@ -28,6 +28,7 @@ from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.events.fold import read_records
 from replicator.events.scope import Patterns
+from replicator.load.brake import Brake
 from replicator.load.copying import Roots
 from replicator.load.difference import ByDifference
 from replicator.load.load import load
@@ -36,10 +37,13 @@ from replicator.load.pricing import Price, describe, price
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
 from replicator.progress import Progress
+from replicator.quantity import count_text
 from replicator.report import json_text
 from replicator.sync.differences import Difference
 from replicator.sync.verify import Level, Verified, verify
+from replicator.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 
 REPAIR = "repair-"  # begins the id of a repair's dump, and so what a database says while it is repaired
 
@@ -54,7 +58,7 @@ class RepairOptions:
     files of the right size and time are read, too. drop_extra: tables that only the target has, and that replication
     did not make, go to its $cmroot. cmroot, warehouse, external, map_locations, jobs: as the loads were given them; a
     table stays where it is on the target. scratch: a directory for the passing dump, which executors must be able to
-    read (None: the system's)."""
+    read (None: the system's). brake: as a load's."""
 
     db: str
     rename: str | None = None
@@ -70,6 +74,8 @@ class RepairOptions:
     source_root: str | None = None
     jobs: int = 2
     scratch: str | None = None
+    formats: FormatChoice = SUPPORTED
+    brake: Brake | None = None
 
     @property
     def target_db(self) -> str:
@@ -79,8 +85,9 @@ class RepairOptions:
 @dataclass
 class Repaired:
     """What a repair did. `status`: same (nothing differed), repaired, or different: something remains, listed in
-    `remaining` (the first of `remaining_count`). `found`: differences before it; None where it was told what differs.
-    `event`, `position`: the target's checkpoint, before and after. `tables`: those that were looked at."""
+    `remaining` (the first of `remaining_count`), or incomplete: nothing remains but `not_replicated`, what the replica
+    lacks and no repair can bring. `found`: differences before it; None where it was told what differs. `event`,
+    `position`: the target's checkpoint, before and after. `tables`: those that were looked at."""
 
     db: str
     target: str
@@ -99,6 +106,7 @@ class Repaired:
     objects_changed: int = 0
     remaining_count: int = 0
     remaining: list[Difference] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -108,13 +116,14 @@ class Repaired:
 @dataclass(frozen=True)
 class RepairPlan:
     """A repair, decided. `tables`: source names of what is looked at; `reader`: their state at the target's
-    checkpoint (None: nothing differs)."""
+    checkpoint (None: nothing differs). `lacking`: what the replica lacks, as it says itself and as was found."""
 
     point: Point
     found: Verified | None
     tables: list[str]
     reader: DumpReader | None
     options: LoadOptions
+    lacking: list[NotReplicated]
 
     def described(self, target: MetastoreReader, engine: AutoEngine, progress: Progress) -> dict[str, object]:
         """For `--dry-run`: what would be changed and copied, compared by contents. Changes nothing."""
@@ -123,21 +132,21 @@ class RepairPlan:
             "found": self.found.difference_count if self.found else None, "tables": self.tables,
         }  # fmt: skip
         if self.reader is None:
-            return head | _priced({}, Price(0, 0, 0, 0, 0, 0))
+            return head | _priced({}, Price(0, 0, 0, 0, 0, 0), self.lacking)
         plan = plan_load(self.reader, target, self.options)
         root = self.options.cmroot or join(normal(self.options.warehouse or default_warehouse(target)), ".cmroot")
         roots = Roots(self.options.source_root or self.reader.metadata.root, normal(root))
-        return head | _priced(
-            describe(plan, self.reader), price(plan, self.reader, target, roots, engine=engine, progress=progress)
-        )
+        cost = price(plan, self.reader, target, roots, engine=engine, progress=progress)
+        return head | _priced(describe(plan, self.reader), cost, merged(self.lacking, plan.not_replicated))
 
 
-def _priced(load: dict[str, object], cost: Price) -> dict[str, object]:
+def _priced(load: dict[str, object], cost: Price, lacking: Sequence[NotReplicated]) -> dict[str, object]:
     return {
         "drop_tables": load.get("drop_tables", []), "create_tables": load.get("create_tables", []),
         "alter_tables": load.get("alter_tables", []), "files_to_copy": cost.files, "bytes_to_copy": cost.bytes,
         "files_to_remove": cost.files_removed, "bytes_to_remove": cost.bytes_removed,
         "partitions_to_drop": cost.partitions_removed, "files_missing": cost.missing,
+        "not_replicated": [asdict(each) for each in lacking],
         "warnings": load.get("warnings", []),
     }  # fmt: skip
 
@@ -157,24 +166,25 @@ def planned(
     if names is None:
         found = verify(
             source, target, [options.db], rename=_rename(options), map_locations=options.map_locations,
-            patterns=options.patterns, level=options.level, engine=engine, progress=progress,
+            patterns=options.patterns, level=options.level, formats=options.formats, engine=engine, progress=progress,
         )  # fmt: skip
         names = found.differing
     tables = sorted({name.rpartition(".")[2] for name in names if name != options.db})
     chosen = LoadOptions(
         warehouse=options.warehouse, cmroot=options.cmroot, rename=_rename(options),
         map_locations=options.map_locations, external=options.external, overwrite=True, jobs=options.jobs,
-        source_root=options.source_root or root.place,
+        source_root=options.source_root or root.place, as_they_are=options.formats == AS_THEY_ARE, brake=options.brake,
         by_difference=ByDifference(
             reread=options.level == "checksum", drop_extra=options.drop_extra, only_tables=bool(options.tables)
         ),
     )  # fmt: skip
+    lacking = merged(_said(target, options), found.not_replicated if found else ())
     if not names and not begun:  # one that was killed at its very end still has its mark to take off
-        yield RepairPlan(point, found, [], None, chosen)
+        yield RepairPlan(point, found, [], None, chosen, lacking)
         return
     with _state(root, source.uri, options, tables, point, progress) as reader:
         _require_tables(reader, options)
-        yield RepairPlan(point, found, tables, reader, chosen)
+        yield RepairPlan(point, found, tables, reader, chosen, lacking)
 
 
 def carry_out(
@@ -189,6 +199,8 @@ def carry_out(
         found=plan.found.difference_count if plan.found else None,
     )  # fmt: skip
     if plan.reader is None:
+        report.not_replicated = plan.lacking
+        report.status = INCOMPLETE if plan.lacking else "same"
         return report
     loaded = load(plan.reader.place, target, plan.options, engine=engine, progress=progress)
     for name in ("files_copied", "bytes_copied", "files_from_source", "files_from_cmroot", "files_from_target",
@@ -197,10 +209,11 @@ def carry_out(
     remaining = verify(
         source, target, () if options.tables else [options.db], rename=_rename(options),
         map_locations=options.map_locations, patterns=options.patterns, tables={options.db: plan.tables},
-        level=options.level, engine=engine, progress=progress,
+        level=options.level, formats=options.formats, engine=engine, progress=progress,
     )  # fmt: skip
     report.remaining, report.remaining_count = remaining.differences, remaining.difference_count
-    report.status = "different" if report.remaining_count else "repaired"
+    report.not_replicated = merged(_said(target, options), loaded.not_replicated, remaining.not_replicated)
+    report.status = "different" if report.remaining_count else INCOMPLETE if report.not_replicated else "repaired"
     report.warnings += _reasons(plan.point, source, remaining)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
@@ -251,6 +264,13 @@ def _checkpoint(root: ChangeRoot, target: MetastoreReader, options: RepairOption
     )
 
 
+def _said(target: MetastoreReader, options: RepairOptions) -> list[NotReplicated]:
+    """What the replica says that it lacks of the tables that a repair is about; of the whole database anyway."""
+    said = from_property(target.database(options.target_db).parameters.get(PROPERTY), options.db)
+    held = Patterns.of_names(options.tables) if options.tables else options.patterns
+    return [each for each in said if "." not in each.object or held.match(each.object.partition(".")[2])]
+
+
 @contextmanager
 def _state(
     root: ChangeRoot, source: str, options: RepairOptions, tables: Sequence[str], point: Point, progress: Progress
@@ -296,6 +316,6 @@ def _reasons(point: Point, source: MetastoreReader, remaining: Verified) -> Iter
     if remaining.difference_count > len(extra):
         ahead = source.current_event_id() - point.event
         yield (
-            f"the source is {ahead} events further than the target, or was changed without an event: capture and load, "
-            "then compare again"
+            f"the source is {count_text(ahead, 'event')} further than the target, or was changed without an event: "
+            "capture and load, then compare again"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time as clocks
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,9 +19,10 @@ from cmroot.root import create_or_open
 from replicator.dump.dump import Dumped
 from replicator.dump.layout import Point
 from replicator.engine import AutoEngine
-from replicator.errors import BootstrapNeeded, Error, Refused
+from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
 from replicator.load.load import Loaded
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.policy import Policy, refuse_overlaps, same_metastore
 from replicator.progress import Progress
 from replicator.report import json_text
@@ -32,6 +33,7 @@ from replicator.sync.steps import Steps, SyncOptions, scope_of
 from replicator.sync.verifying import Beside, compare_some, told
 from replicator.sync.way import Way, find_way
 
+REMEMBERED = 1000  # of what was not replicated, in the record of a run
 TIDY_AFTER = 3600.0  # seconds between two tidyings of one process
 
 
@@ -40,7 +42,8 @@ class SyncRun:
     """What a run did. `status`: synced, nothing (there was nothing new), incomplete (something could not be done,
     `warnings` says what). `to_event`, `position`: how far the target is, all databases. Counts are those of its loads.
     `bootstrapped`: databases that were dumped whole, and why. `left`: replicas of what the policy does not name any
-    more, which stay without consent; `dropped`: those that went. `compared`: what was verified after it, or beside it
+    more, which stay without consent; `dropped`: those that went. `not_replicated`: what the
+    target does not have as the source has it. `compared`: what was verified after it, or beside it
     since the run before; None: nothing was. `steps`: seconds by name; scan_seconds,
     compare_seconds: of its capture, as in `Captured`."""
 
@@ -69,6 +72,7 @@ class SyncRun:
     left: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     missing_directories: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     lag_seconds: float | None = None
     compared: Compared | None = None
@@ -87,6 +91,7 @@ class SyncRun:
     def add(self, loaded: Loaded) -> None:
         """One load's counts."""
         self.dumps.append(loaded.dump)
+        self.not_replicated = merged(self.not_replicated, loaded.not_replicated)
         for name in ("records", "squashed", "files_copied", "bytes_copied", "files_from_source", "files_from_cmroot",
                      "files_from_target", "files_skipped", "files_removed", "objects_changed"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(loaded, name))
@@ -109,6 +114,7 @@ class Remembering:
         self.memory = Memory(create_or_open(policy.target_cmroot), policy.name)
         self.tidied: float | None = None
         self.quiet: Run | None = None  # the record of the last round, when nothing was new: the next one prolongs it
+        self.unreached: Run | None = None  # the same of rounds that could not begin
         self.swept = False
         self.beside: Beside | None = None  # what verifies while this process follows the policy
 
@@ -157,6 +163,8 @@ def run_once(
             captured = steps.capture()
             report.scan_seconds, report.compare_seconds = captured.scan_seconds, captured.compare_seconds
             report.captured, report.missing_directories = captured.records, captured.missing_directories
+            seen = steps.concerning(captured.not_replicated)
+            report.not_replicated = merged(report.not_replicated, seen, steps.left_out(captured))
         work = steps.decide(remembered)
         lease.check()
         ends = _replicate(steps, work, epochs, report)
@@ -172,8 +180,8 @@ def run_once(
         report.databases = [pair.name for pair in way.matching]
         if report.moved:
             report.status = "synced"
-        if report.missing_directories:
-            report.status = "incomplete"
+        if report.not_replicated:
+            report.status = INCOMPLETE
         report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
@@ -345,6 +353,7 @@ def recorded(
     first and the last."""
     started = iso(clock())
     run = Run(id=report.run, policy=report.policy, started=started, epoch=lease.epoch)
+    kept.unreached = None
     if kept.quiet is None:
         kept.memory.write_run(run)
     try:
@@ -366,6 +375,21 @@ def recorded(
     kept.memory.write_run(done)
 
 
+def record_unreached(kept: Remembering, error: Exception, clock: Callable[[], float] = clocks.time) -> None:
+    """Records a round that could not begin, since a metastore did not answer. Failures in a row are one record, from
+    the first to the last: a night without the source is one line of the history. Another holder of the policy's lease
+    keeps the history itself."""
+    now, text = iso(clock()), f"{type(error).__name__}: {error}"
+    before = kept.unreached
+    run = before or Run(id=uuid.uuid4().hex[:12], policy=kept.memory.policy, started=now)
+    with suppress(LeaseHeld), kept.memory.lease("sync") as lease:
+        kept.quiet = None
+        kept.unreached = msgspec.structs.replace(
+            run, ended=now, kind="nothing", status="failed", error=text, epoch=lease.epoch
+        )
+        kept.memory.write_run(kept.unreached)
+
+
 def _filled(run: Run, report: SyncRun, clock: Callable[[], float]) -> Run:
     kinds: dict[str, RunKind] = {"bootstrap": "bootstrap", "incremental": "incremental"}
     return msgspec.structs.replace(
@@ -373,5 +397,5 @@ def _filled(run: Run, report: SyncRun, clock: Callable[[], float]) -> Run:
         to_event=report.to_event or None, position=report.position or None, records=report.records,
         files=report.files_copied, bytes=report.bytes_copied, lag_seconds=report.lag_seconds, reverse=report.reverse,
         dump=report.dumps[-1] if report.dumps else "", warnings=tuple(report.warnings), steps=report.steps,
-        compared=report.compared,
+        compared=report.compared, not_replicated=tuple(report.not_replicated[:REMEMBERED]),
     )  # fmt: skip

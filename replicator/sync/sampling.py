@@ -19,12 +19,14 @@ from replicator.errors import ObjectNotFound
 from replicator.events.scope import Patterns
 from replicator.load.replica import LAST_ID
 from replicator.metastore.client import MetastoreReader
+from replicator.not_replicated import INCOMPLETE, NotReplicated
 from replicator.progress import Progress
 from replicator.report import json_text
 from replicator.sync.differences import LIMIT, Difference
 from replicator.sync.suspects import OWN, Batch, Changed, Suspect, changed_by_events, table_of
 from replicator.sync.verified import Memory, TableMemory, read_memory, write_memory
 from replicator.sync.verify import Level, Verified, verify
+from replicator.table_format import SUPPORTED, FormatChoice
 
 BATCH = 100  # tables compared together
 SAVE_SECONDS = 30.0  # how much of a run a crash may forget
@@ -65,6 +67,7 @@ class Sampled:
     difference_count: int = 0
     differences: list[Difference] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -74,7 +77,8 @@ class Sampled:
 def verify_sample(
     source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], budget: Budget, place: str, *,
     rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
-    patterns: Patterns | None = None, level: Level = "checksum", engine: AutoEngine, progress: Progress,
+    patterns: Patterns | None = None, level: Level = "checksum", formats: FormatChoice = SUPPORTED,
+    engine: AutoEngine, progress: Progress,
     changed: Changed | None = None, enough: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = clocks.time,
 ) -> Sampled:  # fmt: skip
@@ -88,8 +92,8 @@ def verify_sample(
     with acquire(place, "verify a sample"):
         run = _Run(
             source, target, [name.lower() for name in databases], budget, place, dict(rename),
-            _Comparing(source, target, rename, map_locations, patterns or Patterns(), level, engine, progress), clock,
-            changed,
+            _Comparing(source, target, rename, map_locations, patterns or Patterns(), level, formats, engine, progress),
+            clock, changed,
         )  # fmt: skip
         run.compare_databases()
         try:
@@ -120,6 +124,7 @@ class _Comparing:
     map_locations: Sequence[tuple[str, str]]
     patterns: Patterns
     level: Level
+    formats: FormatChoice
     engine: AutoEngine
     progress: Progress
 
@@ -136,7 +141,8 @@ class _Comparing:
     ) -> Verified:
         return verify(
             self.source, self.target, databases, rename=self.rename, map_locations=self.map_locations,
-            patterns=self.patterns, tables=tables, level=level, part=share, engine=self.engine, progress=self.progress,
+            patterns=self.patterns, tables=tables, level=level, part=share, formats=self.formats, engine=self.engine,
+            progress=self.progress,
         )  # fmt: skip
 
 
@@ -259,6 +265,7 @@ class _Run:
 
     def _count(self, found: Verified, shares: int = 1) -> None:
         self._report.objects += found.objects
+        self._report.not_replicated += found.not_replicated
         self._report.files += found.files
         self._report.bytes += found.bytes // shares  # a share is about as large as another
 
@@ -302,5 +309,5 @@ class _Run:
             if about.outcome == "different"
         )  # fmt: skip
         report.open, report.open_names = len(different), different[:NAMED]
-        report.status = "different" if report.difference_count else "same"
+        report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
         return report

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from cmroot.errors import UNREADABLE
 from replicator.errors import FormatError
 
 VERSION = 1
@@ -45,5 +46,5 @@ def unseal(data: bytes, kind: type[T], format: str, path: str, hint: str) -> T:
         if xxhash.xxh3_128_hexdigest(bytes(file.body)) != file.xxh3_128:
             raise FormatError(f"{path}: damaged: its checksum is another", hint=hint)
         return msgspec.json.decode(file.body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise FormatError(f"{path}: damaged: {error}", hint=hint) from error

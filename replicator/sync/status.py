@@ -15,6 +15,7 @@ from replicator.errors import UsageError
 from replicator.events.fold import read_records
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.metastore.client import MetastoreReader
+from replicator.not_replicated import PROPERTY, NotReplicated, from_property
 from replicator.report import json_text
 
 
@@ -22,7 +23,9 @@ from replicator.report import json_text
 class Status:
     """`status`: current, behind, loading (a load has begun and not ended), replica (there is no source to compare
     with), or `no replica`. `time` is that of the last record applied, in seconds; lags are None where they cannot be
-    told: events and seconds need the source, bytes and time its $cmroot. `lag_events` counts all databases' events."""
+    told: events and seconds need the source, bytes and time its $cmroot. `lag_events` counts all databases' events.
+    `not_replicated`: what the target says that it does not have as the source has it; what nobody could see there
+    counts as behind since then."""
 
     status: str
     target: str
@@ -36,6 +39,7 @@ class Status:
     lag_events: int | None = None
     lag_seconds: float | None = None
     lag_bytes: int | None = None
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     __str__ = json_text
@@ -53,6 +57,7 @@ def status(
         status="replica", target=target.uri, db=db, event=_number(parameters.get(LAST_ID)),
         position=_number(parameters.get(POSITION)), source=parameters.get(SOURCE),
         loading=parameters.get(LOADING) or None,
+        not_replicated=from_property(parameters.get(PROPERTY), source_db or db),
     )  # fmt: skip
     if report.event is None:
         report.status = "loading" if report.loading else "no replica"
@@ -61,7 +66,11 @@ def status(
         _read_log(report, root, source_db or db)
     if source is not None:
         _ask_source(report, source, clock)
-        report.status = "behind" if report.lag_events or report.lag_bytes else "current"
+        unseen = [each.since for each in report.not_replicated if each.unknown]
+        if unseen:
+            since = min((each for each in unseen if each), default=clock())
+            report.lag_seconds = max(report.lag_seconds or 0.0, round(clock() - since, 3))
+        report.status = "behind" if report.lag_events or report.lag_bytes or unseen else "current"
     if report.loading:
         report.status = "loading"
     return report

@@ -6,7 +6,7 @@ expiries take for seconds, are waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -19,7 +19,11 @@ from cmroot.waiting import patiently
 from replicator.dump.dump import Dumped, write_dump
 from replicator.dump.layout import INCREMENTAL, Point
 from replicator.dump.points import point_at, resolve_until
+from replicator.dump.reached import SCOPE, covers, reached
+from replicator.dump.reached import scope_of as layout_scope
 from replicator.dump.reader import DumpReader
+from replicator.dump.selection import Selection
+from replicator.dump.signing import Keys, read_keys
 from replicator.dump.slots import BOOTSTRAP
 from replicator.engine import AutoEngine
 from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
@@ -27,12 +31,16 @@ from replicator.events.capture import capture
 from replicator.events.fold import read_records
 from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
 from replicator.events.recording import Captured
+from replicator.events.unseen import sight_at
+from replicator.load.brake import Brake
+from replicator.load.claim import CLAIM
 from replicator.load.difference import ByDifference
 from replicator.load.load import Loaded, load
 from replicator.load.planning import LoadOptions
 from replicator.load.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
 from replicator.load.superseded import Swept, has_superseded, sweep_superseded
 from replicator.metastore.client import Metastore
+from replicator.not_replicated import PROPERTY, NotReplicated, from_property, with_property
 from replicator.policy import METADATA
 from replicator.progress import Progress
 from replicator.roles import Role, mark_of, may_load_into
@@ -42,9 +50,10 @@ from replicator.sync.pieces import Piece, Work, decide
 from replicator.sync.repair import REPAIR
 from replicator.sync.roles import epochs_to_dump, establish
 from replicator.sync.way import Pair, Way
+from replicator.table_format import AS_THEY_ARE
 
 NO_WAIT = timedelta(0)
-CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING})
+CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING, PROPERTY, SCOPE, CLAIM})
 """Properties of a database that say how far it is as a replica."""
 
 
@@ -54,8 +63,8 @@ class SyncOptions:
 
     adopt: tables and databases of the target that replication did not make become replicas; what is equal stays, what
     differs goes to the target's `$cmroot`. drop_left: replicas of what left the policy go there, too. draining: the
-    source is fenced, and its last changes are fetched by who fenced it. scan, compare, deep: as capture's. jobs: tables
-    committed side by side. patience: how long to wait for the lease of a root."""
+    source is fenced, and its last changes are fetched by who fenced it. scan, compare, deep, empty: as capture's.
+    brake: as a load's. jobs: tables committed side by side. patience: how long to wait for the lease of a root."""
 
     adopt: bool = False
     drop_left: bool = False
@@ -63,6 +72,8 @@ class SyncOptions:
     scan: bool = True
     compare: bool = True
     deep: bool = False
+    empty: Sequence[str] = ()
+    brake: Brake | None = None
     jobs: int = 2
     patience: timedelta = timedelta(seconds=60)
 
@@ -123,12 +134,35 @@ class Steps:
             return capture(
                 self.way.source, self.way.root, databases=there, scan=self.options.scan,
                 compare=self.options.compare, deep=self.options.deep,
-                repair=True, keeper=self.policy.keeper, engine=self.engines, progress=self.progress, clock=self.clock,
+                repair=True, keeper=self.policy.keeper, empty=self.options.empty,
+                engine=self.engines, progress=self.progress, clock=self.clock,
             )  # fmt: skip
 
         captured = patiently(once, self.options.patience)
         self.warnings += captured.warnings
         return captured
+
+    def left_out(self, captured: Captured) -> list[NotReplicated]:
+        """Tables of the policy that no run replicates, for their format."""
+        if self.policy.formats == AS_THEY_ARE:
+            return []
+        names, patterns = {pair.name for pair in self.way.matching}, self.way.patterns
+        found = []
+        for name, reason in captured.formats.items():
+            db, _, table = name.partition(".")
+            if db in names and patterns.match(table):
+                found.append(NotReplicated(name, reason))
+        return found
+
+    def concerning(self, things: Iterable[NotReplicated]) -> list[NotReplicated]:
+        """What of all that a capture did not see is the policy's."""
+        selection = Selection(tuple(pair.name for pair in self.way.matching), self.way.patterns)
+        found = []
+        for each in things:
+            db, _, table = each.object.partition(".")
+            if selection.holds_partition((db, table), each.partition):
+                found.append(each)
+        return found
 
     def decide(self, remembered: RememberedScope | None) -> Work:
         """What is to be dumped; ranges of the log that hold nothing of a piece's databases make no dump."""
@@ -138,6 +172,7 @@ class Steps:
             self.way.pairs, root_id=self.way.root.id, first=log[0].first, end=end,
             remembered=remembered.databases if remembered else {},
             rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.way, "")),
+            narrower=self._narrower(),
         )  # fmt: skip
         pieces = []
         for piece in work.pieces:
@@ -146,6 +181,16 @@ class Steps:
             else:
                 work.passed.append(piece)
         return replace(work, pieces=pieces)
+
+    def _narrower(self) -> set[str]:
+        """Databases whose replicas came to their checkpoints with less than the policy replicates: somebody loaded a
+        dump of some tables there."""
+        scope = layout_scope((), self.way.patterns)
+        return {
+            pair.name
+            for pair in self.way.matching
+            if pair.there and not covers(pair.there.parameters.get(SCOPE), reached(scope, pair.name))
+        }
 
     def _loading(self, piece: Piece) -> bool:
         return any(pair.loading for pair in self.way.pairs if pair.name in piece.databases)
@@ -163,7 +208,7 @@ class Steps:
             return write_dump(
                 root, out, source=self.way.source.uri, databases=piece.databases, patterns=self.way.patterns,
                 since=begin, slot="" if piece.bootstrap else slot, id=id, empty=True, epochs=epochs,
-                progress=self.progress, clock=self.clock,
+                formats=self.policy.formats, progress=self.progress, clock=self.clock, keys=self.keys,
             )  # fmt: skip
 
         return patiently(once, self.options.patience)
@@ -179,6 +224,11 @@ class Steps:
         self.warnings += loaded.warnings
         return loaded
 
+    @property
+    def keys(self) -> Keys | None:
+        """Those that sign the policy's dumps; a run that was killed finds its own again in a directory of all."""
+        return read_keys(self.policy.key_file) if self.policy.key_file else None
+
     def load_options(self, reader: DumpReader) -> LoadOptions:
         """A bootstrap keeps what the target has and what is equal; what replication did not make, only with consent, or
         where turned roles say that the side is a replica now."""
@@ -189,7 +239,8 @@ class Steps:
             rename=self.way.renames(names), map_locations=self.way.map_locations,
             external=self.way.external, overwrite=bootstrap and (self.options.adopt or turned), jobs=self.options.jobs,
             source_root=self.way.root.place, by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
-            shared_external=self.policy.external == METADATA, publish=self.policy.publish,
+            shared_external=self.policy.external == METADATA, publish=self.policy.publish, keys=self.keys,
+            as_they_are=self.policy.formats == AS_THEY_ARE, brake=self.options.brake,
         )  # fmt: skip
 
     def sweep_superseded(self) -> None:
@@ -200,8 +251,9 @@ class Steps:
         for root, side in sides:
 
             def once(root: str = root, side: Metastore = side) -> Swept:
-                with acquire(root, "sweep what snapshots replaced"):
-                    return sweep_superseded(root, side, self.policy.publish_delay, now=self.clock)
+                with acquire(root, "sweep what snapshots replaced") as lease:
+                    delay = self.policy.publish_delay
+                    return sweep_superseded(root, side, delay, now=self.clock, check=lease.check)
 
             if has_superseded(root):
                 patiently(once, self.options.patience)
@@ -230,9 +282,10 @@ class Steps:
             return
 
         def once() -> None:
-            with acquire(self.way.target_root.place, "move checkpoints"):
+            with acquire(self.way.target_root.place, "move checkpoints") as lease:
                 for pair in self.way.pairs:
                     if pair.name in chosen and pair.there is not None:
+                        lease.check()
                         self._advance(pair, chosen[pair.name], end)
 
         patiently(once, self.options.patience)
@@ -243,7 +296,11 @@ class Steps:
         may_load_into(label, mark_of(there.parameters, label))
         if there.parameters.get(POSITION) == str(begin) and not there.parameters.get(LOADING):
             mark = Mark(end.event, end.position, self.way.root.id).parameters()
-            moved = msgspec.structs.replace(there, parameters=there.parameters | mark)
+            lacking = [each for each in from_property(there.parameters.get(PROPERTY), pair.name) if not each.unknown]
+            seen = sight_at(segments(self.way.root.place), end.position).unseen
+            lacking += self.concerning(each.told() for each in seen if each.db == pair.name)
+            parameters = with_property(there.parameters | mark, lacking)
+            moved = msgspec.structs.replace(there, parameters=parameters)
             self.way.target.alter_database(pair.replica, moved)
 
     # ---- the slot -------------------------------------------------------------------------------------------------
@@ -309,12 +366,13 @@ def scope_of(way: Way, recorded: str) -> RememberedScope:
         databases={pair.known_as: policy.target_name(pair.known_as) for pair in way.matching},
         include=policy.include, exclude=policy.exclude,
         partitions={table: each.text for table, each in policy.partitions.items()},
-        external=METADATA if policy.external == METADATA else "", recorded=recorded,
+        external=METADATA if policy.external == METADATA else "",
+        formats=AS_THEY_ARE if policy.formats == AS_THEY_ARE else "", recorded=recorded,
     )  # fmt: skip
 
 
 def _patterns(scope: RememberedScope) -> tuple[object, ...]:
-    return scope.include, scope.exclude, scope.partitions, scope.external
+    return scope.include, scope.exclude, scope.partitions, scope.external, scope.formats
 
 
 def _point(log: list[Segment], position: int) -> Point:

@@ -158,10 +158,10 @@ def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: Switchover
         sides.policy, sides.source, sides.target, lease=lease, engines=sides.engines, progress=sides.progress,
         options=SyncOptions(jobs=options.jobs), others=sides.others, remembering=kept, clock=sides.clock,
     )  # fmt: skip
-    if run.missing_directories and not options.anyway:
+    unseen = [each.name for each in run.not_replicated if each.unknown]
+    if unseen and not options.anyway:
         raise Refused(
-            f"policy {sides.policy.name}: directories are missing at the primary: "
-            f"{', '.join(run.missing_directories[:5])}",
+            f"policy {sides.policy.name}: directories are missing at the primary: {', '.join(unseen[:5])}",
             hint="nothing was changed; make them or drop their tables, or --anyway if they may be missing",
             details={"missing_directories": run.missing_directories},
         )

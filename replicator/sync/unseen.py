@@ -25,8 +25,8 @@ LANES = 8  # tables listed side by side
 
 @dataclass
 class UnseenFiles:
-    """Files of a table that no capture has seen, or that have another size than it saw; `directories`: some of those
-    that they lie in."""
+    """Files of a table that no capture has seen, or that have another size than it saw, without markers and empty ones
+    beside them; `directories`: some of those that they lie in."""
 
     table: str
     files: int = 0
@@ -70,16 +70,19 @@ def _tables(
 
 
 def _compare(table: str, homes: Sequence[str], known: dict[str, int]) -> UnseenFiles:
-    found = UnseenFiles(table)
+    """Markers (`_SUCCESS`) and empty files hold no rows: they count only where nothing else is unseen."""
+    found, rowless = UnseenFiles(table), UnseenFiles(table)
     for home in homes:
         listing = list_tree(home)
+        found.files += len(listing.unnamed) if listing else 0  # their names are not UTF-8: no capture takes them
         for file in listing.files if listing else ():
             place = join(home, file.path_relative)
             if known.get(place) == file.size:
                 continue
-            found.files += 1
-            found.bytes += file.size
-            directory = place.rpartition("/")[0]
-            if directory not in found.directories and len(found.directories) < NAMED:
-                found.directories.append(directory)
-    return found
+            directory, _, name = place.rpartition("/")
+            side = rowless if file.size == 0 or name.startswith("_") else found
+            side.files += 1
+            side.bytes += file.size
+            if directory not in side.directories and len(side.directories) < NAMED:
+                side.directories.append(directory)
+    return found if found.files else rowless

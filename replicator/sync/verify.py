@@ -17,11 +17,13 @@ from typing import Literal
 from replicator.engine import AutoEngine
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
+from replicator.not_replicated import INCOMPLETE, NotReplicated
 from replicator.progress import Progress
 from replicator.report import json_text
 from replicator.sync.compare_files import FilePair, FilesCompared, FileTask, compare_files
 from replicator.sync.compare_metadata import MetadataComparison
 from replicator.sync.differences import Difference, Differences
+from replicator.table_format import SUPPORTED, FormatChoice
 
 Level = Literal["metadata", "size", "checksum"]
 Later = tuple[FilePair, int, int]  # an object, and the files and bytes of it that are still to be read
@@ -33,9 +35,10 @@ TASK_BYTES = 1 << 30  # of one task; an object with more is read by several
 
 @dataclass
 class Verified:
-    """The outcome. `status`: same or different; `objects`: databases, tables, partitions and functions compared;
-    `differences`: at most 10,000 of the `difference_count`; `differing`: all tables, functions and databases that have
-    any, by their source names."""
+    """The outcome. `status`: same, different, or incomplete (same, but for what was not compared); `objects`:
+    databases, tables, partitions and functions compared; `differences`: at most 10,000 of the `difference_count`;
+    `differing`: all tables, functions and databases that have any, by their source names; `not_replicated`: tables that
+    were not compared, as loads leave them out."""
 
     status: str = "same"
     level: str = "checksum"
@@ -46,6 +49,7 @@ class Verified:
     difference_count: int = 0
     differences: list[Difference] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
     seconds: float = 0.0
 
     __str__ = json_text
@@ -55,20 +59,22 @@ def verify(
     source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], *,
     rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
     patterns: Patterns | None = None, tables: Mapping[str, Sequence[str]] | None = None, level: Level = "checksum",
-    part: tuple[int, int] = (0, 1), engine: AutoEngine, progress: Progress,
+    part: tuple[int, int] = (0, 1), formats: FormatChoice = SUPPORTED, engine: AutoEngine, progress: Progress,
 ) -> Verified:  # fmt: skip
     """Compares databases of the source with what they are on the target.
 
     rename, map_locations: as the loads were given them; map_locations is needed only for partitions and properties that
     lie neither in their table nor in their database. tables: by database only these, by their source names; no other is
     asked for. Of `databases` then only their own properties and their functions are compared. part: (number, of how
-    many) of the files' contents to read; names and sizes are compared all. Raises ObjectNotFound for a database the
-    source does not have."""
+    many) of the files' contents to read; names and sizes are compared all. formats: as the loads were given it. Raises
+    ObjectNotFound for a database the source does not have."""
     began = clocks.monotonic()
     names = [name.lower() for name in databases]
     report = Verified(level=level, databases=list(dict.fromkeys([*names, *(tables or ())])))
     with progress.task("compare objects") as advance:
-        metadata = MetadataComparison(source, target, dict(rename), map_locations, patterns or Patterns(), advance)
+        metadata = MetadataComparison(
+            source, target, dict(rename), map_locations, patterns or Patterns(), advance, formats=formats
+        )  # fmt: skip
         pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
         later = _compare_pairs(pairs, level, part, engine, report, metadata.differences)
     if later:
@@ -76,7 +82,8 @@ def verify(
     report.objects = metadata.objects
     report.differences, report.difference_count = metadata.differences.found, metadata.differences.count
     report.differing = sorted(metadata.differences.objects)
-    report.status = "different" if report.difference_count else "same"
+    report.not_replicated = metadata.not_replicated
+    report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 

@@ -64,8 +64,9 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
     try:
         sampled = verify_sample(
             way.source, way.target, list(ready), Budget(budget.objects, budget.bytes), join(memory.place, "verified"),
-            rename=way.renames(ready), map_locations=way.map_locations, patterns=way.patterns, engine=steps.engines,
-            progress=steps.progress, changed=changed, enough=enough, clock=steps.clock,
+            rename=way.renames(ready), map_locations=way.map_locations, patterns=way.patterns,
+            formats=steps.policy.formats, engine=steps.engines, progress=steps.progress, changed=changed,
+            enough=enough, clock=steps.clock,
         )  # fmt: skip
     except LeaseHeld:
         return None

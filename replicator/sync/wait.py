@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from replicator.errors import MetastoreUnreachable, NotReached, ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
+from replicator.quantity import count_text
 from replicator.report import json_text
 from replicator.sync.status import Status, status
 
@@ -101,7 +102,7 @@ def _not_reached(
     if now is not None:
         there = "it is no replica" if now.event is None else f"it is at event {now.event}"
         if now.lag_seconds is not None:
-            there += f", {now.lag_events} events and {now.lag_seconds:.0f} s behind"
+            there += f", {count_text(now.lag_events or 0, 'event')} and {now.lag_seconds:.0f} s behind"
     return NotReached(
         f"database {db} of {target.uri} has not come to {goal} within {timeout.total_seconds():g} s: {there}",
         hint="wait again with a longer --timeout; `replicator status` tells whether a load is under way",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cmroot.place import is_local, join, normal
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.events.scope import Patterns
+from replicator.load.placement import external_of
 from replicator.load.replica import LOADING, POSITION, SOURCE
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import Metastore, MetastoreReader
@@ -101,7 +102,9 @@ class Way:
         back = [(there, here) for here, there in pairs]
         if is_local(self.policy.cmroot):
             warehouse = self.policy.warehouse or default_warehouse(self.source)
-            back.append((self.policy.external_base or join(normal(warehouse), "external"), "/"))
+            external = self.policy.external_base or join(normal(warehouse), "external")
+            back += [(external_of(external, pair.name), "/") for pair in self.pairs]
+            back.append((external, "/"))  # of replicas that older releases began
         return back
 
     @property
@@ -144,21 +147,29 @@ def find_way(
 
 
 def survey(
-    policy: Policy, source: MetastoreReader, target: MetastoreReader, remembered: RememberedScope | None
+    policy: Policy, source: MetastoreReader | None, target: MetastoreReader | None, remembered: RememberedScope | None
 ) -> list[Pair]:
     """Every database that matches the policy on either side, and those that its last run had. What a drill made on a
-    side is not there."""
-    here, there = source.database_names(), target.database_names()
+    side is not there. A side that does not answer is None: its databases are those that the other side and the last
+    run know of."""
+    here = source.database_names() if source else []
+    there = target.database_names() if target else []
     original = {replica: name for name, replica in policy.rename_db.items()}
     back = [original.get(replica, replica) for replica in there]
     back = [name for name, replica in zip(back, there, strict=True) if policy.target_name(name) == replica]
     matching = dict.fromkeys(matching_databases(policy, [*here, *back]))
+    known = remembered.databases if remembered else {}
+    if source is None or target is None:
+        matching |= dict.fromkeys(matching_databases(policy, list(known)))
     names = {name: policy.target_name(name) for name in matching} | {
-        name: replica for name, replica in (remembered.databases if remembered else {}).items() if name not in matching
+        name: replica for name, replica in known.items() if name not in matching
     }
     pairs = []
     for name, replica in names.items():
-        sides = source.database(name) if name in here else None, target.database(replica) if replica in there else None
+        sides = (
+            source.database(name) if source and name in here else None,
+            target.database(replica) if target and replica in there else None,
+        )
         if any(map(is_shadow, sides)) and all(side is None or is_shadow(side) for side in sides):
             continue
         pairs.append(Pair(name, replica, name, *sides, matches=name in matching))

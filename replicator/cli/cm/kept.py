@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from replicator.cli.options import EngineChoice, Session, cmroot_option, engine_options, json_option, pass_session
-from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
+from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
 
 if TYPE_CHECKING:
     from replicator.lifecycle.files import FoundList
@@ -70,6 +70,7 @@ def _kept_lines(listed: KeptList) -> Iterable[str]:
             *((f"  {need}", _counted(count)) for need, count in listed.by_need.items()),
             ("shared", shared),
             ("damaged", listed.damaged_pins),
+            ("captures", shortened(listed.databases) if listed.databases else "unknown until the next capture"),
         ]
     )
 

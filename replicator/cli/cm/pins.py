@@ -15,7 +15,7 @@ from replicator.cli.options import (
     json_option,
     pass_session,
 )
-from replicator.cli.output import aligned, columns, emit, size_text, time_text
+from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
 from replicator.quantity import duration_text
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def slots(
 def _pin_lines(listed: PinList) -> Iterable[str]:
     rows: list[tuple[Any, ...]] = [
         (
-            "slot", each.name, each.position, each.event, f"{each.lag_events:,} events",
+            "slot", each.name, each.position, each.event, f"{count_text(each.lag_events, 'event')}",
             _after(each.lag_seconds), _after(each.age_seconds), *_held(each.held), _remark(each),
         )
         for each in listed.slots

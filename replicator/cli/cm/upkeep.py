@@ -19,7 +19,7 @@ from replicator.cli.options import (
     json_option,
     pass_session,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text
+from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
 from replicator.quantity import duration_text
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def _checked_lines(checked: Checked) -> Iterable[str]:
         [
             (checked.status, checked.root),
             ("found", ", ".join(f"{number:,} {kind}" for kind, number in checked.counts.items()) or "nothing wrong"),
-            ("kept", f"{checked.entries:,} entries, {size_text(checked.bytes)}{read}"),
+            ("kept", f"{count_text(checked.entries, 'entry')}, {size_text(checked.bytes)}{read}"),
             ("versions", f"{checked.versions:,} kept by their buckets" if checked.versions else None),
             ("log", f"{count_text(checked.segments, 'segment')}, {count_text(checked.records, 'record')}, "
                     f"{checked.files:,} file entries"),
             ("note", None if checked.references_checked
                      else "what is needed was not looked for, as the log cannot be believed"),
-            ("took", f"{checked.seconds:.1f} s"),
+            ("took", took(checked.seconds)),
         ]
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _compacted_lines(compacted: Compacted) -> Iterable[str]:
                        f"{compacted.files:,} file entries; {size_text(compacted.bytes_before)} became "
                        f"{size_text(compacted.bytes_after)}" if compacted.runs else "none are worth it"),
             ("removed", f"{len(compacted.swept):,} that were merged an hour ago or more" if compacted.swept else None),
-            ("took", f"{compacted.seconds:.1f} s"),
+            ("took", took(compacted.seconds)),
         ]
     )  # fmt: skip
 
@@ -131,14 +131,16 @@ def _compacted_lines(compacted: Compacted) -> Iterable[str]:
               help="The retention: what the source had within it stays, such as 7d.")  # fmt: skip
 @click.option("--max-slot-lag", type=Duration(), metavar="DURATION",
               help="Give up slots that have confirmed nothing for longer; default: never.")  # fmt: skip
+@click.option("--idle", type=Duration(), default="1d", show_default=True, metavar="DURATION",
+              help="Refuse when the newest capture was longer ago: it has stopped, or the clock is ahead.")  # fmt: skip
 @wait_option
 @dry_run_option
 @engine_options
 @json_option
 @pass_session
 def expire(
-    session: Session, cmroot: str, older_than: timedelta, max_slot_lag: timedelta | None, wait: timedelta,
-    dry_run: bool, engine: EngineChoice, as_json: bool,
+    session: Session, cmroot: str, older_than: timedelta, max_slot_lag: timedelta | None, idle: timedelta,
+    wait: timedelta, dry_run: bool, engine: EngineChoice, as_json: bool,
 ) -> None:  # fmt: skip
     """Remove what nobody needs: not the source, no slot, hold or dump, and no moment of the retention.
 
@@ -155,9 +157,9 @@ def expire(
     root = open_existing(cmroot)
     with session.engines(engine) as engines:
         if dry_run:
-            said = plan_expired(root, engines, older_than, max_slot_lag=max_slot_lag)
+            said = plan_expired(root, engines, older_than, max_slot_lag=max_slot_lag, idle=idle)
         else:
-            done = expire_root(root, engines, older_than, max_slot_lag=max_slot_lag, patience=wait)
+            done = expire_root(root, engines, older_than, max_slot_lag=max_slot_lag, patience=wait, idle=idle)
             said = {"status": "expired", "root": root.place, **done.as_json()}
     emit(said, as_json, _expired_lines(said))
 
@@ -181,7 +183,7 @@ def _expired_lines(said: Mapping[str, Any]) -> Iterable[str]:
                           "its consumer must bootstrap" for each in said["given_up"]]),
             ("forgotten", shortened(f"dump {name}" for name in said.get("forgotten_dumps", []))),
             ("unknown", f"{said['unknown']:,} names in files/ that are none of ours" if said["unknown"] else None),
-            ("took", f"{said['seconds']:.1f} s"),
+            ("took", took(said['seconds'])),
         ]
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from replicator.errors import NotificationLogOff, ObjectNotFound
 from replicator.events.reader import digest
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Database, NotificationEvent
-from replicator.quantity import duration_text, parse_duration
+from replicator.quantity import count_text, duration_text, parse_duration
 from replicator.sync.checks.finding import Figure, Finding, Health
 
 TTL = "hive.metastore.event.db.listener.timetolive"
@@ -33,7 +33,7 @@ def answers(side: str, metastore: MetastoreReader, stopwatch: Callable[[], float
     began = stopwatch()
     names = metastore.database_names()
     seconds = stopwatch() - began
-    told = f"{metastore.uri}: {level(default_database(metastore))}, {len(names)} databases"
+    told = f"{metastore.uri}: {level(default_database(metastore))}, {count_text(len(names), 'database')}"
     unknown = metastore.unknown_fields()
     if unknown:
         lost = ", ".join(f"{struct} {fields}" for struct, fields in unknown.items())

@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from cmroot.errors import Error
 from cmroot.keep import NoKeeper, choose_keeper
 from cmroot.listing import file_state
-from cmroot.place import aside_name, device, is_local, join, local_path, normal, parent, split_authority, store_for
+from cmroot.place import (
+    aside_name,
+    device,
+    is_directory,
+    is_local,
+    join,
+    local_path,
+    normal,
+    parent,
+    split_authority,
+    status_of,
+    store_for,
+)  # fmt: skip
 from cmroot.root import FORMAT, open_existing
 from replicator.quantity import duration_text, size_text
 from replicator.sync.checks.finding import Figure, Finding, Health
@@ -49,8 +61,8 @@ def disk_room(path: str) -> Room:
 def standing(path: str) -> str:
     """A local directory, or the nearest above it that exists. Raises NotADirectoryError for a file on the way."""
     path = local_path(path)
-    while not os.path.isdir(path):
-        if os.path.lexists(path):
+    while not is_directory(path):
+        if status_of(path, follow=False) is not None:
             raise NotADirectoryError(f"{path}: is no directory")
         path = os.path.dirname(path)
     return path

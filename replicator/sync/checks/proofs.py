@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from replicator.policy import Policy
-from replicator.quantity import duration_text
+from replicator.quantity import count_text, duration_text
 from replicator.sync.checks.finding import Figure, Finding
 from replicator.sync.drill_record import Drill
 from replicator.sync.memory import History
 
 NAMED = 10  # tables told by name
+PERIODS = 4  # schedules without a comparison that are a warning
+AT_LEAST = timedelta(hours=1)  # comparing one large table takes longer than some schedules
 
 
-def judge_verified(policy: Policy, history: History) -> list[Finding]:
-    """What the policy's verification found, as far as the newest run tells."""
+def judge_verified(policy: Policy, history: History, *, now: float) -> list[Finding]:
+    """The newest outcome of the policy's verification, as old as it is by now: a table that waited a day when the last
+    comparison ended has waited a day and the time since. A warning when comparisons no longer come."""
     if policy.verify is None:
         return []
-    found = next((run.compared for run in history.runs if run.compared), None)
-    if found is None:
+    run, found = next(((run, run.compared) for run in history.runs if run.compared), (None, None))
+    if run is None or found is None:
         return [Finding("verified", "ok", "nothing yet")]
+    age = max(0.0, now - datetime.fromisoformat(found.ended or run.ended or run.started).timestamp())
+    waits = found.oldest + age if found.oldest is not None else None
+    limit = max(AT_LEAST, policy.schedule * PERIODS).total_seconds()
     figures = (
         Figure("different", found.open_count, critical=0), Figure("never_verified", found.never),
-        Figure("longest_unverified", found.oldest or 0.0, "s"),
+        Figure("longest_unverified", waits or 0.0, "s"), Figure("since_verified", age, "s", limit),
     )  # fmt: skip
     if found.open_count:
-        names = ", ".join(found.open) if found.open_count <= NAMED else f"{found.open_count} tables"
+        names = ", ".join(found.open) if found.open_count <= NAMED else f"{count_text(found.open_count, 'table')}"
         text = f"differs from the source, and not because it is behind: {names}"
         hint = "`replicator repair` copies what differs; find out first who wrote there"
         return [Finding("verified", "critical", text, hint, figures)]
-    waits = f", the longest unverified for {duration_text(found.oldest)}" if found.oldest is not None else ""
-    return [
-        Finding("verified", "ok", f"no difference; {found.never} of {found.tables} never compared{waits}", "", figures)
-    ]
+    text = f"no difference; {found.never} of {found.tables} never compared"
+    text += f", the longest unverified for {duration_text(waits)}" if waits is not None else ""
+    if age > limit:
+        hint = "see whether `replicator sync --follow` still runs, and `replicator history`"
+        text = f"nothing was compared for {duration_text(age)}; before that {text}"
+        return [Finding("verified", "warning", text, hint, figures)]
+    return [Finding("verified", "ok", text, "", figures)]
 
 
 def judge_drills(drills: Sequence[Drill], *, now: float) -> list[Finding]:

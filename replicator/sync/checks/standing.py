@@ -12,7 +12,7 @@ from cmroot.root import FORMAT, ChangeRoot, open_existing
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.policy import Policy, overlaps, same_metastore
-from replicator.quantity import duration_text
+from replicator.quantity import count_text, duration_text
 from replicator.roles import Role, RoleMark
 from replicator.sync.checks.finding import Figure, Finding, Health
 from replicator.sync.memory import History, Turn
@@ -227,7 +227,7 @@ def judge_lag(policy: Policy, reports: Sequence[Status]) -> Finding:
         Figure("lag", lag, "s", limit and limit * NEAR, limit),
         Figure("lag_events", max(report.lag_events or 0 for report in behind)),
     )
-    text = f"{duration_text(lag)}, {most.lag_events or 0} events ({most.db})"
+    text = f"{duration_text(lag)}, {count_text(most.lag_events or 0, 'event')} ({most.db})"
     if limit is not None and lag > limit:
         hint = "see whether runs fail or take too long"
         return Finding("lag", "critical", f"{text}; max_lag is {duration_text(limit)}", hint, figures)
