@@ -65,6 +65,22 @@ def forgetful(metastore_factory: MetastoreFactory, tmp_path: Path) -> Iterator[C
 
 
 @pytest.fixture
+def immutable() -> Iterator[Callable[[Path], None]]:
+    """`immutable(directory)`: no name in it comes or goes, not even for root, for the length of the test."""
+    frozen: list[Path] = []
+
+    def freeze(directory: Path) -> None:
+        done = subprocess.run(["chattr", "+i", str(directory)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no directory can be made immutable here: {done.stderr.strip()}")
+        frozen.append(directory)
+
+    yield freeze
+    for directory in frozen:
+        subprocess.run(["chattr", "-i", str(directory)], check=True)
+
+
+@pytest.fixture
 def small(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """`small("size=2m")`: a filesystem with these options, mounted for the length of the test; again: remounted."""
     place = tmp_path / "small"

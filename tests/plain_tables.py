@@ -58,6 +58,9 @@ class PlainDatabase:
             made.append(Partition(values=(value,), storage=_storage(self.home / name / f"p={value}")))
         self.metastore.add_partitions(self.name, name, made)
 
+    def partition(self, value: str, place: Path) -> Partition:
+        return Partition(values=(value,), storage=_storage(place))
+
     def write(self, place: str, files: Mapping[str, str]) -> None:
         """Files below a place, as a writer makes them: a new file under a name of its own, then renamed."""
         directory = self.home / place

@@ -4,8 +4,10 @@ next correct run. Everything goes through the command line, as those do who meet
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,8 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import faults
 import msgspec
 import pytest
+from faults import Fault, run_with, standing
 from plain_tables import PlainDatabase
 from story import Answer, Story, command
 
@@ -24,6 +28,7 @@ from cmroot.checksum import checksum_file
 from cmroot.content import is_kept, locate
 from replicator.metastore.embedded import Running
 from replicator.metastore.server import free_port
+from replicator.model import Database, Table
 
 TEXT = "1\x01one\n2\x01two\n"
 
@@ -475,7 +480,12 @@ def test_a_partition_without_its_directory_is_named_and_the_rest_goes_on(story: 
     assert (dumped.code, dumped.said["status"]) == (3, "incomplete")
     (named,) = dumped.said["missing_directories"]
     assert str(missing) in named and f"{story.db}.parts/p=b" in named
-    assert story.load().code == 0
+    loaded = story.load()
+    assert (loaded.code, loaded.said["status"]) == (3, "incomplete")
+    for said in (dumped.said, loaded.said):
+        (lacking,) = said["not_replicated"]
+        assert (lacking["object"], lacking["partition"]) == (f"{story.db}.parts", "p=b")
+        assert str(missing) in lacking["reason"]
     story.is_same()
     story.source.write("parts/p=b", {"file": "1\x01late\n"})
     story.catch_up()
@@ -645,3 +655,96 @@ def test_a_wrong_configuration_names_its_key(tmp_path: Path, text: str, named: s
 
 def test_a_configuration_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
     fails(command("--config", str(tmp_path / "none"), "show", "x"), 2, "ConfigError", tmp_path / "none")
+
+
+# ---- what a 2.3 server does not do -----------------------------------------------------------------------------------
+
+
+def test_an_empty_database_of_the_target_gets_the_sources_description(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    """It keeps its place."""
+    story = Story(source_metastore, target_metastore, tmp_path)
+    story.source.home.mkdir(parents=True)
+    story.source.metastore.create_database(
+        Database(name=story.db, description="a shop, größer 🦆", location=f"file:{story.source.home}")
+    )
+    story.source.table("t", {"f": "1\n"})
+    elsewhere = story.here / "elsewhere"
+    elsewhere.mkdir()
+    story.target.metastore.create_database(Database(name=story.db, description="old", location=f"file:{elsewhere}"))
+    assert story.dump().code == 0
+    loaded = story.load()
+    assert (loaded.code, loaded.said["warnings"]) == (0, [])
+    there = story.target.metastore.database(story.db)
+    assert (there.description, there.location) == ("a shop, größer 🦆", f"file:{elsewhere}")
+    assert there.parameters["repl.last.id"]
+
+
+def test_a_description_that_cannot_follow_is_said(story: Story) -> None:
+    story.target.metastore.create_database(
+        Database(name=story.db, description="old", location=f"file:{story.target.home}")
+    )
+    view = Table(db=story.db, name="view", kind="VIRTUAL_VIEW", view_original="SELECT 1", view_expanded="SELECT 1")
+    assert story.dump().code == 0
+    story.target.metastore.create_table(view)
+    loaded = story.load(None, "--overwrite")
+    assert loaded.code == 0, loaded.said
+    assert any("description" in warning and "'old'" in warning for warning in loaded.said["warnings"]), loaded.said
+    assert story.target.metastore.database(story.db).description == "old"
+
+
+# ---- two loads into one target ------------------------------------------------------------------------------------
+
+
+def under(story: Story, root: str, *more: str) -> list[str]:
+    """A load of the newest dump under a `$cmroot` of its own."""
+    return [*story.load_arguments(story.last), "--cmroot", str(story.here / root), *more]
+
+
+def test_two_loads_into_one_target_exclude_each_other_whatever_root_they_name(story: Story) -> None:
+    assert story.dump().code == 0
+    with standing(Fault("before", "rename", "/t/first$"), under(story, "one")), untouched(story.target):
+        fails(command(*under(story, "two")), 7, "LeaseHeld", story.db, f"{story.here}/one", "process")
+    assert command(*under(story, "two")).code == 0  # the first was killed: its root says so
+    assert story.target.shown() == story.source.shown()
+    assert "replicator.loading.by" not in story.target.metastore.database(story.db).parameters
+
+
+def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(story: Story) -> None:
+    assert story.dump().code == 0
+    arguments = under(story, "one")
+    with begun(Fault("before", "thrift", "create database"), arguments) as first:
+        assert command(*under(story, "two")).code == 0
+        with untouched(story.target):
+            os.kill(first.pid, signal.SIGCONT)
+            out, _ = first.communicate(timeout=120)
+            assert first.returncode == 7, out
+    answer = command(*arguments)
+    assert (answer.code, answer.said["status"]) == (0, "already loaded")
+
+
+def test_a_killed_load_whose_root_is_gone_is_taken_over_by_who_says_so(pending: Story) -> None:
+    run_with(Fault("before", "thrift", "create table"), under(pending, "one"))
+    shutil.rmtree(pending.here / "one")
+    with untouched(pending.target):
+        fails(command(*under(pending, "two")), 7, "LeaseHeld", f"{pending.here}/one", "cannot be asked")
+    assert command(*under(pending, "two", "--take-over")).code == 0
+    pending.is_same()
+
+
+@contextlib.contextmanager
+def begun(fault: Fault, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A command line that stands still at a step, until it is told to go on."""
+    words = [sys.executable, faults.__file__, fault.moment, fault.kind, fault.pattern, str(fault.number), "--"]
+    child = subprocess.Popen(
+        [*words, *arguments, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "FAULTS_STOP": "1"},
+    )  # fmt: skip
+    try:
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert child.poll() is None, f"the fault was never reached: {fault}: {child.stderr and child.stderr.read()}"
+        yield child
+    finally:
+        child.kill()
+        child.wait()

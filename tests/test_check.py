@@ -34,7 +34,7 @@ from replicator.sync.checks.finding import NAGIOS, Figure, Finding, nagios_line,
 from replicator.sync.checks.metastores import Reach, event_life, judge_clock, judge_reach
 from replicator.sync.checks.places import Probed, Room, clock_ahead, judge_store_clocks
 from replicator.sync.checks.standing import judge_marks, judge_runs, judge_turn
-from replicator.sync.memory import History, Memory, RememberedScope, Run, Step, Turn
+from replicator.sync.memory import Compared, History, Memory, RememberedScope, Run, Step, Turn
 
 _numbers = itertools.count(1)
 PLENTY = Room(total=1000, free=900)
@@ -383,6 +383,18 @@ def test_the_history_of_runs_is_judged(scene: Scene) -> None:
     memory.write_run(failed)
     found = scene.finding("last run", clock=lambda: NOW + 60)
     assert found.health == "warning" and "no room" in found.text
+
+
+def test_what_was_verified_ages_and_a_dead_follower_is_no_proof(scene: Scene) -> None:
+    scene.values["verify"] = {"objects": 5}
+    memory = Memory(create_or_open(scene.values["target_cmroot"]), "west")
+    compared = Compared(tables=3, sampled=1, oldest=120.0, ended="2027-01-15T08:00:00+00:00")
+    memory.write_run(Run(id="a", policy="west", started="2027-01-15T07:59:00+00:00", status="done", compared=compared))
+    found = scene.finding("verified", clock=lambda: NOW + 60)
+    assert found.health == "ok" and {each.label: each.value for each in found.figures}["longest_unverified"] == 180
+    found = scene.finding("verified", clock=lambda: NOW + 86_400)
+    assert found.health == "warning" and "nothing was compared for 24.0 h" in found.text
+    assert {each.label: each.value for each in found.figures}["longest_unverified"] == 86_520
 
 
 def test_a_change_of_roles_that_was_interrupted_is_critical(scene: Scene) -> None:

@@ -103,7 +103,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config", "nosuch.toml", "show", "d"], 2, "ConfigError"),
         (["show", "nosuch"], 1, "FormatError"),
         (["load", "nosuch", "--target", AWAY], 1, "FormatError"),
-        (["verify", "--source", AWAY, "--target", AWAY, "--db", "a"], 75, "MetastoreUnreachable"),
+        (["verify", "--source", AWAY, "--target", AWAY, "--db", "a", "--rename-db", "a=b"], 75, "MetastoreUnreachable"),
         ([], 2, "UsageError"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -123,7 +123,7 @@ def test_a_failure_for_people_goes_to_standard_error(capsys: pytest.CaptureFixtu
 def test_a_bug_is_told_without_a_traceback_unless_verbose(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def breaks(place: str) -> None:
+    def breaks(*place: str) -> None:
         raise ZeroDivisionError("it broke")
 
     monkeypatch.setattr("replicator.cli.show._open", breaks)
@@ -135,7 +135,7 @@ def test_a_bug_is_told_without_a_traceback_unless_verbose(
 
 
 def test_an_interrupt_is_told(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    def interrupted(place: str) -> None:
+    def interrupted(*place: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("replicator.cli.show._open", interrupted)
@@ -184,7 +184,60 @@ def test_a_wrong_configuration_is_refused_and_the_key_named(tmp_path: Path, text
 
 
 def test_without_a_file_nothing_is_configured() -> None:
-    assert read_config(None) == Config()
+    assert read_config(None) == Config(looked_for=f"{Path.cwd()}/replicator.toml, which does not exist")
+
+
+def test_a_policy_that_is_not_there_is_looked_for_aloud(tmp_path: Path, answer: Any) -> None:
+    code, value = answer("sync", "west")
+    assert code == 2 and f"{tmp_path}/replicator.toml, which does not exist" in value["message"]
+    assert "REPLICATOR_CONFIG" in value["hint"]
+    (tmp_path / "replicator.toml").write_text("")
+    assert answer("lag", "west")[1]["message"] == f"'west' is no policy of {tmp_path}/replicator.toml"
+    (tmp_path / "replicator.toml").write_text('looked_for = "mine"')
+    assert answer("lag", "west")[1]["error"] == "ConfigError"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ([], "no dump: there is nothing"),
+        (["letter"], "no dump"),
+        (["FORMAT", "log"], "no dump, but a $cmroot"),
+        (["1/_finished_dump"], "no dump, but a directory of dumps"),
+        (["_dumpmetadata"], "an unfinished dump (_finished_dump is missing)"),
+    ],
+)
+def test_a_place_that_is_no_dump_is_called_what_it_is(tmp_path: Path, answer: Any, names: list[str], says: str) -> None:
+    for name in names:
+        (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "d" / name).touch()
+    code, value = answer("load", "d", "--target", AWAY, "--cmroot", "cm")
+    assert (code, value["error"]) == (1, "FormatError") and value["message"].endswith(f"/d: {says}") and value["hint"]
+
+
+def test_the_systems_errors_name_the_file_and_what_to_look_at(answer: Any) -> None:
+    code, value = answer("capture", "--source", AWAY, "--cmroot", "/proc/nowhere/cm")
+    assert code == 1 and value["message"] == "/proc/nowhere: No such file or directory"
+    assert "mounted" in value["hint"]
+
+
+def test_letters_are_understood_in_a_locale_that_has_none(tmp_path: Path) -> None:
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "replicator.cli.main", "show", f"{tmp_path}/überall"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 1 and "überall" in done.stderr and "internal" not in done.stderr
+
+
+def test_took_is_how_long_a_person_has_waited(source_metastore: Running, tmp_path: Path) -> None:
+    with connect(source_metastore.uri) as metastore:
+        metastore.create_database(Database(name="waiting", location=f"file:{tmp_path}/waiting"))
+    command = [sys.executable, "-m", "replicator.cli.main", "dump", "--source", source_metastore.uri, "--cmroot", "cm",
+               "--db", "waiting", "--out", "d"]  # fmt: skip
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    waited = time.monotonic() - began
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("took")]
+    assert waited / 2 - 0.1 <= float(line.split()[1]) <= waited + 0.1
 
 
 def test_flags_override_the_environment_and_that_the_file(
@@ -204,7 +257,7 @@ def test_flags_override_the_environment_and_that_the_file(
 def test_the_file_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     (tmp_path / "site.toml").write_text(f"[metastores.prod]\nuri = '{AWAY}'\n[defaults]\nsource = 'prod'\n")
     monkeypatch.setenv("REPLICATOR_CONFIG", str(tmp_path / "site.toml"))
-    code, value = answer("verify", "--target", "prod", "--db", "a")
+    code, value = answer("verify", "--target", "prod", "--db", "a", "--rename-db", "a=b")
     assert (code, value["error"]) == (75, "MetastoreUnreachable")
 
 
@@ -285,6 +338,11 @@ def test_a_database_goes_from_dump_to_verify(
     assert (code, value["status"], value["files_copied"], value["missing"]) == (0, "loaded", 4, [])
     code, value = answer("load", "d1", *target)
     assert (code, value["status"]) == (0, "already loaded")
+
+    code, value = answer("verify", *source, *target, "--db", "typo")
+    assert (code, value["message"]) == (1, "database typo does not exist") and value["hint"]
+    code, value = answer("verify", *source, "--target", source_metastore.uri, "--db", "story")
+    assert (code, value["error"]) == (2, "UsageError") and "compared with itself" in value["message"]
 
     code, value = answer("verify", *source, *target, "--db", "story")
     assert (code, value["status"], value["objects"], value["files"]) == (0, "same", 6, 4)
@@ -407,7 +465,7 @@ def test_what_others_print_does_not_spoil_the_answer(tmp_path: Path) -> None:
     """Spark's Java writes to file descriptor 1."""
     code = (
         "import os, sys; from replicator.cli import main, show\n"
-        "show._open = lambda place: os.system('echo noise') and None or (_ for _ in ()).throw(SystemError('x'))\n"
+        "show._open = lambda *place: os.system('echo noise') and None or (_ for _ in ()).throw(SystemError('x'))\n"
         "sys.argv = ['replicator', 'show', 'd', '--json']; main.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
@@ -421,3 +479,34 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         threading.Event().wait(0.02)
+
+
+ABORTS = """
+import ctypes, sys
+library = ctypes.CDLL(None)
+library.__cxa_atexit(library.abort, None, None)  # as a library's threads do whose process is taken apart below them
+from replicator.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["show", "/nowhere", "--json"], 1), (["--version"], 0), (["x"], 2)])
+def test_no_exit_code_depends_on_how_the_interpreter_ends(arguments: list[str], code: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", ABORTS, *arguments], capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout or ended.stderr
+
+
+CLOSES = """
+import atexit, sys, threading
+from replicator.cli.main import main
+thread = threading.Timer(0.2, lambda: print("waited for", file=sys.stderr, flush=True))
+thread.start()
+atexit.register(lambda: print("closed", file=sys.stderr, flush=True))
+main()
+"""
+
+
+def test_what_was_opened_is_closed_before_the_process_ends() -> None:
+    ended = subprocess.run([sys.executable, "-c", CLOSES, "--version"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.split("\n")[-3:-1]) == (0, ["waited for", "closed"])

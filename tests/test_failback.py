@@ -95,6 +95,8 @@ def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(
     pair.replica("a").write("t", {"more": "1"})
     run = pair.sync()
     assert (run.reverse, run.kind, run.files_copied) == (True, "incremental", 1)
+    newest, *_, first = command("--config", str(pair.config()), "history", pair.name).said["runs"]
+    assert (newest["events_of"], first["events_of"]) == (pair.target_uri, pair.source_uri)
     same(pair)
     assert come_back(pair).status == "nothing"
     answer = command("--config", str(pair.config()), "switchover", pair.name)

@@ -117,7 +117,7 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     captured(pair)
     held = pair.replica("a").shown()
     pair.db("a").add("days", {"4": {"x": "never captured"}})
-    pair.db("a").write("t", {"third": "333"})
+    pair.db("a").write("t", {"third": "333", "_SUCCESS": "", "empty": ""})
     os.kill(running.pid, signal.SIGKILL)
     arguments = ["--config", str(pair.config()), "failover", pair.name, "--patience", "2s"]
     answer = command(*arguments)

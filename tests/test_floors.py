@@ -11,10 +11,12 @@ ROOT = Path(__file__).parent.parent
 FLOORS = [
     {"cmroot"},
     {
-        "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.engine",
-        "replicator.grouping", "replicator.policy", "replicator.partition_filter", "replicator.progress",
-        "replicator.quantity", "replicator.report",
-        "replicator.roles", "replicator.shadow",
+        "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.delta_log",
+        "replicator.engine",
+        "replicator.grouping", "replicator.not_replicated", "replicator.policy",
+        "replicator.partition_filter", "replicator.progress",
+        "replicator.printable", "replicator.quantity", "replicator.report",
+        "replicator.roles", "replicator.shadow", "replicator.table_format",
     },
     {"replicator.metastore"},
     {"replicator.events"},

@@ -18,6 +18,7 @@ from cmroot.place import join, store_for
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.errors import ConfigError, FormatError, LeaseHeld
 from replicator.sync.memory import Memory, RememberedScope, Run, Step, Turn, iso, policies
+from replicator.sync.sealed import seal
 
 NOW = 1_800_000_000.0  # 2027-01-15
 DAY = 86_400.0
@@ -184,6 +185,16 @@ def damaged(data: bytes) -> dict[str, bytes]:
         "cut": data[: len(data) // 2], "empty": b"", "binary": bytes(range(256)), "newer": newer,
         "another value": data.replace(b"nightly", b"nightIy"), "another format": other,
     }  # fmt: skip
+
+
+def test_a_turns_id_leads_nowhere_else(local: Memory) -> None:
+    """A turn that has ended is kept in a file of its id's name."""
+    local.write_turn(Turn(id="t1", policy="nightly", verb="failover", started=iso(NOW)))
+    path = Path(local.place) / "turn.json"
+    hostile = Turn(id="../../../slots/nightly", policy="nightly", verb="failover", started=iso(NOW))
+    path.write_bytes(seal("replicator-turn", hostile))
+    with pytest.raises(FormatError, match="slots/nightly"):
+        local.unfinished_turn()
 
 
 @pytest.mark.parametrize("way", ["cut", "empty", "binary", "another value", "newer", "another format"])

@@ -157,12 +157,12 @@ def test_an_edited_filter_brings_what_came_in_and_takes_what_left_with_consent(p
     assert replicated(pair) == {"p=2025": ["old"], "p=2026": ["new"]}
     pair.keys["partitions"] = {name: WANTED}
     narrower = pair.sync()
-    assert narrower.left == [f"{name} (1 partitions)"] and "--drop-left" in " ".join(narrower.warnings)
+    assert narrower.left == [f"{name} (1 partition)"] and "--drop-left" in " ".join(narrower.warnings)
     assert replicated(pair) == {"p=2025": ["old"], "p=2026": ["new"]}
     pair.db("a").write("t/p=2026", {"more": "more"})
     assert pair.sync().left == []  # told once
     dropped = pair.sync(drop_left=True)
-    assert (dropped.dropped, dropped.files_removed) == ([f"{name} (1 partitions)"], 1)
+    assert (dropped.dropped, dropped.files_removed) == ([f"{name} (1 partition)"], 1)
     assert replicated(pair) == {"p=2026": ["more", "new"]}
     pair.keys["exclude"] = "t"
     assert pair.sync(drop_left=True).dropped == [name]

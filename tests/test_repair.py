@@ -373,7 +373,7 @@ def test_a_target_that_holds_the_data_already_is_taken_over_by_difference(shop: 
 KILLS = (
     Fault("after", "thrift", "alter database", 1),  # the mark that it has begun
     Fault("after", "rename", "recycle-", 1),  # the data of a partition that goes is protected
-    Fault("after", "thrift", r"drop \d+ partitions", 1),
+    Fault("after", "thrift", r"drop \d+ partition", 1),
     Fault("after", "rename", "sales/f2$", 1),  # one file is copied
     Fault("before", "thrift", "alter table", 1),
     Fault("before", "thrift", "alter database", 2),  # all is right, and the database still says that it is repaired

@@ -197,7 +197,7 @@ def test_a_kept_file_that_was_altered_is_missing_and_not_believed(then: Then) ->
     kept = then.kept("dropped")
     kept.write_text(kept.read_text().upper())
     answer = restore(then.story, then.event)
-    fails(answer, 1, "FilesMissing", "1 files")
+    fails(answer, 1, "FilesMissing", "1 file")
     assert "damaged" in answer.said["missing"][0]["reason"]
     assert then.databases() == [then.story.db]
 
@@ -223,7 +223,7 @@ def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Then) 
     then.source.drop_partitions("parts", ["short"])
     then.capture()
     answer = restore(then.story, event)
-    fails(answer, 1, "FilesMissing", "1 files")
+    fails(answer, 1, "FilesMissing", "1 file")
     (missing,) = answer.said["missing"]
     assert missing["object"] == f"{then.story.db}.parts/p=short"
     assert "before a capture could read it" in missing["reason"]

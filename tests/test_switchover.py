@@ -185,6 +185,7 @@ def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: 
 def test_a_switchover_killed_at_every_step_is_completed_by_running_it_again(pair: Replication) -> None:
     """After each mark of a step and after each change of a database, one further each time."""
     pair.db("a").write("t", {"second": "2"})
+    pair.sync()  # else each attempt dies in the same load, which marks its database again each time
     arguments = ["--config", str(pair.config()), "switchover", pair.name, "--to", "target"]
     refused = deaths = 0
     while run_with(Fault("after", "any", r"turn\.json|alter database", 2), arguments, must=False).killed:
@@ -194,7 +195,7 @@ def test_a_switchover_killed_at_every_step_is_completed_by_running_it_again(pair
             with pytest.raises(Refused, match="switchover was begun"):
                 pair.sync()
             refused += 1
-        assert deaths < 30
+        assert deaths < 60
     assert refused >= 1 + 7 + 8  # the list, the steps, the databases' changes
     assert roles(pair) == are("replica at epoch 3", "primary at epoch 3")
     same(pair)

@@ -117,6 +117,7 @@ def test_a_change_is_soon_on_the_target_and_both_metastores_may_restart(
         assert until((home / "third").exists, following.told) < 20  # 0.5 to 1.5 s on an idle machine
         source.stop()
         until(lambda: "MetastoreUnreachable" in following.told() or "CommitOutcomeUnknown" in following.told())
+        until(lambda: any("MetastoreUnreachable" in run.error for run in pair.memory.runs().runs), following.told)
         source.start()
         target.stop()
         pair.db("a").write("t", {"fourth": "4"})
@@ -141,6 +142,14 @@ def test_a_source_that_is_gone_is_said_to_be_and_nothing_is_lost_when_it_is_back
     source.stop()
     answer = command("--config", str(pair.config()), "sync", pair.name)
     assert (answer.code, answer.error) == (75, "MetastoreUnreachable")
+    for verb in ("lag", "status"):
+        answer = command("--config", str(pair.config()), verb, pair.name)
+        said = answer.said
+        assert (answer.code, said["status"], said["at_least"]) == (3, "blocked", True)
+        assert list(said["unreachable"]) == ["source"] and "the source does not answer" in said["blocks"][0]
+        assert said["last_good_run"] and said["event"] == said["databases"][0]["event"] == said["source_event"]
+        roles = [(each["db"], each["source_role"], each["target_role"]) for each in said["databases"]]
+        assert roles == [(f"{pair.name}_a", "", "replica at epoch 1")]
     # It comes back after a day, when its log no longer has what was not captured.
     source.start(**{"hive.metastore.event.db.listener.timetolive": "1s"})
     until(lambda: not pair.source.next_events(0))
@@ -150,6 +159,23 @@ def test_a_source_that_is_gone_is_said_to_be_and_nothing_is_lost_when_it_is_back
     assert run.kind == "incremental" and any("were lost" in text for text in run.warnings)
     assert run.files_copied == 1
     pair.is_same()
+
+
+def test_a_night_without_the_source_is_one_line_of_the_history(
+    mortal: Callable[[str], Restarted], target_metastore: Running, tmp_path: Path
+) -> None:
+    source = mortal("s")
+    pair = Replication(source.running, target_metastore, tmp_path)
+    pair.db("a").table("t", {"first": "1"})
+    with Following(pair) as following:
+        until((pair.replica("a").home / "t" / "first").exists, following.told)
+        source.stop()
+        until(lambda: following.told().count("MetastoreUnreachable") >= 3, following.told)
+        failed = [run for run in pair.memory.runs().runs if "MetastoreUnreachable" in run.error]
+        first = command("--config", str(pair.config()), "history", pair.name).said["runs"][0]
+        assert len(failed) <= 2  # one of a run that had begun, one of all rounds that could not
+        assert first["status"] == "failed" and first["ended"] > first["started"]
+        following.end()
 
 
 # ---- decisions ----------------------------------------------------------------------------------------------------
@@ -208,7 +234,7 @@ def test_a_bootstrap_which_lists_everything_does_not_put_the_next_scan_off() -> 
 
 
 def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_tried_again() -> None:
-    turning, events = Turning(6), iter([7, 7, 7, 8, 8, 8])
+    turning, events = Turning(7), iter([7, 7, 7, 8, 8, 8])
     made: list[Scan] = []
     errors: list[str] = []
 
@@ -220,15 +246,22 @@ def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_trie
             raise MetastoreUnreachable("gone")
         return SyncRun("p", dumps=["d"], scan_seconds=3.0)
 
+    def newest(reverse: bool) -> int:
+        if len(made) == 3 and not unreached:
+            raise MetastoreUnreachable("still")
+        return next(events)
+
+    unreached: list[str] = []
     total = Followed("p")
     follow(
-        total, once, lambda reverse: next(events), pace=Pace(timedelta(seconds=4), now=turning.clock,
+        total, once, newest, pace=Pace(timedelta(seconds=4), now=turning.clock,
         dice=lambda low, high: 1.0), stop=turning, engines=local_engine(), told=lambda run: None,
         failed=lambda error, wait: errors.append(type(error).__name__),
+        unreached=lambda error: unreached.append(str(error)),
     )  # fmt: skip
     assert made == [Scan.ALL, Scan.NOTHING, Scan.NOTHING, Scan.ALL]
-    assert errors == ["LeaseHeld", "MetastoreUnreachable"]
-    assert (total.rounds, total.skipped, total.failures, total.synced) == (2, 2, 2, 2)
+    assert errors == ["LeaseHeld", "MetastoreUnreachable", "MetastoreUnreachable"] and unreached == ["still"]
+    assert (total.rounds, total.skipped, total.failures, total.synced) == (2, 2, 3, 2)
 
 
 def test_what_trying_again_cannot_mend_ends_the_following() -> None:

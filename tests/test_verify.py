@@ -228,7 +228,7 @@ def test_a_replica_with_mapped_locations_is_the_same_without_being_told_the_mapp
 def test_only_chosen_tables_are_compared(replica: Replica) -> None:
     replica.path(file="f1").unlink()
     assert replica.verify(patterns=Patterns.parse(exclude=["pl.*"])).differences == []
-    assert replica.verify(patterns=Patterns.parse(include=["PLAIN"])).difference_count == 1
+    assert replica.verify(patterns=Patterns.parse(include=["PLAIN"])).difference_count == 2  # a property names it, too
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
@@ -267,7 +267,9 @@ def test_a_longer_file_is_found(replica: Replica) -> None:
 
 def test_a_missing_directory_is_every_file_missing(replica: Replica) -> None:
     shutil.rmtree(replica.path())
-    assert [each.kind for each in replica.verify().differences] == ["file missing"] * 2
+    differences = replica.verify().differences
+    assert [each.kind for each in differences] == ["file missing"] * 3
+    assert {each.field for each in differences} == {"f1", "f2", "seen at"}  # a property names one of them
 
 
 def test_contents_of_large_objects_are_shared_out(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:

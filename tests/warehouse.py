@@ -261,7 +261,7 @@ class _Rule:
         home = plain(pair.source.database(pair.db).location or "")
         replica = plain(pair.target.database(pair.replica).location or "")
         mappings = sorted(pair.mappings, key=lambda pair: -len(pair[0]))
-        external = str(target.warehouse / "external")
+        external = str(target.warehouse / "external" / f"{pair.replica}.db")
         prefixes = [*((plain(a), plain(b)) for a, b in mappings), (home, replica), ("", external)]
         homes = [str(source.warehouse), *(() if pair.mappings else (f"file:{pair.outside}", f'"{pair.outside}'))]
         return cls(pair.db, pair.replica, tuple(prefixes), tuple(homes))

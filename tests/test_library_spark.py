@@ -1,0 +1,39 @@
+"""The library in somebody else's Spark: it works there, stops only what it started, and sets no environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replicator.metastore.embedded import Running
+from replicator.metastore.jars import pyspark_jars
+from replicator.metastore.java import find_java, spark_environment
+
+SCRIPT = Path(__file__).with_name("notebook.py")
+SUBMIT = pyspark_jars().parent / "bin" / "spark-submit"
+
+
+@pytest.mark.parametrize(
+    ("how", "launcher"),
+    [
+        ("given", [sys.executable]),
+        ("found", [str(SUBMIT), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]),
+        ("own", [sys.executable]),
+    ],
+)
+def test_a_library_call_leaves_the_callers_spark_at_work(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path, how: str, launcher: list[str]
+) -> None:
+    environment = {**os.environ, **spark_environment(find_java(os.environ)), "SPARK_LOCAL_IP": "127.0.0.1"}
+    if how == "own":  # a Java on the path is enough
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK"))}
+    done = subprocess.run(
+        [*launcher, str(SCRIPT), source_metastore.uri, target_metastore.uri, str(source_metastore.warehouse),
+         str(tmp_path / "cmroot"), how],
+        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "well", done.stderr[-5000:]

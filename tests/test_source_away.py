@@ -1,0 +1,506 @@
+"""Directories of the source that are away for a while: what nobody can see is not empty."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from plain_tables import PlainDatabase, _storage
+from policies import Replication
+from story import Answer, Story, command
+
+from replicator.metastore.embedded import Running
+from replicator.model import EXTERNAL, Partition, Storage
+
+TEXT = "1\x01one\n"
+
+
+@pytest.fixture
+def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+    """A table and a partitioned one, on both sides."""
+    story = Story(source_metastore, target_metastore, tmp_path)
+    fill(story.source)
+    story.bootstrap()
+    return story
+
+
+@pytest.fixture
+def replication(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+    made = Replication(source_metastore, target_metastore, tmp_path)
+    fill(made.db())
+    assert run_policy(made, "sync").code == 0
+    made.is_same()
+    return made
+
+
+def fill(db: PlainDatabase) -> None:
+    if not db.exists():
+        db.create()
+    db.table("t", {"one": TEXT, "two": TEXT * 2})
+    db.partitioned("p", {"a": {"f": TEXT}, "b": {"f": TEXT * 3}})
+
+
+def run_policy(made: Replication, verb: str, *more: str) -> Answer:
+    return command("--config", str(made.config()), verb, made.name, *more)
+
+
+def away(place: Path) -> Callable[[], None]:
+    """Moves a place away; what is returned brings it back."""
+    hidden = place.with_name(f"{place.name}.away")
+    place.rename(hidden)
+
+    def back() -> None:
+        hidden.rename(place)
+
+    return back
+
+
+def lacking(answer: Answer) -> list[str]:
+    return [
+        each["object"] + f"/{each['partition']}" * bool(each["partition"]) for each in answer.said["not_replicated"]
+    ]
+
+
+def test_a_policy_keeps_the_replica_of_a_database_whose_directory_is_away(replication: Replication) -> None:
+    db, replica = replication.db(), replication.replica()
+    before, everything = replica.shown(), [f"{db.name}.p/p=a", f"{db.name}.p/p=b", f"{db.name}.t"]
+    back = away(db.home)
+    for _ in range(2):
+        run = run_policy(replication, "sync")
+        assert (run.code, run.said["status"], run.said["files_removed"]) == (3, "incomplete", 0), run
+        assert lacking(run) == everything
+        assert replica.shown() == before
+    lag = run_policy(replication, "lag")
+    assert (lag.said["status"], lacking(lag)) == ("behind", everything)
+    assert [each["table"] for each in lag.said["tables"]] == [f"{db.name}.p", f"{db.name}.t"]
+    status = command("status", "--target", replication.target_uri, "--source", replication.source_uri, "--db", db.name)
+    assert (status.said["status"], lacking(status)) == ("behind", everything)
+
+    back()
+    run = run_policy(replication, "sync")
+    assert (run.code, run.said["status"], run.said["files_copied"]) == (0, "nothing", 0), run
+    assert (lacking(run), run_policy(replication, "lag").said["status"]) == ([], "current")
+    replication.is_same()
+
+
+def test_what_changes_meanwhile_elsewhere_is_replicated(replication: Replication) -> None:
+    db = replication.db()
+    before = replication.replica().shown()
+    back = away(db.home / "t")
+    db.write("p/p=a", {"more": TEXT})
+    run = run_policy(replication, "sync")
+    assert (run.code, lacking(run), run.said["files_copied"]) == (3, [f"{db.name}.t"], 1)
+    shown = replication.replica().shown()
+    assert shown["t"] == before["t"] and set(shown["p/p=a"]["files"]) == {"f", "more"}
+    back()
+    db.write("t", {"three": TEXT})
+    (db.home / "t" / "one").unlink()
+    run = run_policy(replication, "sync")
+    assert (run.code, lacking(run)) == (0, [])
+    replication.is_same()
+
+
+def test_a_failover_says_what_the_replica_could_not_see(replication: Replication) -> None:
+    db, before = replication.db(), replication.replica().shown()
+    away(db.home)
+    assert run_policy(replication, "sync").code == 3
+    turned = run_policy(replication, "failover", "--force")
+    assert turned.code == 0, turned
+    assert {each["object"] for each in turned.said["loss"]["not_replicated"]} == {f"{db.name}.t", f"{db.name}.p"}
+    assert any(f"{db.name}.t: its directory" in each for each in turned.said["warnings"])
+    assert replication.replica().shown() == before
+
+
+def test_a_dump_carries_what_nobody_could_see_to_its_load(story: Story) -> None:
+    before, first = story.target.shown(), story.last
+    back = away(story.source.home)
+    everything = [f"{story.db}.p/p=a", f"{story.db}.p/p=b", f"{story.db}.t"]
+    dumped = story.dump(since=first)
+    assert (dumped.code, dumped.said["status"], lacking(dumped)) == (3, "incomplete", everything)
+    for status in ("incomplete", "already loaded"):
+        loaded = story.load()
+        assert (loaded.code, loaded.said["status"], lacking(loaded)) == (3, status, everything)
+        assert loaded.said["files_removed"] == 0 and story.target.shown() == before
+
+    for path in story.cmroot.glob("manifest.sqlite*"):  # the log itself says it
+        path.unlink()
+    assert lacking(story.dump("--no-capture", since=first)) == everything
+    whole = story.dump("--no-capture")
+    assert (whole.code, whole.said["files"]) == (3, 4)
+    assert story.load(None, "--overwrite").code == 3  # a bootstrap: the bytes are in $cmroot
+    assert {name: each.get("files") for name, each in story.target.shown().items()} == {
+        name: each.get("files") for name, each in before.items()
+    }
+    back()
+    story.catch_up()
+
+
+def test_what_no_capture_has_ever_seen_stays_on_the_replica_too(story: Story) -> None:
+    """A new $cmroot, and the disk is not mounted: the dump names no file, and the replica has them."""
+    before = story.target.shown()
+    away(story.source.home / "t")
+    away(story.source.home / "p" / "p=a")
+    (story.source.home / "p" / "p=b" / "f").unlink()
+    dumped = story.dump(cmroot=story.here / "other")
+    assert (dumped.code, lacking(dumped), dumped.said["files"]) == (3, [f"{story.db}.p/p=a", f"{story.db}.t"], 0)
+    assert story.load(None, "--overwrite").code == 6  # of what is away the dump does not know how much there is
+    loaded = story.load(None, "--overwrite", "--allow-removals")
+    assert loaded.code == 3, loaded
+    shown = story.target.shown()
+    assert {name: shown[name]["files"] for name in ("t", "p/p=a")} == {
+        name: before[name]["files"] for name in ("t", "p/p=a")
+    }
+    assert shown["p/p=b"]["files"] == {}
+
+
+def test_what_is_dropped_at_the_source_goes_though_its_directory_was_away(replication: Replication) -> None:
+    db = replication.db()
+    away(db.home / "t")
+    away(db.home / "p" / "p=a")
+    assert run_policy(replication, "sync").code == 3
+    db.metastore.drop_table(db.name, "t")
+    db.metastore.drop_partitions(db.name, "p", ["p=a"])
+    run = run_policy(replication, "sync")
+    assert (run.code, lacking(run)) == (0, [])
+    replication.is_same()
+    assert not (replication.replica().home / "t").exists() or not list((replication.replica().home / "t").iterdir())
+
+
+def test_a_person_may_declare_a_table_or_partition_empty(replication: Replication) -> None:
+    db = replication.db()
+    away(db.home / "t")
+    away(db.home / "p" / "p=a")
+    assert run_policy(replication, "sync").code == 3
+    wrong = run_policy(replication, "sync", "--empty", f"{db.name}.nothing")
+    assert wrong.code == 2 and f"{db.name}.nothing" in wrong.message
+    run = run_policy(replication, "sync", "--empty", f"{db.name}.t", "--empty", f"{db.name}.p/p=a")
+    assert (run.code, lacking(run), run.said["files_removed"]) == (0, [], 3), run
+    shown = replication.replica().shown()
+    assert (shown["t"]["files"], shown["p/p=a"]["files"], len(shown["p/p=b"]["files"])) == ({}, {}, 1)
+    assert run_policy(replication, "sync").code == 0  # it holds
+    db.write("t", {"again": TEXT})
+    assert run_policy(replication, "sync").code == 0
+    assert set(replication.replica().shown()["t"]["files"]) == {"again"}
+    (db.home / "t").rename(db.home / "t.elsewhere")
+    again = run_policy(replication, "sync")
+    assert (again.code, lacking(again)) == (3, [f"{db.name}.t"])  # its word was about the time before
+    follow = run_policy(replication, "sync", "--follow", "--empty", f"{db.name}.t")
+    assert follow.code == 2
+
+
+def test_tables_without_a_directory_from_the_beginning_are_named(replication: Replication) -> None:
+    db, here = replication.db(), replication.here
+    nowhere = here / "nowhere"
+    made = db.table("lake", kind=EXTERNAL)
+    assert made.storage
+    altered = msgspec.structs.replace(made.storage, location=f"file:{nowhere}")
+    db.metastore.alter_table(db.name, "lake", msgspec.structs.replace(made, storage=altered))
+    db.metastore.add_partitions(db.name, "p", [Partition(values=("late",), storage=_storage(db.home / "p/p=late"))])
+    (db.home / "p/p=late").rmdir()
+    run = run_policy(replication, "sync")
+    assert (run.code, lacking(run)) == (3, [f"{db.name}.lake", f"{db.name}.p/p=late"])
+    (db.home / "p/p=late").mkdir()
+    nowhere.mkdir()
+    (nowhere / "f").write_text(TEXT)
+    run = run_policy(replication, "sync")
+    assert (run.code, lacking(run), run.said["files_copied"]) == (0, [], 1)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[[bool], Path]]:
+    """`mounted(True)`: a disk with a directory is mounted; `mounted(False)`: it is not, and the place is empty."""
+    disk, place = tmp_path / "disk", tmp_path / "mount"
+    disk.mkdir()
+    place.mkdir()
+
+    def mount(there: bool) -> Path:
+        if there:
+            subprocess.run(["mount", "--bind", disk, place], check=True)
+        else:
+            subprocess.run(["umount", place], check=True)
+        return place
+
+    yield mount
+    subprocess.run(["umount", place], check=False, stderr=subprocess.DEVNULL)
+
+
+def at(storage: Storage | None, place: Path) -> Storage:
+    assert storage is not None
+    return msgspec.structs.replace(storage, location=f"file:{place}")
+
+
+def test_a_mount_that_goes_away(replication: Replication, mounted: Callable[[bool], Path]) -> None:
+    db, place = replication.db(), mounted(True) / "lake"
+    made = db.table("lake", kind=EXTERNAL)
+    db.metastore.alter_table(db.name, "lake", msgspec.structs.replace(made, storage=at(made.storage, place)))
+    place.mkdir()
+    (place / "f").write_text(TEXT)
+    assert run_policy(replication, "sync").code == 0
+    before = external_files(replication)
+    mounted(False)
+    run = run_policy(replication, "sync")
+    assert (run.code, lacking(run)) == (3, [f"{db.name}.lake"])
+    assert external_files(replication) == before != {}
+    mounted(True)
+    assert run_policy(replication, "sync").code == 0
+    assert external_files(replication) == before
+
+
+def external_files(made: Replication) -> dict[str, str]:
+    table: Any = made.replica().metastore.table(made.replica().name, "lake")
+    place = Path(table.location.removeprefix("file:"))
+    return {path.name: path.read_text() for path in place.iterdir()}
+
+
+def test_a_directory_that_cannot_be_listed_is_unknown_and_the_others_go_on(replication: Replication) -> None:
+    db = replication.db()
+    before = replication.replica().shown()["t"]
+    back = away(db.home / "t")
+    (db.home / "t").symlink_to(db.home / "t")  # "too many levels of symbolic links" is not "no such file"
+    db.write("p/p=b", {"g": TEXT})
+    run = run_policy(replication, "sync")
+    assert (run.code, lacking(run), run.said["files_copied"]) == (3, [f"{db.name}.t"], 1), run
+    assert "Too many levels" in run.said["not_replicated"][0]["reason"]
+    assert replication.replica().shown()["t"] == before
+    (db.home / "t").unlink()
+    back()
+    assert run_policy(replication, "sync").code == 0
+    replication.is_same()
+
+
+# ---- scopes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wider_increment_does_not_pass_over_what_a_narrower_one_left_out(story: Story) -> None:
+    whole = story.last
+    story.source.write("p/p=a", {"lost": TEXT})
+    story.source.write("t", {"three": TEXT})
+    assert story.dump("--include", "t", since=whole).code == 0
+    narrow = story.last
+    loaded = story.load()
+    assert (loaded.code, loaded.said["files_copied"]) == (0, 1), loaded
+    before = story.target.everything()
+
+    refused = story.dump(since=narrow)
+    assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
+    assert "--include t" in refused.message
+    for since in (str(whole), str(loaded.said["to_event"])):
+        assert story.dump(since=since).code == 0
+        refused = story.load()
+        assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
+        assert "--include t" in refused.message and story.target.everything() == before
+
+    story.source.write("t", {"four": TEXT})
+    assert story.dump("--include", "t", since=narrow).code == 0
+    assert story.load().code == 0  # the same scope goes on
+    assert story.dump().code == 0
+    assert story.load().code == 0
+    story.is_same()
+    story.source.write("p/p=b", {"more": TEXT})
+    story.catch_up()  # the whole again
+
+
+def test_increments_of_all_do_not_follow_a_bootstrap_of_some(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    story = Story(source_metastore, target_metastore, tmp_path)
+    fill(story.source)
+    assert story.dump("--exclude", "p").code == 0
+    first = story.last
+    assert story.load().code == 0
+    story.source.write("t", {"three": TEXT})
+    assert story.dump(since=str(story.dump("--no-capture", "--exclude", "p").said["to_event"])).code == 0
+    refused = story.load()
+    assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
+    assert story.dump("--exclude", "p", "--exclude", "q", since=first).code == 0
+    assert story.load().code == 0  # less is no danger
+
+
+def test_a_replica_that_does_not_say_its_scope_is_loaded_as_ever(story: Story) -> None:
+    there = story.target.metastore.database(story.db)
+    parameters = {key: value for key, value in there.parameters.items() if key != "replicator.scope"}
+    assert len(parameters) < len(there.parameters)
+    story.target.metastore.alter_database(story.db, msgspec.structs.replace(there, parameters=parameters))
+    story.source.write("t", {"three": TEXT})
+    story.catch_up()
+
+
+def test_a_policy_bootstraps_what_somebody_loaded_a_part_of(replication: Replication) -> None:
+    db = replication.db()
+    db.write("t", {"three": TEXT})
+    db.write("p/p=a", {"lost": TEXT})
+    dumps, policy = replication.here / "by-hand", replication.keys
+    (first,) = (replication.here / "dumps" / replication.name).iterdir()
+    dumped = command(
+        "dump", "--source", replication.source_uri, "--cmroot", policy["cmroot"], "--db", db.name, "--include", "t",
+        "--since", str(first), "--out", str(dumps),
+    )  # fmt: skip
+    assert dumped.code == 0, dumped
+    loaded = command(
+        "load", str(dumps), "--target", replication.target_uri, "--cmroot", policy["target_cmroot"],
+        "--warehouse", policy["warehouse"], "--engine", "local",
+    )  # fmt: skip
+    assert loaded.code == 0, loaded.said
+    run = run_policy(replication, "sync")
+    assert (run.code, list(run.said["bootstrapped"])) == (0, [db.name]), run
+    replication.is_same()
+    db.write("t", {"four": TEXT})
+    assert run_policy(replication, "sync").said["kind"] == "incremental"
+
+
+# ---- the brake, and what a plan says --------------------------------------------------------------------------------
+
+
+def test_a_load_that_would_take_most_of_a_replica_stops_before_it_changes_anything(replication: Replication) -> None:
+    db = replication.db()
+    db.table("large", {"f": TEXT * 100, "g": TEXT * 100, "h": TEXT * 90})
+    assert run_policy(replication, "sync").code == 0
+    before = replication.replica().everything()
+    (db.home / "large" / "f").unlink()
+    (db.home / "large" / "g").unlink()
+    refused = run_policy(replication, "sync")
+    assert (refused.code, refused.error) == (6, "Refused"), refused
+    assert f"{db.name}.large" in refused.message and "--allow-removals" in refused.said["hint"]
+    assert replication.replica().everything() == before
+    assert run_policy(replication, "sync", "--max-share", "0.1").code == 6
+    assert run_policy(replication, "sync", "--max-share", "0.9", "--max-bytes", "100").code == 6
+    out = replication.here / "plan.json"
+    planned = run_policy(replication, "plan", "--out", str(out))
+    assert any("would be refused" in each for each in planned.said["warnings"]), planned
+    applied = command("--config", str(replication.config()), "apply", str(out))
+    assert (applied.code, applied.error) == (6, "Refused")
+    assert replication.replica().everything() == before
+    run = run_policy(replication, "sync", "--allow-removals")
+    assert (run.code, run.said["files_removed"]) == (0, 2)
+    replication.is_same()
+
+
+def test_the_configuration_says_how_much_a_load_may_take(replication: Replication) -> None:
+    db = replication.db()
+    (db.home / "t" / "one").unlink()
+    config = replication.config()
+    config.write_text(config.read_text() + "[guard]\nmax_share = 0.01\n")
+    refused = command("--config", str(config), "sync", replication.name)
+    assert refused.code == 6, refused
+    config.write_text(config.read_text().replace("0.01", "0.9"))
+    assert command("--config", str(config), "sync", replication.name).code == 0
+
+
+def test_what_was_dropped_or_written_anew_needs_no_word(replication: Replication) -> None:
+    db = replication.db()
+    db.drop("p")
+    assert run_policy(replication, "sync").code == 0
+    for path in (db.home / "t").iterdir():  # an overwrite
+        path.unlink()
+    db.write("t", {"new": TEXT * 3})
+    assert run_policy(replication, "sync").code == 0
+    db.drop("t")
+    assert run_policy(replication, "sync").code == 0
+    replication.is_same()
+
+
+def test_a_bootstrap_of_emptied_tables_stops_too(story: Story) -> None:
+    before = story.target.everything()
+    for path in [*(story.source.home / "t").iterdir(), *(story.source.home / "p").rglob("f")]:
+        path.unlink()
+    assert story.dump().code == 0
+    refused = story.load(None, "--overwrite")
+    assert (refused.code, refused.error) == (6, "Refused"), refused
+    assert story.target.everything() == before
+    assert story.load(None, "--overwrite", "--allow-removals").code == 0
+    story.is_same()
+
+
+def repair(made: Replication, *more: str) -> Answer:
+    return command(
+        "repair", "--source", made.source_uri, "--target", made.target_uri, "--db", made.replica().name,
+        "--cmroot", made.keys["cmroot"], "--target-cmroot", made.keys["target_cmroot"],
+        "--warehouse", made.keys["warehouse"], "--engine", "local", *more,
+    )  # fmt: skip
+
+
+def test_a_repair_that_would_take_most_of_a_replica_stops(replication: Replication) -> None:
+    replication.replica().write("t", {"junk": TEXT * 1000})
+    refused = repair(replication)
+    assert (refused.code, refused.error) == (6, "Refused"), refused
+    assert repair(replication, "--allow-removals").code == 0
+    replication.is_same()
+
+
+# ---- who asks later -------------------------------------------------------------------------------------------------
+
+
+def test_a_check_names_what_is_away(replication: Replication) -> None:
+    db = replication.db()
+    back = away(db.home / "t")
+    assert run_policy(replication, "sync").code == 3
+    checked = run_policy(replication, "check")
+    (told,) = [each for each in checked.said["findings"] if each["name"] == "not replicated"]
+    assert (checked.code, lacking(checked), told["health"]) == (3, [f"{db.name}.t"], "warning"), checked
+    assert f"{db.name}.t: its directory" in told["text"]
+    back()
+    assert run_policy(replication, "sync").code == 0
+    checked = run_policy(replication, "check")
+    (told,) = [each for each in checked.said["findings"] if each["name"] == "not replicated"]
+    assert (lacking(checked), told["health"]) == ([], "ok"), checked
+
+
+def test_a_repair_names_what_is_away_and_the_replica_goes_on_saying_it(replication: Replication) -> None:
+    db, replica = replication.db(), replication.replica()
+    before = replica.shown()
+    back = away(db.home / "t")
+    assert run_policy(replication, "sync").code == 3
+    back()  # nobody has captured it again yet: its files of the checkpoint are still unknown
+    for more in ("--dry-run",), ():
+        same = repair(replication, *more)
+        assert (same.code, lacking(same)) == (3, [f"{db.name}.t"]), same
+    replica.write("p/p=b", {"f": "another"})
+    for more in ("--dry-run",), ():
+        mended = repair(replication, *more)
+        assert (mended.code, lacking(mended)) == (3, [f"{db.name}.t"]), mended
+    assert (mended.said["status"], mended.said["files_copied"], replica.shown()) == ("incomplete", 1, before)
+    assert repair(replication, "--table", "p").code == 0  # of which nothing is lacking
+    assert lacking(run_policy(replication, "lag")) == [f"{db.name}.t"]
+    assert run_policy(replication, "sync").code == 0
+    assert repair(replication).code == 0
+
+
+def test_a_plan_prices_what_is_dropped_and_the_apply_does_that(replication: Replication) -> None:
+    db = replication.db()
+    db.drop("t")
+    db.drop_partitions("p", ["a"])
+    out = replication.here / "plan.json"
+    planned = run_policy(replication, "plan", "--out", str(out))
+    assert planned.code == 0, planned
+    cost = planned.said["cost"]
+    assert (cost["files_removed"], cost["bytes_removed"], cost["partitions_removed"]) == (3, len(TEXT) * 4, 1)
+    assert planned.said["drops"] == [f"{db.name}.p/p=a", f"{db.name}.t"]
+    gone = {(each["object"], each["partition"]): each["bytes"] for each in planned.said["loads"][0]["gone"]}
+    assert gone == {(f"{db.name}.t", ""): len(TEXT) * 3, (f"{db.name}.p", "p=a"): len(TEXT)}
+    applied = command("--config", str(replication.config()), "apply", str(out))
+    assert (applied.code, applied.said["files_removed"]) == (0, 3), applied
+    replication.is_same()
+
+
+def test_a_dry_run_of_a_load_prices_what_goes(story: Story) -> None:
+    first = story.last
+    story.source.drop("t")
+    story.source.drop_partitions("p", ["a"])
+    (story.source.home / "p" / "p=b" / "f").unlink()
+    story.source.write("p/p=b", {"g": TEXT * 2})
+    assert story.dump(since=first).code == 0
+    before = story.target.everything()
+    planned = story.load(None, "--dry-run")
+    assert planned.code == 0 and story.target.everything() == before
+    assert (planned.said["files_to_remove"], planned.said["partitions_to_drop"]) == (4, 1), planned
+    assert planned.said["bytes_to_remove"] == len(TEXT) * 7
+    assert {(each["object"], each["partition"], each["files"]) for each in planned.said["gone"]} == {
+        (f"{story.db}.t", "", 2), (f"{story.db}.p", "p=a", 1), (f"{story.db}.p", "p=b", 1),
+    }  # fmt: skip
+    loaded = story.load()
+    assert (loaded.code, loaded.said["files_removed"]) == (0, 4)
+    story.is_same()

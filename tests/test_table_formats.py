@@ -1,0 +1,497 @@
+"""Formats that a copy of their files does not copy: named and left out everywhere, and Delta, whose log has an order.
+
+The metadata is what the formats' own writers leave in a metastore. Delta's logs are written and read by delta-rs.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import msgspec
+import pyarrow as pa
+import pytest
+from plain_tables import PlainDatabase
+from policies import Replication
+from story import Answer, Story, command
+
+from cmroot.delta import last_version
+from cmroot.listing import list_tree
+from replicator.delta_log import named_files
+from replicator.metastore.embedded import Running
+from replicator.metastore.tjson import struct_to_tjson
+from replicator.model import EXTERNAL, VIEW, ColumnStatistic, Function, Statistics, Table
+from replicator.table_format import table_format, why_not_replicated
+
+ICEBERG = {
+    "table_type": "ICEBERG", "metadata_location": "file:/w/t/metadata/00001-a.metadata.json",
+    "DO_NOT_UPDATE_STATS": "true",
+}  # fmt: skip
+ORC = "org.apache.hadoop.hive.ql.io.orc"
+HUDI = {"spark.sql.sources.provider": "hudi"}
+ACID = {"transactional": "true", "transactional_properties": "insert_only"}
+
+
+@pytest.fixture
+def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+    made = Story(source_metastore, target_metastore, tmp_path)
+    made.source.create()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("format", "parameters", "more"),
+    [
+        ("iceberg", ICEBERG, {}),
+        ("iceberg", {"Metadata_Location": "s3://b/m.json"}, {}),
+        ("iceberg", {"storage_handler": "org.apache.iceberg.mr.hive.HiveIcebergStorageHandler"}, {}),
+        ("iceberg-view", {"table_type": "iceberg-view", "metadata_location": "x"}, {"kind": VIEW}),
+        ("delta", {"spark.sql.sources.provider": "DELTA"}, {}),
+        ("delta", {"storage_handler": "io.delta.hive.DeltaStorageHandler"}, {}),
+        ("hudi", HUDI, {}),
+        ("hudi", {}, {"input_format": "org.apache.hudi.hadoop.HoodieParquetInputFormat"}),
+        ("acid", ACID, {}),
+        ("acid", {"TRANSACTIONAL": "True"}, {}),
+        ("paimon", {"storage_handler": "org.apache.paimon.hive.PaimonStorageHandler"}, {}),
+        ("symlink", {}, {"input_format": "org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat"}),
+        ("handler", {"storage_handler": "org.apache.hadoop.hive.hbase.HBaseStorageHandler"}, {}),
+        ("plain", {"transactional": "false", "spark.sql.sources.provider": "parquet"}, {}),
+    ],
+)
+def test_a_tables_format_is_told_from_what_its_writers_leave_in_the_metastore(
+    format: str, parameters: dict[str, str], more: dict[str, Any]
+) -> None:
+    table = Table(db="d", name="t", kind=more.get("kind", EXTERNAL), parameters=parameters)
+    assert table.storage is not None
+    storage = msgspec.structs.replace(table.storage, input_format=more.get("input_format"))
+    table = msgspec.structs.replace(table, storage=storage)
+    assert table_format(table) == format
+    assert bool(why_not_replicated(table)) == (format not in ("plain", "delta", "handler"))
+
+
+# ---- gaps ---------------------------------------------------------------------------------------------------------
+
+
+def make_gaps(story: Story) -> list[str]:
+    """One table of each format beside a plain one; returns their names."""
+    db = story.source
+    db.table("orders", {"a": "1"})
+    db.table("ice", {"data": "rows"}, kind=EXTERNAL)
+    db.alter("ice", **ICEBERG)
+    db.table("hudi", {"base.parquet": "rows"}, kind=EXTERNAL)
+    db.alter("hudi", **HUDI)
+    acid = db.table("plain")
+    assert acid.storage
+    storage = msgspec.structs.replace(
+        acid.storage, location=f"file:{db.home}/acid", input_format=f"{ORC}.OrcInputFormat",
+        output_format=f"{ORC}.OrcOutputFormat", bucket_columns=("a",), buckets=1,
+    )  # fmt: skip
+    db.metastore.create_table(Table(db=db.name, name="acid", storage=storage, parameters={"transactional": "true"}))
+    db.write("acid/delta_0000001_0000001_0000", {"bucket_00000": "rows"})
+    db.drop("plain")
+    db.write("ice_view/metadata", {"00000-v.gz.metadata.json": "{}"})  # the server asks for the directory
+    view = db.table("ice_view", kind=VIEW, view_original="select 1", view_expanded="select 1")
+    parameters = {**view.parameters, "table_type": "ICEBERG-VIEW", "metadata_location": "file:/w/v/metadata/0.json"}
+    db.metastore.alter_table(db.name, "ice_view", msgspec.structs.replace(view, parameters=parameters))
+    return [f"{db.name}.{name}" for name in ("acid", "hudi", "ice", "ice_view")]
+
+
+def named(answer: Answer) -> list[str]:
+    return sorted(each["object"] for each in answer.said["not_replicated"])
+
+
+def verified(story: Story, *more: str) -> Answer:
+    sides = ["--source", story.source_uri, "--target", story.target_uri, "--db", story.db]
+    return command("verify", *sides, "--engine", "local", *more)
+
+
+def repaired(story: Story, *more: str) -> Answer:
+    sides = ["--source", story.source_uri, "--target", story.target_uri, "--db", story.db]
+    roots = ["--cmroot", str(story.cmroot), "--target-cmroot", str(story.target_cmroot)]
+    return command("repair", *sides, *roots, "--engine", "local", *more)
+
+
+def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code_says_so(story: Story) -> None:
+    gaps = make_gaps(story)
+    dumped = story.dump()
+    assert (dumped.code, named(dumped)) == (3, gaps)
+    planned = story.load(story.last, "--dry-run")
+    assert (planned.code, named(planned)) == (3, gaps)
+    loaded = story.load()
+    assert (loaded.code, loaded.said["status"], named(loaded)) == (3, "incomplete", gaps)
+    assert story.target.metastore.table_names(story.db) == ["orders"]
+    assert not (story.target.home / "ice").exists()
+    found = verified(story)
+    assert (found.code, found.said["status"], named(found)) == (3, "incomplete", gaps)
+    (story.target.home / "orders" / "a").write_text("another")
+    for more in ("--dry-run",), (), ():  # the second has nothing to repair
+        mended = repaired(story, *more)
+        assert (mended.code, named(mended)) == (3, gaps), mended
+
+    # and so is a range of changes
+    story.source.write("orders", {"b": "2"})
+    story.source.write("ice", {"more": "rows"})
+    story.source.alter("ice", metadata_location="file:/w/t/metadata/00002-b.metadata.json")
+    before = story.last
+    assert (dumped := story.dump(since=before)).code == 3 and named(dumped) == gaps
+    assert (loaded := story.load()).code == 3 and named(loaded) == gaps
+    assert loaded.said["files_copied"] == 1
+    assert story.target.metastore.table_names(story.db) == ["orders"]
+    found = verified(story)
+    assert (found.code, found.said["differences"], named(found)) == (3, [], gaps)
+
+
+# ---- Delta --------------------------------------------------------------------------------------------------------
+
+
+def make_delta(story: Story, name: str = "events") -> Path:
+    """A Delta table, registered as Spark does; returns its directory."""
+    db = story.source
+    db.table(name, kind=EXTERNAL)
+    db.alter(name, **{"spark.sql.sources.provider": "delta"})
+    place = db.home / name
+    append(place, 0)
+    return place
+
+
+def append(place: Path, *ids: int) -> None:
+    deltalake.write_deltalake(str(place), pa.table({"id": pa.array(ids, pa.int64())}), mode="append")
+
+
+def ids(place: Path) -> list[int]:
+    """As an independent reader sees them."""
+    return sorted(deltalake.DeltaTable(str(place)).to_pyarrow_table()["id"].to_pylist())
+
+
+def commit(place: Path, version: int) -> Path:
+    return place / "_delta_log" / f"{version:020}.json"
+
+
+def test_a_delta_table_is_replicated_whatever_its_writers_do_between_two_loads(story: Story) -> None:
+    place, replica = make_delta(story), story.target.home / "events"
+    assert story.dump().code == 0 and story.load().code == 0
+    assert ids(replica) == [0]
+    for number in range(1, 12):
+        append(place, number)
+    table = deltalake.DeltaTable(str(place))
+    table.create_checkpoint()
+    table.delete("id = 3")
+    table.optimize.compact()
+    assert story.dump(since=story.last).code == 0 and story.load().code == 0
+    assert ids(replica) == ids(place) == [0, 1, 2, *range(4, 12)]
+    assert verified(story).code == 0
+    deltalake.DeltaTable(str(place)).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    assert story.dump(since=story.last).code == 0 and story.load().code == 0
+    assert (ids(replica), verified(story).code) == (ids(place), 0)
+
+
+def test_a_delta_log_is_listed_before_the_data_that_it_names_and_cut_at_a_hole(tmp_path: Path) -> None:
+    """Whoever lists while others commit has all files of the last version that they list."""
+    place = tmp_path / "t"
+    append(place, 0)
+
+    def write() -> None:
+        log = place / "_delta_log"
+        for version in range(1, 400):
+            (place / f"part-{version}").write_bytes(b"rows")
+            aside = log / f".{version}.writing"
+            aside.write_text(json.dumps({"add": {"path": f"part-{version}", "size": 4}}) + "\n")
+            aside.rename(commit(place, version))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while writer.is_alive() or not seen:
+        listing = list_tree(str(place))
+        assert listing
+        found = {file.path_relative for file in listing.files}
+        names = [path.partition("/")[2] for path in found if path.startswith("_delta_log/")]
+        last = last_version(names)
+        assert last is not None and len(names) == last + 1
+        assert named_files(names, lambda name: (place / "_delta_log" / name).open("rb")) <= found
+        seen.add(last)
+    writer.join()
+    assert len(seen) > 1, "nothing was listed while it was written"
+
+
+def test_versions_after_a_hole_are_left_to_the_next_listing(story: Story) -> None:
+    place, replica = make_delta(story), story.target.home / "events"
+    for number in (1, 2, 3):
+        append(place, number)
+    hole = commit(place, 2).rename(place / "kept-aside")
+    assert story.dump().code == 0 and story.load().code == 0
+    assert ids(replica) == [0, 1]
+    assert not commit(replica, 3).exists()
+    hole.rename(commit(place, 2))
+    assert story.dump(since=story.last).code == 0 and story.load().code == 0
+    assert ids(replica) == [0, 1, 2, 3]
+
+
+def test_a_load_that_fails_leaves_the_version_that_readers_had(story: Story) -> None:
+    """A data file is damaged at the source and in its $cmroot, which is the same file: the load finds out as it
+    copies it."""
+    place, replica = make_delta(story), story.target.home / "events"
+    assert story.dump().code == 0 and story.load().code == 0
+    append(place, 1)
+    append(place, 2)
+    assert story.dump(since=story.last).code == 0
+    damaged = max(place.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    content, mode = damaged.read_bytes(), damaged.stat().st_mode
+    damaged.chmod(0o644)
+    with damaged.open("r+b") as file:
+        file.write(b"X")
+    loaded = story.load()
+    assert (loaded.code, loaded.error) == (1, "FilesMissing"), loaded
+    assert ids(replica) == [0]
+    with damaged.open("r+b") as file:
+        file.write(content[:1])
+    damaged.chmod(mode)
+    assert story.load().code == 0
+    assert ids(replica) == [0, 1, 2]
+
+
+def test_a_log_is_published_version_by_version_and_up_to_what_is_to_be_had(story: Story) -> None:
+    place, replica = make_delta(story), story.target.home / "events"
+    assert story.dump().code == 0 and story.load().code == 0
+    for number in (1, 2, 3):
+        append(place, number)
+    assert story.dump(since=story.last).code == 0
+    with commit(place, 2).open("r+b") as file:
+        file.write(b"X")
+    loaded = story.load()
+    assert (loaded.code, loaded.error) == (1, "FilesMissing"), loaded
+    assert ids(replica) == [0, 1]
+    assert [commit(replica, version).exists() for version in (1, 2, 3)] == [True, False, False]
+
+
+def test_a_commit_of_somebody_else_on_the_replica_is_not_replaced_unasked(story: Story) -> None:
+    place, replica = make_delta(story), story.target.home / "events"
+    assert story.dump().code == 0 and story.load().code == 0
+    append(replica, 100)
+    theirs = commit(replica, 1).read_bytes()
+    append(place, 1)
+    assert story.dump(since=story.last).code == 0
+    loaded = story.load()
+    assert (loaded.code, loaded.error) == (6, "Refused"), loaded
+    assert str(commit(replica, 1)) in loaded.message
+    assert (ids(replica), commit(replica, 1).read_bytes()) == ([0, 100], theirs)
+    assert [each["kind"] for each in verified(story).said["differences"]]
+    assert story.load(story.last, "--overwrite").code == 0
+    assert ids(replica) == [0, 1]
+    kept = [path.read_bytes() for path in (story.target_cmroot / "files").rglob("*") if path.is_file()]
+    assert theirs in kept
+
+
+def test_a_replica_whose_last_version_names_missing_files_differs(story: Story) -> None:
+    """Both sides the same, and both unreadable: files that nobody has are no files that are equal."""
+    place, replica = make_delta(story), story.target.home / "events"
+    append(place, 1)
+    assert story.dump().code == 0 and story.load().code == 0
+    gone = next(replica.glob("*.parquet"))
+    gone.unlink()
+    (place / gone.name).unlink()
+    found = verified(story)
+    assert found.code == 4
+    assert [(each["kind"], each["field"]) for each in found.said["differences"]] == [("file missing", gone.name)]
+
+
+def test_a_delta_table_that_names_files_of_another_is_left_out_by_name(story: Story) -> None:
+    """As a shallow clone does."""
+    make_delta(story)
+    clone = make_delta(story, "clone")
+    entry = next(json.loads(line) for line in commit(clone, 0).read_text().splitlines() if '"add"' in line)
+    entry["add"]["path"] = f"file:{story.source.home}/events/part-0.parquet"
+    commit(clone, 1).write_text(json.dumps(entry) + "\n")
+    name = [f"{story.db}.clone"]
+    dumped, loaded = story.dump(), story.load()
+    assert [(each.code, named(each)) for each in (dumped, loaded)] == [(3, name)] * 2
+    assert story.target.metastore.table_names(story.db) == ["events"]
+    found = verified(story)
+    assert (found.code, named(found)) == (3, name)
+    append(story.source.home / "events", 1)
+    assert (dumped := story.dump(since=story.last)).code == 3 and named(dumped) == name
+    assert story.load().code == 3
+
+
+# ---- replicas of such tables, and the choice to have them ---------------------------------------------------------
+
+
+def test_one_who_asks_for_formats_as_they_are_gets_them_and_an_iceberg_view_stops_nobody(story: Story) -> None:
+    make_gaps(story)
+    asked = ("--formats", "as-they-are")
+    dumped, loaded = story.dump(*asked), story.load(None, *asked)
+    assert [(each.code, named(each)) for each in (dumped, loaded)] == [(0, [])] * 2, loaded
+    assert story.target.metastore.table_names(story.db) == ["acid", "hudi", "ice", "ice_view", "orders"]
+    found = verified(story, *asked)
+    assert [each for each in found.said["differences"] if each["field"] == "DO_NOT_UPDATE_STATS"] == []
+    assert not [each for each in found.said["differences"] if each["object"].endswith((".ice", ".orders"))], found.said
+
+
+def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its_table_is_dropped(story: Story) -> None:
+    make_gaps(story)
+    asked = ("--formats", "as-they-are")
+    assert story.dump(*asked).code == story.load(None, *asked).code == 0
+    found = verified(story)
+    differing = {each["object"] for each in found.said["differences"] if each["kind"] == "format"}
+    assert found.code == 4 and differing == set(named(found)) == {
+        f"{story.db}.{name}" for name in ("acid", "hudi", "ice", "ice_view")
+    }  # fmt: skip
+    story.source.write("ice", {"more": "rows"})
+    story.source.alter("ice", metadata_location="file:/w/t/metadata/00002-b.metadata.json")
+    assert story.dump(since=story.last).code == 3 and story.load().code == 3
+    assert not (story.target.home / "ice" / "more").exists()
+    marked = story.target.metastore.table(story.db, "ice").parameters
+    assert "Iceberg" in marked["replicator.left.out"]
+
+    # an increment would lack what was left out meanwhile
+    table = story.source.metastore.table(story.db, "ice")
+    parameters = {key: value for key, value in table.parameters.items() if key not in ICEBERG}
+    story.source.metastore.alter_table(story.db, "ice", msgspec.structs.replace(table, parameters=parameters))
+    story.source.alter("orders", note="x")
+    story.dump(since=story.last)
+    assert story.load().error == "BootstrapNeeded"
+    story.dump()
+    assert story.load().code == 3
+    assert (story.target.home / "ice" / "more").exists()
+    assert "replicator.left.out" not in story.target.metastore.table(story.db, "ice").parameters
+
+    story.source.drop("hudi")
+    assert story.dump(since=story.last).code == 3 and story.load().code == 3
+    assert "hudi" not in story.target.metastore.table_names(story.db)
+
+
+def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
+    source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> None:
+    pair = Replication(source_metastore, target_metastore, tmp_path, exclude="skipped")
+    db = pair.db("a")
+    db.table("orders", {"a": "1"})
+    for name in ("ice", "skipped"):
+        db.table(name, {"data": "rows"}, kind=EXTERNAL)
+        db.alter(name, **ICEBERG)
+    gap = [f"{db.name}.ice"]
+    config = ("--config", str(pair.config()))
+
+    def asked(*arguments: str) -> Answer:
+        return command(*config, *arguments)
+
+    for arguments in (
+        ("check", pair.name), ("plan", pair.name, "--out", str(tmp_path / "plan.json"), "--engine", "local"),
+        ("apply", str(tmp_path / "plan.json"), "--engine", "local"), ("sync", pair.name, "--engine", "local"),
+    ):  # fmt: skip
+        answer = asked(*arguments)
+        assert (answer.code, named(answer)) == (3, gap), (arguments, answer)
+    assert pair.target.table_names(db.name) == ["orders"]
+    idle = asked("sync", pair.name, "--engine", "local")
+    assert (idle.code, idle.said["kind"], named(idle)) == (3, "nothing", gap)
+    drill = asked("drill", pair.name, "--sample", "0")
+    assert (drill.code, named(drill)) == (3, gap), drill
+
+    pair.keys["formats"] = "as-they-are"
+    pair.config()
+    answer = asked("sync", pair.name, "--engine", "local")
+    assert (answer.code, answer.said["kind"], named(answer)) == (0, "bootstrap", [])
+    assert pair.target.table_names(db.name) == ["ice", "orders"]
+    pair.keys["formats"] = "supported"
+    pair.config()
+    checked = asked("check", pair.name)
+    health = [each["health"] for each in checked.said["findings"] if each["name"] == "formats"]
+    assert (checked.code, health) == (3, ["warning", "critical"])
+
+
+def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table(story: Story) -> None:
+    gaps = make_gaps(story)
+    story.capture()
+    event = story.source.metastore.current_event_id()
+    arguments = ("restore", "--cmroot", str(story.cmroot), "--db", story.db, "--to", str(event), "--engine", "local",
+                 "--target", story.source_uri)  # fmt: skip
+    restored = command(*arguments, "--into", f"{story.db}_old")
+    assert (restored.code, named(restored)) == (3, gaps), restored
+    assert story.source.metastore.table_names(f"{story.db}_old") == ["orders"]
+    story.source.table("later_ice", {"data": "rows"}, kind=EXTERNAL)
+    story.source.alter("later_ice", **ICEBERG)
+    forced = command(*arguments, "--into", story.db, "--force")
+    assert (forced.code, named(forced)) == (3, gaps), forced
+    assert story.source.metastore.table_names(story.db) == ["acid", "hudi", "ice", "ice_view", "later_ice", "orders"]
+    assert (story.source.home / "ice" / "data").read_text() == "rows"
+
+
+# ---- what properties name, and other differences ------------------------------------------------------------------
+
+
+def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(story: Story) -> None:
+    db = story.source
+    db.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
+    db.table("events", {"a": "1"})
+    db.alter("events", **{"avro.schema.url": f"file:{db.home}/lib/schema.avsc", "doc": "file:/elsewhere/doc"})
+    db.metastore.create_function(
+        Function(db=db.name, name="f", class_name="org.example.F", resources=(("JAR", f"file:{db.home}/lib/udf.jar"),),
+                 owner="me", owner_type="USER")
+    )  # fmt: skip
+    assert story.dump().code == 0
+    loaded = story.load()
+    names = [f"{story.db}.events", f"{story.db}.f"]
+    assert (loaded.code, named(loaded)) == (3, names), loaded
+    reasons = " ".join(each["reason"] for each in loaded.said["not_replicated"])
+    assert "schema.avsc" in reasons and "udf.jar" in reasons and "elsewhere" not in reasons
+    found = verified(story)
+    assert found.code == 4
+    assert [(each["object"], each["kind"], each["field"]) for each in found.said["differences"]] == [
+        (f"{story.db}.f", "file missing", "jar"), (f"{story.db}.events", "file missing", "avro.schema.url"),
+    ]  # fmt: skip
+    story.target.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
+    assert verified(story).code == 0
+
+
+def test_column_statistics_that_were_deleted_at_the_source_go(story: Story) -> None:
+    db = story.source
+    from hmsclient.genthrift.hive_metastore import ttypes
+
+    db.table("t", {"a": "1"})
+
+    def columns(side: PlainDatabase) -> list[str]:
+        found = side.metastore.table_statistics(side.name, "t", ["a", "b"])
+        return sorted(each.column for each in found.columns) if found else []
+
+    data = ttypes.ColumnStatisticsData(
+        longStats=ttypes.LongColumnStatsData(lowValue=1, highValue=9, numNulls=0, numDVs=3)
+    )
+    for column in ("a", "b"):
+        counted = ColumnStatistic(column, "int", struct_to_tjson(data))
+        db.metastore.set_table_statistics(Statistics(db.name, "t", None, (counted,), 1))
+    story.dump()
+    assert story.load().code == 0 and columns(story.target) == ["a", "b"]
+    db.metastore.drop_statistics(db.name, "t", "", "b")
+    story.dump(since=story.last)
+    assert story.load().code == 0 and columns(story.target) == ["a"]
+    assert verified(story).code == 0
+    db.metastore.drop_statistics(db.name, "t", "", "a")
+    story.dump(since=story.last)
+    assert story.load().code == 0 and columns(story.target) == []
+    assert verified(story).code == 0
+
+
+def test_overwrite_covers_a_rename_that_meets_somebody_elses_table(story: Story) -> None:
+    story.source.table("t", {"a": "1"})
+    assert story.dump().code == story.load().code == 0
+    story.source.rename("t", "t2")
+    story.target.table("t2", {"theirs": "9"})
+    assert story.dump(since=story.last).code == 0
+    refused = story.load()
+    assert refused.code == 6 and f"{story.db}.t2" in refused.message and "(" not in refused.message, refused
+    assert story.load(story.last, "--overwrite").code == 0
+    assert story.target.metastore.table_names(story.db) == ["t2"]
+    assert sorted(path.name for path in (story.target.home / "t2").iterdir()) == ["a"]
+    assert verified(story).code == 0
+
+
+def test_names_of_databases_may_be_written_in_any_case(story: Story) -> None:
+    story.source.table("t", {"a": "1"})
+    assert story.dump().code == 0
+    renamed = ("--rename-db", f"{story.db.upper()}={story.db}_Copy")
+    assert story.load(None, *renamed).code == 0
+    assert story.target.metastore.table_names(f"{story.db}_copy") == ["t"]
+    assert verified(story, *renamed).code == 0
