@@ -42,7 +42,7 @@ def main() -> None:
     collect_rarely()  # as the command line does; for the yardsticks too
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures replicator against plain yardsticks.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)}; none: all of them")
-    size = "full takes about half an hour, 15 GB and 1.3 million inodes"
+    size = "full takes about an hour, 15 GB and 1.3 million inodes"
     parser.add_argument("--size", choices=("small", "full"), default="small", help=size)
     parser.add_argument("--runs", type=int, default=3, help="interleaved runs of which the medians count")
     parser.add_argument("--directory", type=Path, help="where to work; a fresh directory is made in it and removed")

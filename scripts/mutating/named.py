@@ -1,0 +1,112 @@
+"""Mutants that survived once: each is a promise of docs/design.md taken back. (module, before, after, what, tests)."""
+
+from __future__ import annotations
+
+NAMED: list[tuple[str, str, str, str, str]] = [
+    (
+        "cmroot/removal.py",
+        "                lease.check()\n",
+        "",
+        "removal without lease.check",
+        "tests/cmroot/test_cmroot_expire.py",
+    ),
+    (
+        "cmroot/lease.py",
+        "store_time() < holder.expires + SKEW.total_seconds()",
+        "store_time() < holder.expires",
+        "no skew",
+        "tests/cmroot/test_cmroot_lease.py",
+    ),
+    (
+        "cmroot/lease.py",
+        "            if not _take(self._store, self._root, ours):\n",
+        "            _take(self._store, self._root, ours)\n            if False:\n",
+        "publish without the fence",
+        "tests/cmroot/test_cmroot_lease.py",
+    ),
+    (
+        "cmroot/log.py",
+        "        _ask(self._lease)\n        if is_local",
+        "        if is_local",
+        "local publish without check",
+        "tests/cmroot/test_cmroot_lease.py",
+    ),
+    (
+        "cmroot/log.py",
+        "            _ask(lease)\n            store.remove_tree",
+        "            store.remove_tree",
+        "sweep without check",
+        "tests/cmroot/test_cmroot_lease.py",
+    ),
+    (
+        "cmroot/recycle.py",
+        "        if checksum_file(final) != (kept.checksum, kept.size):",
+        "        if False:",
+        "no reading back",
+        "tests/cmroot/test_cmroot_keep.py",
+    ),
+    (
+        "cmroot/objects.py",
+        "    if again != (kept.checksum, kept.size):",
+        "    if False:",
+        "objects: no reading back",
+        "tests/cmroot/test_cmroot_keep.py",
+    ),
+    (
+        "cmroot/recycle.py",
+        "(now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino) or _changed(ours, kept)",
+        "_changed(now, kept)",
+        "changed source by inode",
+        "tests/cmroot/test_cmroot_keep.py",
+    ),
+    (
+        "cmroot/recycle.py",
+        "(now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino) or _changed(ours, kept)",
+        "False",
+        "changed source",
+        "tests/cmroot/test_cmroot_keep.py",
+    ),
+    (
+        "cmroot/place.py",
+        "    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)\n",
+        "    return\n    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)\n",
+        "no directory sync",
+        "tests/cmroot/test_cmroot_durable.py",
+    ),
+    (
+        "cmroot/place.py",
+        "        elif syncfs(descriptor) != 0:",
+        "        elif False:",
+        "syncfs does nothing",
+        "tests/cmroot/test_cmroot_durable.py",
+    ),
+    ("cmroot/recycle.py", "        sync_name(final)\n", "", "sync_name not", "tests/cmroot/test_cmroot_durable.py"),
+    (
+        "cmroot/content.py",
+        "            _renew(root, final, descriptor, kept)\n",
+        "",
+        "age not renewed",
+        "tests/cmroot/test_cmroot_expire.py",
+    ),
+    (
+        "cmroot/objects.py",
+        "renew=True",
+        "renew=False",
+        "objects: age not renewed",
+        "tests/cmroot/test_cmroot_expire.py",
+    ),
+    (
+        "cmroot/removal.py",
+        "(object_time_ns(told) or NEVER) > cutoff_ns",
+        "False",
+        "objects: no second look",
+        "tests/cmroot/test_cmroot_expire.py",
+    ),
+    (
+        "replicator/events/capture.py",
+        "                looked = clocks.monotonic()\n",
+        "                run._log.cursor = source.current_event_id()\n                looked = clocks.monotonic()\n",
+        "cursor after the walk",
+        "tests/test_retention.py",
+    ),
+]
