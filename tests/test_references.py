@@ -12,6 +12,7 @@ from metastores import MetastoreFactory
 from warehouse import Pair, Sides
 
 from cmroot.keep import recycle_tree
+from cmroot.listing import hidden
 from cmroot.log import ADD, RELEASE, segments
 from cmroot.taken import read_taken, write_taken
 from replicator.events.fold import open_manifest
@@ -96,7 +97,7 @@ def test_a_partition_made_and_taken_between_two_captures_is_recorded_with_its_by
 
 
 def take_and_drop(pair: Pair, table: str, partition: str) -> None:
-    """What a deleter does that keeps bytes: move, drop without data, leave the entries."""
+    """What a deleter does that keeps bytes: move, drop without data, leave the entries of what a listing shows."""
     location = f"{pair.source.table(pair.db, table).location}/{partition}"
     taken = recycle_tree(pair.root.place, location)
     pair.source.drop_partitions(pair.db, table, [partition])
@@ -105,5 +106,6 @@ def take_and_drop(pair: Pair, table: str, partition: str) -> None:
          "path": file.path.rpartition("/")[2], "size": file.kept.size, "mtime_ns": file.kept.mtime_ns,
          "identity": file.kept.identity, "checksum": file.kept.checksum}
         for file in taken
+        if not hidden(file.path.rpartition("/")[2])
     ]  # fmt: skip
     write_taken(pair.root.place, pair.source.current_event_id(), pa.Table.from_pylist(rows))
