@@ -47,6 +47,12 @@ class Warehouse:
             rows = self.session.sql(statement).collect()
         return [tuple(row) for row in rows]
 
+    def home_of(self, table: str) -> str:
+        """Where it lies, as a path."""
+        location = self.metastore.table(*table.split(".")).location
+        assert location
+        return location.removeprefix("file:")
+
     def root(self, name: str) -> ChangeRoot:
         return create_or_open(str(self.home / name))
 

@@ -354,7 +354,7 @@ def _purged_lines(done: Purged) -> Iterable[str]:
             (would, f"{count_text(done.rows_erased, 'row')} in {count_text(done.partitions_swapped, 'partition')}"),
             ("tables", shortened(_table_line(table) for table in done.tables)),
             ("not purged", shortened(_failures(done))),
-            ("not described", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
+            ("gaps", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
             ("took", took(done.seconds)),
         ]
     )

@@ -11,12 +11,11 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.place import is_local, join, local_path, normal, store_for
+from cmroot.place import is_local, join, local_path, store_for
 from replicator.errors import Error, Refused
 from replicator.purge.onboarding import Onboarded
 
@@ -98,19 +97,22 @@ def forget(ids: Ids) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """The query for one table. `rows`: a DataFrame (file, key, rows)."""
+    """The query for one table. `rows`: a DataFrame (file, key, rows); escaped: whether files are called by URIs (see
+    `placing.place_of`)."""
 
     rows: Any
+    escaped: bool
 
 
 def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
     """converted: whether Spark may read Hive's Parquet and ORC with its own readers, which take all partitions for
-    files of the table's format. Raises LossyIds."""
+    files of the table's format, and read no sub-directories; Hive's serdes do. Raises LossyIds."""
     session, type_ = ids.session, _comparable(onboarded.type)
     for format_ in ("Parquet", "Orc"):
         session.conf.set(f"spark.sql.hive.convertMetastore{format_}", str(converted).lower())
     session.conf.set("spark.sql.parquet.pushdown.inFilterThreshold", str(LISTED))
     session.conf.set("spark.sql.readSideCharPadding", "false")
+    session.conf.set("mapreduce.input.fileinputformat.input.dir.recursive", "true")
     try:
         keys = session.sql(f"SELECT id, try_cast(id AS {type_}) AS key FROM {_VIEW}")
     except Exception as error:
@@ -130,7 +132,14 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
         f" WHERE {column} IS NOT NULL AND {_bounds(keys, ids.count, column, type_)}) m"
         f" LEFT SEMI JOIN {KEYS} i ON m.key = i.key GROUP BY m.file, m.key"
     )
-    return Search(session.sql(query))
+    rows = session.sql(query)
+    return Search(rows, escaped=not _by_serde(rows))
+
+
+def _by_serde(rows: Any) -> bool:
+    """Whether Spark reads a query's table through Hive's serde."""
+    plan = rows._jdf.queryExecution().optimizedPlan().toString()
+    return any(line.lstrip(" :+-").startswith("HiveTableRelation ") for line in plan.splitlines())
 
 
 def key_column(onboarded: Onboarded) -> str:
@@ -184,11 +193,6 @@ def ask_counts(found: Search) -> dict[str, int]:
     """The same without writing anything: for a dry run."""
     rows: Iterator[Any] = found.rows.groupBy("file").agg({"rows": "sum"}).toLocalIterator()
     return {row[0]: row[1] for row in rows}
-
-
-def place_of(uri: str) -> str:
-    """The place of a file as Spark calls it: a URI with escapes, where places have none."""
-    return normal(unquote(uri))
 
 
 def hadoop_place(place: str) -> str:

@@ -25,6 +25,9 @@ SIBLING = "_purge-"
 """Purged data lie in `<parent>/_purge-<stamp>/<name>`, beside the old: never above or below it. Hive and Spark take no
 directory that begins with an underscore for a partition; the last name stays, as readers skip hidden ones there."""
 
+_MARKS = ("_SUCCESS", "_committed_", "_started_")
+"""Files of committers, which name files and hold no rows."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -45,12 +48,14 @@ class Part:
 
 class Look(msgspec.Struct, frozen=True):
     """What lies at a location. links: symbolic links. `unnamed`: files and directories whose names are not UTF-8, which
-    neither Spark nor a record could name. `digest`: equal as long as nothing changed."""
+    neither Spark nor a record could name. passed_over: files with bytes that no reader takes for rows, but for sidecars
+    and marks. `digest`: equal as long as nothing changed."""
 
     files: tuple[FileState, ...]
     links: tuple[str, ...] = ()
     missing: bool = False
     unnamed: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -80,11 +85,10 @@ def new_location(location: str, stamp: str) -> str:
 
 
 def look_at(location: str) -> Look:
-    """Reads only. Files but hidden ones and those of unfinished jobs, by name."""
+    """Reads only. Symbolic links are named and not followed."""
     if not is_local(location):
-        files = tuple(sorted(_named(files_at(location)), key=lambda each: each.path_relative))
-        return Look(files, missing=not files)
-    top, found, links, unnamed = local_path(location), list[FileState](), list[str](), list[str]()
+        return _sorted(files_at(location), (), ())
+    top, found, links, unnamed = local_path(location), list[tuple[str, FileState]](), list[str](), list[str]()
     status = status_of(top, follow=False)
     if status is not None and stat.S_ISLNK(status.st_mode):
         return Look((), (top,))
@@ -102,31 +106,61 @@ def look_at(location: str) -> Look:
                     elif entry.is_symlink():
                         links.append(name)
                     elif entry.is_dir():
-                        if not skipped_directory(entry.name):
-                            waiting.append(name)
-                    elif not hidden(entry.name):
+                        waiting.append(name)
+                    else:
                         status = entry.stat()
-                        found.append(FileState(name, status.st_size, status.st_mtime_ns, str(status.st_ino)))
-    files = tuple(sorted(found, key=lambda each: each.path_relative))
-    return Look(files, tuple(sorted(links)), unnamed=tuple(sorted(unnamed)))
+                        found.append((name, FileState("", status.st_size, status.st_mtime_ns, str(status.st_ino))))
+    links = [name for name in links if not _is_hidden(name)]
+    return msgspec.structs.replace(_sorted(found, links, unnamed), missing=False)
 
 
-def _named(found: Iterable[tuple[str, FileState]]) -> Iterator[FileState]:
+def _sorted(found: Iterable[tuple[str, FileState]], links: Iterable[str], unnamed: Iterable[str]) -> Look:
+    files, passed_over = list[FileState](), list[str]()
     for name, state in found:
-        *above, last = name.split("/")
-        if not (hidden(last) or any(skipped_directory(part) for part in above)):
-            yield FileState(name, state.size, state.mtime_ns, state.identity)
+        if not _is_hidden(name):
+            files.append(msgspec.structs.replace(state, path_relative=name))
+        if state.size and not name.endswith(".crc") and (_is_hidden(name) or not is_data(name)) and not _is_mark(name):
+            passed_over.append(name)
+    files.sort(key=lambda each: each.path_relative)
+    return Look(tuple(files), tuple(sorted(links)), not files, tuple(sorted(unnamed)), tuple(sorted(passed_over)))
+
+
+def _is_hidden(name: str) -> bool:
+    *above, last = name.split("/")
+    return hidden(last) or any(skipped_directory(part) for part in above)
+
+
+def _is_mark(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(_MARKS)
 
 
 class LooksTask(msgspec.Struct, frozen=True):
-    """Locations whose digests are wanted."""
+    """Locations to look at."""
 
     locations: tuple[str, ...]
 
 
-def run_looks_task(task: LooksTask) -> list[tuple[str, str]]:
-    """(location, digest), in the order given."""
-    return [(location, look_at(location).digest) for location in task.locations]
+class Looked(msgspec.Struct, frozen=True):
+    """digest: see Look. nested: a file of rows in a sub-directory, "" when there is none; unread: which files no reader
+    takes for rows, as a text, "" when there are none."""
+
+    location: str
+    digest: str
+    nested: str = ""
+    unread: str = ""
+
+
+def run_looks_task(task: LooksTask) -> list[Looked]:
+    """In the order given."""
+    return [_looked(location, look_at(location)) for location in task.locations]
+
+
+def _looked(location: str, look: Look) -> Looked:
+    data = (each.path_relative for each in look.files if each.size and is_data(each.path_relative))
+    nested = next((name for name in data if "/" in name), "")
+    unread = [*look.unnamed, *look.passed_over]
+    more = f" and {len(unread) - 3:,} more" if len(unread) > 3 else ""
+    return Looked(location, look.digest, nested, ", ".join(unread[:3]) + more)
 
 
 def looks_tasks(locations: Iterable[str], size: int = 200) -> Iterator[LooksTask]:

@@ -42,7 +42,8 @@ from replicator.shadow import is_shadow
 
 @dataclass
 class Purged:
-    """gaps: white-listed tables that the purge does not reach. Lists of units name partitions with matching rows."""
+    """gaps: white-listed tables, and partitions of others, that the purge does not reach. Lists of units name
+    partitions with matching rows."""
 
     status: str
     run: str
@@ -62,6 +63,7 @@ class Purged:
 
     def add(self, done: TableDone) -> None:
         self.tables.append(done)
+        self.gaps += [msgspec.to_builtins(gap) for gap in done.gaps]
         self.rows_erased += done.rows_erased
         self.partitions_swapped += done.swapped
         self.partitions_failed += done.failed

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from cmroot.place import join, normal, parent, store_for
+from cmroot.place import join, store_for
 from replicator.engine import AutoEngine
 from replicator.errors import Error, ObjectNotFound
 from replicator.guard.audit import AuditLog
@@ -21,14 +21,15 @@ from replicator.guard.legal import LegalHold, read_holds
 from replicator.guard.live import LiveLocations
 from replicator.guard.removal import Removal, forbidden
 from replicator.metastore.client import Metastore
-from replicator.model import Storage
 from replicator.purge import matching
 from replicator.purge.by_spark import stage_by_spark
 from replicator.purge.formats import Unsupported, format_of
-from replicator.purge.matching import Ids, LossyIds
-from replicator.purge.onboarding import Onboarded
+from replicator.purge.matching import Ids, LossyIds, Search
+from replicator.purge.onboarding import Gap, Onboarded
 from replicator.purge.options import PurgeOptions
-from replicator.purge.parts import Part, look_at, looks_tasks, new_location, parts_of, run_looks_task
+from replicator.purge.parts import Part, look_at, new_location, parts_of
+from replicator.purge.placing import Matched, Unplaced, by_part, place_of
+from replicator.purge.searching import look_at_all, searched
 from replicator.purge.staging import Staged, Staging, stage
 from replicator.purge.state import Run, RunDirectory, State, Unit
 from replicator.purge.swapping import drop_column_statistics, drop_table_extremes, flip, purged
@@ -36,14 +37,11 @@ from replicator.purge.swapping import drop_column_statistics, drop_table_extreme
 BATCH = 100
 """Partitions that are written, compared and swapped together."""
 
-Matched = dict[str, dict[str, tuple[str, int]]]
-"""By part: the name of a file below its location -> (how Spark calls it, matching rows)."""
-
 
 @dataclass
 class TableDone:
     """What became of one table. partitions: all it has; swapped, failed: of those with matching rows. error: why the
-    table as a whole was not searched."""
+    table as a whole was not searched; gaps: what was not searched of the others."""
 
     table: str
     partitions: int = 0
@@ -57,6 +55,7 @@ class TableDone:
     bytes_rewritten: int = 0
     error: str = ""
     units: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
 
 
 @dataclass
@@ -82,13 +81,19 @@ class Work:
 
     def purge_table(self, onboarded: Onboarded) -> TableDone:
         done = TableDone(onboarded.name)
-        wanted: list[str] | None = None
+        ended: set[str] = set()
         for attempt in range(1, self.options.attempts + 1):
+            last = attempt == self.options.attempts
             try:
                 table = self.metastore.table(onboarded.table.db, onboarded.table.name)
-                again = self._attempt(onboarded, list(parts_of(self.metastore, table, wanted)), attempt, done)
+                again = self._attempt(onboarded, list(parts_of(self.metastore, table)), ended, attempt, done)
             except ObjectNotFound as error:
                 done.error = f"dropped meanwhile: {error.message}"
+                break
+            except Unplaced as error:
+                if not last:
+                    continue  # a partition came meanwhile
+                done.error = str(error)
                 break
             except (LossyIds, Unsupported) as error:
                 done.error = str(error)
@@ -102,8 +107,7 @@ class Work:
                 break
             if not again:
                 break
-            wanted = [unit.partition for unit in again]
-            if attempt == self.options.attempts:
+            if last:
                 exhausted = [at(unit, "EXHAUSTED", self.clock) for unit in again]
                 self.directory.write_units(exhausted)
                 self._tell(done, exhausted)
@@ -115,20 +119,21 @@ class Work:
             store_for(self.root).remove_tree(join(self.directory.place, "found"))
         return done
 
-    def _attempt(self, onboarded: Onboarded, parts: list[Part], attempt: int, done: TableDone) -> list[Unit]:
-        """Units that must be tried again."""
-        table = onboarded.table
+    def _attempt(
+        self, onboarded: Onboarded, parts: list[Part], ended: set[str], attempt: int, done: TableDone
+    ) -> list[Unit]:
+        """Units that must be tried again. parts: all of the table; ended: those of earlier attempts that need no other,
+        to which this adds."""
         done.partitions = max(done.partitions, len(parts))
-        digests = self._digests(parts)
-        uniform = all(_format_key(part) == (table.storage and _format_key_of(table.storage)) for part in parts)
-        found = matching.search(self.ids, onboarded, converted=uniform)
+        looked = look_at_all(self.engines, parts)
+        found, done.gaps = searched(self.ids, onboarded, parts, looked)
         if self.dry_run:
-            self._plan(onboarded, parts, matching.ask_counts(found), done)
+            self._plan(onboarded, parts, found, done)
             return []
         place = self.directory.found(onboarded.name, attempt)
         matching.write_found(found, place)
-        matched = _by_part(parts, matching.read_counts(place))
-        dirty = [part for part in parts if part.name in matched]
+        matched = by_part(parts, matching.read_counts(place), escaped=found.escaped)
+        dirty = [part for part in parts if part.name in matched and part.name not in ended]
         again: list[Unit] = []
         stamp = self._stamp()
         units = [
@@ -138,9 +143,11 @@ class Work:
         ]  # fmt: skip
         self.directory.write_units(units)
         by_name = {part.name: part for part in dirty}
+        digests = {location: each.digest for location, each in looked.items()}
         for start in range(0, len(units), BATCH):
             batch = units[start : start + BATCH]
             again += self._batch(onboarded, batch, by_name, matched, digests, place, done)
+        ended |= {part.name for part in dirty} - {unit.partition for unit in again}
         return again
 
     def _stamp(self) -> str:
@@ -148,18 +155,10 @@ class Work:
         self._last = max(self._last + 1, int(self.clock() * 1000))
         return f"{self._last:013d}"
 
-    def _digests(self, parts: Sequence[Part]) -> dict[str, str]:
-        """Before the search, so that what comes after is noticed."""
-        if self.dry_run:
-            return {}
-        engine = self.engines.for_work(len(parts))
-        tasks = looks_tasks(part.location for part in parts)
-        return {location: digest for answer in engine.run(run_looks_task, tasks) for location, digest in answer}
-
-    def _plan(self, onboarded: Onboarded, parts: list[Part], counts: dict[str, int], done: TableDone) -> None:
+    def _plan(self, onboarded: Onboarded, parts: list[Part], found: Search, done: TableDone) -> None:
         """What a dry run tells."""
         by_name = {part.name: part for part in parts}
-        for name, files in _by_part(parts, counts).items():
+        for name, files in by_part(parts, matching.ask_counts(found), escaped=found.escaped).items():
             part = by_name[name]
             rows = sum(rows for _, rows in files.values())
             reason = f"{rows:,} rows in {len(files):,} files have an id"
@@ -170,7 +169,7 @@ class Work:
             done.rows_erased += rows
             done.swapped += 1
             done.files_rewritten += len(files)
-            places = (matching.place_of(uri) for uri, _ in files.values())
+            places = (place_of(uri, escaped=found.escaped) for uri, _ in files.values())
             done.bytes_rewritten += sum(store_for(place).size(place) for place in places)
             unit = Unit(table=onboarded.name, partition=name, state="PENDING", time=self.clock(), reason=reason,
                         old=part.location, new=new_location(part.location, self.run.stamp), matched=rows,
@@ -329,34 +328,6 @@ def _figured(unit: Unit, staged: Staged) -> Unit:
         unit, files=staged.files, rewritten=staged.rewritten, rows=staged.rows, matched=staged.erased,
         rows_after=staged.rows - staged.erased, bytes=staged.bytes, bytes_after=staged.bytes_after,
     )  # fmt: skip
-
-
-def _format_key(part: Part) -> tuple[str | None, str | None]:
-    return _format_key_of(part.storage)
-
-
-def _format_key_of(storage: Storage) -> tuple[str | None, str | None]:
-    return storage.serde.library, storage.input_format
-
-
-def _by_part(parts: Sequence[Part], counts: dict[str, int]) -> Matched:
-    """Which part each file lies in: the nearest location above it. Of a file in none (its partition came since), the
-    next run takes care."""
-    locations = {normal(part.location): part.name for part in parts}
-    found: Matched = {}
-    for uri, rows in counts.items():
-        place = matching.place_of(uri)
-        for above in _above(place):
-            if above in locations:
-                found.setdefault(locations[above], {})[place[len(above) :].lstrip("/")] = (uri, rows)
-                break
-    return found
-
-
-def _above(place: str) -> Iterator[str]:
-    while (above := parent(place)) != place:
-        yield above
-        place = above
 
 
 def at(unit: Unit, state: State, clock: Callable[[], float], **changes: Any) -> Unit:

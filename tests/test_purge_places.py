@@ -1,0 +1,98 @@
+"""Where rows lie: escaped partitions, sub-directories, files that nobody reads, and files of no partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from purges import DESCRIPTOR, Warehouse
+
+from replicator.metastore.embedded import Running
+
+SERDES = {
+    "text": "ROW FORMAT DELIMITED FIELDS TERMINATED BY ','",
+    "avro": "STORED AS AVRO",
+    "sequence": "STORED AS SEQUENCEFILE",
+    "rcfile": "STORED AS RCFILE",
+    "parquet": "STORED AS PARQUET",
+    "orc": "STORED AS ORC",
+}
+DEEP = {
+    "mapreduce.input.fileinputformat.input.dir.recursive": "true",
+    "spark.sql.hive.convertMetastoreParquet": "false",
+    "spark.sql.hive.convertMetastoreOrc": "false",
+}
+"""With which Spark reads sub-directories, as Hive on Tez does."""
+ODD = ("a:b", "a%3Ab", "a/b", "a=b", "it''s", "50%", "a#b", "a?b", "a b", "ä", "100%25")
+"""As literals of SQL; `a:b` and `a%3Ab` are neighbours when a name is unescaped once too often."""
+
+
+@pytest.fixture(scope="module")
+def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    yield found
+    found.close()
+
+
+def test_rows_of_partitions_with_escaped_names_go(warehouse: Warehouse) -> None:
+    warehouse.sql("CREATE DATABASE odd")
+    kinds = {**SERDES, "spark": None}
+    for name, stored in kinds.items():
+        columns = "(id BIGINT, v STRING, k STRING) USING parquet PARTITIONED BY (k)"
+        definition = f"(id BIGINT, v STRING) PARTITIONED BY (k STRING) {stored}" if stored else columns
+        warehouse.sql(f"CREATE TABLE odd.{name} {definition} TBLPROPERTIES ({DESCRIPTOR})")
+        values = " UNION ALL ".join(f"SELECT {at} AS n, '{value}' AS k" for at, value in enumerate(ODD))
+        warehouse.sql(
+            f"INSERT INTO odd.{name} SELECT /*+ COALESCE(1) */ n * 10 + id, 'v', k FROM ({values})"
+            " CROSS JOIN (SELECT explode(array(0, 1)) AS id)"
+        )
+    before = {name: warehouse.rows(f"odd.{name}") for name in kinds}
+
+    done = warehouse.purge(warehouse.root("odd"), warehouse.ids, "odd")
+
+    assert done.status == "done" and done.gaps == [], [table for table in done.tables if table.failed or table.error]
+    for name in kinds:
+        assert warehouse.rows(f"odd.{name}") == [row for row in before[name] if row[0] % 10 or row[0] >= 100], name
+    assert done.rows_erased == 10 * len(kinds)
+
+
+@pytest.mark.parametrize("name", SERDES)
+def test_rows_in_sub_directories_go(warehouse: Warehouse, name: str) -> None:
+    """As Hive on Tez leaves them after UNION ALL."""
+    db = f"deep_{name}"
+    warehouse.sql(
+        f"CREATE DATABASE {db}",
+        f"CREATE TABLE {db}.t (id BIGINT, v STRING) PARTITIONED BY (k INT) {SERDES[name]} TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, 'v', 1 FROM range(0, 100)",
+    )
+    home = Path(warehouse.home_of(f"{db}.t")) / "k=1"
+    deep = home / "HIVE_UNION_SUBDIR_1"
+    deep.mkdir()
+    for path in [path for path in home.iterdir() if path.is_file() and not path.name.startswith((".", "_"))]:
+        path.rename(deep / path.name)
+
+    done = warehouse.purge(warehouse.root(db), warehouse.ids, db)
+
+    assert (done.status, done.rows_erased, done.gaps) == ("done", 10, [])
+    for conf, value in DEEP.items():
+        warehouse.session.conf.set(conf, value)
+    assert {row[0] for row in warehouse.rows(f"{db}.t")} == {id for id in range(100) if id % 10}
+
+
+def test_what_a_search_does_not_read_is_named(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE unread",
+        f"CREATE TABLE unread.t (id BIGINT, k INT) USING parquet PARTITIONED BY (k) TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO unread.t SELECT /*+ COALESCE(1) */ id, int(id DIV 50) FROM range(0, 200)",
+    )
+    home = Path(warehouse.home_of("unread.t"))
+    for name, below in (("k=1", "deep"), ("k=2", ".hive-staging_1/deep"), ("k=3", "_temporary")):
+        (home / name / below).mkdir(parents=True)
+        (path,) = (home / name).glob("*.parquet")
+        path.rename(home / name / below / path.name)
+    (home / "k=0" / "_SUCCESS").write_bytes(b"")
+    done = warehouse.purge(warehouse.root("unread"), warehouse.ids, "unread")
+    assert {gap["table"] for gap in done.gaps} == {"unread.t/k=1", "unread.t/k=2", "unread.t/k=3"}
+    assert "sub-directories" in done.gaps[0]["reason"] and "no reader" in done.gaps[1]["reason"]
+    assert done.rows_erased == 5
