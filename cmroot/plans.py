@@ -96,11 +96,11 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
 
 
 def sweep_asides(root: str, moment: float) -> None:
-    """Remove what writers of pins and plans that were killed left half written. They take no lease, so only what is old
-    enough to be nobody's goes; on object stores nothing is written aside."""
+    """Remove what writers of pins, plans, the lease and the root's own files that were killed left half written. Some
+    take no lease, so only what is old enough to be nobody's goes; on object stores nothing is written aside."""
     if not is_local(root):
         return
-    for directory in ("slots", "holds", "dumps", "expiring"):
+    for directory in ("", "slots", "holds", "dumps", "expiring"):
         with contextlib.suppress(FileNotFoundError), os.scandir(join(local_path(root), directory)) as entries:
             for entry in entries:
                 if entry.name.startswith(ASIDE) and moment - entry.stat().st_mtime > ABANDONED.total_seconds():

@@ -123,7 +123,7 @@ class Story:
             segment.verify()
         for root in (self.cmroot, self.target_cmroot):
             assert sorted(path.name for path in (root / "incoming").iterdir()) == []
-            assert [path.name for path in root.rglob(".aside-*")] == []
+            assert not (left := [str(path) for path in root.rglob(".aside-*")]), left
             assert not (root / "loads").exists() or not any((root / "loads").iterdir())
         assert [path.name for path in (self.cmroot / "log").iterdir() if "writing" in path.name] == []
         assert [path.name for path in self.target.home.rglob(".replicating-*")] == []

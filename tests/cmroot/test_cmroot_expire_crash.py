@@ -32,18 +32,23 @@ def test_a_killed_expiry_is_ended_by_the_next(tmp_path: Path) -> None:
         create_slot(root, slot("west", 2, NOW - 10 * HOUR))
         pin_dump(root, DumpPin("d1", "/d", 1, 1, iso(NOW - HOUR)))
 
-    seen = set()
+    seen: set[int] = set()
+    half_written: set[str] = set()
 
     def check(_: int) -> None:
         there = ground[0].there()
         assert "a" in there
         assert "c" in there or slots(root)[0].given_up
         seen.add(len(there))
+        for path in (asides := list(Path(root).rglob(".aside-*"))):
+            os.utime(path, (NOW - 25 * HOUR, NOW - 25 * HOUR))
+        half_written.update(path.parent.name for path in asides)
         for name in there:
             assert Path(ground[0].path(name)).read_bytes() == content(name)
         ground[0].expire(max_slot_lag=timedelta(hours=9))
         assert ground[0].there() == {"a"} and ground[0].expiring() == [] and dump_pins(root) == []
         assert slots(root)[0].given_up
+        assert not list(Path(root).rglob(".aside-*"))
 
     work = f"""
 from datetime import timedelta
@@ -54,7 +59,7 @@ plan = plan_expiry({root!r}, older_than=timedelta(0), now=lambda: {NOW}, engine=
 expire({root!r}, plan, now=lambda: {NOW})
 """
     assert at_every_step(work, lay, check, imports=", cmroot.expire, replicator.engine") > 15
-    assert seen == {1, 2, 3, 4}
+    assert seen == {1, 2, 3, 4} and "cmroot" in half_written
 
 
 class Model:
