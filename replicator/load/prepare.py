@@ -21,7 +21,15 @@ from replicator.load.carrying import CarryTask, run_carry_task
 from replicator.load.neighbours import Leaving
 from replicator.load.placement import relative
 from replicator.load.plan import Plan, TablePlan
-from replicator.load.published import aside_of, at_place, is_moved_by_renaming, of_kind, table_at_place
+from replicator.load.published import (
+    aside_of,
+    at_place,
+    is_moved_by_renaming,
+    of_kind,
+    table_at_place,
+    with_path,
+    without_path,
+)
 from replicator.load.renames import PASSING, passing_name, rename_order
 from replicator.load.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
 from replicator.load.squash import PartitionFate
@@ -131,7 +139,10 @@ class Preparation:
             elif old in staying and is_moved_by_renaming(there):
                 self._work.target.alter_table(*old, of_kind(there, external=True))
                 renamed = of_kind(renamed, external=True)  # until it is committed
-            self._work.target.alter_table(*old, renamed)
+            plain = without_path(renamed)
+            self._work.target.alter_table(*old, plain)
+            if plain is not renamed:
+                self._work.target.alter_table(*new, with_path(self._work.target.table(*new)))
             self._work.neighbours.look_again(old, new)
             self._work.changed.count()
 
@@ -151,7 +162,7 @@ class Preparation:
             left = None if _same_place(there.location, table.location) else there
         store, note = store_for(self._work.root), f"{self._work.mark(step)}.left"
         if left is not None and left.location:
-            # Of some tables (Spark's, with a provider) a 2.3 server moves the directory and writes the old place down.
+            # An earlier release that was killed here left Spark's `path` where a server had moved the directory from.
             in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
             self._work.recycle(in_the_way, Leaving({step.name}))
             store.write_bytes(note, left.location.encode())

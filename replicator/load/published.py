@@ -19,7 +19,7 @@ from cmroot.errors import UnknownPlace
 from cmroot.place import join, normal, parent
 from replicator.load.placement import PUBLISHED, Placement, is_published, relative, uri, usual_place
 from replicator.load.squash import Squashed
-from replicator.model import EXTERNAL, MANAGED, Partition, Table
+from replicator.model import EXTERNAL, MANAGED, Partition, Storage, Table
 
 
 def place_of(home: str, load: str, db: str, table: str) -> str:
@@ -66,6 +66,30 @@ def table_at_place(table: Table, old: str, place: str) -> Table:
         storage, location=uri(place), serde=msgspec.structs.replace(storage.serde, parameters=serde)
     )  # fmt: skip
     return msgspec.structs.replace(table, storage=storage)
+
+
+def without_path(table: Table) -> Table:
+    """A table of Spark's own kind without the `path` that says what its location says, too: a server that moves the
+    directory by a rename writes down the location only. Any other table as it is."""
+    storage = table.storage
+    if storage is None or table.is_view or not (storage.location and table.location):
+        return table
+    serde = {key: value for key, value in storage.serde.parameters.items() if key.lower() != "path"}
+    if serde == storage.serde.parameters or normal(storage.location) != normal(table.location):
+        return table
+    return _with_serde(table, storage, serde)
+
+
+def with_path(table: Table) -> Table:
+    """A table of Spark's own kind with the `path` that its location says."""
+    storage = table.storage
+    assert storage is not None and storage.location
+    return _with_serde(table, storage, {**storage.serde.parameters, "path": storage.location})
+
+
+def _with_serde(table: Table, storage: Storage, parameters: dict[str, str]) -> Table:
+    serde = msgspec.structs.replace(storage.serde, parameters=parameters)
+    return msgspec.structs.replace(table, storage=msgspec.structs.replace(storage, serde=serde))
 
 
 def at_place(partition: Partition, place: str) -> Partition:

@@ -1,0 +1,97 @@
+"""Renames of Spark's own kinds of tables: their serde parameter `path` says where they lie. A 2.3 server moves the
+directory of a managed one and leaves `path` as it is; Spark writes the new one in the same call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from faults import Fault, run_with
+from plain_tables import KEYS, PlainDatabase
+from story import Story
+from test_geometry import bootstrap, catch_up, held, partition, storage, write
+
+from replicator.metastore.embedded import Running
+from replicator.model import Storage, Table
+
+
+@pytest.fixture
+def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+    found = Story(source_metastore, target_metastore, tmp_path)
+    found.source.create()
+    return found
+
+
+def at(storage: Storage, place: Path) -> Storage:
+    """A storage as Spark has it: `path` names the place, too."""
+    serde = msgspec.structs.replace(storage.serde, parameters={"path": f"file:{place}"})
+    return msgspec.structs.replace(storage, serde=serde)
+
+
+def make(db: PlainDatabase, name: str, *, partitioned: bool) -> None:
+    """A table of two files, which say whose they are."""
+    place = db.home / name
+    db.metastore.create_table(
+        Table(
+            db=db.name, name=name, storage=at(storage(place), place), partition_keys=KEYS if partitioned else (),
+            parameters={"spark.sql.sources.provider": "parquet"},
+        )
+    )  # fmt: skip
+    if partitioned:
+        for value in "12":
+            partition(db, name, value, place / f"p={value}", {"f": f"{name} {value}"})
+    else:
+        write(place, {"1": f"{name} 1", "2": f"{name} 2"})
+
+
+def rename(db: PlainDatabase, old: str, new: str) -> None:
+    """As Spark does."""
+    there = db.metastore.table(db.name, old)
+    assert there.storage
+    named = msgspec.structs.replace(there, name=new, storage=at(there.storage, db.home / new))
+    db.metastore.alter_table(db.name, old, named)
+    assert (db.home / new).exists() and not (db.home / old).exists()
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_renamed_table_keeps_what_the_server_has_moved(story: Story, partitioned: bool) -> None:
+    make(story.source, "t", partitioned=partitioned)
+    bootstrap(story)
+    rename(story.source, "t", "u")
+    write(story.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
+    catch_up(story)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_table_that_gets_the_name_of_a_renamed_one_keeps_what_is_its_own(story: Story, partitioned: bool) -> None:
+    for name in ("t", "s"):
+        make(story.source, name, partitioned=partitioned)
+    bootstrap(story)
+    rename(story.source, "t", "u")
+    rename(story.source, "s", "t")
+    write(story.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
+    catch_up(story)
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["", "of an earlier release"])
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_load_that_was_killed_after_a_rename_keeps_what_the_server_has_moved(
+    story: Story, partitioned: bool, stale: bool
+) -> None:
+    """An earlier release left `path` where the directory was before."""
+    make(story.source, "t", partitioned=partitioned)
+    bootstrap(story)
+    rename(story.source, "t", "u")
+    write(story.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
+    assert story.dump(since=story.last).code == 0
+    fault = Fault("after", "thrift", rf"alter table {story.db}\.t$")
+    assert run_with(fault, story.load_arguments(story.last)).killed
+    renamed = story.target.metastore.table(story.db, "u")
+    assert renamed.storage and (story.target.home / "u").exists()
+    if stale:
+        named = msgspec.structs.replace(renamed, storage=at(renamed.storage, story.target.home / "t"))
+        story.target.metastore.alter_table(story.db, "u", named)
+    assert story.load().code == 0
+    assert held(story.target.metastore, story.db) == held(story.source.metastore, story.db)
+    story.roots_are_in_order()
