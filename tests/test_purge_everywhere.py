@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from policies import Replication
 from purges import DESCRIPTOR, Warehouse
 
 from cmroot.root import open_existing
+from replicator.cli.main import run
 from replicator.metastore.embedded import Running
 from replicator.metastore.thrift import connect
+from replicator.model import Partition
 from replicator.purge.certify import Certificate, Replica, certify
 from replicator.purge.onboarding import WhiteList
 from replicator.purge.options import PurgeOptions
@@ -54,7 +59,9 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
 
     def prove(**options: Any) -> Certificate:
         policy = replication.policy
-        replica = Replica(policy.name, connect(policy.target), policy.target_cmroot, policy.target_name, lambda _: True)
+        replica = Replica(
+            policy.name, connect(policy.target), policy.target_cmroot, policy.target_name, lambda *_: True
+        )
         asked = PurgeOptions(warehouse.ids, db, "privacy.column")
         return certify(
             warehouse.metastore, root, asked, [replica], engines=warehouse.engines, readers=timedelta(0), **options
@@ -65,6 +72,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
 
     behind = prove()
     assert behind.status == "remaining" and held(behind) == {"backup", "$cmroot", "replica"}
+    assert any(each["path"] for each in behind.holding if each["what"] == "replica")
 
     replication.sync()
     assert not files_with(target / f"{db}.db", NAME)
@@ -80,7 +88,76 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
     certified = prove(expedited=True)
     assert certified.status == "certified" and certified.searched == [f"{db}.t"], (expedited.holding, certified.holding)
     assert not files_with(source, NAME) and not files_with(tmp_path / "cmroot", NAME) and not files_with(target, NAME)
-    run = certify(
+    of_run = certify(
         warehouse.metastore, root, PurgeOptions(""), run="latest", engines=warehouse.engines, readers=timedelta(0)
     )
-    assert run.status == "certified" and run.runs == [done.run]
+    assert of_run.status == "certified" and of_run.runs == [done.run]
+
+
+def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Warehouse, tmp_path: Path) -> None:
+    """Beside it after a purge, hidden ones, and those that no partition has any more."""
+    warehouse.sql(
+        f"CREATE DATABASE left LOCATION '{tmp_path}/left.db'",
+        f"CREATE TABLE left.flat (id BIGINT, v STRING) STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
+        f"CREATE TABLE left.parts (id BIGINT, v STRING) PARTITIONED BY (k INT) STORED AS TEXTFILE"
+        f" TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO left.flat SELECT /*+ COALESCE(1) */ id, concat('flat-', id) FROM range(0, 50)",
+        "INSERT INTO left.parts SELECT /*+ COALESCE(1) */ id, concat('parts-', id), 1 FROM range(0, 50)",
+    )
+    (flat,) = (tmp_path / "left.db" / "flat").glob("part-*")
+    (parts,) = (tmp_path / "left.db" / "parts" / "k=1").glob("part-*")
+    bytes_before = flat.read_bytes(), parts.read_bytes()
+    root = warehouse.root("left")
+    warehouse.purge(root, warehouse.ids, "left")
+    asked = PurgeOptions(warehouse.ids, "left", "privacy.column")
+    hours = {"readers": timedelta(0), "engines": warehouse.engines, "expedited": True}
+    assert certify(warehouse.metastore, root, asked, **hours).status == "certified"
+    left = [
+        tmp_path / "left.db" / "flat" / "old", tmp_path / "left.db" / "parts" / "k=2" / ".aside-1",
+        tmp_path / "left.db" / "_purge-1" / "flat" / "old",
+    ]  # fmt: skip
+    for path, body in zip(left, (bytes_before[0], bytes_before[1], bytes_before[0]), strict=True):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(body)
+    found = certify(warehouse.metastore, root, asked, **hours)
+    assert found.status == "remaining" and {each["path"] for each in found.holding} == {str(path) for path in left}
+
+
+def test_gaps_are_not_certified_and_the_certificate_is_written(
+    warehouse: Warehouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a table whose partitions have several formats, too."""
+    warehouse.sql(
+        "CREATE DATABASE gaps",
+        f"CREATE TABLE gaps.t (id BIGINT, v STRING) PARTITIONED BY (k INT) STORED AS PARQUET"
+        f" TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO gaps.t SELECT id, 'v', 1 FROM range(0, 50)",
+        "CREATE TABLE gaps.unknown (id BIGINT, v STRING) STORED AS TEXTFILE",
+        "INSERT INTO gaps.unknown SELECT id, 'v' FROM range(0, 50)",
+    )
+    text = warehouse.metastore.table("gaps", "unknown").storage
+    assert text
+    storage = msgspec.structs.replace(text, location=f"file:{tmp_path}/k=2")
+    shutil.copytree(warehouse.home_of("gaps.unknown"), tmp_path / "k=2")
+    warehouse.metastore.add_partitions("gaps", "t", [Partition(values=("2",), storage=storage)])
+    root = warehouse.root("gaps")
+    done = warehouse.purge(root, warehouse.ids, "gaps")
+    assert done.rows_erased == 10 and done.status == "done"
+    config, out = tmp_path / "replicator.toml", tmp_path / "certificate.json"
+    config.write_text(
+        f'[policies.other]\nsource = "{warehouse.running.uri}"\ntarget = "thrift://127.0.0.1:1"\ndatabases = "other"\n'
+        f'cmroot = "{root.place}"\ntarget_cmroot = "{tmp_path}/t"\ndumps = "{tmp_path}/d"\n'
+    )
+    arguments = [
+        "--config", str(config), "purge", "certify", "--metastore", warehouse.running.uri, "--cmroot", root.place,
+        "--ids", warehouse.ids, "--table-whitelist", "gaps", "--field-path", "privacy.column", "--expedite",
+        "--readers", "0s", "--out", str(out), "--json", "--master", "local[2]",
+    ]  # fmt: skip
+    code = run(arguments)
+    assert code == 3, capsys.readouterr()
+    told = json.loads(out.read_bytes())
+    assert told == json.loads(capsys.readouterr().out) and told["status"] == "gaps"
+    assert [gap["table"] for gap in told["gaps"]] == ["gaps.unknown"] and told["searched"] == ["gaps.t"]
+    assert told["replicas"] == []
+    assert run([*arguments, "--allow-gaps"]) == 0
+    assert json.loads(out.read_bytes())["status"] == "certified"

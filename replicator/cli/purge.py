@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,7 @@ from replicator.errors import UsageError
 
 if TYPE_CHECKING:
     from replicator.guard.removal import Limits
+    from replicator.policy import Policy
     from replicator.purge.options import PurgeOptions
     from replicator.purge.run import Purged
 
@@ -251,6 +252,8 @@ def backups(session: Session, cmroot: str, table: str | None, as_json: bool) -> 
 @click.option("--expedite", is_flag=True, help="First recycle the backups, and expire what nobody needs.")
 @click.option("--readers", type=Duration(), default="2h", show_default=True, help="Of --expedite: touch no backup "
               "younger than the longest query.")  # fmt: skip
+@click.option("--allow-gaps", is_flag=True, help="Certify though something on the white list was not searched.")
+@click.option("--out", metavar="FILE", help="Write the certificate there, too, as JSON; what is there is replaced.")
 @guard_options
 @engine_options
 @json_option
@@ -258,22 +261,26 @@ def backups(session: Session, cmroot: str, table: str | None, as_json: bool) -> 
 def certify(
     session: Session, metastore: str, cmroot: str, ids: str | None, table_whitelist: str | None,
     field_path: str | None, properties: Path | None, run_: str | None, replica_cmroot: tuple[str, ...],
-    expedite: bool, readers: timedelta, limits: Limits, engine: EngineChoice, as_json: bool,
+    expedite: bool, readers: timedelta, allow_gaps: bool, out: str | None, limits: Limits, engine: EngineChoice,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Prove that nothing holds what was erased any more, or list what does and until when.
 
-    Searches the tables once more, and looks for the bytes of before in backups, in $cmroot, and, for every policy that
-    replicates from this metastore and root, at the replica and in its root. The certificate is kept in the audit.
-    Capture or sync before, so that $cmroot knows of the purge. Exit 3 while something is left.
+    Searches the tables once more, and looks for the bytes of before in backups, in $cmroot, below the directories that
+    the tables have and had, and, for every policy that replicates one of them from this metastore and root, at the
+    replica and in its root. The certificate is kept in the audit. Capture or sync before, so that $cmroot knows of the
+    purge. Exit 3 while something is left, and when something on the white list was not searched.
 
     \b
     Example:
       replicator purge certify --metastore prod --cmroot /cm --run latest
-      replicator purge certify --metastore prod --cmroot /cm --run latest --expedite --json
+      replicator purge certify --metastore prod --cmroot /cm --run latest --expedite --out certificate.json
     """
-    from cmroot.place import normal
+    import msgspec
+
+    from cmroot.place import normal, store_for
     from cmroot.root import open_existing
-    from replicator.policy import matching_databases, same_metastore
+    from replicator.policy import same_metastore
     from replicator.purge.certify import Replica
     from replicator.purge.certify import certify as prove
     from replicator.purge.options import PurgeOptions
@@ -288,26 +295,37 @@ def certify(
                 replicas.append(
                     Replica(
                         policy.name, stack.enter_context(session.metastore(policy.target)),
-                        normal(policy.target_cmroot), policy.target_name,
-                        lambda db, policy=policy: bool(matching_databases(policy, [db])),  # type: ignore[misc]
+                        normal(policy.target_cmroot), policy.target_name, _replicates(policy),
                     )
                 )  # fmt: skip
         engines = stack.enter_context(session.engines(engine))
         done = prove(
             opened, root, options, replicas, roots=[normal(each) for each in replica_cmroot], run=run_,
-            expedited=expedite, readers=readers, engines=engines,
+            expedited=expedite, allow_gaps=allow_gaps, readers=readers, engines=engines,
         )  # fmt: skip
+    if out is not None:
+        store_for(out).write_bytes(out, msgspec.json.format(msgspec.json.encode(done)) + b"\n")
     lines = [
         (done.status, f"{count_text(done.count, 'id')} of {done.ids}, at event {done.event}"),
         ("searched", shortened(done.searched)),
         ("replicas", shortened(done.replicas)),
         ("expedited", f"{count_text(done.expedited_files, 'file')}" if expedite else None),
         ("left", shortened(_holding_line(each) for each in done.holding)),
-        ("not searched", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
+        ("gaps", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
+        ("certificate", out),
         ("took", took(done.seconds)),
     ]
     emit(done, as_json, aligned(lines))
-    return 3 if done.holding else 0
+    return 0 if done.status == "certified" else 3
+
+
+def _replicates(policy: Policy) -> Callable[[str, str], bool]:
+    """Whether a table of the source is replicated, or partitions of it."""
+    from replicator.events.scope import Patterns
+    from replicator.policy import matching_databases
+
+    patterns = Patterns.parse(policy.include, policy.exclude)
+    return lambda db, table: bool(matching_databases(policy, [db])) and patterns.match(table)
 
 
 def _holding_line(each: dict[str, Any]) -> str:

@@ -1,9 +1,10 @@
 """`replicator purge certify`: the proof that nothing holds what was erased, or the list of what does and until when.
 
-    tables      searched once more for the ids: no row may have one
+    tables      searched once more for the ids: no row may have one; what no search reads is named
     backups     directories of before that are still there
     $cmroot     the source's and each replica's, by checksum: files that had rows erased, and older states
-    replicas    how far they are, and their partitions' files by checksum
+    replicas    how far they are
+    disks       of source and replicas, below the directories that the tables have and had, by checksum
 
 With `expedited` backups are recycled and entries expired first, but for what a slot, hold, dump or legal hold needs.
 """
@@ -11,20 +12,19 @@ With `expedited` backups are recycled and entries expired first, but for what a 
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from cmroot.checksum import checksum_stream
 from cmroot.expedite import expedite, look_at_contents
 from cmroot.pins import iso
-from cmroot.place import join, store_for
+from cmroot.place import join, normal, store_for
 from cmroot.resolve import resolved
 from cmroot.retention import LIVE
 from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine, hive_settings
-from replicator.errors import ObjectNotFound, UsageError
+from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.guard.audit import AuditLog, begin_audit
 from replicator.guard.legal import Held, read_holds
 from replicator.load.replica import LAST_ID
@@ -32,25 +32,27 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge import matching
 from replicator.purge.backups import backups
 from replicator.purge.contents import Content, erased_contents, recorded_contents
+from replicator.purge.copies import copies, directories_of, is_below
 from replicator.purge.matching import Ids
-from replicator.purge.onboarding import Onboarded, WhiteList
+from replicator.purge.onboarding import Gap, Onboarded, WhiteList
 from replicator.purge.options import PurgeOptions, RetainOptions
 from replicator.purge.parts import look_at, parts_of
 from replicator.purge.retain import retain
 from replicator.purge.run import described, warehouse_of
+from replicator.purge.searching import look_at_all, searched
 from replicator.purge.state import PURGE, RunDirectory, Unit, runs
 
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica under management: a policy's name, its target, the target's `$cmroot`, and what databases are called
-    there."""
+    """A replica under management: a policy's name, its target, the target's `$cmroot`, what databases are called
+    there, and whether a table ("db", "table") of the source is replicated."""
 
     name: str
     target: MetastoreReader
     root: str
     target_name: Callable[[str], str]
-    replicates: Callable[[str], bool]
+    replicates: Callable[[str, str], bool]
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class Holding:
 
 @dataclass
 class Certificate:
-    """status: certified, or remaining. holding: all that is left. searched: tables in which no row has an id. gaps:
-    white-listed tables that nobody searched: the certificate says nothing about them."""
+    """status: certified; remaining, while something is left; gaps, when nothing is left of what was searched. holding:
+    all that is left. searched: tables in which no row has an id, and of which every file was read. gaps: white-listed
+    tables, and partitions of others, that nobody searched. replicas: those that replicate one of the tables."""
 
     status: str
     ids: str
@@ -90,12 +93,13 @@ class Certificate:
 
 def certify(
     metastore: Metastore, root: ChangeRoot, options: PurgeOptions, replicas: Sequence[Replica] = (), *,
-    roots: Sequence[str] = (), run: str | None = None, expedited: bool = False,
+    roots: Sequence[str] = (), run: str | None = None, expedited: bool = False, allow_gaps: bool = False,
     readers: timedelta = timedelta(hours=2), engines: AutoEngine,
     clock: Callable[[], float] = clocks.time,
 ) -> Certificate:  # fmt: skip
     """For the ids of a run, or of `options.ids` and all its runs. roots: of replicas that no policy names. Changes
-    nothing but the audit, unless `expedited`; then no backup younger than `readers` goes. Safe to run twice.
+    nothing but the audit, unless `expedited`; then no backup younger than `readers` goes. With `allow_gaps` what was
+    not searched does not keep the rest from being certified. Safe to run twice.
 
     Raises Refused when there are no ids, UsageError for an unknown run."""
     began = clocks.monotonic()
@@ -105,9 +109,8 @@ def certify(
         options = PurgeOptions(request["ids"], request["whitelist"], request["field_path"], limits=options.limits)
     audit = begin_audit(root.place, PURGE, clock=clock)
     certificate = Certificate(
-        "certified", options.ids, 0, [each.id for each in directories], iso(clock()), metastore.current_event_id(),
-        replicas=[each.name for each in replicas],
-    )  # fmt: skip
+        "certified", options.ids, 0, [each.id for each in directories], iso(clock()), metastore.current_event_id()
+    )
     if expedited:
         everything = RetainOptions(0, timedelta(0), readers, timedelta(0), options.limits)
         gone = retain(metastore, root, everything, engines=engines, clock=clock)
@@ -119,29 +122,36 @@ def certify(
     tables, gaps = described(metastore, WhiteList.parse(options.whitelist), options)
     certificate.gaps = [{"table": gap.table, "reason": gap.reason} for gap in gaps]
     for table in tables:
-        rows = _rows_left(ids, table)
+        rows, unread = _rows_left(metastore, ids, table, engines)
+        certificate.gaps += [{"table": gap.table, "reason": gap.reason} for gap in unread]
         if rows:
             found.append(Holding("table", table.name, table.table.location or "", 0, f"{rows:,} rows have an id",
                                  "the next purge"))  # fmt: skip
-        else:
+        elif not unread:
             certificate.searched.append(table.name)
     matching.forget(ids)
+    replicas = [each for each in replicas if any(each.replicates(table.table.db, table.table.name) for table in tables)]
+    certificate.replicas = [each.name for each in replicas]
     contents = {each.key: each for each in erased_contents(directories)}
     recorded = recorded_contents(root.place, [table.name for table in tables])
     contents = {**recorded.older, **contents}
     certificate.contents = len(contents)
-    found += _backups(directories, clock())
+    found += _backups(root.place, directories, {table.name for table in tables})
     places = [("$cmroot", root.place, "")] + [("replica's $cmroot", each.root, each.name) for each in replicas]
     places += [("replica's $cmroot", each, "") for each in roots]
     for what, place, name in places:
         if expedited:
             _expedite(place, contents, root.place, engines, certificate, clock)
         found += _kept(what, place, name, contents, engines)
+    swapped = _swapped(directories)
+    found += _left_at(metastore, "table", "", swapped, contents, engines, str)
     for replica in replicas:
-        found += _replica(replica, directories, contents)
+        found += _replica(replica, swapped, contents, engines)
     certificate.holding = [asdict(each) for each in found]
     if found:
         certificate.status = "remaining"
+    elif certificate.gaps and not allow_gaps:
+        certificate.status = "gaps"
     certificate.seconds = clocks.monotonic() - began
     _record(audit, certificate)
     return certificate
@@ -169,19 +179,28 @@ def _ids(session: Any, options: PurgeOptions, directories: Sequence[RunDirectory
     return matching.read_ids(session, options.ids, None)
 
 
-def _rows_left(ids: Ids, table: Onboarded) -> int:
+def _rows_left(metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine) -> tuple[int, list[Gap]]:
+    """Rows with an id, and what was not searched for them."""
+    parts = list(parts_of(metastore, table.table))
     try:
-        return sum(matching.ask_counts(matching.search(ids, table)).values())
+        found, gaps = searched(ids, table, parts, look_at_all(engines, parts))
+        return sum(matching.ask_counts(found).values()), gaps
     except matching.LossyIds as error:
         raise UsageError(f"{table.name}: {error}", hint="correct the ids, then certify again") from error
+    except Error:
+        raise
+    except Exception as error:
+        if not matching.is_sparks(error):
+            raise
+        return 0, [Gap(table.name, f"not searched: {matching.failed(error).message}")]
 
 
-def _backups(directories: Sequence[RunDirectory], now: float) -> Iterator[Holding]:
+def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[str]) -> Iterator[Holding]:
+    """Of these runs, and of any other that purged one of the tables: nobody has searched those."""
     ours = {directory.id for directory in directories}
-    root = directories[0].root if directories else ""
-    for backup in backups(root) if root else ():
+    for backup in backups(root):
         unit = backup.unit
-        if unit.backup == "kept" and (backup.directory.id in ours or backup.trash):
+        if unit.backup == "kept" and (backup.directory.id in ours or backup.trash or unit.table in tables):
             look = look_at(backup.place)
             if not look.missing:
                 size = sum(state.size for state in look.files)
@@ -233,42 +252,59 @@ def _until(row: dict[str, Any]) -> str:
     return "a capture records that the source has it no more" if row["reason"] == LIVE else row["reason"]
 
 
-def _replica(
-    replica: Replica, directories: Iterable[RunDirectory], contents: dict[tuple[str, int], Content]
-) -> Iterator[Holding]:
-    """Its partitions that were purged at the source."""
+def _swapped(directories: Iterable[RunDirectory]) -> dict[str, list[Unit]]:
+    """By table, its partitions that were purged, as the last run left them."""
     units = [unit for directory in directories for unit in directory.units().values() if unit.backup]
     latest: dict[tuple[str, str], Unit] = {unit.key: unit for unit in units}
     by_table: dict[str, list[Unit]] = {}
     for unit in latest.values():
         by_table.setdefault(unit.table, []).append(unit)
-    sizes = {size for _, size in contents}
-    for name, several in by_table.items():
-        db, _, table_name = name.partition(".")
-        if not replica.replicates(db):
-            continue
+    return by_table
+
+
+def _replica(
+    replica: Replica, swapped: Mapping[str, list[Unit]], contents: dict[tuple[str, int], Content], engines: AutoEngine
+) -> Iterator[Holding]:
+    """How far it is, and its copies of what was purged at the source."""
+    ours = {name: units for name, units in swapped.items() if replica.replicates(*_split(name))}
+    for name, units in ours.items():
+        db, table_name = _split(name)
         there = replica.target_name(db)
         try:
             at = int(replica.target.database(there).parameters.get(LAST_ID, "0"))
-            table = replica.target.table(there, table_name)
         except ObjectNotFound:
             continue
-        newest = max(unit.event for unit in several)
-        if at < newest:
-            yield Holding("replica", f"{there}.{table_name}", table.location or "", 0,
+        if at < (newest := max(unit.event for unit in units)):
+            yield Holding("replica", f"{there}.{table_name}", "", 0,
                           f"it is at event {at}, and the purge at {newest}", "its next run", replica.name)  # fmt: skip
-        for part in parts_of(replica.target, table, [unit.partition for unit in several]):
-            for state in look_at(part.location).files:
-                if state.size in sizes:
-                    place = join(part.location, state.path_relative)
-                    if content := contents.get((_checksum(place), state.size)):
-                        yield Holding("replica", f"{there}.{table_name}/{part.name}".rstrip("/"), place, state.size,
-                                      content.why, "its next run", replica.name)  # fmt: skip
+    yield from _left_at(replica.target, "replica", replica.name, ours, contents, engines, replica.target_name)
 
 
-def _checksum(place: str) -> str:
-    with store_for(place).open_read(place) as file:
-        return checksum_stream(file)[0]
+def _left_at(
+    metastore: MetastoreReader, what: str, where: str, swapped: Mapping[str, list[Unit]],
+    contents: dict[tuple[str, int], Content], engines: AutoEngine, target_name: Callable[[str], str],
+) -> Iterator[Holding]:  # fmt: skip
+    """Files with such contents in the directories of purged tables, in tables or in none. Backups are told as such."""
+    kept = {normal(unit.old) for units in swapped.values() for unit in units if unit.backup == "kept"}
+    told = kept if what == "table" else set()
+    for name, units in swapped.items():
+        db, table_name = _split(name)
+        try:
+            home = metastore.database(target_name(db)).location or ""
+            table = metastore.table(target_name(db), table_name)
+            parts = list(parts_of(metastore, table, [unit.partition for unit in units]))
+        except ObjectNotFound:
+            continue
+        for copy in copies(directories_of(table, parts, home), contents, engines):
+            if not is_below(copy.place, told):
+                until = "its next run" if what == "replica" else "it is removed by hand"
+                yield Holding(what, f"{table.db}.{table.name}", copy.place, copy.size,
+                              contents[copy.checksum, copy.size].why, until, where)  # fmt: skip
+
+
+def _split(name: str) -> tuple[str, str]:
+    db, _, table = name.partition(".")
+    return db, table
 
 
 def _record(audit: AuditLog, certificate: Certificate) -> None:

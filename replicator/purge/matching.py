@@ -204,6 +204,11 @@ def hadoop_place(place: str) -> str:
     return place
 
 
+def is_sparks(error: Exception) -> bool:
+    """Whether Spark raised it, or the bridge to it."""
+    return "pyspark" in type(error).__module__ or "py4j" in type(error).__module__
+
+
 def failed(error: Exception) -> Error:
     """Spark's own words, without Java's stack."""
     text = str(getattr(error, "desc", "") or error).strip()

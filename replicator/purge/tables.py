@@ -101,7 +101,7 @@ class Work:
             except Error:
                 raise
             except Exception as error:
-                if "pyspark" not in type(error).__module__ and "py4j" not in type(error).__module__:
+                if not matching.is_sparks(error):
                     raise
                 done.error = matching.failed(error).message
                 break

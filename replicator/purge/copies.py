@@ -1,0 +1,107 @@
+"""Files below a table's directories, those of today and those it had, that hold certain contents. Reads only.
+
+A table may have lain elsewhere before: beside its directory (a purge), or where its database puts it. What was left
+there is in no table, and still on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import msgspec
+
+from cmroot.checksum import checksum_stream
+from cmroot.place import is_directory, is_local, join, local_path, name_of, naming, normal, parent, store_for
+from cmroot.safely import files_at
+from cmroot.text import shown
+from replicator.engine import AutoEngine
+from replicator.model import Table
+from replicator.purge.parts import SIBLING, Part
+
+Key = tuple[str, int]
+"""Checksum and size of a content."""
+
+BATCH = 50
+"""Directories that a task looks through."""
+
+
+class CopiesTask(msgspec.Struct, frozen=True):
+    """Directories, and the sizes of what is looked for; only files of such a size are read."""
+
+    places: tuple[str, ...]
+    sizes: frozenset[int]
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """A file of a size that was looked for."""
+
+    place: str
+    size: int
+    checksum: str
+
+
+def run_copies_task(task: CopiesTask) -> list[Copy]:
+    """Hidden files, too; a file that vanishes meanwhile is gone. Safe to run twice."""
+    found = []
+    for place in task.places:
+        for name, state in files_at(place):
+            if state.size in task.sizes:
+                path = join(place, name)
+                try:
+                    with store_for(path).open_read(path) as file:
+                        found.append(Copy(path, state.size, checksum_stream(file)[0]))
+                except FileNotFoundError:
+                    continue
+    return found
+
+
+def copies(places: Iterable[str], contents: Collection[Key], engines: AutoEngine) -> Iterator[Copy]:
+    """Files at or below the places with one of the contents, each once."""
+    several, sizes, seen = sorted(set(places)), frozenset(size for _, size in contents), set[str]()
+    tasks = (CopiesTask(tuple(several[at : at + BATCH]), sizes) for at in range(0, len(several), BATCH))
+    for found in engines.for_work(len(several)).run(run_copies_task, tasks) if sizes else ():
+        for copy in found:
+            if (copy.checksum, copy.size) in contents and copy.place not in seen:
+                seen.add(copy.place)
+                yield copy
+
+
+def directories_of(table: Table, parts: Sequence[Part], home: str) -> Iterator[str]:
+    """Where files of a table may lie: its directory, those of these partitions, those that a purge has put beside them,
+    and where its database (at `home`) puts it; a large one by the directories in it. Those that are not there are left
+    out. A directory that lies in another may come, too."""
+    tops = {_unpurged(each) for each in (table.location, join(home, table.name) if home else "") if each}
+    tops |= {each for each in map(_unpurged, (part.location for part in parts)) if not is_below(each, tops)}
+    for top in sorted(tops):
+        for place in (top, *_beside(top)):
+            below = _children(place)
+            yield from below or [place]
+
+
+def is_below(place: str, tops: Collection[str]) -> bool:
+    """Whether a place is one of the others, or lies in one."""
+    return any(place == top or place.startswith(f"{top}/") for top in tops)
+
+
+def _unpurged(location: str) -> str:
+    """The location that purges began with."""
+    location = normal(location)
+    above = parent(location)
+    return join(parent(above), name_of(location)) if name_of(above).startswith(SIBLING) else location
+
+
+def _beside(top: str) -> Iterator[str]:
+    store, above = store_for(top), parent(top)
+    for name in store.list(above):
+        if name.startswith(SIBLING) and name_of(top) in store.list(join(above, name)):
+            yield join(above, name, name_of(top))
+
+
+def _children(place: str) -> list[str]:
+    """Files and directories in a directory, with those that are being written."""
+    if not is_local(place):
+        return [join(place, name) for name in store_for(place).list(place)]
+    path = local_path(place)
+    with naming(path):
+        return [join(place, shown(name)) for name in os.listdir(path)] if is_directory(path) else []
