@@ -107,9 +107,7 @@ def file_by_link(root: str, descriptor: int, kept: Kept) -> None:
         except FileExistsError:
             if _holds(root, final, descriptor, kept):
                 return
-        except FileNotFoundError:
-            if os.fstat(descriptor).st_nlink == 0:  # unlinked since it was opened: the descriptor has its last bytes
-                break
+        except FileNotFoundError:  # no directory yet; or it was unlinked: the descriptor has its last bytes
             os.makedirs(os.path.dirname(final), exist_ok=True)
         except OSError as error:
             if error.errno not in _LINK_REFUSED:

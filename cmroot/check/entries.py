@@ -28,7 +28,7 @@ class PrefixTask:
 class PrefixChecked:
     """Entries and bytes by the store's word, bytes that were read, findings; `damaged`: by what the name promises."""
 
-    entries: int = 0
+    entries: int
     bytes: int = 0
     bytes_read: int = 0
     findings: list[Finding] = field(default_factory=list)
@@ -38,9 +38,8 @@ class PrefixChecked:
 
 def check_prefix(task: PrefixTask) -> PrefixChecked:
     """Safe to run twice; an entry that goes away meanwhile is left out."""
-    report = PrefixChecked()
     listed = list_entries(task.root, task.prefix)
-    report.entries = listed.entries.num_rows
+    report = PrefixChecked(listed.entries.num_rows)
     columns = (listed.entries[name].to_pylist() for name in ("checksum", "size", "bytes"))
     for checksum, size, there in zip(*columns, strict=True):
         report.bytes += there

@@ -13,8 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from mutating.mutants import Mutant, replaced, sample
 from mutating.named import NAMED
+from mutating.near import nearest
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = {
@@ -23,7 +26,7 @@ TESTS = {
                         "tests/test_publish.py", "tests/test_geometry.py", "tests/test_bad_input.py"],
     "replicator/gateway": ["tests/test_gateway_messages.py", "tests/test_gateway.py", "tests/test_gateway_faults.py"],
 }  # fmt: skip
-"""Which tests are to kill the mutants of a package; those named after the module are asked first."""
+"""Which tests are to kill the mutants of a package; the nearest to the module are asked first."""
 LIMIT = 900.0  # seconds for the tests of one mutant; one that hangs is killed
 
 
@@ -34,6 +37,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=50, help="how many random mutants of each package (50)")
     parser.add_argument("--seed", type=int, default=1, help="another seed gives other mutants (1)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further mutant after so long")
+    parser.add_argument("--processes", type=int, default=0, help="ask so many test modules at once (0: one, by itself)")
     options = parser.parse_args()
     began, outcomes = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="replicator-mutants-") as scratch:
@@ -42,7 +46,7 @@ def main() -> int:
         for mutant, tests in _chosen(options):
             if time.monotonic() - began > options.seconds:
                 break
-            killed = _is_killed(copy, mutant, tests)
+            killed = _is_killed(copy, mutant, tests, options.processes)
             outcomes.append((mutant, killed))
             print(f"{'killed  ' if killed else 'SURVIVED'} {mutant}", file=sys.stderr, flush=True)
     survivors = [str(mutant) for mutant, killed in outcomes if not killed]
@@ -69,30 +73,28 @@ def _copy(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def _is_killed(copy: Path, mutant: Mutant, tests: Sequence[str]) -> bool:
+def _is_killed(copy: Path, mutant: Mutant, tests: Sequence[str], processes: int) -> bool:
     place = copy / mutant.module
     original = place.read_bytes()
     place.write_text(mutant.text)
     try:
-        return any(_fails(copy, some) for some in _in_order(copy, mutant.module, tests) if some)
+        return _fails(copy, nearest(copy, mutant.module, tests), processes)
     finally:
         place.write_bytes(original)
 
 
-def _in_order(copy: Path, module: str, tests: Sequence[str]) -> list[list[str]]:
-    """The tests that have the module's name in theirs, then all."""
-    name = Path(module).stem
-    near = [str(path.relative_to(copy)) for path in sorted((copy / "tests").rglob(f"test_*{name}*.py"))]
-    return [near, list(tests)]
-
-
-def _fails(copy: Path, tests: Sequence[str]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *tests]
+def _fails(copy: Path, tests: Sequence[str], processes: int) -> bool:
+    """Raises RuntimeError when pytest found no test to run."""
+    workers = [f"-n{processes}", "--dist=loadfile", "--no-loadscope-reorder"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *workers, "-p", "no:cacheprovider", *tests]
     env = {**os.environ, "PYTHONPATH": str(copy), "CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}
+    quiet = subprocess.DEVNULL  # no pipe: servers that outlive a killed pytest would hold it open
     try:
-        done = subprocess.run(command, cwd=copy, env=env, capture_output=True, timeout=LIMIT)
+        done = subprocess.run(command, cwd=copy, env=env, stdout=quiet, stderr=quiet, timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return True
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise RuntimeError(f"no tests in {' '.join(tests)}")
     return done.returncode != 0
 
 

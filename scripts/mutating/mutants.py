@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 OPERATORS = [
@@ -39,17 +40,10 @@ class Mutant:
 
 
 def sample(root: Path, modules: list[str], number: int, seed: int) -> list[Mutant]:
-    """So many random mutants of the modules, each equally likely; the same ones for the same seed and sources."""
-    dice = random.Random(seed)
-    found = [mutant for module in modules for mutant in all_mutants(root, module)]
-    return sorted(dice.sample(found, min(number, len(found))), key=lambda each: (each.module, each.line))
-
-
-def all_mutants(root: Path, module: str) -> Iterator[Mutant]:
-    """Every mutant of one module that differs from it in more than comments."""
-    text = (root / module).read_text()
-    yield from _without_statements(module, text)
-    yield from _by_operators(module, text)
+    """So many random mutants of the modules, each equally likely, in random order: the first of them are a sample, too.
+    The same ones for the same seed and sources."""
+    places = [make for module in modules for make in _places(module, (root / module).read_text())]
+    return [make() for make in random.Random(seed).sample(places, min(number, len(places)))]
 
 
 def replaced(root: Path, module: str, before: str, after: str, what: str) -> Mutant:
@@ -61,24 +55,31 @@ def replaced(root: Path, module: str, before: str, after: str, what: str) -> Mut
     return _mutant(module, what, text, text.replace(before, after))
 
 
-def _without_statements(module: str, text: str) -> Iterator[Mutant]:
-    """A call that is made for its effect alone is left out: a check, a sync, a removal."""
-    lines = text.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Yield) and node.end_lineno:
-            before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
-            yield _mutant(module, REMOVED, text, "".join([*before, " " * node.col_offset + "pass\n", *after]))
-
-
-def _by_operators(module: str, text: str) -> Iterator[Mutant]:
+def _places(module: str, text: str) -> Iterator[Callable[[], Mutant]]:
+    """Makers of every mutant of one module: to count them is quick, to make them is not."""
+    from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Yield):
+            yield partial(_without, module, text, node)
+    nodes = list(ast_nodes(get_ast(text)))
     for name in OPERATORS:
-        operator, occurrence = get_operator(name)(), 0
-        while (mutated := mutate_code(text, operator, occurrence)) is not None:
-            occurrence += 1
-            yield _mutant(module, name.partition("/")[2], text, mutated)
+        operator = get_operator(name)()
+        for occurrence in range(sum(1 for node in nodes for _ in operator.mutation_positions(node))):
+            yield partial(_operated, module, text, name, partial(mutate_code, text, operator, occurrence))
+
+
+def _without(module: str, text: str, node: ast.Expr) -> Mutant:
+    """A call that is made for its effect alone is left out: a check, a sync, a removal."""
+    lines = text.splitlines(keepends=True)
+    before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
+    return _mutant(module, REMOVED, text, "".join([*before, " " * node.col_offset + "pass\n", *after]))
+
+
+def _operated(module: str, text: str, operator: str, mutated: Callable[[], str]) -> Mutant:
+    return _mutant(module, operator.partition("/")[2], text, mutated())
 
 
 def _mutant(module: str, what: str, text: str, mutated: str) -> Mutant:

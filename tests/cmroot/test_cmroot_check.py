@@ -145,8 +145,13 @@ def test_strange_names_are_told_and_no_damage(history: History) -> None:
     (files / "notes.txt").write_text("x")
     (files / "ab").mkdir(exist_ok=True)
     (files / "ab" / "README").write_text("x")
+    beside = entry(history, "t/a").parent
+    (beside / "COPY").write_text("x")
+    (beside / ".hidden").write_text("x")
     report = look(history)
-    assert (report.status, report.counts) == ("sound", {"stray": 2})
+    assert (report.status, report.counts) == ("sound", {"stray": 3})
+    assert {each["what"] for each in report.findings} == {
+        str(files / "notes.txt"), str(files / "ab" / "README"), str(beside / "COPY")}  # fmt: skip
 
 
 def test_an_entry_in_the_wrong_directory_is_damage(history: History) -> None:

@@ -11,6 +11,7 @@ import pytest
 import xxhash
 
 from cmroot.checksum import BUFFER_SIZE, checksum_descriptor, checksum_file, checksum_stream, copy_file, copy_stream
+from cmroot.errors import NotWritable
 
 SIZES = [0, 1, 10_000, BUFFER_SIZE - 1, BUFFER_SIZE, BUFFER_SIZE + 1, 3 * BUFFER_SIZE, 3 * BUFFER_SIZE + 7]
 
@@ -75,6 +76,14 @@ def test_a_missing_source_leaves_no_copy(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         copy_file(str(tmp_path / "f"), str(tmp_path / "g"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_read_has_no_checksum(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"1")
+    with pytest.raises(FileNotFoundError):
+        checksum_file(str(tmp_path / "gone"))
+    with pytest.raises(NotWritable, match=f"{tmp_path}/f/below: Not a directory"):
+        checksum_file(str(tmp_path / "f" / "below"))
 
 
 def test_threads_do_not_share_a_buffer(tmp_path: Path) -> None:

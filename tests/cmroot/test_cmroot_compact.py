@@ -116,6 +116,17 @@ def test_a_reader_that_listed_the_log_before_has_an_hour_to_read_it(root: str) -
     assert names(root) == [name_of(segments(root)[0].place)] and content(root) == before
 
 
+def test_a_sweep_asks_for_the_lease_before_it_touches_what_was_merged(root: str) -> None:
+    write_some(root, [1, 2])
+    compact(root, clock=lambda: 1000.0)
+    before = store_for(root).find(join(root, "log"))
+    with acquire(root, "sweep", renew=False) as lease:
+        lease.release()
+        with pytest.raises(LeaseHeld):
+            sweep_log(root, lease, clock=lambda: 1000.0 + HOUR)
+    assert store_for(root).find(join(root, "log")) == before
+
+
 def test_a_reader_that_comes_too_late_is_told_to_run_again(root: str) -> None:
     write_some(root, [1, 2])
     fresh, opened = segments(root), segments(root)

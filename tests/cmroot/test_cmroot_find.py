@@ -180,7 +180,7 @@ def test_damaged_bytes_are_never_put_back(root: str, place: str, kept: tuple[str
     store_for(origin).write_bytes(origin, b"R" + data[1:])
     for above in (str(tmp_path / "new"), join(place, "new")):
         to = join(above, "one")
-        with pytest.raises(ChecksumMismatch):
+        with pytest.raises(ChecksumMismatch, match=f"not the {kept[1]} bytes with {kept[0]}"):
             restore_file(root, *kept, to)
         assert store_for(to).find(above) == []
 

@@ -13,11 +13,13 @@ from history import History
 
 from cmroot import pins
 from cmroot.content import locate
+from cmroot.errors import FormatError
 from cmroot.keep import CopyKeeper
 from cmroot.kept import kept
-from cmroot.log import segments
+from cmroot.log import FILES, SegmentWriter, segments
 from cmroot.pins import Hold, Slot, read_pins
 from cmroot.place import store_for
+from cmroot.references import read_references, sources
 from cmroot.root import create_or_open
 
 NOW = "2026-11-21T00:00:00+00:00"
@@ -113,7 +115,6 @@ def test_an_empty_root_keeps_nothing(history: History) -> None:
 
 
 def test_rows_of_a_taking_that_is_not_recorded_yet_are_needed(history: History) -> None:
-    from cmroot.log import FILES
     from cmroot.taken import write_taken
 
     history.write("t/taken", b"taken")
@@ -122,6 +123,22 @@ def test_rows_of_a_taking_that_is_not_recorded_yet_are_needed(history: History) 
            "size": content.size, "checksum": content.checksum, "kept": True}  # fmt: skip
     write_taken(history.root, 7, pa.Table.from_pylist([row], schema=FILES))
     assert listed(history.root)["taken"]["reason"] == "live"
+
+
+def test_an_entry_that_no_capture_writes_is_damage(history: History) -> None:
+    row = {"position": 1, "op": "add", "db": "db", "table": "t", "partition": "", "location": "file:/w/t",
+           "path": "f", "size": -1, "checksum": checksum(b"1")[0], "kept": True}  # fmt: skip
+    with SegmentWriter(history.root, 1) as writer:
+        writer.append_record(b'{"position":1}')
+        writer.append_files(pa.Table.from_pylist([row], schema=FILES))
+        writer.finish(1, time=1)
+    for read in (listed, references):
+        with pytest.raises(FormatError, match="size -1 is negative"):
+            read(history.root)
+
+
+def references(root: str) -> list[pa.RecordBatch]:
+    return [batch for source in sources(root, segments(root)) for batch in read_references(source)]
 
 
 def checksum(content: bytes) -> tuple[str, int]:
