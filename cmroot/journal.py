@@ -131,7 +131,7 @@ def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
     above: dict[str, str | None] = {}  # directory -> the location that it belongs to
     columns: dict[str, list[Any]] = {name: [] for name in FILES.names}
     for place, file in sorted({shown(place): file for place, file in kept.items()}.items()):
-        directory = place.rpartition("/")[0]
+        directory = place if place in owners else place.rpartition("/")[0]  # one file may be all of a table
         if directory not in above:
             above[directory] = _nearest_owner(directory, owners)
         location = above[directory]

@@ -35,7 +35,8 @@ UNFINISHED = frozenset({"_temporary", "_scratch"})
 
 
 class FileState(msgspec.Struct, frozen=True, gc=False):
-    """A file as a listing shows it: name relative to the location, bytes, nanoseconds since the epoch, and identity:
+    """A file as a listing shows it: name relative to the location ("": the location is this file), bytes, nanoseconds
+    since the epoch, and identity:
     the inode number locally, the store's own tag (ETag, generation, ...) elsewhere. Another identity is another
     file; `changed_ns` is the change time of a local one (0: not told), which no tool can set: an inode's number is
     given again, and a modification time can be restored."""
@@ -64,7 +65,8 @@ def full_identity(identity: str, changed_ns: int) -> str:
 
 
 class DirectoryState(msgspec.Struct, frozen=True, gc=False):
-    """A directory as it was just before it was listed. `relative` is "" for the location itself; `listed_ns` is a
+    """A directory, or a location that is one file, as it was just before it was listed. `relative` is "" for the
+    location itself; `listed_ns` is a
     moment before the listing; `identity` is `<inode>:<ctime in ns>`, which a rename into place or a modification
     time set by hand (rsync -t, DistCp -pt) cannot fake. Empty identity: not recorded, not compared."""
 
@@ -82,6 +84,11 @@ class Listing(msgspec.Struct, frozen=True):
     directories: list[DirectoryState]
     unnamed: list[str] = []
 
+    @property
+    def is_one_file(self) -> bool:
+        """Whether the location is no directory, but this file."""
+        return bool(self.files) and not self.files[0].path_relative
+
 
 def hidden(name: str) -> bool:
     """Names that are never data: `.crc` sidecars, staging directories (`.hive-staging_...`), our own asides."""
@@ -93,7 +100,8 @@ def skipped_directory(name: str) -> bool:
 
 
 def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Listing | None:
-    """Every file below a location; None when there is no such directory (on object stores: nothing below it).
+    """Every file below a location; None when there is no such directory (on object stores: nothing below it). A
+    location that is one file, as a Spark table may name it, has that file, with the name "".
 
     A file or directory that vanishes meanwhile is left out: its parent's recorded time is older than that change.
     `now_ns` is the filesystem's idea of now; `filesystem_clock` gives one where clocks may differ (NFS).
@@ -135,7 +143,7 @@ def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
             with naming(path):
                 status = os.stat(path)  # before listing: what changes during it makes the time look old, not new
                 if not relative and not stat.S_ISDIR(status.st_mode):
-                    return None  # a Spark table may name a single file as its path
+                    return _one_file(status, listed_ns)
                 if (status.st_dev, status.st_ino) in seen:
                     continue
                 found, below, strange = _scan(path, prefix)
@@ -159,6 +167,14 @@ def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
     files.sort(key=lambda file: file.path_relative)
     directories.sort(key=lambda directory: directory.relative)
     return Listing(files, directories, sorted(unnamed))
+
+
+def _one_file(status: os.stat_result, listed_ns: int) -> Listing | None:
+    """Its times and inode tell a change of it, as a directory's do."""
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    file = FileState("", status.st_size, status.st_mtime_ns, str(status.st_ino), status.st_ctime_ns)
+    return Listing([file], [DirectoryState("", status.st_mtime_ns, listed_ns, f"{status.st_ino}:{status.st_ctime_ns}")])
 
 
 def _readable(log: list[FileState]) -> list[FileState]:
@@ -231,6 +247,10 @@ def _list_objects(location: str) -> Listing | None:
             continue
         files.append(object_state(relative, info))
     files.sort(key=lambda file: file.path_relative)
+    if found.keys() == {prefix[:-1]}:
+        (info,) = found.values()
+        if info.get("type") != "directory" and info["size"]:  # one of no bytes is a mark that tools leave
+            files = [object_state("", info)]
     return Listing(files, []) if found else None
 
 

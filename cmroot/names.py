@@ -84,7 +84,7 @@ def check_entries(
     for name, why in _BELOW.items():
         if name in there:
             values = rows[name] if name == "path" else pc.unique(rows[name])
-            _refuse(place, name, values, pc.match_substring_regex(values, _UNSAFE), why, empty=name == "partition")
+            _refuse(place, name, values, pc.match_substring_regex(values, _UNSAFE), why, empty=name in _MAY_BE_EMPTY)
     for name, pattern in (("checksum", _CHECKSUM), ("location", r"^[^\x00]+$")):
         if name in there:
             values = rows[name] if name == "checksum" else pc.unique(rows[name])
@@ -109,6 +109,9 @@ _BELOW = {
     "table": "is not the name of a table",
     "db": "is not the name of a database",
 }
+
+
+_MAY_BE_EMPTY = ("partition", "path")  # of a table without partitions; of a location that is the file itself
 
 
 def _refuse(place: str, name: str, values: pa.Array, wrong: pa.Array, why: str, *, empty: bool = False) -> None:

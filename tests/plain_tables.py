@@ -168,6 +168,8 @@ def _storage(place: Path) -> Storage:
 def _files(place: Path) -> dict[str, str]:
     """Relative path -> digest of every file below a place."""
     found = {}
+    if place.is_file():
+        return {"": hashlib.md5(place.read_bytes()).hexdigest()}
     for above, _, names in os.walk(place):
         for name in names:
             path = Path(above) / name

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gateways import FILES, Guarded, guarded
+from gateways import ALL, FILES, Guarded, guarded
 from raw_thrift import struct
-from story import Story
+from story import Story, command
 
 from cmroot.log import segments
+from cmroot.taken import read_taken
 from replicator.metastore.embedded import Running
+from replicator.model import EXTERNAL
 
 
 @pytest.fixture
@@ -94,3 +96,31 @@ def test_a_capture_waits_for_what_is_not_decided(story: Story) -> None:
     taking.settle({"t": dropped})
     assert story.capture().said["through_event"] == dropped
     story.catch_up()
+
+
+def test_a_table_on_one_file_is_replicated_and_kept_when_it_goes(story: Story) -> None:
+    """A managed one, and an external one whose data goes with it; replaced, dropped: by a load and by the gateway."""
+    guard: Guarded = story.guard  # type: ignore[attr-defined]
+    source = story.source
+    for name, kind in (("one", "MANAGED_TABLE"), ("other", EXTERNAL)):
+        source.table(name, kind=kind)
+        source.alter(name, **{"external.table.purge": "true"})
+        (source.home / name).rmdir()
+        (source.home / name).write_text(f"1\x01{name}\n")
+    story.catch_up()
+    assert (story.target.home / "other").read_text() == "1\x01other\n"
+    (source.home / "one").write_text("2\x01one more\n")
+    story.catch_up()
+    verified = command(
+        "verify", "--source", story.source_uri, "--target", story.target_uri, "--db", story.db, "--level", "checksum"
+    )
+    assert (verified.code, verified.said["differences"]) == (0, []), verified
+    for name in ("one", "other"):
+        guard.call("drop_table", story.db, name, True)
+    rows = [row for taken in read_taken(str(story.cmroot), ALL) for row in taken.rows().to_pylist()]
+    assert [(row["table"], row["path"], row["kept"]) for row in rows] == [("one", "", True), ("other", "", True)]
+    assert not (source.home / "one").exists()
+    story.catch_up()
+    for name, text in (("one", "2\x01one more\n"), ("other", "1\x01other\n")):
+        assert not (story.target.home / name).exists()
+        assert text in {path.read_text() for path in (story.target_cmroot / "files").rglob("xxh3*")}

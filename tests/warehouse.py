@@ -363,6 +363,8 @@ def _data_place(table: Table) -> str | None:
 def files_below(location: str | None) -> dict[str, str]:
     """Relative path -> digest of the bytes, of every file that a reader of the table may look at."""
     found = {}
+    if (one := Path(plain(location or ""))).is_file():
+        return {"": hashlib.md5(one.read_bytes()).hexdigest()}
     for above, directories, names in os.walk(plain(location or "")):
         directories[:] = [name for name in directories if not name.startswith(".") and name != "_temporary"]
         for name in names:

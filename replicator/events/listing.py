@@ -79,6 +79,9 @@ def list_objects(task: ListTask) -> Listed:
             if listing is None:
                 missing.append((thing, f"its directory {thing.location} is not there"))
                 break
+            if thing.partition and listing.is_one_file:  # no server makes such a partition; one may become so
+                missing.append((thing, f"its location {thing.location} is one file, and no directory"))
+                break
             if _record(rows, index, thing, listing, known, task.keeper, tolerant=last_try):
                 directories += [
                     (index, each.relative, each.mtime_ns, each.listed_ns, each.identity) for each in listing.directories

@@ -61,7 +61,7 @@ def to_clear(clearing: Clearing) -> tuple[int, int]:
     files = [
         file
         for file in (listing.files if listing else ())
-        if not any(each.covers(f"{real}/{file.path_relative}") for each in clearing.kept)
+        if not any(each.covers(join(real, file.path_relative)) for each in clearing.kept)
     ]
     return len(files), sum(file.size for file in files)
 

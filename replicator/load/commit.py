@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from cmroot.place import join, normal, store_for
+from cmroot.emptied import remove_if_empty
+from cmroot.place import is_local, join, local_path, normal, store_for
 from replicator.dump.layout import BOOTSTRAP
 from replicator.dump.reached import after_load, reached
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
@@ -38,10 +39,12 @@ from replicator.load.replica import (
 from replicator.load.squash import Lineage
 from replicator.load.superseded import close_superseded
 from replicator.load.target import table_position
-from replicator.load.work import Work, batches, make_directory
+from replicator.load.work import Work, batches, is_one_file, make_directory
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.model import Database, Partition, Statistics, Table
 from replicator.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
+
+BESIDE = "-replicator-made-here"  # of the directory in which a table on one file is made, before it is moved there
 
 
 class Commit:
@@ -124,7 +127,7 @@ class Commit:
             self._replace(step, step.replaces)
         if not step.exists:
             try:
-                self._work.target.create_table(self._work.noted_by_name(step.table))
+                self._create(self._work.noted_by_name(step.table))
                 self._work.changed.count()
                 if step.table.is_view or "totalSize" in step.table.parameters:
                     return  # else the server has invented file statistics, which the source has not
@@ -137,6 +140,21 @@ class Commit:
             wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
             self._work.target.alter_table(*step.name, noted_like(wanted, there))
             self._work.changed.count()
+
+    def _create(self, table: Table) -> None:
+        """Servers make no table at a place that is a file, and let one be moved there. May run twice: a table that was
+        left beside is altered as any other."""
+        place = table.storage.location if table.storage and not table.is_view else None
+        if not (place and is_one_file(place)):
+            self._work.target.create_table(table)
+            return
+        assert table.storage
+        beside = f"{place}{BESIDE}"
+        storage = msgspec.structs.replace(table.storage, location=beside)
+        self._work.target.create_table(msgspec.structs.replace(table, storage=storage))
+        self._work.target.alter_table(table.db, table.name, table)
+        if is_local(beside):
+            remove_if_empty(local_path(beside))
 
     def partitions(
         self, named: Iterator[tuple[Lineage, list[tuple[str, Partition]]]], advance: Callable[[int], None]

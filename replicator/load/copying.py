@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,7 @@ from cmroot.place import is_local, join, local_path, raise_named, store_for
 from cmroot.recycle import recycle
 from cmroot.versions import open_version, version_size
 from replicator.load.asides import Attempt, given_up
-from replicator.load.stamps import is_stamped, stamp
+from replicator.load.stamps import is_published, is_stamped, stamp
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -150,6 +151,10 @@ def _place_local(
                 _set_time(target, wanted.mtime_ns)
             return Placed("present", size)
     directory = target.rpartition("/")[0]
+    if there is None or stat.S_ISDIR(there.st_mode):
+        if reason := _make_way(target, directory, there, roots, attempt):
+            return Placed("missing", reason=reason)
+        there = None
     reasons = []
     for origin in _origins(wanted, checksum, size, roots, kept):
         aside = attempt.aside(directory)
@@ -175,6 +180,27 @@ def _place_local(
         finally:
             os.close(descriptor)
     return Placed("missing", reason="; ".join(reasons))
+
+
+def _make_way(target: str, directory: str, there: os.stat_result | None, roots: Roots, attempt: Attempt) -> str | None:
+    """Where a location was one file and is a directory now, or the other way round, what loads have published there
+    goes to the target's `$cmroot`. Else, or where it holds directories, which may be others', why it stays. Several may
+    do this at once: no call here takes a file for a directory."""
+    above = None if there else _status(directory)
+    if there is None and (above is None or stat.S_ISDIR(above.st_mode)):
+        return None
+    place, kinds = (target, "a directory, and one file") if there else (directory, "a file, and a directory")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        files = [f"{place}/{name}" for name in os.listdir(place)] if there else [place]
+        if not all(stat.S_ISREG(os.lstat(path).st_mode) and is_published(path) for path in files):
+            return f"{place} is {kinds} at the source; it holds what no load has published: move it away, load again"
+        attempt.check()
+        for path in files:
+            _keeper(roots.target, os.path.dirname(path)).keep(path)
+            os.unlink(path)
+        if there:
+            os.rmdir(place)
+    return None
 
 
 def _publish(descriptor: int, aside: str, target: str) -> None:
@@ -344,8 +370,10 @@ def _take_away(target: str, roots: Roots, private: bool) -> None:
 def remove_file(target: str, roots: Roots, *, private: bool = False) -> bool:
     """Recycles a target file that the source no longer has; False when it is not there. May run twice. `private`: see
     CopyTask."""
-    if is_local(target) and _status(local_path(target)) is None:
-        return False
+    if is_local(target):
+        there = _status(local_path(target))
+        if there is None or stat.S_ISDIR(there.st_mode):  # a directory by now, of the same name
+            return False
     try:
         _take_away(target, roots, private)
     except FileNotFoundError:

@@ -261,14 +261,14 @@ def fold_entries(
             if homes is not None:
                 homes.add(target)
             for path, size, mtime_ns, checksum, version in files:
-                place = target + path
+                place = file_in(target, path)
                 before = last.get(place)
                 if before is not None and before[0] > position:
                     continue
                 wanted = None
                 if adds:  # a version belongs to the name the object had when it was recorded
-                    at_version = (slashed(key[4]) + path, version) if version else None
-                    wanted = Wanted(source + path, place, size, mtime_ns, checksum, position, at_version)
+                    at_version = (file_in(slashed(key[4]), path), version) if version else None
+                    wanted = Wanted(file_in(source, path), place, size, mtime_ns, checksum, position, at_version)
                 last[place] = (position, wanted)
     return (
         [wanted for _, wanted in last.values() if wanted is not None],
@@ -296,6 +296,11 @@ _OF_FILES = ("path", "size", "mtime_ns", "checksum", "version")
 def slashed(directory: str) -> str:
     """Of a place, what comes before the names in it; a local one as a plain path."""
     return (local_path(directory) if is_local(directory) else directory).rstrip("/") + "/"
+
+
+def file_in(directory: str, path: str) -> str:
+    """A file of a place that ends with a slash; of one that is the file itself, the path is empty."""
+    return directory + path if path else directory[:-1]
 
 
 def share_of(files: Sequence[Wanted], share: int, shares: int) -> list[Wanted]:

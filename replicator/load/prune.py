@@ -107,7 +107,7 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
         real = resolved(directory) if home.kept else ""
         before = found.files, found.bytes
         for file in listing.files if listing else ():
-            if file.path_relative in wanted or any(each.covers(f"{real}/{file.path_relative}") for each in home.kept):
+            if file.path_relative in wanted or any(each.covers(join(real, file.path_relative)) for each in home.kept):
                 continue
             fence.check()
             if task.roots is None or remove_file(join(directory, file.path_relative), task.roots, private=task.private):

@@ -30,11 +30,20 @@ def stamp(file: int | str, checksum: str) -> None:
 
 def is_stamped(path: str, checksum: str) -> bool:
     """Whether a load has published these bytes in the file. Its size and time are for the caller to compare, too."""
+    return _stamp_of(path) == bytes.fromhex(checksum)
+
+
+def is_published(path: str) -> bool:
+    """Whether a load has published a file there, whatever is in it now; False where files carry no stamps."""
+    return _stamp_of(path) is not None
+
+
+def _stamp_of(path: str) -> bytes | None:
     if not _AVAILABLE:
-        return False
+        return None
     try:
-        return os.getxattr(path, _NAME) == bytes.fromhex(checksum)
+        return os.getxattr(path, _NAME)
     except OSError as error:
         if error.errno not in _NONE:
             raise
-        return False
+        return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from cmroot.listing import list_tree
+from cmroot.place import join
 from cmroot.resolve import resolved
 from replicator.dump.layout import INCREMENTAL
 from replicator.dump.reader import DumpReader
@@ -20,7 +21,7 @@ from replicator.engine import AutoEngine
 from replicator.load.asides import OPEN, Fence, fenced
 from replicator.load.clearing import Clearing
 from replicator.load.copying import Roots, remove_file
-from replicator.load.files import FileRules, entries, fold_entries, slashed
+from replicator.load.files import FileRules, entries, file_in, fold_entries, slashed
 from replicator.load.neighbours import Free, Leaving, Neighbours
 from replicator.load.placement import relative
 from replicator.load.plan import Plan
@@ -120,8 +121,8 @@ def run_stray_task(task: StrayTask, fence: Fence = OPEN) -> Strays:
     for each, files in found.items():
         real = resolved(each.directory)
         for file in files:
-            target = slashed(each.directory) + file.path_relative
-            if target in wanted or any(kept.covers(f"{real}/{file.path_relative}") for kept in each.kept):
+            target = file_in(slashed(each.directory), file.path_relative)
+            if target in wanted or any(kept.covers(join(real, file.path_relative)) for kept in each.kept):
                 continue
             holding[each.directory] = None
             if task.roots is not None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TypeVar
 
-from cmroot.place import is_directory, is_local, join, local_path, store_for
+from cmroot.listing import file_state
+from cmroot.place import is_local, join, local_path, status_of, store_for
 from cmroot.resolve import is_within, resolved
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
@@ -263,9 +264,24 @@ def batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
 
 
 def make_directory(location: str) -> None:
+    """Unless there is one, or the file that is all of a table."""
     if is_local(location):
-        os.makedirs(local_path(location), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(local_path(location), exist_ok=True)
+
+
+def is_one_file(location: str) -> bool:
+    """Whether a location is the file that is all of a table. An object of no bytes may be a directory's mark."""
+    if is_local(location):
+        return os.path.isfile(local_path(location))
+    with contextlib.suppress(FileNotFoundError):
+        return file_state(location).size > 0
+    return False
 
 
 def exists(location: str) -> bool:
-    return is_directory(local_path(location)) if is_local(location) else bool(store_for(location).list(location))
+    """Whether a directory is there, or the file that is all of a table."""
+    if is_local(location):
+        return status_of(local_path(location)) is not None
+    store = store_for(location)
+    return bool(store.list(location)) or store.exists(location)

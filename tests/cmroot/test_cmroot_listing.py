@@ -58,9 +58,31 @@ def test_a_missing_directory_has_no_listing_and_an_empty_one_has(place: str, tmp
     assert listing is not None and (listing.files, len(listing.directories)) == ([], 1)
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "one.csv").write_text("1")
-    assert list_tree(str(tmp_path / "one.csv")) is None
+def test_a_location_that_is_one_file_has_that_file(place: str, tmp_path: Path) -> None:
+    one = join(place, "one.csv")
+    store_for(place).write_bytes(one, b"1")
+    listing = list_tree(one)
+    assert listing is not None and listing.is_one_file
+    state = file_state(one)
+    assert [(file.path_relative, file.identity) for file in listing.files] == [("", state.identity)]
+    os.mkfifo(tmp_path / "pipe")
+    assert list_tree(str(tmp_path / "pipe")) is None
+    if not is_local(place):  # an object of no bytes is a directory's mark
+        store_for(place).write_bytes(join(place, "mark"), b"")
+        marked = list_tree(join(place, "mark"))
+        assert marked is not None and marked.files == []
+
+
+def test_a_location_that_is_one_file_changes_when_it_is_replaced(tmp_path: Path) -> None:
+    one, next_one = tmp_path / "one.csv", tmp_path / "next"
+    one.write_text("1")
+    next_one.write_text("2")
+    status = one.stat()
+    before = listed(one)[""]
+    assert unchanged(before, str(one))
+    os.utime(next_one, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    next_one.rename(one)
+    assert not unchanged(before, str(one))
 
 
 def test_a_file_replaced_by_another_of_the_same_size_has_another_identity(tmp_path: Path) -> None:
