@@ -16,7 +16,7 @@ FLOORS = [
         "replicator.grouping", "replicator.not_replicated", "replicator.policy",
         "replicator.partition_filter", "replicator.progress",
         "replicator.printable", "replicator.quantity", "replicator.report",
-        "replicator.roles", "replicator.shadow", "replicator.table_format",
+        "replicator.roles", "replicator.shadow", "replicator.sql_text", "replicator.table_format",
     },
     {"replicator.metastore"},
     {"replicator.events"},

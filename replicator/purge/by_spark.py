@@ -15,13 +15,14 @@ from replicator.purge import matching
 from replicator.purge.onboarding import Onboarded, data_columns
 from replicator.purge.parts import is_data, look_at
 from replicator.purge.staging import Staged, Staging
+from replicator.sql_text import quoted_name, quoted_text
 
 
 def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Staged:
     """After the table was searched, as it uses that search's view of the ids."""
     staged = Staged(staging)
-    part, table = staging.part, f"`{onboarded.table.db}`.`{onboarded.table.name}`"
-    columns = ", ".join(f"t.`{column.name}`" for column in data_columns(onboarded.table))
+    part, table = staging.part, quoted_name(onboarded.table.db, onboarded.table.name)
+    columns = ", ".join(f"t.{quoted_name(column.name)}" for column in data_columns(onboarded.table))
     where = _condition(onboarded, part.thing) if isinstance(part.thing, Partition) else "true"
     before = int(session.sql(f"SELECT count(*) FROM {table} t WHERE {where}").collect()[0][0])
     kept, rows = counted(
@@ -68,9 +69,9 @@ def _condition(onboarded: Onboarded, partition: Partition) -> str:
     conditions = []
     for key, value in zip(onboarded.table.partition_keys, partition.values, strict=True):
         if not value or value == DEFAULT_PARTITION:
-            conditions.append(f"t.`{key.name}` IS NULL")
+            conditions.append(f"t.{quoted_name(key.name)} IS NULL")
         else:
-            conditions.append(f"t.`{key.name}` = {matching.literal(value, key.type)}")
+            conditions.append(f"t.{quoted_name(key.name)} = {matching.literal(value, key.type)}")
     return " AND ".join(conditions)
 
 
@@ -80,18 +81,11 @@ def _insert(place: str, onboarded: Onboarded, storage: Storage) -> str:
         avro = {key: value for key, value in onboarded.table.parameters.items() if key.startswith("avro.")}
         names = {"avro.schema.name": onboarded.table.name, "avro.schema.namespace": onboarded.table.db}
         given = {**names, **avro, **given}
-    properties = ", ".join(f"{_quoted(key)} = {_quoted(value)}" for key, value in given.items())
+    properties = ", ".join(f"{quoted_text(key)} = {quoted_text(value)}" for key, value in given.items())
     return (
-        f"INSERT OVERWRITE DIRECTORY {_quoted(matching.hadoop_place(place))}"
-        f" ROW FORMAT SERDE {_quoted(storage.serde.library or '')}"
+        f"INSERT OVERWRITE DIRECTORY {quoted_text(matching.hadoop_place(place))}"
+        f" ROW FORMAT SERDE {quoted_text(storage.serde.library or '')}"
         + (f" WITH SERDEPROPERTIES ({properties})" if properties else "")
-        + f" STORED AS INPUTFORMAT {_quoted(storage.input_format or '')}"
-        f" OUTPUTFORMAT {_quoted(storage.output_format or '')} SELECT * FROM replicator_purge_kept"
+        + f" STORED AS INPUTFORMAT {quoted_text(storage.input_format or '')}"
+        f" OUTPUTFORMAT {quoted_text(storage.output_format or '')} SELECT * FROM replicator_purge_kept"
     )
-
-
-def _quoted(text: str) -> str:
-    escaped = "".join(
-        letter if letter.isprintable() and letter not in "'\\" else f"\\u{ord(letter):04x}" for letter in text
-    )
-    return f"'{escaped}'"

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from cmroot.place import is_local, join, local_path, store_for
 from replicator.errors import Error, Refused
 from replicator.purge.onboarding import Onboarded
+from replicator.sql_text import SETTINGS, quoted_name, scalar_type
 
 LISTED = 1000
 """With at most so many ids, they are named in the scan's filter, which skips row groups by their statistics; with more,
@@ -56,14 +57,15 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
     so that all tables of a run see the same. Raises Refused when there are none, for whatever reason."""
     table, column = split_ids(text)
     db, _, name = table.partition(".")
-    if not session.catalog.tableExists(f"`{db}`.`{name}`"):
+    _take_text_as_text(session)
+    if not session.catalog.tableExists(quoted_name(db, name)):
         raise Refused(f"there is no table {table} with ids, so nothing would be erased", hint="check --ids")
-    source = session.table(f"`{db}`.`{name}`")
+    source = session.table(quoted_name(db, name))
     found = [field for field in source.schema.fields if field.name.lower() == column.lower()]
     if not found:
         names = ", ".join(field.name for field in source.schema.fields)
         raise Refused(f"{table} has no column {column}, so nothing would be erased", hint=f"it has {names}")
-    ids = source.selectExpr(f"`{column}` AS id").where("id IS NOT NULL").distinct()
+    ids = source.selectExpr(f"{quoted_name(column)} AS id").where("id IS NOT NULL").distinct()
     if snapshot is not None:
         ids.write.mode("overwrite").parquet(hadoop_place(snapshot))
         return open_ids(session, snapshot)
@@ -72,7 +74,13 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
 
 def open_ids(session: Any, snapshot: str) -> Ids:
     """The ids that a run has written."""
+    _take_text_as_text(session)
     return _view(session, session.read.parquet(hadoop_place(snapshot)).cache())
+
+
+def _take_text_as_text(session: Any) -> None:
+    for key, value in SETTINGS.items():
+        session.conf.set(key, value)
 
 
 def _view(session: Any, ids: Any) -> Ids:
@@ -82,8 +90,13 @@ def _view(session: Any, ids: Any) -> Ids:
             "the table of ids is empty, so nothing would be erased",
             hint="an empty list of ids is more often a failed export than a day without requests",
         )
+    type_ = ids.schema.fields[0].dataType.simpleString()
+    try:
+        scalar_type(type_)
+    except ValueError as error:
+        raise Refused(f"the ids cannot be compared: {error}", hint="name a column of single values in --ids") from error
     ids.createOrReplaceTempView(_VIEW)
-    return Ids(session, count, ids.schema.fields[0].dataType.simpleString())
+    return Ids(session, count, type_)
 
 
 def forget(ids: Ids) -> None:
@@ -107,7 +120,7 @@ class Search:
 def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
     """converted: whether Spark may read Hive's Parquet and ORC with its own readers, which take all partitions for
     files of the table's format, and read no sub-directories; Hive's serdes do. Raises LossyIds."""
-    session, type_ = ids.session, _comparable(onboarded.type)
+    session, type_ = ids.session, scalar_type(_comparable(onboarded.type))
     for format_ in ("Parquet", "Orc"):
         session.conf.set(f"spark.sql.hive.convertMetastore{format_}", str(converted).lower())
     session.conf.set("spark.sql.parquet.pushdown.inFilterThreshold", str(LISTED))
@@ -125,7 +138,7 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
     keys = keys.selectExpr("key")
     keys.createOrReplaceTempView(KEYS)
     column = key_column(onboarded)
-    table = f"`{onboarded.table.db}`.`{onboarded.table.name}`"
+    table = quoted_name(onboarded.table.db, onboarded.table.name)
     session.sql(f"REFRESH TABLE {table}")
     query = (
         f"SELECT m.file, m.key, count(*) AS rows FROM (SELECT input_file_name() AS file, {column} AS key FROM {table} t"
@@ -144,7 +157,7 @@ def _by_serde(rows: Any) -> bool:
 
 def key_column(onboarded: Onboarded) -> str:
     """Of the table `t`."""
-    column = "t." + ".".join(f"`{part}`" for part in onboarded.field)
+    column = "t." + quoted_name(*onboarded.field)
     return f"rtrim({column})" if onboarded.type.startswith("char") else column
 
 
@@ -162,8 +175,8 @@ def _bounds(keys: Any, count: int, column: str, type_: str) -> str:
 
 
 def literal(text: str, type_: str) -> str:
-    """Any text, whatever letters it has."""
-    return f"CAST(decode(unhex('{text.encode().hex()}'), 'UTF-8') AS {type_})"
+    """Any text, whatever letters it has. Raises ValueError for a type that is none of single values."""
+    return f"CAST(decode(unhex('{text.encode().hex()}'), 'UTF-8') AS {scalar_type(type_)})"
 
 
 def write_found(found: Search, place: str) -> None:

@@ -6,7 +6,7 @@ Grammar and names are those of Gobblin compliance, so properties and lists work 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 from cmroot.errors import UNREADABLE
 from replicator.errors import UsageError
 from replicator.model import Column, Table
+from replicator.sql_text import quoted_name, scalar_type
 from replicator.table_format import SAID, table_format
 
 DESCRIPTOR = "dataset.descriptor"
@@ -108,7 +109,10 @@ def onboard(table: Table, field_path: str = "") -> Onboarded | Gap:
     for key in table.partition_keys:
         if parts[:1] == (key.name.lower(),):
             return Gap(name, f"{field} is a partition key: drop its partitions instead", invalid=True)
-    columns = {column.name.lower(): column.type for column in data_columns(table)}
+    try:
+        columns = {column.name.lower(): column.type for column in data_columns(table)}
+    except ValueError as error:
+        return Gap(name, str(error), invalid=True)
     if not parts or parts[0] not in columns:
         return Gap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
     try:
@@ -171,61 +175,97 @@ def _only(value: Any) -> str:
 
 def data_columns(table: Table) -> tuple[Column, ...]:
     """The columns in a table's files. Spark keeps those of its own kinds of tables in the properties; where Hive cannot
-    read the files, the metastore's columns say nothing."""
+    read the files, the metastore's columns say nothing. Raises ValueError for a schema that is none."""
     own = table.storage.columns if table.storage else ()
     if table.parameters.get("spark.sql.sources.provider", "hive").lower() == "hive":
         return own
-    text = table.parameters.get("spark.sql.sources.schema") or "".join(
-        table.parameters.get(f"spark.sql.sources.schema.part.{number}", "")
-        for number in range(int(table.parameters.get("spark.sql.sources.schema.numParts", "0")))
-    )
+    text = _spark_schema(table.parameters)
     if not text:
         return own
     keys = {key.name.lower() for key in table.partition_keys}
-    fields = msgspec.json.decode(text)["fields"]
-    return tuple(
-        Column(field["name"], _hive_type(field["type"])) for field in fields if field["name"].lower() not in keys
-    )
+    try:
+        fields = msgspec.json.decode(text, type=_Schema).fields
+        return tuple(Column(field.name, _hive_type(field.type)) for field in fields if field.name.lower() not in keys)
+    except UNREADABLE as error:
+        raise ValueError(f"spark.sql.sources.schema is invalid: {error}") from error
+
+
+def _spark_schema(parameters: Mapping[str, str]) -> str:
+    if whole := parameters.get("spark.sql.sources.schema"):
+        return whole
+    count = parameters.get("spark.sql.sources.schema.numParts", "0")
+    if not count.isdecimal():
+        raise ValueError(f"spark.sql.sources.schema.numParts is no number: {count[:80]!r}")
+    parts = []
+    for number in range(int(count)):
+        part = parameters.get(f"spark.sql.sources.schema.part.{number}")
+        if part is None:
+            raise ValueError(f"spark.sql.sources.schema has no part {number} of {count}")
+        parts.append(part)
+    return "".join(parts)
+
+
+class _Field(msgspec.Struct):
+    name: str
+    type: Any
+
+
+class _Schema(msgspec.Struct):
+    fields: list[_Field]
 
 
 _SPARK_TYPES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
+_WORD = re.compile(r"[a-z][a-z0-9_ ]*(\([\w:, -]*\))?", re.ASCII)
+_PLAIN = re.compile(r"\w+", re.ASCII)
 
 
 def _hive_type(type_: Any) -> str:
-    if isinstance(type_, str):
-        return _SPARK_TYPES.get(type_, type_)
-    match type_["type"]:
-        case "struct":
-            inner = (f"{field['name']}:{_hive_type(field['type'])}" for field in type_["fields"])
-            return f"struct<{','.join(inner)}>"
-        case "array":
-            return f"array<{_hive_type(type_['elementType'])}>"
-        case "map":
-            return f"map<{_hive_type(type_['keyType'])},{_hive_type(type_['valueType'])}>"
-    return str(type_["type"])
+    """Names of a struct's fields are in backticks where a type's own letters are among theirs."""
+    match type_:
+        case str() if _WORD.fullmatch(type_):
+            return _SPARK_TYPES.get(type_, type_)
+        case {"type": "struct", "fields": list(fields)}:
+            inner = msgspec.convert(fields, list[_Field])
+            return f"struct<{','.join(f'{_field_name(field.name)}:{_hive_type(field.type)}' for field in inner)}>"
+        case {"type": "array", "elementType": element}:
+            return f"array<{_hive_type(element)}>"
+        case {"type": "map", "keyType": key, "valueType": value}:
+            return f"map<{_hive_type(key)},{_hive_type(value)}>"
+        case {"type": "udt"}:
+            return "udt"
+    raise ValueError(f"spark.sql.sources.schema has a type that is none: {str(type_)[:80]!r}")
+
+
+def _field_name(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else quoted_name(name)
 
 
 def type_at(type_: str, path: tuple[str, ...]) -> str:
     """The Hive type of a field inside of structs. Raises ValueError for one that is not there or cannot be compared."""
     type_ = type_.strip()
     if not path:
-        if type_.lower().startswith(("struct<", "array<", "map<", "uniontype<")) or type_.lower() in ("void", "null"):
-            raise ValueError(f"a {type_} cannot be compared with an id")
-        return type_.lower()
+        try:
+            return scalar_type(type_.lower())
+        except ValueError as error:
+            raise ValueError(f"a {type_[:80]} cannot be compared with an id") from error
     if not type_.lower().startswith("struct<") or not type_.endswith(">"):
-        raise ValueError(f"{type_} has no field {path[0]}")
-    for field in _fields(type_[len("struct<") : -1]):
-        name, _, inner = field.partition(":")
-        if name.strip().lower() == path[0]:
+        raise ValueError(f"{type_[:80]} has no field {path[0]}")
+    for name, inner in _fields(type_[len("struct<") : -1]):
+        if name.lower() == path[0]:
             return type_at(inner, path[1:])
-    raise ValueError(f"{type_} has no field {path[0]}")
+    raise ValueError(f"{type_[:80]} has no field {path[0]}")
 
 
-def _fields(text: str) -> list[str]:
-    found, depth, begun = [], 0, 0
-    for index, letter in enumerate(text):
-        depth += (letter in "<(") - (letter in ">)")
-        if letter == "," and depth == 0:
-            found.append(text[begun:index])
-            begun = index + 1
-    return [*found, text[begun:]]
+def _fields(text: str) -> Iterator[tuple[str, str]]:
+    """Names and types of a struct's fields."""
+    tokens = re.findall(r"`(?:[^`]|``)*`|[<(>),]|[^`<(>),]+", text)
+    depth, field = 0, ""
+    for token in [*tokens, ","]:
+        depth += (token in ("<", "(")) - (token in (">", ")"))
+        if token != "," or depth:
+            field += token
+            continue
+        match = re.fullmatch(r"\s*(?:`((?:[^`]|``)*)`|([^:]*?))\s*:(.*)", field, re.DOTALL)
+        if match:
+            yield (match[2] if match[1] is None else match[1].replace("``", "`")), match[3]
+        field = ""

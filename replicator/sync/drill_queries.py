@@ -22,6 +22,7 @@ from replicator.errors import Error
 from replicator.load.target import default_warehouse
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.metastore.java import find_java, spark_environment
+from replicator.sql_text import quoted_name
 from replicator.sync.drill_record import Asked
 from replicator.sync.drill_shadow import Shadows, row_count
 
@@ -80,7 +81,7 @@ def questions(
     for shadow in sorted(names):
         replica = replicas[shadow]
         for table in metastore.tables(replica, sorted(name for db, name in chosen if db == shadow)):
-            what = f"`{shadow}`.`{table.name}`"
+            what = quoted_name(shadow, table.name)
             if table.is_view:
                 found.append(Question(f"SELECT * FROM {what} LIMIT 1", replica=replica))
             else:

@@ -1,0 +1,116 @@
+"""Text of tables that a purge reads: none of it becomes a statement's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from purges import DESCRIPTOR, Warehouse
+
+from replicator.metastore.embedded import Running
+from replicator.model import Column
+from replicator.purge.by_spark import _condition
+from replicator.purge.onboarding import Onboarded, _fields, onboard
+from replicator.sql_text import quoted_name, quoted_text
+
+SECRET = "the diary of somebody else"
+
+
+@pytest.fixture(scope="module")
+def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    found.sql(
+        "CREATE TABLE default.diary (line STRING)", f"INSERT INTO default.diary VALUES ('{SECRET}')",
+        "CREATE DATABASE h", "CREATE TABLE h.gone AS SELECT '2026-01-01' AS member, '2026-01-01' AS `mem``ber`",
+    )  # fmt: skip
+    yield found
+    found.close()
+
+
+def schema(type_: Any) -> dict[str, str]:
+    fields = [{"name": "id", "type": type_, "nullable": True, "metadata": {}}]
+    return {"spark.sql.sources.schema": json.dumps({"type": "struct", "fields": fields})}
+
+
+def change(warehouse: Warehouse, name: str, properties: dict[str, str]) -> None:
+    table = warehouse.metastore.table("h", name)
+    parameters = {**table.parameters, **properties}
+    warehouse.metastore.alter_table("h", name, msgspec.structs.replace(table, parameters=parameters))
+
+
+def test_no_table_reads_another_by_its_types_and_names(warehouse: Warehouse) -> None:
+    """What their own statements read would be told: as an id that does not fit, or as an error of Spark."""
+    type_ = "date) AS key FROM replicator_purge_ids UNION ALL SELECT line, CAST(null AS date) FROM diary -- "
+    column = "line` as key from diary t where raise_error(line) is null) m group by 1, 2 -- "
+    warehouse.sql(
+        f"CREATE TABLE h.type (id STRING) USING parquet TBLPROPERTIES ({DESCRIPTOR})",
+        "CREATE TABLE h.column (id STRING) STORED AS PARQUET TBLPROPERTIES"
+        f" ('dataset.descriptor'='{json.dumps({'privacy': {'column': column}})}')",
+    )
+    change(warehouse, "type", schema(type_))
+    table = warehouse.metastore.table("h", "column")
+    storage = msgspec.structs.replace(table.storage, columns=(Column(column, "string"),))  # type: ignore[type-var]
+    warehouse.metastore.alter_table("h", "column", msgspec.structs.replace(table, storage=storage))
+
+    done = warehouse.purge(warehouse.root("hostile"), "h.gone:member", "h.type|column")
+
+    assert SECRET not in msgspec.json.encode(done).decode()
+    assert [(gap["table"], gap["invalid"]) for gap in done.gaps] == [("h.type", True)]
+    assert [(table.table, table.error) for table in done.tables] == [("h.column", "")]
+    warehouse.metastore.drop_table("h", "type")
+
+
+def test_a_schema_that_is_none_is_a_gap_of_its_table_alone(warehouse: Warehouse) -> None:
+    warehouse.sql(f"CREATE TABLE h.s (id STRING) USING parquet TBLPROPERTIES ({DESCRIPTOR})")
+    parts = {"spark.sql.sources.schema": "", "spark.sql.sources.schema.numParts": "2"}
+    for wrong in (
+        schema({"type": "struct"}), schema(["long"]), schema("long> --"), schema("variant"),
+        {"spark.sql.sources.schema": "{"}, {"spark.sql.sources.schema": '"text"'}, parts,
+        {**parts, "spark.sql.sources.schema.numParts": "many"},
+    ):  # fmt: skip
+        change(warehouse, "s", wrong)
+        gap = onboard(warehouse.metastore.table("h", "s"), "privacy.column")
+        assert getattr(gap, "invalid", False), (wrong, gap)
+    warehouse.metastore.drop_table("h", "s")
+
+
+def test_quoted_text_is_what_it_was(warehouse: Warehouse) -> None:
+    """Whatever letters it has, and whatever its Spark is set to."""
+    odd = "a`b'c\"d\\e${spark.app.name}\n\t\x01\U000e0001\U0001f600é -- /* */ ;"
+    settings = {
+        "spark.sql.parser.escapedStringLiterals": "true", "spark.sql.parser.quotedRegexColumnNames": "true",
+        "spark.sql.variable.substitute": "true",
+    }  # fmt: skip
+    for key, value in settings.items():
+        warehouse.session.conf.set(key, value)
+    root = warehouse.root("quoted")
+    warehouse.sql(
+        f"CREATE TABLE h.q (id STRING) USING parquet TBLPROPERTIES ({DESCRIPTOR})", "INSERT INTO h.q VALUES ('2026')"
+    )  # fmt: skip
+    warehouse.purge(root, "h.gone:mem`ber", "h.q")
+    assert warehouse.sql(f"SELECT {quoted_text(odd)} AS {quoted_name(odd)}") == [(odd,)]
+    assert warehouse.session.sql(f"SELECT 1 AS {quoted_name(odd)}").columns == [odd]
+    assert list(_fields("`a``:,<b`:int,c d:struct<x:decimal(3,1),`y`:int>, E :array<int>")) == [
+        ("a`:,<b", "int"), ("c d", "struct<x:decimal(3,1),`y`:int>"), ("E", "array<int>"),
+    ]  # fmt: skip
+
+
+def test_a_partition_key_is_a_name_and_a_type(warehouse: Warehouse) -> None:
+    warehouse.sql("CREATE TABLE h.k (id STRING) PARTITIONED BY (k STRING) STORED AS AVRO")
+    warehouse.sql("INSERT INTO h.k VALUES ('10', 'x''y')")
+    table = warehouse.metastore.table("h", "k")
+    ((partition,),) = warehouse.metastore.partitions("h", "k", ["k=x%27y"])
+
+    def condition(key: Column) -> str:
+        return _condition(
+            Onboarded(msgspec.structs.replace(table, partition_keys=(key,)), ("id",), "string"), partition
+        )
+
+    assert warehouse.sql(f"SELECT * FROM h.k t WHERE {condition(Column('k', 'string'))}") == [("10", "x'y")]
+    assert condition(Column("k` = '1' OR `x", "string")).startswith("t.`k`` = '1' OR ``x` = CAST")
+    with pytest.raises(ValueError):
+        condition(Column("k", "string) OR (1 = 1"))
+    warehouse.metastore.drop_table("h", "k")
