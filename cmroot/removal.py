@@ -102,7 +102,7 @@ def remove(
                 if is_local(root):
                     _unlink(directory, going, cutoff_ns, removed)
                 else:
-                    _delete(directory, going, cutoff_ns, removed)
+                    _delete(directory, going, cutoff_ns, removed, lease)
     return removed
 
 
@@ -128,7 +128,8 @@ def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
             removed.freed += status.st_size
 
 
-def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Removed) -> None:
+def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Removed, lease: Lease) -> None:
+    """Asks for the lease again: the store may have taken longer over its answers than the lease lasts."""
     store = FsspecStore(directory)
     columns = (rows[name].to_pylist() for name in ("checksum", "size"))
     paths = [
@@ -142,11 +143,13 @@ def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
             removed.taken_back += 1
             removed.taken_back_bytes += size
         else:
-            going.append(path)
-            removed.entries += 1
-            removed.bytes += size
-            removed.freed += size
-    store.remove_many(going)
+            going.append((path, size))
+    lease.check()
+    store.remove_many([path for path, _ in going])
+    size = sum(size for _, size in going)
+    removed.entries += len(going)
+    removed.bytes += size
+    removed.freed += size
 
 
 def _begun(root: str, position: int) -> pa.Array:

@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import tracemalloc
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from fault_store import expired
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import at_every_step
@@ -21,8 +23,9 @@ from cmroot.compact import Run, compact, plan_compaction
 from cmroot.errors import FormatError, LeaseHeld, Superseded
 from cmroot.lease import acquire
 from cmroot.log import COVERED_MARGIN, FILES_PART, MARKER, Segment, SegmentWriter, segments, sweep_log
-from cmroot.parts import LINES, PARQUET, Marker, Part
+from cmroot.parts import LINES, PARQUET, Marker, Part, PartsReader
 from cmroot.place import join, name_of, store_for
+from cmroot.remote import FsspecStore
 from cmroot.root import create_or_open
 
 HOUR = COVERED_MARGIN.total_seconds()
@@ -100,6 +103,45 @@ def test_a_held_lease_is_told(root: str) -> None:
     with acquire(root, "capture"), pytest.raises(LeaseHeld, match="capture"):
         compact(root)
     assert len(segments(root)) == 2
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_compaction_that_was_taken_over_while_it_stood_still_publishes_nothing(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Before its last look, or right before the request that decides. Another has merged the same segments."""
+    root = create_or_open(f"memory://{uuid.uuid4().hex}").place
+    write_some(root, [1, 1, 1])
+    before, taken = content(root), []
+
+    def take_over() -> None:
+        if not taken:
+            taken.append(True)
+            with expired(root):
+                pass
+            compact(root)
+            taken.append(names(root))
+
+    verify, create = PartsReader.verify, FsspecStore.create_exclusive
+
+    def slow_verify(self: PartsReader) -> None:
+        verify(self)
+        if "-writing" in self.place:
+            take_over()
+
+    def slow_create(self: FsspecStore, path: str, data: bytes) -> bool:
+        if b"publishes" in data:
+            take_over()
+        return create(self, path, data)
+
+    if when == "before":
+        monkeypatch.setattr(PartsReader, "verify", slow_verify)
+    else:
+        monkeypatch.setattr(FsspecStore, "create_exclusive", slow_create)
+    with pytest.raises(LeaseHeld):
+        compact(root)
+    assert len(taken) == 2
+    assert [(each.first, each.last) for each in segments(root)] == [(1, 3)] and content(root) == before
 
 
 # Those who read meanwhile

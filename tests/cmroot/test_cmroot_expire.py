@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from fault_store import expired
 from small_root import ENGINE, HOUR, NOTHING, NOW, WEEK, SmallRoot, checksum, content, history, slot
 
 from cmroot.errors import Error, Filing, FormatError, LeaseHeld, Superseded
@@ -34,6 +36,7 @@ from cmroot.pins import (
 )
 from cmroot.place import is_local, join, store_for
 from cmroot.recycle import recycle
+from cmroot.remote import FsspecStore
 from cmroot.removal import Since, remove
 from cmroot.retention import DECIDED
 from cmroot.root import GUARDS, create_or_open
@@ -68,6 +71,27 @@ def test_each_batch_of_removals_asks_for_the_lease(ground: SmallRoot) -> None:
         remove(ground.root, batches(), since, plan.rules.cutoff_ns, lease)
     assert len(ground.there()) == 1
     plan.discard()
+
+
+def test_an_expiry_that_was_taken_over_while_the_store_answered_removes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever took over may rely on an entry that was planned to go."""
+    ground = SmallRoot(create_or_open(f"memory://{uuid.uuid4().hex}").place)
+    history(ground)
+    before, real = ground.there(), FsspecStore.infos
+
+    def slow(self: FsspecStore, paths: Sequence[str]) -> object:
+        answer = real(self, paths)
+        with expired(ground.root):
+            ground.capture(add="b c d")
+        return answer
+
+    monkeypatch.setattr(FsspecStore, "infos", slow)
+    plan = ground.plan()
+    with pytest.raises(LeaseHeld):
+        expire(ground.root, plan, now=lambda: NOW)
+    assert ground.there() == before
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same store", "from local"])
