@@ -1,4 +1,5 @@
-"""Rewriting one Parquet or ORC file without the rows of some ids: names, order, types and codecs stay. Runs in a task.
+"""Rewriting one Parquet or ORC file without the rows of some ids: values, names, order, types and codecs stay. Runs in
+a task.
 
 The file is read by its own schema, not its table's: columns that the table does not know are kept, and a partition may
 have another schema than its table.
@@ -6,6 +7,8 @@ have another schema than its table.
 
 from __future__ import annotations
 
+import inspect
+import io
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
@@ -14,10 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from replicator.purge import parquet_footer
+from replicator.purge.compact import Struct, elements, given
 from replicator.purge.formats import Unsupported
+from replicator.purge.parquet_footer import Bare
 
 BATCH = 1 << 16
-"""Rows decoded at once: memory follows the width of a row, not the file's size."""
+"""Rows decoded at once."""
+GROUP_BYTES = 256 << 20
+"""Decoded rows of one row group that are held until they are written."""
 
 Counts = tuple[int, int]
 """Rows read, and rows left out."""
@@ -30,62 +38,130 @@ def rewrite_parquet(
     keys: pa.Array,
     padded: bool = False,
 ) -> Counts:
-    """Copies a file but for the rows whose field is one of `keys`; null fields stay. Codec of each column,
-    dictionaries, size of row groups, physical types of times and decimals, sorting, and the footer's own keys are the
-    source's. padded: blanks at the end of a text do not count."""
-    file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
-    metadata = file.metadata
+    """Copies a file but for the rows whose field is one of `keys`; null fields stay. Schema, keys and writer of the
+    footer are the source's, byte for byte, and so are the codec of each column, dictionaries, row groups (those that
+    are larger than GROUP_BYTES become several), sorting, and which columns have bloom filters and page indexes. Every
+    value that stays has the same bytes. padded: blanks at the end of a text do not count. Raises Unsupported."""
+    footer = parquet_footer.read_footer(source)
+    bare = parquet_footer.bare(footer, field)
+    metadata = pq.read_metadata(io.BytesIO(parquet_footer.as_file(bare.footer)))
+    file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
     path = _path(file.schema_arrow, field)
-    rows = dropped = 0
-    if metadata.num_row_groups == 0:
-        with target as out, pq.ParquetWriter(out, file.schema_arrow):
-            return 0, 0
     wanted = _as_type(keys, _type_at(file.schema_arrow, path))
-    most = max(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-    with target as out, pq.ParquetWriter(out, file.schema_arrow, **_as_written(file)) as writer:
-        for batch in file.iter_batches(BATCH):
-            kept, left_out = _without(batch, path, wanted, padded)
-            rows, dropped = rows + batch.num_rows, dropped + left_out
-            if kept.num_rows:
-                writer.write_batch(kept, row_group_size=max(1, most))
-    return rows, dropped
+    options = _as_written(footer, bare, file.schema_arrow)
+    rows, origins = [0, 0], list[int]()
+    with target as out:
+        held = _HeldEnd(out)
+        writer = pq.ParquetWriter(held, file.schema_arrow, **options)
+        for group in range(metadata.num_row_groups):
+            for table in _bundles(file.iter_batches(BATCH, row_groups=[group]), path, wanted, padded, rows):
+                writer.write_table(table, row_group_size=table.num_rows)
+                origins.append(group)
+        held.holding = True
+        writer.close()
+        before, written = parquet_footer.of_end(bytes(held.end))
+        out.write(before)
+        out.write(parquet_footer.as_end(parquet_footer.as_source(footer, written, origins)))
+    return rows[0], rows[1]
+
+
+def _bundles(
+    batches: Iterator[pa.RecordBatch], path: tuple[str, ...], keys: pa.Array, padded: bool, rows: list[int]
+) -> Iterator[pa.Table]:
+    """What stays, in tables of at most about GROUP_BYTES. rows: read and left out, counted on the way."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        kept, left_out = _without(batch, path, keys, padded)
+        rows[0], rows[1] = rows[0] + batch.num_rows, rows[1] + left_out
+        if kept.num_rows:
+            waiting.append(kept)
+            size += kept.nbytes
+        if size >= GROUP_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+class _HeldEnd:
+    """A file to write to that keeps what comes once it is `holding`: the end, which is to be another."""
+
+    closed = False
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._at = out, 0
+        self.holding, self.end = False, bytearray()
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._at += size
+        if self.holding:
+            self.end += data
+        else:
+            self._out.write(data)
+        return size
+
+    def tell(self) -> int:
+        return self._at
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def count_parquet(source: BinaryIO) -> int:
     return int(pq.ParquetFile(source).metadata.num_rows)
 
 
-def _as_written(file: pq.ParquetFile) -> dict[str, Any]:
-    """Options of a writer that writes as the file was written."""
-    metadata, group = file.metadata, file.metadata.row_group(0)
-    columns = [group.column(index) for index in range(group.num_columns)]
-    codecs = {column.path_in_schema: column.compression for column in columns}
-    if strange := {codec for codec in codecs.values() if codec in ("LZO", "LZ4", "UNKNOWN")}:
-        raise Unsupported(f"Parquet compressed with {', '.join(sorted(strange))} cannot be written")
-    physical = {column.path_in_schema: column.physical_type for column in columns}
-    logical = [file.schema.column(index) for index in range(len(physical))]
-    times = {column.physical_type for column in logical if _is_time(column)}
-    if "INT96" in times and len(times) > 1:
-        raise Unsupported("a Parquet file with timestamps of two kinds cannot be written")
-    decimals = {column.physical_type for column in logical if column.logical_type.type == "DECIMAL"}
-    dictionaries = [
-        column.path_in_schema for column in columns if any("DICTIONARY" in encoding for encoding in column.encodings)
-    ]
+def _as_written(footer: Struct, bare: Bare, schema: pa.Schema) -> dict[str, Any]:
+    """Options of a writer that writes as the file was written. Raises Unsupported where it cannot."""
+    options: dict[str, Any] = {"version": "2.6", "store_schema": False, "store_decimal_as_integer": bare.integers}
+    example = io.BytesIO()
+    pq.ParquetWriter(example, schema, **options).close()
+    _, written = parquet_footer.of_end(example.getvalue())
+    parquet_footer.check_shape(footer, written)
+    names = [leaf.name for leaf in parquet_footer.leaves(written)]
+    columns = [list(parquet_footer.columns_of(footer, index)) for index in range(len(names))]
+    codecs = {name: _codec(column) for name, column in zip(names, columns, strict=True) if column}
+    blooms = {name: _bloom(column) for name, column in zip(names, columns, strict=True) if _bloom(column)}
+    if blooms:
+        if "bloom_filter_options" not in inspect.signature(pq.ParquetWriter).parameters:
+            raise Unsupported(f"this pyarrow ({pa.__version__}) cannot write the file's bloom filters")
+        options["bloom_filter_options"] = blooms
     return {
-        "compression": {name: "NONE" if codec == "UNCOMPRESSED" else codec for name, codec in codecs.items()},
+        **options,
+        "compression": codecs or "NONE",
         "compression_level": {name: 3 for name, codec in codecs.items() if codec == "ZSTD"} or None,
-        "use_dictionary": dictionaries or False,
-        "use_deprecated_int96_timestamps": "INT96" in times,
-        "store_decimal_as_integer": bool(decimals & {"INT32", "INT64"}),
-        "version": "2.6" if str(metadata.format_version) not in ("1.0", "2.4") else str(metadata.format_version),
-        "sorting_columns": group.sorting_columns or None,
-        "write_page_index": any(column.has_column_index for column in columns),
-        "store_schema": b"ARROW:schema" in (metadata.metadata or {}),
+        "use_dictionary": [
+            name for name, column in zip(names, columns, strict=True)
+            if any(set(elements(chunk, parquet_footer.ENCODINGS)) & parquet_footer.DICTIONARIES for chunk in column)
+        ] or False,
+        "write_statistics": [name for index, name in enumerate(names) if index not in bare.uncounted] or False,
+        "write_page_index": parquet_footer.has_page_index(footer),
     }  # fmt: skip
 
 
-def _is_time(column: Any) -> bool:
-    return bool(column.physical_type == "INT96" or column.logical_type.type == "TIMESTAMP")
+def _codec(column: list[Struct]) -> str:
+    for codec in {given(chunk, parquet_footer.CODEC) for chunk in column}:
+        if codec == 5:
+            raise Unsupported("Parquet compressed with Hadoop's LZ4 cannot be written, only read")
+        if codec not in parquet_footer.CODECS:
+            raise Unsupported(f"Parquet compressed with {'LZO' if codec == 3 else f'codec {codec}'} cannot be written")
+    return parquet_footer.CODECS[given(column[0], parquet_footer.CODEC)]
+
+
+def _bloom(column: list[Struct]) -> dict[str, Any] | None:
+    """Of the size that the column's largest bloom filter has, as far as the file says it."""
+    if not any(parquet_footer.BLOOM in chunk for chunk in column):
+        return None
+    values = max(given(chunk, 5) for chunk in column)
+    sizes = [given(chunk, parquet_footer.BLOOM_LENGTH, 0) for chunk in column]
+    distinct = min(values, int(max(sizes) / 1.21)) if all(sizes) else values  # 9.7 bits for one in a hundred
+    return {"ndv": max(1, distinct), "fpp": 0.01}
 
 
 def rewrite_orc(

@@ -1,0 +1,325 @@
+"""What a rewritten file says of itself: schema, keys, writer and statistics, and values of which they decide the
+meaning."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from replicator.metastore.embedded import Running
+from replicator.purge import parquet_footer
+from replicator.purge.columnar import rewrite_parquet
+from replicator.purge.compact import BINARY, I32, LIST, STRUCT, Struct, given, read_struct, write_struct
+from replicator.purge.formats import Unsupported
+
+ROWS = 1000
+IDS = pa.array([0, 5, 999, 123456], pa.int64())
+SCRIPT = Path(__file__).with_name("purge_in_a_zone.py")
+
+
+def columns() -> pa.Table:
+    """Every kind of column that pyarrow writes."""
+    numbers = range(ROWS)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "text": pa.array([f"s{i}" if i % 7 else None for i in numbers]),
+            "u8": pa.array([i % 256 for i in numbers], pa.uint8()),
+            "u32": pa.array([2**32 - 1 - i for i in numbers], pa.uint32()),
+            "u64": pa.array([2**64 - 1 - i for i in numbers], pa.uint64()),
+            "i8": pa.array([i % 100 - 50 for i in numbers], pa.int8()),
+            "price": pa.array([Decimal(i - 500) / 4 for i in numbers], pa.decimal128(9, 2)),
+            "wide": pa.array([Decimal(500 - i) / 4 for i in numbers], pa.decimal128(38, 2)),
+            "half": pa.array([float(i - 500) for i in numbers], pa.float16()),
+            "nan": pa.array([float("nan") if i % 2 else -0.0 for i in numbers]),
+            "at": pa.array([i * 1001 for i in numbers], pa.timestamp("ns", "UTC")),
+            "day": pa.array([i - 500_000 for i in numbers], pa.date32()),
+            "hour": pa.array(numbers, pa.time32("ms")),
+            "list": pa.array([[i, None] if i % 3 else None for i in numbers], pa.list_(pa.int32())),
+            "map": pa.array([[(str(i), i)] for i in numbers], pa.map_(pa.string(), pa.int32())),
+            "deep": pa.array([{"a": [{"b": [i], "c": None}]} if i % 5 else None for i in numbers]),
+            "lasting": pa.array(numbers, pa.duration("s")),
+            "void": pa.nulls(ROWS),
+            "few": pa.array(["a", "b"] * (ROWS // 2)).dictionary_encode(),
+            "with.dot": pa.array(numbers),
+            "bit": pa.array([i % 2 == 0 for i in numbers]),
+            "fixed": pa.array([struct.pack(">I", i) for i in numbers], pa.binary(4)),
+        },
+        metadata={"parquet.avro.schema": '{"type": "record"}', "writer.time.zone": "America/Los_Angeles"},
+    )
+
+
+def of_pyarrow(**options: Any) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        sorting = [pq.SortingColumn(0, descending=True)]
+        pq.write_table(columns(), path, row_group_size=300, sorting_columns=sorting, **options)
+
+    return write
+
+
+def of_duckdb(options: str) -> Callable[[Path], None]:
+    rows = """range::BIGINT AS id, 's' || range AS s, make_timestamp_ns(range * 1001) AS ns, uuid() AS u,
+        (range / 3)::DECIMAL(9,2) AS d9, range::DECIMAL(18,2) AS d18, range::DECIMAL(25,4) AS d25, [range, NULL] AS l,
+        map([range], ['x']) AS m, {'a': {'b': range}} AS st, INTERVAL 1 DAY AS iv, '{}'::JSON AS j,
+        range::UTINYINT AS ut, range::UINTEGER AS ui, 'a'::ENUM('a', 'b') AS e, TIME '01:02:03' AS tm,
+        range::HUGEINT AS h, 'x'::BLOB AS bl, TIMESTAMPTZ '2026-03-08 12:00:00Z' AS tz"""
+
+    def write(path: Path) -> None:
+        duckdb.sql(f"COPY (SELECT {rows} FROM range(200)) TO '{path}' (FORMAT parquet{options})")
+
+    return write
+
+
+def in_two_levels(path: Path) -> None:
+    """As the older writers of Avro and Thrift do: `repeated int32 array` below a list, and a repeated column."""
+    required = pa.list_(pa.field("element", pa.int32(), nullable=False))
+    values = [[i, i + 1] if i % 3 else None for i in range(ROWS)]
+    table = pa.table({"id": pa.array(range(ROWS), pa.int64()), "l": pa.array(values, required)})
+    pq.write_table(table, path, store_schema=False)
+
+    def flatten(footer: Struct) -> None:
+        schema: list[Struct] = given(footer, parquet_footer.SCHEMA)[1]
+        schema[-2:] = [{**schema[-1], 3: (I32, 2), 4: (BINARY, b"array"), 9: (I32, 77)}]
+        for group in given(footer, parquet_footer.GROUPS)[1]:
+            column = given(given(group, 1)[1][1], parquet_footer.COLUMN)
+            column[parquet_footer.PATH] = (LIST, (BINARY, [b"l", b"array"]))
+
+    change_footer(path, flatten)
+
+
+def change_footer(path: Path, change: Callable[[Struct], None]) -> None:
+    start, footer = parquet_footer.of_end(path.read_bytes())
+    change(footer)
+    path.write_bytes(start + parquet_footer.as_end(footer))
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "pyarrow": of_pyarrow(),
+    "page index, integer decimals": of_pyarrow(store_decimal_as_integer=True, write_page_index=True),
+    "INT96, LZ4_RAW": of_pyarrow(use_deprecated_int96_timestamps=True, compression="lz4"),
+    "version 1, codecs": of_pyarrow(
+        version="1.0", coerce_timestamps="us", allow_truncated_timestamps=True, use_dictionary=["text"],
+        compression={"id": "gzip", "text": "zstd"}, store_schema=False,
+    ),
+    "bloom filters": of_pyarrow(bloom_filter_options={"id": {"ndv": 300, "fpp": 0.01}, "text": True}),
+    "DuckDB": of_duckdb(""),
+    "DuckDB, version 2": of_duckdb(", PARQUET_VERSION v2, COMPRESSION zstd"),
+    "two levels": in_two_levels,
+}  # fmt: skip
+
+
+def rewritten(path: Path, field: tuple[str, ...] = ("id",), keys: pa.Array = IDS) -> tuple[tuple[int, int], Path]:
+    out = io.BytesIO()
+    with path.open("rb") as source:
+        counts = rewrite_parquet(source, contextlib.nullcontext(out), field, keys)
+    found = path.with_name("rewritten-" + path.name)
+    found.write_bytes(out.getvalue())
+    return counts, found
+
+
+def footer_of(path: Path) -> Struct:
+    with path.open("rb") as file:
+        return parquet_footer.read_footer(file)
+
+
+def of_duck(path: Path, where: str = "true") -> pa.Table:
+    return duckdb.sql(f"SELECT * FROM read_parquet('{path}') WHERE {where}").to_arrow_table()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_parquet_file_keeps_its_footer_and_every_value(writer: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    WRITERS[writer](path)
+    (rows, dropped), found = rewritten(path)
+    assert dropped == (3 if rows == ROWS else 2)
+
+    before, after = footer_of(path), footer_of(found)
+    assert {number: after.get(number) for number in (1, 2, 5, 6)} == {
+        number: before.get(number) for number in (1, 2, 5, 6)
+    }, "version, schema, keys and writer"
+    for index, leaf in enumerate(parquet_footer.leaves(before)):
+        ours = list(parquet_footer.columns_of(before, index))
+        theirs = list(parquet_footer.columns_of(after, index))
+        assert len(ours) == len(theirs), "row groups"
+        for mine, other in zip(ours, theirs, strict=True):
+            said = [{number: column.get(number) for number in (1, 3, 4)} for column in (mine, other)]
+            assert said[0] == said[1], (leaf.name, "type, path and codec")
+            assert (14 in mine) == (14 in other), (leaf.name, "bloom filter")
+    groups = [[given(group, 4) for group in given(footer, 4)[1]] for footer in (before, after)]
+    assert groups[0] == groups[1], "sorting"
+
+    whole = pq.read_table(path)
+    kept = whole.filter(pc.invert(pc.is_in(whole["id"], IDS)))
+    again = pq.read_table(found)
+    assert again.schema.equals(kept.schema, check_metadata=True)
+    assert comparable(again).equals(comparable(kept))
+    assert comparable(of_duck(found)).equals(comparable(of_duck(path, "id NOT IN (0, 5, 999)")))
+    check_statistics(found)
+
+
+def comparable(table: pa.Table) -> pa.Table:
+    """Dictionaries as their values, NaN as a text."""
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type) or field.type == pa.float64():
+            table = table.set_column(index, field.name, table[field.name].cast(pa.string()))
+    return table
+
+
+def check_statistics(path: Path) -> None:
+    """The smallest and largest value of each row group, as the types order them."""
+    file = pq.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        rows = file.read_row_group(group)
+        for index in range(file.metadata.num_columns):
+            column = file.metadata.row_group(group).column(index)
+            statistics, name = column.statistics, column.path_in_schema
+            if name not in rows.column_names or statistics is None or not statistics.has_min_max:
+                continue
+            values = rows[name]
+            if pa.types.is_floating(values.type):
+                values = values.cast(pa.float64()).filter(pc.invert(pc.is_nan(values)))
+            if pa.types.is_temporal(values.type):
+                values, said = values.cast(pa.int64() if values.type.bit_width == 64 else pa.int32()), None
+                if pa.types.is_int64(values.type):
+                    said = struct.unpack("<qq", statistics_of(path, group, index))
+                assert said in (None, (pc.min(values).as_py(), pc.max(values).as_py())), name
+                continue
+            if pa.types.is_dictionary(values.type):
+                values = values.cast(pa.string())
+            if values.type in (pa.string(), pa.binary()) or not isinstance(statistics.min, (bytes, str)):
+                assert (statistics.min, statistics.max) == (min(values.drop_null().to_pylist()),
+                                                            max(values.drop_null().to_pylist())), name  # fmt: skip
+
+
+def statistics_of(path: Path, group: int, index: int) -> bytes:
+    column = list(parquet_footer.columns_of(footer_of(path), index))[group]
+    said = given(column, 12)
+    return bytes(given(said, 6) + given(said, 5))
+
+
+def test_every_int96_keeps_its_twelve_bytes(tmp_path: Path) -> None:
+    """Nanoseconds, years that 64 bits of them do not reach, and values below lists."""
+    stamps = [struct.pack("<qI", nanos, day) for nanos, day in ((1, 2_440_588), (10**9 - 1, 5_373_484), (0, 1), (7, 0))]
+    table = pa.table(
+        {
+            "id": pa.array(range(8), pa.int64()),
+            "t": pa.array(stamps * 2, pa.binary(12)),
+            "l": pa.array([[stamp, None] for stamp in stamps * 2], pa.list_(pa.binary(12))),
+        }
+    )
+
+    def as_times(footer: Struct) -> None:
+        for element in given(footer, parquet_footer.SCHEMA)[1]:
+            if given(element, parquet_footer.LENGTH) == 12:
+                element[parquet_footer.TYPE] = (I32, parquet_footer.INT96)
+                del element[parquet_footer.LENGTH]
+        for index in (1, 2):
+            for column in parquet_footer.columns_of(footer, index):
+                column[parquet_footer.TYPE] = (I32, parquet_footer.INT96)
+                column.pop(12, None)
+
+    def as_bytes(footer: Struct) -> None:
+        for element in given(footer, parquet_footer.SCHEMA)[1]:
+            if given(element, parquet_footer.TYPE) == parquet_footer.INT96:
+                element |= {parquet_footer.TYPE: (I32, parquet_footer.FIXED), parquet_footer.LENGTH: (I32, 12)}
+        for index in (1, 2):
+            for column in parquet_footer.columns_of(footer, index):
+                assert 12 not in column, "statistics that would be in the order of bytes"
+                column[parquet_footer.TYPE] = (I32, parquet_footer.FIXED)
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, store_schema=False)
+    change_footer(path, as_times)
+    assert pq.read_schema(path).field("t").type == pa.timestamp("ns")
+    counts, found = rewritten(path)
+    assert counts == (8, 2) and pq.read_schema(found) == pq.read_schema(path)
+    change_footer(found, as_bytes)
+    assert pq.read_table(found).equals(table.filter(pc.invert(pc.is_in(table["id"], IDS))))
+
+
+def test_row_groups_stay_apart(tmp_path: Path) -> None:
+    """Also small and large ones: of two sorted ones together, `sorting_columns` would not be true."""
+    path = tmp_path / "a.parquet"
+    sizes = [150_000, 10, 70_000]
+    with pq.ParquetWriter(path, pa.schema({"id": pa.int64()}), sorting_columns=[pq.SortingColumn(0)]) as writer:
+        for size in sizes:
+            writer.write_table(pa.table({"id": pa.array(range(size), pa.int64())}), row_group_size=size)
+    counts, found = rewritten(path, keys=pa.array([3]))
+    metadata = pq.read_metadata(found)
+    assert counts == (sum(sizes), 3)
+    assert [metadata.row_group(index).num_rows for index in range(3)] == [size - 1 for size in sizes]
+    assert all(metadata.row_group(index).sorting_columns for index in range(3))
+
+
+def codec(number: int) -> Callable[[Struct], None]:
+    def change(footer: Struct) -> None:
+        for column in parquet_footer.columns_of(footer, 0):
+            column[parquet_footer.CODEC] = (I32, number)
+
+    return change
+
+
+def encrypt(footer: Struct) -> None:
+    footer[parquet_footer.ENCRYPTION] = (STRUCT, {})
+
+
+def elsewhere(footer: Struct) -> None:
+    for group in given(footer, parquet_footer.GROUPS)[1]:
+        given(group, 1)[1][0][parquet_footer.FILE_PATH] = (BINARY, b"other.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(codec(5), "Hadoop's LZ4"), (codec(3), "LZO"), (encrypt, "encrypted"), (elsewhere, "other files")],
+)
+def test_a_parquet_file_that_cannot_be_written_as_it_was_is_refused(
+    change: Callable[[Struct], None], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": pa.array(range(10), pa.int64())}), path)
+    change_footer(path, change)
+    with pytest.raises(Unsupported, match=said):
+        rewritten(path)
+
+
+def test_no_footer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    for content in (b"", b"PAR1", b"x" * 100, b"x" * 92 + struct.pack("<I", 50) + b"PAR1", b"x" * 96 + b"PARE"):
+        path.write_bytes(content)
+        with pytest.raises(Unsupported):
+            rewritten(path)
+
+
+def test_a_footer_is_written_as_it_was_read() -> None:
+    value: Struct = {
+        1: (1, True), 2: (1, False), 3: (5, -7), 40: (6, 2**62), 41: (8, b"x" * 300), 42: (7, b"12345678"),
+        43: (9, (5, list(range(40)))), 44: (12, {1: (3, b"a")}), 45: (11, (0x85, [(b"k", -1)])), 46: (9, (1, [True])),
+        400: (10, (12, [{}, {1: (5, 1)}])), 401: (11, (0, [])),
+    }  # fmt: skip
+    assert read_struct(write_struct(value)) == value
+    for end in range(len(write_struct(value))):
+        with pytest.raises(Unsupported):
+            read_struct(write_struct(value)[:end])
+
+
+def test_times_mean_what_they_meant_to_every_reader(source_metastore: Running, tmp_path: Path) -> None:
+    environment = {**os.environ, "TZ": "America/Los_Angeles"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), source_metastore.uri, str(source_metastore.warehouse), str(tmp_path)],
+        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
