@@ -1,9 +1,10 @@
-"""Any byte of a dump, a segment or a pin may be another one: it is refused by name, or what is loaded is exactly what
-was dumped; and never anything outside changes. `scripts/fuzz` runs more, with other seeds."""
+"""Any byte of a dump, a segment, a pin or a gateway's taking may be another one: it is refused by name, or what is
+loaded is exactly what was dumped; and never anything outside changes. `scripts/fuzz` runs more, with other seeds."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -11,12 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuzzing import damage, forge, mutated
+from fuzzing import damage, forge, mutated, mutated_text
 from hostile import World, world
 from plain_tables import PlainDatabase
 from story import Answer, Story, command
 
 import replicator.errors
+from cmroot.errors import Error
+from cmroot.journal import Owner, Source
+from cmroot.taking import Taking
+from replicator.gateway.drops import Counts, Drops
 from replicator.metastore.embedded import Running
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
@@ -205,3 +210,71 @@ def test_a_pin_with_other_bytes_stops_what_it_may_have_protected(story: Story) -
         listed = command("cm", "slots", "--cmroot", root)
         assert listed.code == 0 or is_refused(listed)
         pin.write_bytes(good)
+
+
+@pytest.mark.parametrize("state", ["taking", "sent", "done"])
+def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(story: Story, state: str) -> None:
+    """A gateway was killed in a drop, and somebody has changed what it wrote down; then it starts again."""
+    choice, source, root = random.Random(SEED), story.source, str(story.cmroot)
+    texts = set(contents(source.home))
+    taking = begun(story, state)
+    if state != "taking":
+        source.metastore.drop_table(story.db, "t")
+    kept = {place: story.here / f"kept-{place.name}" for place in (story.cmroot, source.home)}
+    for place, copy in kept.items():
+        shutil.copytree(place, copy, symlinks=True)
+    victim = story.warehouse / "victim"
+    ways = [
+        f"file:{victim}",
+        f"file:{victim}/new",
+        f"file:{source.home}/../../new",
+        os.path.relpath(victim, taking),
+        "/x",
+    ]
+
+    def redirected(data: bytes, choice: random.Random) -> bytes:
+        journal = json.loads(data)
+        part, name = choice.choice((("sources", "place"), ("sources", "entry"), ("owners", "location")))
+        journal[part][0][name] = choice.choice(ways)
+        if choice.random() < 0.3:
+            journal["about"] = {"emptied": [choice.choice(ways)]}
+        return json.dumps(journal | {"state": choice.choice(("taking", "sent", "done"))}).encode()
+
+    for number in range(EXAMPLES * 2):
+        path = choice.choice(sorted(path for path in taking.iterdir() if path.is_file()))
+        change = choice.choice((redirected, mutated_text, mutated)) if path.suffix == ".json" else mutated
+        path.write_bytes(change(path.read_bytes(), choice))
+        about = f"example {number} of seed {SEED}: {path.name}: {path.read_bytes()[:1000]!r}"
+        outside = world(story.warehouse, story.here, source.home.parent, but=kept.keys())
+        drops = Drops(source.metastore, root, Counts())
+        try:
+            drops.recover()
+            drops.settle_undecided()
+        except Error as error:
+            assert str(taking) in str(error), about
+        assert world(story.warehouse, story.here, source.home.parent, but=kept.keys()) == outside, about
+        left = set(contents(source.home)) | set(contents(story.cmroot / "files")) | set(contents(taking))
+        assert texts <= left, about
+        for place, copy in kept.items():
+            shutil.rmtree(place)
+            shutil.copytree(copy, place, symlinks=True)
+
+
+def begun(story: Story, state: str) -> Path:
+    """The directory of a taking of table `t` that nobody has finished."""
+    place = f"file:{story.source.home / 't'}"
+    taking = Taking.begin(
+        str(story.cmroot), before_event=story.source.metastore.current_event_id(), call="drop_table", db=story.db,
+        table="t", sources=[Source(place, "t")], owners=[Owner("t", "", place)],
+    )  # fmt: skip
+    taking.protect()
+    if state != "taking":
+        taking.sent()
+    if state == "done":
+        taking._save(state="done", events={"t": taking.journal.before_event})
+    taking._filing.close()
+    return Path(taking.place)
+
+
+def contents(top: Path) -> list[bytes]:
+    return [path.read_bytes() for path in top.rglob("*") if path.is_file() and not path.is_symlink()]
