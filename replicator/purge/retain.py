@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cmroot.errors import Error
-from cmroot.lease import acquire
 from cmroot.place import join, normal, store_for
 from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine
@@ -31,7 +30,7 @@ from replicator.purge.old_versions import OldVersion, drop_version, old_versions
 from replicator.purge.options import RetainOptions
 from replicator.purge.parts import look_at
 from replicator.purge.run import settle
-from replicator.purge.state import PURGE, runs
+from replicator.purge.state import PURGE, alone, nobody_asks, runs
 from replicator.purge.swapping import locations_now
 
 
@@ -57,18 +56,17 @@ def retain(
 ) -> Retained:  # fmt: skip
     """Safe to run twice. A dry run writes nothing. Raises Refused when more would go than the limits allow, LeaseHeld
     while another purge is at work."""
-    place = root.place
+    place, check = root.place, nobody_asks
     with ExitStack() as stack:
         if not dry_run:
-            store_for(place).mkdirs(join(place, PURGE))
-            lease = stack.enter_context(acquire(join(place, PURGE), "purge retain", now=clock))
-            metastore = checked(metastore, lease.check)
-            for directory in runs(place):
+            check = stack.enter_context(alone(place, "purge retain", clock)).check
+            metastore = checked(metastore, check)
+            for directory in runs(place, check):
                 if (run := directory.read_run()).status == "running":
                     settle(metastore, directory, run, clock)
         live = stack.enter_context(LiveLocations(metastore))
         audit = begin_audit(place, PURGE, clock=clock)
-        remover = Remover(place, audit, live, options.limits, engines, clock)
+        remover = Remover(place, audit, live, options.limits, engines, clock, check=check)
         done = Retained("planned" if dry_run else "done", "" if dry_run else audit.run)
         known = [each for each in backups(place) if each.directory.read_run().request["metastore"] == metastore.uri]
         done.backups = sum(each.unit.backup == "kept" for each in known)
@@ -79,7 +77,7 @@ def retain(
                 _forget(each.backup, dry_run)
                 continue
             what = late(look, recorded(each.backup))
-            if (what.came or what.gone) and not _adopted(metastore, each.backup, what, done, audit, dry_run):
+            if (what.came or what.gone) and not _adopted(metastore, each.backup, what, done, audit, dry_run, check):
                 continue
             size = sum(state.size for state in look.files)
             removal = _removal(each, len(look.files), size)
@@ -94,7 +92,6 @@ def retain(
             done.files, done.bytes = sum(each.files for each in judged.allowed), judged.bytes
             done.staging = list(leftovers(place, metastore, lambda: live))
             return done
-        lease.check()
         gone = remover.remove(removal for removal, _ in wanted.values())
         for removal in gone.removals:
             done.removed.append(_told(removal))
@@ -106,9 +103,8 @@ def retain(
         done.refused += [_told(each.removal, each.why) for each in gone.refused]
         done.refused += [_told(removal, why) for removal, why in gone.failed]
         done.files, done.bytes = gone.files, gone.bytes
-        lease.check()
-        done.staging = remove_leftovers(place, metastore, lambda: live)
-        _forget_ids(place)
+        done.staging = remove_leftovers(place, metastore, lambda: live, check)
+        _forget_ids(place, check)
     if done.refused:
         done.status = "partial"
     return done
@@ -142,7 +138,8 @@ def _forget(backup: Backup, dry_run: bool) -> None:
 
 
 def _adopted(
-    metastore: Metastore, backup: Backup, what: Late, done: Retained, audit: AuditLog, dry_run: bool
+    metastore: Metastore, backup: Backup, what: Late, done: Retained, audit: AuditLog, dry_run: bool,
+    check: Callable[[], None],
 ) -> bool:  # fmt: skip
     """Late files are linked to where their table is now, when nothing else became of either. False: it stays."""
     unit = backup.unit
@@ -165,7 +162,7 @@ def _adopted(
         place = state.path_relative
         work = FileWork(unit.partition, place, join(backup.place, place), join(there, place), "", state.size, 0)
         if not dry_run:
-            carry(work)
+            carry(work, check)
     done.adopted.append({**told, "files": [state.path_relative for state in what.came], "to": there})
     if not dry_run:
         audit.changed(
@@ -175,10 +172,11 @@ def _adopted(
     return True
 
 
-def _forget_ids(root: str) -> None:
+def _forget_ids(root: str, check: Callable[[], None]) -> None:
     """Of runs that have no backup left: ids are about people, too."""
     for directory in runs(root):
         if directory.read_run().status == "running":
             continue
         if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
+            check()
             store_for(root).remove_tree(directory.ids)

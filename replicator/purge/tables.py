@@ -31,7 +31,7 @@ from replicator.purge.parts import Part, look_at, new_location, parts_of
 from replicator.purge.placing import Matched, Unplaced, by_part, place_of
 from replicator.purge.searching import look_at_all, searched
 from replicator.purge.staging import Staged, Staging, stage
-from replicator.purge.state import Run, RunDirectory, State, Unit
+from replicator.purge.state import PURGE, Run, RunDirectory, State, Unit
 from replicator.purge.swapping import drop_column_statistics, drop_table_extremes, flip, purged
 
 BATCH = 100
@@ -131,6 +131,7 @@ class Work:
             self._plan(onboarded, parts, found, done)
             return []
         place = self.directory.found(onboarded.name, attempt)
+        self.directory.check()  # who took the lease over may be reading there
         matching.write_found(found, place)
         matched = by_part(parts, matching.read_counts(place), escaped=found.escaped)
         dirty = [part for part in parts if part.name in matched and part.name not in ended]
@@ -240,7 +241,7 @@ class Work:
         swapped = [
             at(by_name[name], "SWAPPED", self.clock, backup="kept", event=flipped.event) for name in flipped.swapped
         ]
-        self.directory.write_units(swapped)
+        self.directory.write_units(swapped, happened=True)
         drop_column_statistics(self.metastore, onboarded.table, flipped.swapped)
         for unit in swapped:
             ended.append(at(unit, "DONE", self.clock))
@@ -263,7 +264,8 @@ class Work:
 
     def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str) -> Iterator[Staged]:
         """File by file where that can be; by Spark, a partition at a time, where not."""
-        yield from stage([each for each in stagings if each.format.kind != "spark"], found, self.engines)
+        by_file = [each for each in stagings if each.format.kind != "spark"]
+        yield from stage(by_file, found, self.engines, join(self.root, PURGE))
         for each in stagings:
             if each.format.kind == "spark":
                 yield stage_by_spark(self.ids.session, onboarded, each)
