@@ -341,6 +341,14 @@ def hive_settings(uri: str, warehouse: str) -> dict[str, str]:
     }
 
 
+def planned(session: Any, plan: Any) -> Any:
+    """A DataFrame of a logical plan that is Java's."""
+    from pyspark.sql import DataFrame
+
+    companion = getattr(session._jvm.org.apache.spark.sql.classic, "Dataset$")
+    return DataFrame(getattr(companion, "MODULE$").ofRows(session._jsparkSession, plan), session)
+
+
 def counted(frame: Any, patience: float = 60.0) -> tuple[Any, Callable[[], int]]:
     """The same DataFrame, and what tells how many rows it had, once it has been written. That raises Error when Spark
     does not say so within `patience` seconds of the end."""

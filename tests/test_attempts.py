@@ -11,7 +11,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -29,17 +28,14 @@ from replicator.guard.audit import begin_audit
 from replicator.guard.live import LiveLocations, Reference
 from replicator.guard.removal import Limits, Removal
 from replicator.guard.remove import Remover
-from replicator.load.asides import Fence, fenced, sweep_asides
+from replicator.load.asides import fenced, sweep_asides
 from replicator.load.carrying import CarryTask, run_carry_task
 from replicator.load.clearing import Clearing
 from replicator.load.files import run_copy_task
 from replicator.load.work import RecycleTask, run_recycle_task
-from replicator.model import Storage, Table
 from replicator.purge.files import FilesTask, FileWork, run_files_task
 from replicator.purge.files import sweep_asides as sweep_purge
 from replicator.purge.formats import FileFormat
-from replicator.purge.parts import Part, look_at
-from replicator.purge.staging import Staging, stage
 
 LARGE = 300 << 20
 RUN = "import pickle, sys; function, task = pickle.load(open(sys.argv[1], 'rb')); print(function(task))"
@@ -241,36 +237,3 @@ def test_a_removal_that_comes_late_takes_nothing(tmp_path: Path) -> None:
     with pytest.raises(LeaseHeld):
         late()
     assert (place / "f").read_text() == "of the next table of this name"
-
-
-def test_a_task_of_a_purge_that_comes_late_writes_nothing(tmp_path: Path) -> None:
-    """Its directory may have been swapped since, and be written by others."""
-    old, new, engine = tmp_path / "t", tmp_path / "new", Lost()
-    old.mkdir()
-    for name in ("kept", "gone"):
-        (old / name).write_text(f"{name}: of before the swap")
-    part = Part("", Table(db="d", name="t", storage=Storage(location=str(old))))
-    staging = Staging(part, look_at(str(old)), str(new), FileFormat("text"), {}, {})
-    engines = AutoEngine(engine, SparkEngine("local[1]"), choice="local")
-    (staged,) = stage([staging], "", engines, str(tmp_path / "purge"))
-    assert (staged.error, staged.files) == ("", 2)
-    (new / "gone").unlink()
-    (new / "kept").unlink()
-    (new / "kept").write_text("of a writer after the swap")
-    (late,) = engine.late
-    with pytest.raises(LeaseHeld):
-        late()
-    assert {path.name: path.read_text() for path in new.iterdir()} == {"kept": "of a writer after the swap"}
-    assert list((tmp_path / "purge" / "copying").iterdir()) == []
-
-
-def test_tasks_of_this_process_stop_when_the_lease_of_an_object_store_was_taken_over() -> None:
-    root = create_or_open(f"memory://{uuid.uuid4().hex}").place
-
-    def work(_: int, fence: Fence) -> None:
-        fence.check()
-        sweep_asides(root)  # as who takes over does, while this process stands still
-        Fence(fence.root, fence.note).check()  # a second later
-
-    with pytest.raises(LeaseHeld):
-        list(fenced(LocalEngine(1), root, work, [1]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import Fault, delayed, run_with
+from faults import Fault, run_with
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.cli.main import run
@@ -56,53 +56,6 @@ def test_a_killed_purge_is_taken_up_again(warehouse: Warehouse, fault: Fault, re
     assert (unit.state, unit.partition) == ("DONE", "k=0")
     home = Path(warehouse.metastore.table(db, "t").location.removeprefix("file:"))  # type: ignore[union-attr]
     assert {path.name for path in home.rglob("_purge-*")} == {Path(unit.new).parent.name}
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("before", "link", "/_purge-"),  # writes files anew
-        Fault("after", "link", r"/units/", 2),  # says that they are written
-        Fault("after", "link", r"/units/", 3),  # says that they are what they should be
-    ],
-    ids=lambda fault: str(fault).replace(" ", "-").replace("/", ""),
-)
-def test_a_purge_that_was_taken_over_while_it_stood_still_does_nothing_more(
-    warehouse: Warehouse, fault: Fault, request: pytest.FixtureRequest
-) -> None:
-    db = f"o{request.node.callspec.indices['fault']}"
-    warehouse.sql(
-        f"CREATE DATABASE {db}",
-        f"CREATE TABLE {db}.t (id BIGINT) PARTITIONED BY (k INT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
-        f"INSERT INTO {db}.t SELECT id, int(id DIV 200) FROM range(0, 400, 1, 4)",
-    )
-    wanted = [row for row in warehouse.rows(f"{db}.t") if row[0] >= 100 or row[0] % 10]
-    root = warehouse.root(db)
-    arguments = [
-        "purge", "run", "--metastore", warehouse.running.uri, "--cmroot", root.place, "--ids", warehouse.ids,
-        "--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]",
-    ]  # fmt: skip
-    found: list[object] = []
-
-    def state() -> object:
-        (directory,) = runs(root.place)
-        return list(directory.told()), directory.read_run(), list(directory.files()), tree(Path(root.place, "purge"))
-
-    def take_over() -> None:
-        Path(root.place, "purge", "lease").unlink()
-        again = warehouse.purge(root, warehouse.ids, db)
-        assert again.status == "done" and again.resumed
-        found.append(state())
-
-    ended = delayed(fault, arguments, take_over)
-    assert found, ended
-    assert (ended.code, json.loads(ended.out)["error"]) == (7, "LeaseHeld"), (ended.out, ended.error)
-    assert state() == found[0]
-    assert warehouse.rows(f"{db}.t") == wanted
-
-
-def tree(place: Path) -> list[str]:
-    return sorted(str(path.relative_to(place)) for path in place.rglob("*") if not path.name.startswith(".aside-"))
 
 
 def test_a_second_purge_is_told_of_the_first(warehouse: Warehouse, capsys: pytest.CaptureFixture[str]) -> None:

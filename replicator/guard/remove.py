@@ -50,8 +50,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class Remover:
-    """A job's hands. live: what the metastore refers to; root: `$cmroot`, where files go; check: raises LeaseHeld when
-    the job may do nothing more."""
+    """A job's hands. live: what the metastore refers to; root: `$cmroot`, where files go."""
 
     root: str
     audit: AuditLog
@@ -60,7 +59,6 @@ class Remover:
     engine: AutoEngine
     clock: Callable[[], float] = clocks.time
     patience: timedelta = PATIENCE
-    check: Callable[[], None] = lambda: None
 
     def look(self, removals: Iterable[Removal]) -> Judged:
         """Which of them may be removed now; changes nothing. A dry run ends here. Raises FormatError for a damaged
@@ -92,7 +90,6 @@ class Remover:
             done.refused += judged.refused
             if not judged.allowed:
                 return
-            self.check()
             self.audit.intended(judged.allowed)
             lease.check()
             engine = self.engine.for_work(len(judged.allowed))

@@ -77,7 +77,7 @@ def fenced(
 ) -> Iterator[Result]:  # fmt: skip
     """Runs tasks that change files of a target. When it ends, however it ends, attempts that were given up change
     nothing any more, even those that have not begun: an executor that was lost may find itself again."""
-    if engine.name == "local" and is_local(root):  # threads that are waited for, under a lease that the kernel keeps
+    if engine.name == "local":  # threads that are waited for
         yield from engine.run(_Fenced(function, OPEN), tasks)
         return
     note = uuid.uuid4().hex

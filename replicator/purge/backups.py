@@ -34,7 +34,7 @@ class Backup:
     def set(self, **changes: object) -> Backup:
         """Records what became of it."""
         unit = msgspec.structs.replace(self.unit, **changes)
-        self.directory.write_units([unit], happened=True)
+        self.directory.write_units([unit])
         return Backup(self.directory, unit, self.trash)
 
 

@@ -19,8 +19,7 @@ from replicator.sql_text import quoted_name, quoted_text
 
 
 def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Staged:
-    """After the table was searched, as it uses that search's view of the ids. Needs no fence: Spark publishes what its
-    own job commits, and no task that comes late."""
+    """After the table was searched, as it uses that search's view of the ids."""
     staged = Staged(staging)
     part, table = staging.part, quoted_name(onboarded.table.db, onboarded.table.name)
     columns = ", ".join(f"t.{quoted_name(column.name)}" for column in data_columns(onboarded.table))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.checksum import checksum_stream
-from cmroot.errors import Error, LeaseHeld
+from cmroot.errors import Error
 from cmroot.place import ASIDE, aside_name, is_local, join, local_path, naming, parent, raise_unless_gone, store_for
-from replicator.load.asides import OPEN, Fence
 from replicator.purge.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.purge.formats import FileFormat, Unsupported
 from replicator.purge.lines import count_lines, rewrite_lines
@@ -62,15 +61,12 @@ class FileDone(msgspec.Struct, frozen=True):
     final: bool = False
 
 
-def run_files_task(task: FilesTask, fence: Fence = OPEN) -> list[FileDone]:
-    """Safe to run twice: a target that is there is written again. Raises LeaseHeld when it was given up: the directory
-    may be the table's own by now."""
+def run_files_task(task: FilesTask) -> list[FileDone]:
+    """Safe to run twice: a target that is there is written again."""
     found = []
     for work in task.works:
         try:
-            found.append(_rewrite(task, work, fence.check) if work.matched else _carry(task.format, work, fence.check))
-        except LeaseHeld:
-            raise
+            found.append(_rewrite(task, work) if work.matched else _carry(task.format, work))
         except (Unsupported, Error, OSError, pa.ArrowException) as error:
             said = f"{work.name}: {_first_line(error)}"
             found.append(
@@ -83,25 +79,24 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:300]
 
 
-def _carry(format_: FileFormat, work: FileWork, check: Callable[[], None]) -> FileDone:
-    carry(work, check)
+def _carry(format_: FileFormat, work: FileWork) -> FileDone:
+    carry(work)
     rows = _count(format_, work.target) if work.data else 0
     return FileDone(work.partition, work.name, work.size, work.size, rows)
 
 
-def carry(work: FileWork, check: Callable[[], None]) -> None:
-    """By link; by copy where there are none. Safe to run twice. `check`: asked before the file gets its name."""
+def carry(work: FileWork) -> None:
+    """By link; by copy where there are none. Safe to run twice."""
     if is_local(work.source):
         source, target = local_path(work.source), local_path(work.target)
         with naming(target):
-            check()
             os.makedirs(os.path.dirname(target), exist_ok=True)
             try:
                 _link(source, target)
             except OSError:  # no links here, or too many
-                _copy(work, check)
+                _copy(work)
     else:
-        _copy(work, check)
+        _copy(work)
 
 
 def _link(source: str, target: str) -> None:
@@ -118,15 +113,15 @@ def _link(source: str, target: str) -> None:
             os.unlink(aside)
 
 
-def _copy(work: FileWork, check: Callable[[], None]) -> None:
-    with store_for(work.source).open_read(work.source) as source, _writing(work.target, check) as target:
+def _copy(work: FileWork) -> None:
+    with store_for(work.source).open_read(work.source) as source, _writing(work.target) as target:
         while chunk := source.read(1 << 22):
             target.write(chunk)
 
 
-def _rewrite(task: FilesTask, work: FileWork, check: Callable[[], None]) -> FileDone:
+def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
     keys = read_keys(task.found, work.uri)
-    target, padded = _writing(work.target, check), task.format.type.startswith("char")
+    target, padded = _writing(work.target), task.format.type.startswith("char")
     with store_for(work.source).open_read(work.source) as source:
         match task.format.kind:
             case "parquet":
@@ -157,23 +152,20 @@ def _as_accessible(work: FileWork) -> None:
 
 
 @contextlib.contextmanager
-def _writing(place: str, check: Callable[[], None]) -> Iterator[BinaryIO]:
+def _writing(place: str) -> Iterator[BinaryIO]:
     """A file in a directory that nothing refers to yet: it has its name when it is whole, and is durable when the
     caller syncs. Written aside under a name of its own, as another attempt of the task may be writing it, too."""
     if not is_local(place):
         with store_for(place).open_write(place) as file:
             yield file
-            check()
         return
     path = local_path(place)
     with naming(path):
-        check()
         os.makedirs(local_path(parent(path)), exist_ok=True)
         aside = aside_name(path)
         try:
             with open(aside, "xb", buffering=1 << 20) as file:
                 yield file
-            check()
             os.rename(aside, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):

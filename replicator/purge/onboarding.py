@@ -173,11 +173,16 @@ def _only(value: Any) -> str:
     return found[0]
 
 
+def is_sparks(table: Table) -> bool:
+    """Whether it is of one of Spark's own kinds (`USING parquet`), not of Hive's."""
+    return table.parameters.get("spark.sql.sources.provider", "hive").lower() != "hive"
+
+
 def data_columns(table: Table) -> tuple[Column, ...]:
     """The columns in a table's files. Spark keeps those of its own kinds of tables in the properties; where Hive cannot
     read the files, the metastore's columns say nothing. Raises ValueError for a schema that is none."""
     own = table.storage.columns if table.storage else ()
-    if table.parameters.get("spark.sql.sources.provider", "hive").lower() == "hive":
+    if not is_sparks(table):
         return own
     text = _spark_schema(table.parameters)
     if not text:

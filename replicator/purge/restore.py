@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from cmroot.lease import acquire
 from cmroot.pins import iso, seconds
-from cmroot.place import normal
+from cmroot.place import join, normal
 from cmroot.root import ChangeRoot
 from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
 from replicator.guard.audit import begin_audit
@@ -23,7 +24,7 @@ from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups import Backup, backups, late, recorded
 from replicator.purge.parts import Part, is_data, look_at, parts_of
-from replicator.purge.state import PURGE, Unit, alone, new_run
+from replicator.purge.state import PURGE, Unit, new_run
 from replicator.purge.swapping import Figures, drop_column_statistics, flip, purged
 from replicator.purge.tables import at
 from replicator.roles import follows, mark_of
@@ -59,7 +60,7 @@ def restore_backup(
     db, _, name = table.lower().partition(".")
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
     backup = _chosen(known, table, partition, moment, undo)
-    with alone(root.place, "purge restore", clock) as lease:
+    with acquire(join(root.place, PURGE), "purge restore", now=clock) as lease:
         metastore = checked(metastore, lease.check)
         if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
             raise Refused(why, hint="a replica shows what its primary has, after the next run")
@@ -75,7 +76,6 @@ def restore_backup(
         _warn(told, backup, undo)
         if dry_run:
             return told
-        lease.check()
         told.from_cmroot = _brought_back(root.place, backup)
         look = look_at(backup.place)
         if gone := late(look, recorded(backup)).gone if not told.from_cmroot else ():
@@ -83,9 +83,7 @@ def restore_backup(
                 f"{backup.place}: {len(gone)} files are not as they were, such as {gone[0]}",
                 hint="a writer has changed the backup: look at it before you use it",
             )
-        directory, run = new_run(
-            root.place, {"undo" if undo else "restore": table, "metastore": metastore.uri}, clock, lease.check
-        )  # fmt: skip
+        directory, run = new_run(root.place, {"undo" if undo else "restore": table, "metastore": metastore.uri}, clock)
         directory.write_run(run)
         figures = Figures(
             sum(is_data(state.path_relative) for state in look.files), told.rows,
@@ -102,7 +100,7 @@ def restore_backup(
             directory.write_units([at(unit, "FAILED", clock, reason=flipped.changed[partition])])
             directory.write_run(msgspec.structs.replace(run, status="failed", ended=iso(clock())))
             raise Refused(f"{unit.name}: {flipped.changed[partition]}", hint="run the same command again")
-        directory.write_units([at(unit, "DONE", clock, backup="kept", event=flipped.event)], happened=True)
+        directory.write_units([at(unit, "DONE", clock, backup="kept", event=flipped.event)])
         backup.set(backup="restored")
         drop_column_statistics(metastore, current, [partition])
         directory.write_run(msgspec.structs.replace(run, status="done", ended=iso(clock())))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cmroot.errors import Error
+from cmroot.lease import acquire
 from cmroot.place import join, normal, store_for
 from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine
@@ -30,7 +31,7 @@ from replicator.purge.old_versions import OldVersion, drop_version, old_versions
 from replicator.purge.options import RetainOptions
 from replicator.purge.parts import look_at
 from replicator.purge.run import settle
-from replicator.purge.state import PURGE, alone, nobody_asks, runs
+from replicator.purge.state import PURGE, runs
 from replicator.purge.swapping import locations_now
 
 
@@ -56,17 +57,18 @@ def retain(
 ) -> Retained:  # fmt: skip
     """Safe to run twice. A dry run writes nothing. Raises Refused when more would go than the limits allow, LeaseHeld
     while another purge is at work."""
-    place, check = root.place, nobody_asks
+    place = root.place
     with ExitStack() as stack:
         if not dry_run:
-            check = stack.enter_context(alone(place, "purge retain", clock)).check
-            metastore = checked(metastore, check)
-            for directory in runs(place, check):
+            store_for(place).mkdirs(join(place, PURGE))
+            lease = stack.enter_context(acquire(join(place, PURGE), "purge retain", now=clock))
+            metastore = checked(metastore, lease.check)
+            for directory in runs(place):
                 if (run := directory.read_run()).status == "running":
                     settle(metastore, directory, run, clock)
         live = stack.enter_context(LiveLocations(metastore))
         audit = begin_audit(place, PURGE, clock=clock)
-        remover = Remover(place, audit, live, options.limits, engines, clock, check=check)
+        remover = Remover(place, audit, live, options.limits, engines, clock)
         done = Retained("planned" if dry_run else "done", "" if dry_run else audit.run)
         known = [each for each in backups(place) if each.directory.read_run().request["metastore"] == metastore.uri]
         done.backups = sum(each.unit.backup == "kept" for each in known)
@@ -77,7 +79,7 @@ def retain(
                 _forget(each.backup, dry_run)
                 continue
             what = late(look, recorded(each.backup))
-            if (what.came or what.gone) and not _adopted(metastore, each.backup, what, done, audit, dry_run, check):
+            if (what.came or what.gone) and not _adopted(metastore, each.backup, what, done, audit, dry_run):
                 continue
             size = sum(state.size for state in look.files)
             removal = _removal(each, len(look.files), size)
@@ -92,6 +94,7 @@ def retain(
             done.files, done.bytes = sum(each.files for each in judged.allowed), judged.bytes
             done.staging = list(leftovers(place, metastore, lambda: live))
             return done
+        lease.check()
         gone = remover.remove(removal for removal, _ in wanted.values())
         for removal in gone.removals:
             done.removed.append(_told(removal))
@@ -103,8 +106,9 @@ def retain(
         done.refused += [_told(each.removal, each.why) for each in gone.refused]
         done.refused += [_told(removal, why) for removal, why in gone.failed]
         done.files, done.bytes = gone.files, gone.bytes
-        done.staging = remove_leftovers(place, metastore, lambda: live, check)
-        _forget_ids(place, check)
+        lease.check()
+        done.staging = remove_leftovers(place, metastore, lambda: live)
+        _forget_ids(place)
     if done.refused:
         done.status = "partial"
     return done
@@ -138,8 +142,7 @@ def _forget(backup: Backup, dry_run: bool) -> None:
 
 
 def _adopted(
-    metastore: Metastore, backup: Backup, what: Late, done: Retained, audit: AuditLog, dry_run: bool,
-    check: Callable[[], None],
+    metastore: Metastore, backup: Backup, what: Late, done: Retained, audit: AuditLog, dry_run: bool
 ) -> bool:  # fmt: skip
     """Late files are linked to where their table is now, when nothing else became of either. False: it stays."""
     unit = backup.unit
@@ -162,7 +165,7 @@ def _adopted(
         place = state.path_relative
         work = FileWork(unit.partition, place, join(backup.place, place), join(there, place), "", state.size, 0)
         if not dry_run:
-            carry(work, check)
+            carry(work)
     done.adopted.append({**told, "files": [state.path_relative for state in what.came], "to": there})
     if not dry_run:
         audit.changed(
@@ -172,11 +175,10 @@ def _adopted(
     return True
 
 
-def _forget_ids(root: str, check: Callable[[], None]) -> None:
+def _forget_ids(root: str) -> None:
     """Of runs that have no backup left: ids are about people, too."""
     for directory in runs(root):
         if directory.read_run().status == "running":
             continue
         if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
-            check()
             store_for(root).remove_tree(directory.ids)

@@ -18,8 +18,9 @@ from typing import Any
 
 import msgspec
 
+from cmroot.lease import acquire
 from cmroot.pins import iso
-from cmroot.place import normal
+from cmroot.place import join, normal, store_for
 from cmroot.root import ChangeRoot
 from replicator.engine import AutoEngine, hive_settings
 from replicator.errors import ObjectNotFound, Refused
@@ -32,7 +33,7 @@ from replicator.purge.leftovers import remove_leftovers
 from replicator.purge.matching import Ids
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList, is_version, onboard
 from replicator.purge.options import PurgeOptions
-from replicator.purge.state import PURGE, Run, RunDirectory, Unit, alone, new_run, nobody_asks, runs
+from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
 from replicator.purge.tables import TableDone, Work, at
 from replicator.roles import follows, mark_of
@@ -79,12 +80,12 @@ def purge(
     began = clocks.monotonic()
     matching.split_ids(options.ids)
     whitelist = WhiteList.parse(options.whitelist)
-    check: Callable[[], None] = nobody_asks
     with ExitStack() as stack:
         if not dry_run:
-            lease = stack.enter_context(alone(root.place, "purge", clock))
-            metastore, check = checked(metastore, lease.check), lease.check
-        directory, run, resumed = _begin(metastore, root, options, dry_run, clock, check)
+            store_for(root.place).mkdirs(join(root.place, PURGE))
+            lease = stack.enter_context(acquire(join(root.place, PURGE), "purge", now=clock))
+            metastore = checked(metastore, lease.check)
+        directory, run, resumed = _begin(metastore, root, options, dry_run, clock)
         stack.push(_Ending(directory, run, dry_run))
         onboarded, gaps = described(metastore, whitelist, options)
         session = engines.session(hive_settings(metastore.uri, warehouse_of(metastore)))
@@ -108,7 +109,8 @@ def purge(
         if not dry_run:
             done.event = metastore.current_event_id()
             directory.write_run(msgspec.structs.replace(work.run, status="done", ended=iso(clock())))
-            remove_leftovers(root.place, metastore, lambda: work.live.locations, check)
+            lease.check()
+            remove_leftovers(root.place, metastore, lambda: work.live.locations)
         done.seconds = clocks.monotonic() - began
         if not dry_run and not done.is_whole:
             done.status = "partial"
@@ -147,13 +149,12 @@ def _refuse_excess(plan: Work, onboarded: list[Onboarded], options: PurgeOptions
 
 
 def _begin(
-    metastore: Metastore, root: ChangeRoot, options: PurgeOptions, dry_run: bool, clock: Callable[[], float],
-    check: Callable[[], None],
-) -> tuple[RunDirectory, Run, bool]:  # fmt: skip
+    metastore: Metastore, root: ChangeRoot, options: PurgeOptions, dry_run: bool, clock: Callable[[], float]
+) -> tuple[RunDirectory, Run, bool]:
     """The run to do, and whether it is one that was killed."""
     request = options.request(metastore.uri)
     if not dry_run:
-        for directory in runs(root.place, check):
+        for directory in runs(root.place):
             run = directory.read_run()
             if run.status != "running":
                 continue
@@ -161,7 +162,7 @@ def _begin(
             if run.request == request:
                 return directory, run, True
             directory.write_run(msgspec.structs.replace(run, status="abandoned", ended=iso(clock())))
-    directory, run = new_run(root.place, request, clock, check)
+    directory, run = new_run(root.place, request, clock)
     if not dry_run:
         directory.write_run(run)
     return directory, run, False

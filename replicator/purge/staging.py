@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from cmroot.place import is_local, join, store_for
 from replicator.engine import AutoEngine
 from replicator.errors import Error
-from replicator.load.asides import fenced
 from replicator.purge.files import FileDone, FilesTask, FileWork, run_files_task, sweep_asides
 from replicator.purge.formats import FileFormat
 from replicator.purge.parts import Look, Part, is_data, look_at
@@ -88,10 +87,9 @@ def bundles(stagings: Iterable[Staging], found: str) -> Iterator[FilesTask]:
             yield FilesTask(format_, found, waiting)
 
 
-def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, root: str) -> list[Staged]:
-    """Writes all of them; what came of each is durable when it returns, and no task writes there from then on: it may
-    be swapped. root: where purges have their lease. Raises Error when a new location is not empty: it is fresh for each
-    attempt."""
+def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[Staged]:
+    """Writes all of them; what came of each is durable when it returns. Raises Error when a new location is not empty:
+    it is fresh for each attempt."""
     for staging in stagings:
         if look_at(staging.new).files:
             raise Error(f"{staging.new}: is there already", hint="run the same command again: it takes another")
@@ -99,7 +97,7 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine, root: st
     staged = {staging.part.name: Staged(staging) for staging in stagings}
     size = sum(state.size for staging in stagings for state in staging.look.files)
     engine = engines.for_work(sum(len(staging.look.files) for staging in stagings), size)
-    for outcomes in fenced(engine, root, run_files_task, bundles(stagings, found)):
+    for outcomes in engine.run(run_files_task, bundles(stagings, found)):
         for outcome in outcomes:
             _count(staged[outcome.partition], outcome)
     for staging in stagings:

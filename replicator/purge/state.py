@@ -1,7 +1,6 @@
 """What a purge remembers on disk: runs, and how far each partition has come. `$cmroot/purge/`.
 
     lease                     one purge, retain or restore at a time
-    copying/<id>              as long as the tasks of one may write (`asides`)
     <run>/run.json            what was asked, when it began and ended
     <run>/ids/*.parquet       the ids, as they were when the run began
     <run>/found/<table>/      which of them Spark found in which file; removed when the table is done
@@ -13,7 +12,6 @@ A file is published whole or not at all, and never changed but for run.json, whi
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,10 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import UNREADABLE, FormatError
-from cmroot.lease import Lease, acquire
 from cmroot.pins import iso
 from cmroot.place import join, store_for
-from replicator.load.asides import sweep_asides
 
 VERSION = 1
 PURGE = "purge"
@@ -102,31 +98,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
 
 
-@contextlib.contextmanager
-def alone(root: str, purpose: str, clock: Callable[[], float]) -> Iterator[Lease]:
-    """The lease of purges, retains and restores of a root. Tasks of one that was killed, or stood still for too long,
-    write nothing from here on. Raises LeaseHeld."""
-    place = join(root, PURGE)
-    store_for(root).mkdirs(place)
-    with acquire(place, purpose, now=clock) as lease:
-        sweep_asides(place)
-        try:
-            yield lease
-        except OSError:  # perhaps of what is gone because another has taken over
-            lease.check()
-            raise
-
-
-def nobody_asks() -> None: ...
-
-
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run's directory. One writer, who holds the lease: `check` raises LeaseHeld once that was lost."""
+    """A run's directory. One writer, who holds the lease."""
 
     root: str
     id: str
-    check: Callable[[], None] = nobody_asks
 
     @property
     def place(self) -> str:
@@ -140,7 +117,6 @@ class RunDirectory:
         return join(self.place, "found", f"{table}-{attempt}")
 
     def write_run(self, run: Run) -> None:
-        self.check()
         body = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
         store_for(self.root).write_bytes(join(self.place, "run.json"), body)
 
@@ -154,12 +130,10 @@ class RunDirectory:
             raise FormatError(f"{path}: version {run.version}, this release knows {VERSION}", hint="use a newer one")
         return run
 
-    def write_units(self, units: Iterable[Unit], *, happened: bool = False) -> None:
-        """Durable when it returns. happened: what is done already is told also by who has lost the lease since."""
+    def write_units(self, units: Iterable[Unit]) -> None:
+        """Durable when it returns."""
         lines = b"".join(msgspec.json.encode(unit) + b"\n" for unit in units)
         if lines:
-            if not happened:
-                self.check()
             self._write("units", ".jsonl", lines)
 
     def units(self) -> dict[tuple[str, str], Unit]:
@@ -180,7 +154,6 @@ class RunDirectory:
         return "restore" in self.read_run().request
 
     def write_files(self, rows: list[dict[str, Any]]) -> None:
-        self.check()
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(rows, schema=SWAPPED_FILES), sink, compression="zstd")
         self._write("files", ".parquet", sink.getvalue().to_pybytes())
@@ -199,9 +172,7 @@ class RunDirectory:
             number += 1
 
 
-def new_run(
-    root: str, request: dict[str, Any], clock: Callable[[], float], check: Callable[[], None] = nobody_asks
-) -> tuple[RunDirectory, Run]:
+def new_run(root: str, request: dict[str, Any], clock: Callable[[], float]) -> tuple[RunDirectory, Run]:
     """Writes nothing yet."""
     import uuid
 
@@ -209,13 +180,13 @@ def new_run(
     run = Run(
         id=f"{stamp}-{uuid.uuid4().hex[:8]}", stamp=stamp, status="running", started=iso(clock()), request=request
     )
-    return RunDirectory(root, run.id, check), run
+    return RunDirectory(root, run.id), run
 
 
-def runs(root: str, check: Callable[[], None] = nobody_asks) -> list[RunDirectory]:
-    """All runs that began, oldest first. check: of who writes."""
+def runs(root: str) -> list[RunDirectory]:
+    """All runs that began, oldest first."""
     store, place = store_for(root), join(root, PURGE)
     return [
-        RunDirectory(root, name, check) for name in store.list(place)
+        RunDirectory(root, name) for name in store.list(place)
         if _RUN.fullmatch(name) and store.exists(join(place, name, "run.json"))
     ]  # fmt: skip

@@ -29,9 +29,10 @@ from replicator.purge.onboarding import Gap, Onboarded
 from replicator.purge.options import PurgeOptions
 from replicator.purge.parts import Part, look_at, new_location, parts_of
 from replicator.purge.placing import Matched, Unplaced, by_part, place_of
+from replicator.purge.proving import prove
 from replicator.purge.searching import look_at_all, searched
 from replicator.purge.staging import Staged, Staging, stage
-from replicator.purge.state import PURGE, Run, RunDirectory, State, Unit
+from replicator.purge.state import Run, RunDirectory, State, Unit
 from replicator.purge.swapping import drop_column_statistics, drop_table_extremes, flip, purged
 
 BATCH = 100
@@ -52,6 +53,7 @@ class TableDone:
     rows_after: int = 0
     files_rewritten: int = 0
     files_carried: int = 0
+    files_proved: int = 0
     bytes_rewritten: int = 0
     error: str = ""
     units: list[dict[str, Any]] = field(default_factory=list)
@@ -131,7 +133,6 @@ class Work:
             self._plan(onboarded, parts, found, done)
             return []
         place = self.directory.found(onboarded.name, attempt)
-        self.directory.check()  # who took the lease over may be reading there
         matching.write_found(found, place)
         matched = by_part(parts, matching.read_counts(place), escaped=found.escaped)
         dirty = [part for part in parts if part.name in matched and part.name not in ended]
@@ -231,6 +232,11 @@ class Work:
             if look_at(each.staging.part.location).digest != digests[each.staging.part.location]:
                 changed[name] = "its files changed while they were written anew"
                 del going[name]
+        for name, proved in prove(self.ids.session, onboarded, [each.staging for each in going.values()]).items():
+            done.files_proved += proved.files
+            if proved.error:
+                ended.append(at(by_name[name], "SKIPPED", self.clock, reason=proved.error))
+                del going[name]
         self.directory.write_units(at(by_name[name], "VERIFIED", self.clock) for name in going)
         wanted = {
             name: (each.staging.part, purged(each.staging.part, each.staging.new, each.figures, self.clock()))
@@ -241,7 +247,7 @@ class Work:
         swapped = [
             at(by_name[name], "SWAPPED", self.clock, backup="kept", event=flipped.event) for name in flipped.swapped
         ]
-        self.directory.write_units(swapped, happened=True)
+        self.directory.write_units(swapped)
         drop_column_statistics(self.metastore, onboarded.table, flipped.swapped)
         for unit in swapped:
             ended.append(at(unit, "DONE", self.clock))
@@ -264,8 +270,7 @@ class Work:
 
     def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str) -> Iterator[Staged]:
         """File by file where that can be; by Spark, a partition at a time, where not."""
-        by_file = [each for each in stagings if each.format.kind != "spark"]
-        yield from stage(by_file, found, self.engines, join(self.root, PURGE))
+        yield from stage([each for each in stagings if each.format.kind != "spark"], found, self.engines)
         for each in stagings:
             if each.format.kind == "spark":
                 yield stage_by_spark(self.ids.session, onboarded, each)

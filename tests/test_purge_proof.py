@@ -1,0 +1,103 @@
+"""A rewriter that changes a row which stays, or lets the wrong one go, is found out before the swap, by Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from purges import DESCRIPTOR, Warehouse
+from pyarrow import orc
+
+from replicator.metastore.embedded import Running
+from replicator.purge import files, proving
+
+FORMATS = {
+    "parquet": "(id BIGINT, v STRING, m MAP<STRING,ARRAY<DATE>>) PARTITIONED BY (k STRING) STORED AS PARQUET",
+    "parquet_of_spark": "(id INT, v STRING, m MAP<STRING,ARRAY<DATE>>, k STRING) USING parquet PARTITIONED BY (k)",
+    "orc": "(id BIGINT, v STRING, m MAP<STRING,ARRAY<DATE>>) PARTITIONED BY (k STRING) STORED AS ORC",
+    "text": "(v STRING, id INT, m MAP<STRING,ARRAY<DATE>>) PARTITIONED BY (k STRING) ROW FORMAT DELIMITED",
+    "hive_csv": "(v STRING, id STRING) PARTITIONED BY (k STRING)"
+                " ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' STORED AS TEXTFILE",
+    "spark_csv": "(v STRING, id BIGINT, k STRING) USING csv OPTIONS (header 'true') PARTITIONED BY (k)",
+    "json": "(v STRING, id BIGINT, k STRING) USING json PARTITIONED BY (k)",
+}  # fmt: skip
+STAYS, OTHER = "stays-31", "stays-13"
+
+
+@pytest.fixture(scope="module")
+def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    made = "map('a', array(date '2026-01-01', null))"
+    found.sql("CREATE DATABASE p")
+    for name, definition in FORMATS.items():
+        found.sql(f"CREATE TABLE p.{name} {definition} TBLPROPERTIES ({DESCRIPTOR})")
+        columns = found.session.table(f"p.{name}").columns
+        found.sql(
+            f"INSERT INTO p.{name} SELECT /*+ COALESCE(1) */ {', '.join(columns)} FROM (SELECT id, {made} AS m,"
+            " concat('stays-', id) AS v, if(id DIV 10 % 2 = 0, 'a b%', '{c}*') AS k FROM range(0, 200, 1, 1))"
+        )
+    yield found
+    found.close()
+
+
+def changed(path: Path) -> None:
+    """One value of a row that stays, in any file that has it; the number of rows is as before."""
+    if path.read_bytes()[:4] in (b"PAR1", b"ORC\0") or path.read_bytes()[:3] == b"ORC":
+        is_orc = path.read_bytes()[:3] == b"ORC"
+        table = orc.read_table(path) if is_orc else pq.ParquetFile(path).read()
+        at = table.schema.get_field_index("v")
+        column = pc.replace_substring_regex(table["v"], f"^{STAYS}$", OTHER)
+        assert pa.types.is_string(column.type)
+        table = table.set_column(at, "v", column)
+        orc.write_table(table, path) if is_orc else pq.write_table(table, path)
+    else:
+        path.write_bytes(path.read_bytes().replace(STAYS.encode(), OTHER.encode()))
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes the rewriting of files wrong in a way that no count shows."""
+    right = files._rewrite
+
+    def rewrite(task: files.FilesTask, work: files.FileWork) -> files.FileDone:
+        done = right(task, work)
+        changed(Path(work.target.removeprefix("file:")))
+        return done
+
+    return lambda: monkeypatch.setattr(files, "_rewrite", rewrite)
+
+
+def test_a_row_that_was_changed_is_found_in_every_format(warehouse: Warehouse, wrong: Callable[[], None]) -> None:
+    before = {name: warehouse.rows(f"p.{name}") for name in FORMATS}
+    wrong()
+    done = warehouse.purge(warehouse.root("wrong"), warehouse.ids, "p")
+    assert done.status == "partial"
+    for table in done.tables:
+        units = {unit["partition"]: unit for unit in table.units}
+        odd, even = units["k=%7Bc}%2A"], units["k=a b%25"]
+        assert odd["state"] == "SKIPPED" and "a row that was to stay was changed" in odd["reason"], odd
+        assert even["state"] == "DONE" and table.files_proved == 2, even
+        name = table.table.removeprefix("p.")
+        at = warehouse.session.table(table.table).columns.index("id")
+        left = [row for row in before[name] if row[-1] == "{c}*" or int(row[at]) % 10 or int(row[at]) >= 100]
+        assert warehouse.rows(table.table) == left
+
+
+def test_many_files_of_a_partition_are_read_as_its_directory(
+    warehouse: Warehouse, wrong: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proving, "FEW", 0)
+    warehouse.sql(
+        "CREATE DATABASE many",
+        f"CREATE TABLE many.t (id INT, v STRING) STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO many.t SELECT /*+ REPARTITION(3) */ id, concat('stays-', id) FROM range(0, 200)",
+    )
+    before = warehouse.rows("many.t")
+    wrong()
+    done = warehouse.purge(warehouse.root("many"), warehouse.ids, "many")
+    assert done.status == "partial" and "was changed" in done.tables[0].units[0]["reason"]
+    assert warehouse.rows("many.t") == before
