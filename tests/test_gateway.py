@@ -239,6 +239,7 @@ def test_an_unknown_drop_is_refused_unless_it_is_allowed(source_metastore: Runni
         said = guard.client.call("drop_everything", "x")
         assert said.failed and "--pass-unknown-drops" in said.message
         guard.call("get_all_databases")  # the connection goes on
+        assert guard.gateway.stop().refused == 1
     with guarded(source_metastore, tmp_path, pass_unknown=True) as guard:
         assert "Invalid method name" in guard.client.call("drop_everything", "x").message
 

@@ -10,6 +10,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -29,6 +30,7 @@ from cmroot.journal import Journal, Source, write_journal
 from cmroot.root import create_or_open
 from cmroot.taken import read_taken, undecided_since
 from replicator.errors import FormatError
+from replicator.gateway.drops import Counts, Drops
 from replicator.gateway.server import Gateway, opened
 from replicator.metastore import embedded
 from replicator.metastore.embedded import Running
@@ -155,7 +157,9 @@ def test_a_call_that_passes_is_told_when_the_metastore_goes_away(
             assert not client.call("get_all_databases").failed
 
 
-def test_a_metastore_that_is_down_is_told_to_each_call(metastore_factory: MetastoreFactory, tmp_path: Path) -> None:
+def test_a_metastore_that_is_down_is_told_to_each_call(
+    metastore_factory: MetastoreFactory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """And one that is killed in a drop, with no answer to be had for a while: the drop waits in $cmroot."""
     running = metastore_factory("dying")
     wire = Wire(running.uri)
@@ -174,6 +178,7 @@ def test_a_metastore_that_is_down_is_told_to_each_call(metastore_factory: Metast
         assert not guard.place("t").exists() and not guard.is_settled()
         assert undecided_since(guard.root.place) is not None
         wire.close()
+        until(lambda: f"drop_table of {guard.db}.t is not finished yet" in caplog.text)
         with RawClient(guard.uri) as client:
             said = client.call("get_all_databases")
             assert said.protocol_error and "does not answer" in said.message
@@ -185,6 +190,29 @@ def test_a_metastore_that_is_down_is_told_to_each_call(metastore_factory: Metast
         with connect(again.uri) as direct:
             until(guard.is_settled)
             assert direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
+
+
+def test_who_waits_for_a_table_hears_that_the_gateway_gives_up(guard: Guarded) -> None:
+    drops = Drops(guard.direct, guard.root.place, Counts())
+    locks = drops._locks
+
+    def wait() -> bool:
+        with locks.hold("db", "") as held:
+            return held
+
+    with ThreadPoolExecutor(1) as pool, locks.hold("db", "t"):
+        waiting = pool.submit(wait)
+        until(lambda: bool(locks._changed._waiters))  # type: ignore[attr-defined]
+        drops.give_up()
+        assert waiting.result(30) is False
+
+
+def test_a_stopped_gateway_leaves_no_descriptor_open(source_metastore: Running, tmp_path: Path) -> None:
+    root = create_or_open(str(tmp_path / "cmroot"))
+    with connect(source_metastore.uri) as direct:
+        before = set(os.listdir("/proc/self/fd"))
+        assert Gateway(direct, root, "127.0.0.1:0").stop().cut_off == 0
+        assert set(os.listdir("/proc/self/fd")) == before
 
 
 # ---- the gateway itself, killed at every step -----------------------------------------------------------------------

@@ -15,6 +15,7 @@ from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TTransport import TMemoryBuffer
 
 from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, intercepted, suspicious, understand, without_deletion
+from replicator.gateway.drops import refusal
 from replicator.gateway.extent import Extent, Names
 from replicator.gateway.messages import (
     BOOL,
@@ -45,6 +46,8 @@ from replicator.gateway.messages import (
     with_field,
     write_struct,
 )
+from replicator.gateway.targets import _is_truncation
+from replicator.model import NotificationEvent
 
 SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 KINDS = st.sampled_from([*SIZES, STRING, STRUCT, MAP, SET, LIST])
@@ -334,6 +337,30 @@ def test_a_drop_that_nobody_knows_is_suspicious() -> None:
         assert suspicious(name) and not intercepted(name)
     for name in ("drop_function", "drop_role", "drop_constraint", "drop_wm_pool", "get_table", "create_table"):
         assert not suspicious(name) and not intercepted(name)
+
+
+DECLARED = [name for name in SHAPES if hasattr(getattr(ThriftHiveMetastore, f"{name}_result", None), "thrift_spec")]
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_refusal_is_an_error_that_its_method_declares(name: str) -> None:
+    said = refusal(Header(1, name, 7, 0), "no space")
+    client = ThriftHiveMetastore.Client(TBinaryProtocol(TMemoryBuffer(said)))
+    with pytest.raises(ttypes.MetaException, match="no space"):
+        getattr(client, f"recv_{name}")()
+
+
+@pytest.mark.parametrize(
+    ("type", "message", "truncated"),
+    [
+        ("ALTER_TABLE", '{"isTruncateOp":"true"}', True), ("ALTER_PARTITION", '{"isTruncateOp":true}', True),
+        ("ALTER_TABLE", '{"isTruncateOp":"false"}', False), ("ALTER_TABLE", "{}", False),
+        ("ALTER_TABLE", '{"isTruncateOp":', False), ("ALTER_TABLE", "neither", False),
+        ("INSERT", '{"isTruncateOp":"true"}', False),
+    ],
+)  # fmt: skip
+def test_only_an_alteration_that_says_so_is_a_truncation(type: str, message: str, truncated: bool) -> None:
+    assert _is_truncation(NotificationEvent(1, 1, type, "db", "t", message)) == truncated
 
 
 def test_errors_are_what_the_bindings_raise() -> None:

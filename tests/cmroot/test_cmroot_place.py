@@ -144,12 +144,12 @@ def test_removing_may_run_twice(place: str) -> None:
 
 
 def test_only_one_of_many_creates_a_file(place: str) -> None:
-    store, path = store_for(place), join(place, "marker")
+    store, path = store_for(place), join(place, "new", "marker")
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda n: store.create_exclusive(path, b"%d" % n), range(32)))
     assert won.count(True) == 1
     assert store.read_bytes(path) == b"%d" % won.index(True)
-    assert store.find(place) == ["marker"]
+    assert store.find(place) == ["new/marker"]
 
 
 def test_a_file_written_piece_by_piece_appears_only_when_it_is_whole(place: str) -> None:
