@@ -18,6 +18,7 @@ from replicator import api
 from replicator.demo.spark_sql import SparkSql
 from replicator.errors import Error
 from replicator.metastore import embedded
+from replicator.printable import printable
 from replicator.report import json_text
 from replicator.sync.verify import Verified
 
@@ -81,7 +82,10 @@ def tell(directory: Path, say: Callable[[str], None], *, keep: bool) -> Told:
         if not keep:
             shutil.rmtree(directory, ignore_errors=True)
     story.told.seconds = round(time.monotonic() - began, 1)
-    say(f"\nThe same on both sides, after {story.told.seconds} s." + (f" Kept in {directory}." if keep else ""))
+    say(
+        f"\nThe same on both sides, after {story.told.seconds} s."
+        + (f" Kept in {printable(str(directory))}." if keep else "")
+    )
     return story.told
 
 
@@ -214,4 +218,4 @@ class _Story:
 
 
 def _shown(rows: Sequence[Sequence[Any]]) -> str:
-    return ", ".join("/".join(map(str, row)) for row in rows)
+    return printable(", ".join("/".join(map(str, row)) for row in rows))
