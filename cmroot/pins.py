@@ -28,7 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 class Slot(msgspec.Struct, frozen=True):
     """How far a consumer has come: it needs all that was the source's after `position`, which is the event `event`.
     Times are ISO 8601. `given_up`: when expiry stopped waiting for it, so that it holds nothing any more. `awaits`: the
-    bootstrap dump that its consumer must take before it has come to `position`; empty once it has confirmed."""
+    bootstrap dump that its consumer must take before it has come to `position`; empty once it has confirmed. `scopes`:
+    what the consumer has of each database at `position`, in its own words; empty where nobody said."""
 
     name: str
     position: int
@@ -38,6 +39,7 @@ class Slot(msgspec.Struct, frozen=True):
     consumer: str = ""
     given_up: str = ""
     awaits: str = ""
+    scopes: dict[str, str] = {}
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -114,9 +116,11 @@ def create_slot(root: str, slot: Slot) -> None:
 
 
 def confirm_slot(
-    root: str, name: str, position: int, event: int, *, now: Callable[[], float], back: bool = False
-) -> Slot:
-    """Move a slot forward: its consumer has everything up to `position`. Safe to run twice; one consumer at a time.
+    root: str, name: str, position: int, event: int, *, now: Callable[[], float], back: bool = False,
+    scopes: dict[str, str] | None = None,
+) -> Slot:  # fmt: skip
+    """Move a slot forward: its consumer has everything up to `position`, of `scopes` (None: as before). Safe to run
+    twice; one consumer at a time.
 
     Raises PinError for an unknown slot, one that was given up, and a position behind the slot's, unless `back`:
     then what lay between may be gone already. FormatError when the slot's file is damaged.
@@ -133,7 +137,10 @@ def confirm_slot(
             " protected any more",
             hint="confirm a later position, or say that it may go back",
         )
-    confirmed = msgspec.structs.replace(slot, position=position, event=event, confirmed=iso(now()), awaits="")
+    of = slot.scopes if scopes is None else scopes
+    confirmed = msgspec.structs.replace(
+        slot, position=position, event=event, confirmed=iso(now()), awaits="", scopes=of
+    )  # fmt: skip
     _write(root, confirmed)
     return confirmed
 

@@ -260,3 +260,31 @@ def test_two_consumers_of_one_source_are_told_apart(story: Story, target_metasto
     assert story.load().code == 0
     there = {slot.name: slot.position for slot in slots(str(story.cmroot))}
     assert there == {SLOT: dumped.end.position, "east": metadata(east).end.position}
+
+
+def test_what_a_narrower_dump_left_out_is_not_passed_over_by_the_next_wider_one(story: Story) -> None:
+    """The slot has moved on without it: of tables, and of databases."""
+    assert (next_dump(story).kind, story.load().code) == ("bootstrap", 0)
+    story.source.write("parts/p=a", {"lost": "lost"})
+    change(story, 1)
+    assert next_dump(story, "--include", "t").kind == "incremental"
+    assert story.load().code == 0
+    refused = story.dump("--slot", SLOT)
+    assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
+    assert "--include t" in refused.message and f"slots drop {SLOT}" in str(refused.said["hint"])
+    change(story, 2)
+    assert next_dump(story, "--include", "t").kind == "incremental"
+    assert story.load().code == 0
+
+    other = PlainDatabase(story.source.metastore, f"{story.db}_other", story.source.home.parent)
+    other.create()
+    refused = story.dump("--slot", SLOT, "--db", other.name, "--include", "t")
+    assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
+    assert f"has of {other.name} nothing" in refused.message
+
+    drop_slot(str(story.cmroot), SLOT)
+    assert (next_dump(story).kind, story.load().code) == ("bootstrap", 0)
+    story.is_same()
+    change(story, 3)
+    assert (next_dump(story).kind, story.load().code) == ("incremental", 0)
+    story.is_same()

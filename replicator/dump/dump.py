@@ -20,13 +20,14 @@ import pyarrow.compute as pc
 
 from cmroot.lease import acquire
 from cmroot.log import FILES, RELEASE, Segment, segments
+from cmroot.pins import find_slot
 from cmroot.root import ChangeRoot
 from replicator.dump import layout
 from replicator.dump.points import resolve_since, resolve_until, scope_of_dump
 from replicator.dump.reached import covers, reached, scope_of, told
 from replicator.dump.selection import Entering, Selection
 from replicator.dump.signing import Keys
-from replicator.dump.slots import begin_of, confirmed, pinned
+from replicator.dump.slots import begin_of, confirmed, pinned, refuse_wider
 from replicator.dump.writer import DumpWriter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
 from replicator.events.fold import manifest_at, open_manifest, read_records
@@ -107,6 +108,8 @@ def write_dump(
         begin = begin_of_dump(root, log, since, slot)
         if isinstance(since, str):
             _refuse_wider(since, databases, patterns)
+        elif since is None and slot and (consumer := find_slot(root.place, slot)):
+            refuse_wider(consumer, scope_of(databases, patterns))
         if begin is not None and begin.position > end.position:
             raise UsageError(
                 f"--since (event {begin.event}) is later than --until (event {end.event})",

@@ -14,9 +14,10 @@ from cmroot.errors import PinError
 from cmroot.log import Segment, segments
 from cmroot.pins import DumpPin, Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, pin_dump, unpin_dump
 from cmroot.root import open_existing
-from replicator.dump.layout import DumpMetadata, Point
+from replicator.dump.layout import DumpMetadata, Point, Scope
 from replicator.dump.points import point_at
-from replicator.errors import Error, FormatError
+from replicator.dump.reached import covers, reached, told
+from replicator.errors import BootstrapNeeded, Error, FormatError
 
 BOOTSTRAP = "a bootstrap"  # what the consumer of a slot awaits that was made with a bootstrap dump
 
@@ -43,6 +44,19 @@ def begin_of(log: Sequence[Segment], slot: Slot) -> Point:
         f"slot {slot.name}: is at position {slot.position}, which the captured log does not have",
         hint="the log was replaced: drop the slot and dump with it again, a bootstrap",
     )
+
+
+def refuse_wider(slot: Slot, scope: Scope) -> None:
+    """Raises BootstrapNeeded when a dump is to hold more than what the slot's consumer has at its position."""
+    for db in scope.databases if slot.scopes else ():
+        wanted, known = reached(scope, db), slot.scopes.get(db)
+        if known is None or not covers(known, wanted):
+            has = "nothing" if known is None else told(known)
+            raise BootstrapNeeded(
+                f"slot {slot.name}: its consumer has of {db} {has}, this dump is to have {told(wanted)}",
+                hint=f"drop the slot (`replicator cm slots drop {slot.name}`) and dump with it again, a bootstrap; or "
+                "name with --since the dump that the consumer came to",
+            )
 
 
 @contextmanager
@@ -88,7 +102,8 @@ def confirm(metadata: DumpMetadata, place: str, root: str, clock: Callable[[], f
         if slot is None:
             return f"slot {metadata.slot} is not in {root} any more: nothing is kept for this target"
         if slot.position <= metadata.end.position:
-            confirm_slot(root, slot.name, metadata.end.position, metadata.end.event, now=clock)
+            scopes = {db: reached(metadata.scope, db) for db in metadata.scope.databases}
+            confirm_slot(root, slot.name, metadata.end.position, metadata.end.event, now=clock, scopes=scopes)
     except (Error, OSError) as error:
         return (
             f"slot {metadata.slot} was not confirmed ({error}): until it is, expiry keeps what this target has. Where "
