@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import inspect
 import io
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -27,8 +29,16 @@ BATCH = 1 << 16
 GROUP_BYTES = 256 << 20
 """Decoded rows of one row group that are held until they are written."""
 
-Counts = tuple[int, int]
-"""Rows read, and rows left out."""
+Counts = tuple[int, Counter[int]]
+"""Rows read, and rows left out by the position of their key."""
+
+
+@dataclass
+class Tally:
+    """The same while they are counted."""
+
+    rows: int = 0
+    left_out: Counter[int] = field(default_factory=Counter)
 
 
 def rewrite_parquet(
@@ -49,12 +59,12 @@ def rewrite_parquet(
     path = _path(file.schema_arrow, field)
     wanted = _as_type(keys, _type_at(file.schema_arrow, path))
     options = _as_written(footer, bare, file.schema_arrow)
-    rows, origins = [0, 0], list[int]()
+    tally, origins = Tally(), list[int]()
     with target as out:
         held = _HeldEnd(out)
         writer = pq.ParquetWriter(held, file.schema_arrow, **options)
         for group in range(metadata.num_row_groups):
-            for table in _bundles(file.iter_batches(BATCH, row_groups=[group]), path, wanted, padded, rows):
+            for table in _bundles(file.iter_batches(BATCH, row_groups=[group]), path, wanted, padded, tally):
                 writer.write_table(table, row_group_size=table.num_rows)
                 origins.append(group)
         held.holding = True
@@ -62,18 +72,19 @@ def rewrite_parquet(
         before, written = parquet_footer.of_end(bytes(held.end))
         out.write(before)
         out.write(parquet_footer.as_end(parquet_footer.as_source(footer, written, origins)))
-    return rows[0], rows[1]
+    return tally.rows, tally.left_out
 
 
 def _bundles(
-    batches: Iterator[pa.RecordBatch], path: tuple[str, ...], keys: pa.Array, padded: bool, rows: list[int]
+    batches: Iterator[pa.RecordBatch], path: tuple[str, ...], keys: pa.Array, padded: bool, tally: Tally
 ) -> Iterator[pa.Table]:
-    """What stays, in tables of at most about GROUP_BYTES. rows: read and left out, counted on the way."""
+    """What stays, in tables of at most about GROUP_BYTES; counted on the way."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         kept, left_out = _without(batch, path, keys, padded)
-        rows[0], rows[1] = rows[0] + batch.num_rows, rows[1] + left_out
+        tally.rows += batch.num_rows
+        tally.left_out.update(left_out)
         if kept.num_rows:
             waiting.append(kept)
             size += kept.nbytes
@@ -180,7 +191,7 @@ def rewrite_orc(
             raise Unsupported(f"ORC with a timestamp ({name}) cannot be rewritten file by file")
     path = _path(file.schema, field)
     wanted = _as_type(keys, _type_at(file.schema, path))
-    rows = dropped = 0
+    rows, dropped = 0, Counter[int]()
     compression = str(file.compression).lower()
     with (
         target as out,
@@ -194,7 +205,8 @@ def rewrite_orc(
         for stripe in range(file.nstripes):
             batch = file.read_stripe(stripe)
             kept, left_out = _without(batch, path, wanted, padded)
-            rows, dropped = rows + batch.num_rows, dropped + left_out
+            rows += batch.num_rows
+            dropped.update(left_out)
             if kept.num_rows:
                 writer.write(pa.Table.from_batches([kept]))
                 written = True
@@ -237,7 +249,7 @@ def _type_at(schema: pa.Schema, path: tuple[str, ...]) -> pa.DataType:
 
 
 def _as_type(keys: pa.Array, type_: pa.DataType) -> pa.Array:
-    """The keys that this file's column can hold, as its type."""
+    """The keys as the type of this file's column, at their positions; null where it cannot hold them."""
     if keys.type == type_:
         return keys
     try:
@@ -248,18 +260,23 @@ def _as_type(keys: pa.Array, type_: pa.DataType) -> pa.Array:
             try:
                 found.append(key.cast(type_).as_py())
             except pa.ArrowInvalid:  # out of its range: no row of this file has it
-                continue
+                found.append(None)
         return pa.array(found, type_)
     except pa.ArrowNotImplementedError as error:
         raise Unsupported(f"a column of {type_} cannot be compared with ids of {keys.type}") from error
 
 
-def _without(batch: pa.RecordBatch, path: tuple[str, ...], keys: pa.Array, padded: bool) -> tuple[pa.RecordBatch, int]:
+def _without(
+    batch: pa.RecordBatch, path: tuple[str, ...], keys: pa.Array, padded: bool
+) -> tuple[pa.RecordBatch, dict[int, int]]:
+    """A batch without the rows of the keys, and how many of each those were."""
     column: Any = batch.column(batch.schema.get_field_index(path[0]))
     for name in path[1:]:
         column = pc.struct_field(column, name)
     if padded:
         column = pc.utf8_rtrim(column, characters=" ")
-    matches = pc.is_in(column, value_set=keys)
-    count = int(pc.sum(matches).as_py() or 0)
-    return (batch.filter(pc.invert(matches)) if count else batch), count
+    if pa.types.is_floating(column.type):
+        column = pc.add(column, pa.scalar(0, column.type))  # -0.0 is 0.0 to Spark
+    positions = pc.index_in(column, value_set=keys, skip_nulls=True)
+    found = {each["values"]: each["counts"] for each in pc.value_counts(positions.drop_null()).to_pylist()}
+    return (batch.filter(positions.is_null()) if found else batch), found

@@ -120,18 +120,21 @@ def _copy(work: FileWork) -> None:
 
 
 def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
-    keys = read_keys(task.found, work.uri)
+    keys, expected = read_keys(task.found, work.uri)
     target, padded = _writing(work.target), task.format.type.startswith("char")
     with store_for(work.source).open_read(work.source) as source:
         match task.format.kind:
             case "parquet":
-                rows, dropped = rewrite_parquet(source, target, task.format.field, keys, padded)
+                rows, left_out = rewrite_parquet(source, target, task.format.field, keys, padded)
             case "orc":
-                rows, dropped = rewrite_orc(source, target, task.format.field, keys, padded)
+                rows, left_out = rewrite_orc(source, target, task.format.field, keys, padded)
             case _:
-                rows, dropped = rewrite_lines(work.name, source, target, task.format, keys)
+                rows, left_out = rewrite_lines(work.name, source, target, task.format, keys)
+    dropped = left_out.total()
     if dropped != work.matched:
         raise Unsupported(f"Spark found {work.matched:,} rows to erase, and in the file are {dropped:,}")
+    if wrong := sum(left_out[at] != rows_of for at, rows_of in enumerate(expected)):
+        raise Unsupported(f"of {wrong:,} ids Spark found other numbers of rows than are in the file")
     after = _count(task.format, work.target)
     if after != rows - dropped:
         raise Unsupported(f"{rows:,} rows less {dropped:,} are not the {after:,} that were written")
@@ -193,16 +196,18 @@ def _count(format_: FileFormat, place: str) -> int:
         return count_lines(place, file, format_)
 
 
-def read_keys(found: str, uri: str) -> pa.Array:
-    """The ids that Spark found in a file; the parts are sorted by file, so few row groups are read."""
+def read_keys(found: str, uri: str) -> tuple[pa.Array, list[int]]:
+    """The ids that Spark found in a file, and the rows that it found of each; the parts are sorted by file, so few row
+    groups are read."""
     store, tables = store_for(found), []
     for name in store.list(found):
         if not name.endswith(".parquet"):
             continue
         with store.open_read(join(found, name)) as file:
             tables.append(_keys_of(pq.ParquetFile(file), uri))
-    column = pa.concat_tables(tables)["key"].combine_chunks()
-    return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    table = pa.concat_tables(tables)
+    keys = table["key"].combine_chunks()
+    return keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys, table["rows"].to_pylist()
 
 
 def _keys_of(file: pq.ParquetFile, uri: str) -> pa.Table:
@@ -210,8 +215,8 @@ def _keys_of(file: pq.ParquetFile, uri: str) -> pa.Table:
 
     index = file.schema_arrow.get_field_index("file")
     groups = [number for number in range(file.num_row_groups) if _may_have(file.metadata.row_group(number), index, uri)]
-    table = file.read_row_groups(groups, columns=["file", "key"])
-    return table.filter(pc.equal(table["file"], uri)).select(["key"])
+    table = file.read_row_groups(groups, columns=["file", "key", "rows"])
+    return table.filter(pc.equal(table["file"], uri)).select(["key", "rows"])
 
 
 def _may_have(group: Any, index: int, value: str) -> bool:

@@ -10,6 +10,7 @@ import csv
 import gzip
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import date, datetime
@@ -33,18 +34,19 @@ def rewrite_lines(
     name: str, source: BinaryIO, target: AbstractContextManager[BinaryIO], format_: FileFormat, keys: pa.Array
 ) -> Counts:
     """Copies a file but for the lines whose field is one of `keys`. name: its ending says how it is compressed."""
-    wanted = {_canonical(key) for key in keys.to_pylist()}
+    wanted = {_canonical(key): position for position, key in enumerate(keys.to_pylist())}
     identify = _identify(format_, _reader(keys.type))
-    rows = dropped = 0
+    rows, dropped = 0, Counter[int]()
     with ExitStack() as stack:
         read = _decompressed(name, source)
         write = stack.enter_context(_compressed(name, stack.enter_context(target)))
         for number, lines in enumerate(_lines(read)):
             if number == 0 and format_.header and lines:
                 write.write(lines.pop(0))
-            kept = [line for line in lines if identify(line.rstrip(b"\r\n")) not in wanted]
-            rows, dropped = rows + len(lines), dropped + len(lines) - len(kept)
-            write.write(b"".join(kept))
+            found = [wanted.get(identify(line.rstrip(b"\r\n"))) for line in lines]
+            rows += len(lines)
+            dropped.update(position for position in found if position is not None)
+            write.write(b"".join(line for line, position in zip(lines, found, strict=True) if position is None))
     return rows, dropped
 
 
