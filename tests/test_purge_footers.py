@@ -125,10 +125,10 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 def rewritten(path: Path, field: tuple[str, ...] = ("id",), keys: pa.Array = IDS) -> tuple[tuple[int, int], Path]:
     out = io.BytesIO()
     with path.open("rb") as source:
-        counts = rewrite_parquet(source, contextlib.nullcontext(out), field, keys)
+        rows, left_out = rewrite_parquet(source, contextlib.nullcontext(out), field, keys)
     found = path.with_name("rewritten-" + path.name)
     found.write_bytes(out.getvalue())
-    return counts, found
+    return (rows, left_out.total()), found
 
 
 def footer_of(path: Path) -> Struct:
