@@ -12,6 +12,7 @@ from cmroot.place import join, store_for
 from replicator.engine import counted
 from replicator.model import DEFAULT_PARTITION, Partition, Storage
 from replicator.purge import matching
+from replicator.purge.ids import hadoop_place
 from replicator.purge.onboarding import Onboarded, data_columns
 from replicator.purge.parts import is_data, look_at
 from replicator.purge.staging import Staged, Staging
@@ -34,7 +35,7 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Stag
     if (part.storage.serde.library or "").endswith("OrcSerde"):
         codec = {key.lower(): value for key, value in _properties(onboarded, part.storage).items()}.get("orc.compress")
         writer = kept.write.mode("overwrite")
-        (writer.option("compression", codec.lower()) if codec else writer).orc(matching.hadoop_place(staging.new))
+        (writer.option("compression", codec.lower()) if codec else writer).orc(hadoop_place(staging.new))
     else:
         kept.createOrReplaceTempView("replicator_purge_kept")
         session.sql(_insert(staging.new, onboarded, part.storage))
@@ -83,7 +84,7 @@ def _insert(place: str, onboarded: Onboarded, storage: Storage) -> str:
         given = {**names, **avro, **given}
     properties = ", ".join(f"{quoted_text(key)} = {quoted_text(value)}" for key, value in given.items())
     return (
-        f"INSERT OVERWRITE DIRECTORY {quoted_text(matching.hadoop_place(place))}"
+        f"INSERT OVERWRITE DIRECTORY {quoted_text(hadoop_place(place))}"
         f" ROW FORMAT SERDE {quoted_text(storage.serde.library or '')}"
         + (f" WITH SERDEPROPERTIES ({properties})" if properties else "")
         + f" STORED AS INPUTFORMAT {quoted_text(storage.input_format or '')}"

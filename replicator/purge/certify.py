@@ -33,7 +33,7 @@ from replicator.purge import matching
 from replicator.purge.backups import backups
 from replicator.purge.contents import Content, erased_contents, recorded_contents
 from replicator.purge.copies import copies, directories_of, is_below
-from replicator.purge.matching import Ids
+from replicator.purge.ids import Ids, forget, open_ids, read_ids
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList
 from replicator.purge.options import PurgeOptions, RetainOptions
 from replicator.purge.parts import look_at, parts_of
@@ -129,7 +129,7 @@ def certify(
                                  "the next purge"))  # fmt: skip
         elif not unread:
             certificate.searched.append(table.name)
-    matching.forget(ids)
+    forget(ids)
     replicas = [each for each in replicas if any(each.replicates(table.table.db, table.table.name) for table in tables)]
     certificate.replicas = [each.name for each in replicas]
     contents = {each.key: each for each in erased_contents(directories)}
@@ -175,8 +175,8 @@ def _runs(metastore: Metastore, root: ChangeRoot, options: PurgeOptions, run: st
 def _ids(session: Any, options: PurgeOptions, directories: Sequence[RunDirectory]) -> Ids:
     for directory in directories:
         if store_for(directory.ids).list(directory.ids):
-            return matching.open_ids(session, directory.ids)
-    return matching.read_ids(session, options.ids, None)
+            return open_ids(session, directory.ids)
+    return read_ids(session, options.ids, None)
 
 
 def _rows_left(metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine) -> tuple[int, list[Gap]]:

@@ -1,4 +1,4 @@
-"""What Spark does in a purge: reading the ids once, and finding the rows of a table that have one. Changes no table.
+"""Finding the rows of a table that have an id, with Spark. Changes no table.
 
 One job for all partitions of a table: the ids are semi-joined with the column of ids, and what comes back is how many
 rows of which file have which id. Tables are read through the metastore as any Spark job reads them, so everything that
@@ -7,7 +7,6 @@ Spark can read can be searched.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,97 +14,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.place import is_local, join, local_path, store_for
-from replicator.errors import Error, Refused
+from cmroot.place import join, store_for
+from replicator.errors import Error
+from replicator.purge.ids import VIEW, Ids, hadoop_place
 from replicator.purge.onboarding import Onboarded
-from replicator.sql_text import SETTINGS, quoted_name, scalar_type
+from replicator.sql_text import quoted_name, scalar_type
 
 LISTED = 1000
 """With at most so many ids, they are named in the scan's filter, which skips row groups by their statistics; with more,
 the smallest and the largest are."""
 
-log = logging.getLogger(__name__)
-
-_VIEW = "replicator_purge_ids"
-KEYS = _VIEW + "_keys"
+KEYS = VIEW + "_keys"
 """The view of the ids as the type of the column that was searched last."""
 
 
 class LossyIds(Exception):
     """Ids that a column's type cannot hold; the message says which."""
-
-
-@dataclass(frozen=True)
-class Ids:
-    """The ids of a run: a Spark session's view of them, how many, and their Spark type."""
-
-    session: Any
-    count: int
-    type: str
-
-
-def split_ids(text: str) -> tuple[str, str]:
-    """("db.table", "column") of "db.table:column". Raises Refused for anything else."""
-    table, colon, column = text.partition(":")
-    if not colon or table.count(".") != 1 or not all(table.split(".")) or not column:
-        raise Refused(f"{text!r} does not name the ids", hint="write --ids db.table:column")
-    return table, column
-
-
-def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
-    """The distinct ids of "db.table:column", nulls left out; with `snapshot`, written there first and read from there,
-    so that all tables of a run see the same. Raises Refused when there are none, for whatever reason."""
-    table, column = split_ids(text)
-    db, _, name = table.partition(".")
-    _take_text_as_text(session)
-    if not session.catalog.tableExists(quoted_name(db, name)):
-        raise Refused(f"there is no table {table} with ids, so nothing would be erased", hint="check --ids")
-    source = session.table(quoted_name(db, name))
-    found = [field for field in source.schema.fields if field.name.lower() == column.lower()]
-    if not found:
-        names = ", ".join(field.name for field in source.schema.fields)
-        raise Refused(f"{table} has no column {column}, so nothing would be erased", hint=f"it has {names}")
-    ids = source.selectExpr(f"{quoted_name(column)} AS id").where("id IS NOT NULL").distinct()
-    if snapshot is not None:
-        ids.write.mode("overwrite").parquet(hadoop_place(snapshot))
-        return open_ids(session, snapshot)
-    return _view(session, ids.cache())
-
-
-def open_ids(session: Any, snapshot: str) -> Ids:
-    """The ids that a run has written."""
-    _take_text_as_text(session)
-    return _view(session, session.read.parquet(hadoop_place(snapshot)).cache())
-
-
-def _take_text_as_text(session: Any) -> None:
-    for key, value in SETTINGS.items():
-        session.conf.set(key, value)
-
-
-def _view(session: Any, ids: Any) -> Ids:
-    count = ids.count()
-    if not count:
-        raise Refused(
-            "the table of ids is empty, so nothing would be erased",
-            hint="an empty list of ids is more often a failed export than a day without requests",
-        )
-    type_ = ids.schema.fields[0].dataType.simpleString()
-    try:
-        scalar_type(type_)
-    except ValueError as error:
-        raise Refused(f"the ids cannot be compared: {error}", hint="name a column of single values in --ids") from error
-    ids.createOrReplaceTempView(_VIEW)
-    return Ids(session, count, type_)
-
-
-def forget(ids: Ids) -> None:
-    """At the end of a run: the Spark may be somebody else's, who goes on, and ids stay out of its memory."""
-    try:
-        ids.session.table(_VIEW).unpersist()
-        ids.session.catalog.dropTempView(_VIEW)
-    except Exception as error:
-        log.info("Spark did not let go of the ids: %s", error)
 
 
 @dataclass(frozen=True)
@@ -127,7 +51,7 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
     session.conf.set("spark.sql.readSideCharPadding", "false")
     session.conf.set("mapreduce.input.fileinputformat.input.dir.recursive", "true")
     try:
-        keys = session.sql(f"SELECT id, try_cast(id AS {type_}) AS key FROM {_VIEW}")
+        keys = session.sql(f"SELECT id, try_cast(id AS {type_}) AS key FROM {VIEW}")
     except Exception as error:
         if "DATATYPE_MISMATCH" not in str(error):
             raise
@@ -206,15 +130,6 @@ def ask_counts(found: Search) -> dict[str, int]:
     """The same without writing anything: for a dry run."""
     rows: Iterator[Any] = found.rows.groupBy("file").agg({"rows": "sum"}).toLocalIterator()
     return {row[0]: row[1] for row in rows}
-
-
-def hadoop_place(place: str) -> str:
-    """A place as Hadoop wants it."""
-    if is_local(place):
-        return "file:" + local_path(place)
-    if place.startswith("s3://"):
-        return "s3a://" + place.removeprefix("s3://")
-    return place
 
 
 def is_sparks(error: Exception) -> bool:

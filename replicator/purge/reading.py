@@ -13,7 +13,7 @@ from typing import Any
 
 from replicator.engine import planned
 from replicator.model import Column, Storage, Table
-from replicator.purge.matching import hadoop_place
+from replicator.purge.ids import hadoop_place
 from replicator.purge.onboarding import data_columns
 
 

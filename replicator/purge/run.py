@@ -29,8 +29,8 @@ from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.progress import Progress
 from replicator.purge import matching
+from replicator.purge.ids import Ids, forget, open_ids, read_ids, split_ids
 from replicator.purge.leftovers import remove_leftovers
-from replicator.purge.matching import Ids
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList, is_version, onboard
 from replicator.purge.options import PurgeOptions
 from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
@@ -78,7 +78,7 @@ def purge(
 
     Raises Refused when there is no id, or no table to erase them from; LeaseHeld while another purge is at work."""
     began = clocks.monotonic()
-    matching.split_ids(options.ids)
+    split_ids(options.ids)
     whitelist = WhiteList.parse(options.whitelist)
     with ExitStack() as stack:
         if not dry_run:
@@ -90,7 +90,7 @@ def purge(
         onboarded, gaps = described(metastore, whitelist, options)
         session = engines.session(hive_settings(metastore.uri, warehouse_of(metastore)))
         ids, run = _ids(session, options, directory, run, dry_run)
-        stack.callback(matching.forget, ids)
+        stack.callback(forget, ids)
         if not onboarded:
             raise Refused(
                 "no table on the white list is described, so nothing would be erased",
@@ -203,7 +203,7 @@ def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Calla
 def described(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions) -> tuple[list[Onboarded], list[Gap]]:
     """Tables to purge and those that are white-listed and cannot be."""
     onboarded, gaps = [], []
-    id_table = matching.split_ids(options.ids)[0].lower()
+    id_table = split_ids(options.ids)[0].lower()
     for db in sorted(metastore.database_names()):
         if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
             continue
@@ -230,10 +230,10 @@ def _ids(session: Any, options: PurgeOptions, directory: RunDirectory, run: Run,
     """Those of a resumed run are its own, from when it began."""
     try:
         if dry_run:
-            return matching.read_ids(session, options.ids, None), run
+            return read_ids(session, options.ids, None), run
         if run.ids:
-            return matching.open_ids(session, directory.ids), run
-        ids = matching.read_ids(session, options.ids, directory.ids)
+            return open_ids(session, directory.ids), run
+        ids = read_ids(session, options.ids, directory.ids)
     except Refused:
         raise
     except Exception as error:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from replicator.engine import AutoEngine
 from replicator.model import Storage
 from replicator.purge import matching
-from replicator.purge.matching import Ids, Search
+from replicator.purge.ids import Ids
+from replicator.purge.matching import Search
 from replicator.purge.onboarding import Gap, Onboarded
 from replicator.purge.parts import Looked, Part, looks_tasks, run_looks_task
 

@@ -24,7 +24,8 @@ from replicator.metastore.client import Metastore
 from replicator.purge import matching
 from replicator.purge.by_spark import stage_by_spark
 from replicator.purge.formats import Unsupported, format_of
-from replicator.purge.matching import Ids, LossyIds, Search
+from replicator.purge.ids import Ids
+from replicator.purge.matching import LossyIds, Search
 from replicator.purge.onboarding import Gap, Onboarded
 from replicator.purge.options import PurgeOptions
 from replicator.purge.parts import Part, look_at, new_location, parts_of
