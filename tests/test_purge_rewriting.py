@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
+from replicator.purge.compression import decompressed
 from replicator.purge.files import FilesTask, FileWork, run_files_task
 from replicator.purge.formats import FileFormat
+
+TEXT = FileFormat("text", field=("id",), type="bigint")
 
 
 def found(tmp_path: Path, uri: str, keys: pa.Array, rows: list[int]) -> str:
@@ -58,3 +64,57 @@ def test_zeros_and_no_numbers_are_one_id_each(tmp_path: Path) -> None:
     (done,) = run_files_task(FilesTask(format_, found(tmp_path, "u", keys, [2, 1]), [work]))
     assert (done.error, done.matched) == ("", 3)
     assert pq.read_table(tmp_path / "target")["id"].to_pylist() == [1.0]
+
+
+def deflated(data: bytes) -> bytes:
+    return zlib.compress(data)
+
+
+def zstd(data: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return bytes(out.getvalue())
+
+
+PACKED = {"deflate": deflated, "gz": gzip.compress, "bz2": bz2.compress, "zst": zstd}
+
+
+@pytest.mark.parametrize("ending", PACKED)
+def test_streams_one_after_the_other_are_one_file(tmp_path: Path, ending: str) -> None:
+    """As `cat a b` and a writer that appends make them; large enough for many pieces, and one that is empty."""
+    pack, lines = PACKED[ending], [[b"%d\n" % (each * 7919 % 100_003) for each in range(200_000)], [b"3\n", b"4\n"]]
+    source = tmp_path / f"source.{ending}"
+    source.write_bytes(b"".join(pack(b"".join(part)) for part in (lines[0], [], lines[1], [b"5"])))
+    wanted = [line for line in lines[0] if int(line) not in (3, 5)] + [b"4\n"]
+    counts = [sum(int(line) == key for part in [*lines, [b"5"]] for line in part) for key in (3, 5)]
+    keys = pa.array([3, 5], pa.int64())
+    work = FileWork("p", source.name, str(source), str(tmp_path / f"t.{ending}"), "u", 1, sum(counts))
+    (done,) = run_files_task(FilesTask(TEXT, found(tmp_path, "u", keys, counts), [work]))
+    assert (done.error, done.rows, done.matched) == ("", 200_003, sum(counts))
+    with open(work.target, "rb") as file:
+        stream = decompressed(work.target, file)
+        assert b"".join(iter(lambda: stream.read(1 << 20), b"")) == b"".join(wanted)
+
+
+@pytest.mark.parametrize("ending", PACKED)
+def test_damaged_compression_fails_its_file_in_words(tmp_path: Path, ending: str) -> None:
+    pack = PACKED[ending]
+    one, two = pack(b"3\n" * 1000), pack(b"4\n" * 1000)
+    damaged = {
+        "cut": one + two[: len(two) // 2], "cut at its last byte": one + two[:-1], "followed": one + b"some text",
+        "none": b"some text", "with a wrong byte": one + two[:12] + b"\xff" + two[13:],
+    }  # fmt: skip
+    keys = found(tmp_path, "u", pa.array([3], pa.int64()), [1000])
+    for what, data in damaged.items():
+        source = tmp_path / f"source.{ending}"
+        source.write_bytes(data)
+        works = [
+            FileWork("p", source.name, str(source), str(tmp_path / f"t.{ending}"), "u", len(data), matched)
+            for matched in (1000, 0)
+        ]  # fmt: skip
+        for done in run_files_task(FilesTask(TEXT, keys, works)):
+            assert done.final and "damaged" in done.error, (what, done)
+    source.write_bytes(b"")
+    (empty,) = run_files_task(FilesTask(TEXT, keys, works[1:]))
+    assert (empty.error, empty.rows) == ("", 0)

@@ -5,22 +5,20 @@ What stays is copied byte for byte; a line that cannot be read has no id, and st
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
 
 from replicator.purge.columnar import Counts
+from replicator.purge.compression import compressed, decompressed
 from replicator.purge.formats import FileFormat, Unsupported
 
 CHUNK = 1 << 22
@@ -38,8 +36,8 @@ def rewrite_lines(
     identify = _identify(format_, _reader(keys.type))
     rows, dropped = 0, Counter[int]()
     with ExitStack() as stack:
-        read = _decompressed(name, source)
-        write = stack.enter_context(_compressed(name, stack.enter_context(target)))
+        read = decompressed(name, source)
+        write = stack.enter_context(compressed(name, stack.enter_context(target)))
         for number, lines in enumerate(_lines(read)):
             if number == 0 and format_.header and lines:
                 write.write(lines.pop(0))
@@ -51,7 +49,7 @@ def rewrite_lines(
 
 
 def count_lines(name: str, source: BinaryIO, format_: FileFormat) -> int:
-    total = sum(len(lines) for lines in _lines(_decompressed(name, source)))
+    total = sum(len(lines) for lines in _lines(decompressed(name, source)))
     return total - 1 if format_.header and total else total
 
 
@@ -197,73 +195,3 @@ def _reader(type_: pa.DataType) -> Callable[[str], Any]:
 
 def _boolean(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else bool(int(text))
-
-
-# Compression
-
-
-def _decompressed(name: str, source: BinaryIO) -> BinaryIO:
-    match name.rpartition(".")[2].lower():
-        case "gz":
-            return cast("BinaryIO", gzip.GzipFile(fileobj=source))
-        case "bz2":
-            return cast("BinaryIO", bz2.BZ2File(source))
-        case "zst":
-            return cast("BinaryIO", pa.CompressedInputStream(source, "zstd"))
-        case "deflate":
-            return cast("BinaryIO", _Inflating(source))
-        case "snappy" | "lz4" | "lzo" | "lzo_deflate" | "lzma" | "xz" as ending:
-            raise Unsupported(f"text compressed as .{ending} cannot be rewritten")
-    return source
-
-
-def _compressed(name: str, target: BinaryIO) -> AbstractContextManager[BinaryIO]:
-    match name.rpartition(".")[2].lower():
-        case "gz":
-            return cast("AbstractContextManager[BinaryIO]", gzip.GzipFile("", "wb", 6, target, mtime=0))
-        case "bz2":
-            return cast("AbstractContextManager[BinaryIO]", bz2.BZ2File(target, "wb"))
-        case "zst":
-            return cast("AbstractContextManager[BinaryIO]", pa.CompressedOutputStream(target, "zstd"))
-        case "deflate":
-            return cast("AbstractContextManager[BinaryIO]", _Deflating(target))
-    return _Open(target)
-
-
-class _Open:
-    """A file that its own block closes."""
-
-    def __init__(self, target: BinaryIO) -> None:
-        self._target = target
-
-    def __enter__(self) -> BinaryIO:
-        return self._target
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class _Inflating:
-    def __init__(self, source: BinaryIO) -> None:
-        self._source, self._inflate = source, zlib.decompressobj()
-
-    def read(self, size: int) -> bytes:
-        while chunk := self._source.read(size):
-            if found := self._inflate.decompress(chunk):
-                return found
-        return self._inflate.flush()
-
-
-class _Deflating(_Open):
-    def __init__(self, target: BinaryIO) -> None:
-        super().__init__(target)
-        self._deflate = zlib.compressobj()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def write(self, data: bytes) -> None:
-        self._target.write(self._deflate.compress(data))
-
-    def __exit__(self, *_: object) -> None:
-        self._target.write(self._deflate.flush())
