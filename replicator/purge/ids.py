@@ -57,7 +57,10 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
     if not found:
         names = ", ".join(field.name for field in source.schema.fields)
         raise Refused(f"{table} has no column {column}, so nothing would be erased", hint=f"it has {names}")
-    ids = source.selectExpr(f"{quoted_name(column)} AS id").where("id IS NOT NULL").distinct()
+    value = quoted_name(column)
+    if found[0].metadata.get("__CHAR_VARCHAR_TYPE_STRING", "").startswith("char"):  # its blanks are no part of it
+        value = f"rtrim({value})"
+    ids = source.selectExpr(f"{value} AS id").where("id IS NOT NULL").distinct()
     if ids.schema.fields[0].dataType.simpleString() in _PLAIN:
         few = ids.limit(FEW + 1).toArrow()
         if few.num_rows <= FEW:

@@ -58,14 +58,15 @@ def by_path(
 
 
 def _schema(session: Any, columns: Sequence[Column]) -> Any:
-    """A StructType of Spark's; types are parsed, never part of a statement."""
+    """A StructType of Spark's; types are parsed, never part of a statement. A char or varchar is a string there, with a
+    note."""
     schema, parser = (
         session._jvm.org.apache.spark.sql.types.StructType(),
         session._jsparkSession.sessionState().sqlParser(),
     )
     for column in columns:
         schema = schema.add(column.name, parser.parseDataType(column.type), True)
-    return schema
+    return session._jvm.org.apache.spark.sql.catalyst.util.CharVarcharUtils.replaceCharVarcharWithStringInSchema(schema)
 
 
 def _some(jvm: Any, value: Any) -> Any:
