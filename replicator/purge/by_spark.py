@@ -1,7 +1,7 @@
 """Writing a partition anew with Spark, for formats that nothing here can write file by file. Acts.
 
-Avro, RCFile, SequenceFile, ORC with timestamps: the anti-join of one partition with the ids, into the new directory,
-with the partition's own serde. All its files are new, and their names Spark's.
+RCFile, ORC with timestamps: the anti-join of one partition with the ids, into the new directory, with the partition's
+own serde. All its files are new, and their names Spark's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Stag
         (writer.option("compression", codec.lower()) if codec else writer).orc(hadoop_place(staging.new))
     else:
         kept.createOrReplaceTempView("replicator_purge_kept")
-        session.sql(_insert(staging.new, onboarded, part.storage))
+        session.sql(_insert(staging.new, part.storage))
     written = rows()
     staged.rows, staged.erased = before, before - written
     staged.bytes = sum(state.size for state in staging.look.files)
@@ -76,12 +76,8 @@ def _condition(onboarded: Onboarded, partition: Partition) -> str:
     return " AND ".join(conditions)
 
 
-def _insert(place: str, onboarded: Onboarded, storage: Storage) -> str:
-    given = dict(storage.serde.parameters)
-    if (storage.serde.library or "").endswith("AvroSerDe"):  # it would name the record by the path
-        avro = {key: value for key, value in onboarded.table.parameters.items() if key.startswith("avro.")}
-        names = {"avro.schema.name": onboarded.table.name, "avro.schema.namespace": onboarded.table.db}
-        given = {**names, **avro, **given}
+def _insert(place: str, storage: Storage) -> str:
+    given = storage.serde.parameters
     properties = ", ".join(f"{quoted_text(key)} = {quoted_text(value)}" for key, value in given.items())
     return (
         f"INSERT OVERWRITE DIRECTORY {quoted_text(hadoop_place(place))}"

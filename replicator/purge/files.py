@@ -19,9 +19,11 @@ import pyarrow.parquet as pq
 from cmroot.checksum import checksum_stream
 from cmroot.errors import Error
 from cmroot.place import ASIDE, aside_name, is_local, join, local_path, naming, parent, raise_unless_gone, store_for
+from replicator.purge.avro import count_avro, rewrite_avro
 from replicator.purge.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.purge.formats import FileFormat, Unsupported
 from replicator.purge.lines import count_lines, rewrite_lines
+from replicator.purge.sequence import count_sequence, rewrite_sequence
 
 
 class FileWork(msgspec.Struct, frozen=True):
@@ -128,6 +130,10 @@ def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
                 rows, left_out = rewrite_parquet(source, target, task.format.field, keys, padded)
             case "orc":
                 rows, left_out = rewrite_orc(source, target, task.format.field, keys, padded)
+            case "avro":
+                rows, left_out = rewrite_avro(source, target, task.format, keys)
+            case "sequence":
+                rows, left_out = rewrite_sequence(source, target, task.format, keys)
             case _:
                 rows, left_out = rewrite_lines(work.name, source, target, task.format, keys)
     dropped = left_out.total()
@@ -189,10 +195,15 @@ def sweep_asides(place: str) -> None:
 
 def _count(format_: FileFormat, place: str) -> int:
     with store_for(place).open_read(place) as file:
-        if format_.kind == "parquet":
-            return count_parquet(file)
-        if format_.kind == "orc":
-            return count_orc(file)
+        match format_.kind:
+            case "parquet":
+                return count_parquet(file)
+            case "orc":
+                return count_orc(file)
+            case "avro":
+                return count_avro(file)
+            case "sequence":
+                return count_sequence(file)
         return count_lines(place, file, format_)
 
 

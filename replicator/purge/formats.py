@@ -1,32 +1,37 @@
 """How the rows of a partition's files are written: what its storage says, as a value. Pure.
 
-`columns` files (Parquet, ORC) and `lines` (text, CSV, JSON) are rewritten file by file; others by Spark, a partition at
-a time.
+Files of columns (Parquet, ORC), of lines (text, CSV, JSON) and of records (Avro, SequenceFile) are rewritten one by
+one; others by Spark, a partition at a time.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Literal
 
 import msgspec
 
 from replicator.model import Storage, Table
+from replicator.purge.avro_schema import Names, names_of, parse_schema
 from replicator.purge.onboarding import data_columns
 
-Kind = Literal["parquet", "orc", "text", "csv", "json", "spark"]
+Kind = Literal["parquet", "orc", "text", "csv", "json", "avro", "sequence", "spark"]
 
 _SERDES: dict[str, Kind] = {
     "ParquetHiveSerDe": "parquet", "OrcSerde": "orc", "LazySimpleSerDe": "text", "OpenCSVSerde": "csv",
-    "JsonSerDe": "json",
+    "JsonSerDe": "json", "AvroSerDe": "avro",
 }  # fmt: skip
 _PROVIDERS: dict[str, Kind] = {"parquet": "parquet", "orc": "orc", "csv": "csv", "json": "json"}
-_BY_SPARK = ("AvroSerDe", "ColumnarSerDe", "LazyBinaryColumnarSerDe", "LazyBinarySerDe", "RegexSerDe")
+_BY_SPARK = ("ColumnarSerDe", "LazyBinaryColumnarSerDe", "RegexSerDe")
 _TEXT_INPUT = "org.apache.hadoop.mapred.TextInputFormat"
+_SEQUENCE_INPUT = "org.apache.hadoop.mapred.SequenceFileInputFormat"
+_AVRO_SCHEMA = "avro.schema.literal"
 
 
 class FileFormat(msgspec.Struct, frozen=True):
     """kind: what reads and writes it. column: where the ids are, by its index among the columns (`text`, `csv`) and by
-    name. separator, quote, escape, null: of text; header: each file begins with a line of names."""
+    name. separator, quote, escape, null: of text; header: each file begins with a line of names. rows: what the values
+    of a `sequence` file are. spellings: of the `field` in an `avro` file, each part's names; none: as it is."""
 
     kind: Kind
     column: int = 0
@@ -37,6 +42,8 @@ class FileFormat(msgspec.Struct, frozen=True):
     escape: str = ""
     null: str = "\\N"
     header: bool = False
+    rows: Literal["text", "csv", "json"] = "text"
+    spellings: tuple[Names, ...] = ()
 
 
 class Unsupported(Exception):
@@ -67,14 +74,24 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
         kind = "spark"
     if kind is None:
         raise Unsupported(f"files of {storage.serde.library} cannot be rewritten")
-    if kind in ("text", "csv", "json") and storage.input_format != _TEXT_INPUT:
-        kind = "spark"  # rows in sequence files
+    if kind in ("text", "csv", "json") and storage.input_format not in (_TEXT_INPUT, _SEQUENCE_INPUT):
+        kind = "spark"
     if kind == "orc" and _has_times(table):
         kind = _by_spark(storage, field, "ORC with timestamps")
     if kind == "spark":
         _by_spark(storage, field, f"files of {storage.serde.library}")
+        _raise_unless_known(table, storage)
         return FileFormat(kind, field=field, type=type_)
-    index = _index(table, storage, field)
+    if kind == "avro":
+        return FileFormat(kind, field=field, type=type_, spellings=_spellings(table, storage, field))
+    found = _of_rows(kind, table, storage, field, type_)
+    if storage.input_format == _SEQUENCE_INPUT and kind in ("text", "csv", "json"):
+        return msgspec.structs.replace(found, kind="sequence", rows=kind)
+    return found
+
+
+def _of_rows(kind: Kind, table: Table, storage: Storage, field: tuple[str, ...], type_: str) -> FileFormat:
+    index, serde = _index(table, storage, field), storage.serde.parameters
     if kind == "text":
         if len(field) > 1:
             raise Unsupported("an id inside of a struct in delimited text cannot be rewritten")
@@ -89,6 +106,19 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
             serde.get("escapeChar", "\\"), "",
         )  # fmt: skip
     return FileFormat(kind, index, field, type_)
+
+
+def _spellings(table: Table, storage: Storage, field: tuple[str, ...]) -> tuple[Names, ...]:
+    """As the schema that the table's rows are read with has them; none without one, or when a URL says where it is."""
+    own = table.storage.serde.parameters if table.storage else {}
+    for properties in (table.parameters, own, storage.serde.parameters):
+        text = properties.get(_AVRO_SCHEMA, "none")
+        if text != "none":
+            try:
+                return tuple(names_of(parse_schema(text), field))
+            except ValueError as error:
+                raise Unsupported(f"{_AVRO_SCHEMA} is not understood: {error}") from error
+    return ()
 
 
 def _spark_csv(
@@ -117,6 +147,16 @@ def _by_spark(storage: Storage, field: tuple[str, ...], what: str) -> Kind:
     if len(field) > 1:
         raise Unsupported(f"{what} with ids in a struct cannot be rewritten")
     return "spark"
+
+
+def _raise_unless_known(table: Table, storage: Storage) -> None:
+    """Spark writes the table's columns, so what only the partition has would be lost."""
+    for column, its in zip_longest(storage.columns, data_columns(table)):
+        if column and (its is None or (column.name.lower(), column.type) != (its.name.lower(), its.type)):
+            raise Unsupported(
+                f"files of {storage.serde.library} cannot be rewritten where the partition has a column that its table"
+                f" has not: {column.name} {column.type}"
+            )
 
 
 def _index(table: Table, storage: Storage, field: tuple[str, ...]) -> int:

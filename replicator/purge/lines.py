@@ -32,8 +32,7 @@ def rewrite_lines(
     name: str, source: BinaryIO, target: AbstractContextManager[BinaryIO], format_: FileFormat, keys: pa.Array
 ) -> Counts:
     """Copies a file but for the lines whose field is one of `keys`. name: its ending says how it is compressed."""
-    wanted = {_canonical(key): position for position, key in enumerate(keys.to_pylist())}
-    identify = _identify(format_, _reader(keys.type))
+    key_of = row_keys(format_, keys)
     rows, dropped = 0, Counter[int]()
     with ExitStack() as stack:
         read = decompressed(name, source)
@@ -41,11 +40,18 @@ def rewrite_lines(
         for number, lines in enumerate(_lines(read)):
             if number == 0 and format_.header and lines:
                 write.write(lines.pop(0))
-            found = [wanted.get(identify(line.rstrip(b"\r\n"))) for line in lines]
+            found = [key_of(line.rstrip(b"\r\n")) for line in lines]
             rows += len(lines)
             dropped.update(position for position in found if position is not None)
             write.write(b"".join(line for line, position in zip(lines, found, strict=True) if position is None))
     return rows, dropped
+
+
+def row_keys(format_: FileFormat, keys: pa.Array) -> Callable[[bytes], int | None]:
+    """From a row's bytes, without an end, to the position of its key; None when it has none of them."""
+    wanted = {_canonical(key): position for position, key in enumerate(keys.to_pylist())}
+    identify = _identify(format_, _reader(keys.type))
+    return lambda row: wanted.get(identify(row))
 
 
 def count_lines(name: str, source: BinaryIO, format_: FileFormat) -> int:

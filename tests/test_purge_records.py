@@ -1,0 +1,199 @@
+"""Tables of Avro and SequenceFile through the command: what only the files know stays, and they keep their names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import msgspec
+import pytest
+import xxhash
+from purges import DESCRIPTOR, Warehouse
+
+from replicator.metastore.embedded import Running
+from replicator.model import Column
+from replicator.purge.run import Purged
+
+FORMATS = ("AVRO", "SEQUENCEFILE")
+NESTED = """'dataset.descriptor'='{"privacy": {"column": "header.id"}}'"""
+
+
+@pytest.fixture(scope="module")
+def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def db(warehouse: Warehouse, request: pytest.FixtureRequest) -> str:
+    """A database of the test's own."""
+    name = request.node.name.partition("[")[0].removeprefix("test_")[:60] + str(abs(hash(request.node.name)))[:4]
+    warehouse.sql(f"CREATE DATABASE {name}")
+    return name
+
+
+def replace_columns(warehouse: Warehouse, db: str, name: str, *columns: tuple[str, str]) -> None:
+    """As Hive's ALTER TABLE .. REPLACE COLUMNS: the partitions keep theirs."""
+    table = warehouse.metastore.table(db, name)
+    assert table.storage is not None
+    storage = msgspec.structs.replace(table.storage, columns=tuple(Column(*each) for each in columns))
+    parameters = {key: value for key, value in table.parameters.items() if not key.startswith("spark.sql.")}
+    warehouse.metastore.alter_table(db, name, msgspec.structs.replace(table, storage=storage, parameters=parameters))
+    warehouse.sql(f"REFRESH TABLE {db}.{name}")
+
+
+def files(warehouse: Warehouse, db: str, name: str) -> dict[str, bytes]:
+    """By name, of all partitions."""
+    table = warehouse.metastore.table(db, name)
+    keys = warehouse.metastore.partition_names(db, name) if table.is_partitioned else []
+    parts = [part for batch in warehouse.metastore.partitions(db, name, keys) for part in batch] or [table]
+    places = [Path((part.location or "").removeprefix("file:")) for part in parts]
+    found = [path for place in places for path in place.rglob("*") if path.is_file() and path.name[0] not in "._"]
+    return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in found}
+
+
+def whole(done: Purged) -> Purged:
+    assert done.status == "done", [table for table in done.tables if table.failed or table.error]
+    return done
+
+
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_columns_that_the_table_does_not_know_stay(warehouse: Warehouse, db: str, partitioned: bool) -> None:
+    by = "PARTITIONED BY (k INT)" if partitioned else ""
+    columns = (("v", "string"), ("id", "bigint"), ("later", "double"))
+    for name in FORMATS:
+        warehouse.sql(
+            f"CREATE TABLE {db}.{name} ({', '.join(map(' '.join, columns))}) {by} STORED AS {name}"
+            f" TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO {db}.{name} SELECT concat('v', id), id, id / 3"
+            f"{', int(id DIV 100) AS k' if partitioned else ''} FROM range(0, 200, 1, 2)",
+        )
+    before = {name: warehouse.rows(f"{db}.{name}") for name in FORMATS}
+    names = {name: set(files(warehouse, db, name)) for name in FORMATS}
+    for name in FORMATS:
+        replace_columns(warehouse, db, name, *columns[:2])
+
+    assert whole(warehouse.purge(warehouse.root(db), warehouse.ids, db)).rows_erased == 20
+
+    for name in FORMATS:
+        replace_columns(warehouse, db, name, *columns)
+        rows = [row for row in before[name] if row[1] >= 100 or row[1] % 10]
+        assert len(rows) == 190 and all(row[2] is not None for row in rows)
+        assert warehouse.rows(f"{db}.{name}") == rows and set(files(warehouse, db, name)) == names[name]
+
+
+def test_buckets_keep_their_numbers(warehouse: Warehouse, db: str) -> None:
+    for name in FORMATS:
+        warehouse.sql(
+            f"CREATE TABLE {db}.{name} (v STRING, id BIGINT) CLUSTERED BY (v) SORTED BY (v) INTO 3 BUCKETS"
+            f" STORED AS {name} TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO {db}.{name} SELECT concat('v', id), id FROM range(0, 200, 1, 2)",
+        )
+    before = {name: (warehouse.rows(f"{db}.{name}"), files(warehouse, db, name)) for name in FORMATS}
+    whole(warehouse.purge(warehouse.root(db), warehouse.ids, db))
+    for name, (rows, found) in before.items():
+        assert warehouse.rows(f"{db}.{name}") == [row for row in rows if row[1] >= 100 or row[1] % 10]
+        assert {each.split("/")[1] for each in files(warehouse, db, name)} == {each.split("/")[1] for each in found}
+        assert len(found) >= 3
+
+
+CODECS = ("null", "deflate", "snappy", "bzip2", "zstandard", "xz")
+VALUES = {"date": "date_add(date'2026-01-01', int(id))", "binary": "encode(string(id), 'UTF-8')",
+          "timestamp": "timestamp_millis(id * 1001 + 1700000000000)"}  # fmt: skip
+TYPES = ("bigint", "int", "string", "decimal(20,3)", "double", "varchar(9)", "char(9)", *VALUES)
+
+
+def test_avro_codecs_and_types_of_ids(warehouse: Warehouse, db: str, tmp_path: Path) -> None:
+    """As Hive's serde writes them, and a reader of Java sees each record."""
+    gone = ("v0", "v77", "v78", "v4999")
+    for at, type_ in enumerate(TYPES):
+        codec, name = CODECS[at % len(CODECS)], f"{db}.t{at}"
+        warehouse.sql(
+            f"SET hive.exec.compress.output={codec != 'null'}",
+            f"SET avro.output.codec={codec}",
+            f"CREATE TABLE {name} (v STRING, id {type_}, m MAP<STRING, ARRAY<DOUBLE>>) STORED AS AVRO"
+            f" TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO {name} SELECT concat('v', id), {VALUES.get(type_, f'CAST(id AS {type_})')},"
+            " map('a', array(id / 3)) FROM range(0, 5000, 1, 1)",
+            f"CREATE TABLE {db}.ids{at} AS SELECT id FROM {name} WHERE v IN {gone}",
+        )
+        (data,) = files(warehouse, db, f"t{at}").values()
+        assert codec == "null" or codec.encode() in data[:2000]
+        before = as_text(warehouse, data, tmp_path)
+        whole(warehouse.purge(warehouse.root(f"{db}{at}"), f"{db}.ids{at}:id", f"{db}.t{at}"))
+        (data,) = files(warehouse, db, f"t{at}").values()
+        wanted = [each for each in before if not each.startswith(tuple(f'{{"v": "{each}"' for each in gone))]
+        assert len(wanted) == 4996 and as_text(warehouse, data, tmp_path) == wanted, type_
+
+
+def as_text(warehouse: Warehouse, data: bytes, directory: Path) -> list[str]:
+    path = directory / f"{xxhash.xxh3_64_hexdigest(data)}.avro"
+    path.write_bytes(data)
+    class_, text = "org.apache.avro.mapred.AvroAsTextInputFormat", "org.apache.hadoop.io.Text"
+    return [key for key, _ in warehouse.session.sparkContext.hadoopFile(str(path), class_, text, text).collect()]
+
+
+def test_an_id_may_be_in_a_struct_of_avro(warehouse: Warehouse, db: str) -> None:
+    warehouse.sql(
+        f"CREATE TABLE {db}.t (v STRING, header STRUCT<at: STRING, id: BIGINT>) STORED AS AVRO"
+        f" TBLPROPERTIES ({NESTED})",
+        f"INSERT INTO {db}.t SELECT concat('v', id), named_struct('at', 'x', 'id', if(id % 7 = 0, null, id))"
+        " FROM range(0, 200, 1, 1)",
+        f"INSERT INTO {db}.t VALUES ('none', null)",
+    )
+    before = warehouse.rows(f"{db}.t")
+    whole(warehouse.purge(warehouse.root(db), warehouse.ids, db))
+    wanted = [row for row in before if row[1] is None or row[1].id is None or row[1].id >= 100 or row[1].id % 10]
+    assert len(wanted) == 201 - 8 and warehouse.rows(f"{db}.t") == wanted
+
+
+def write_avro(path: Path, schema: Mapping[str, Any], records: list[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        fastavro.writer(file, schema, records)
+
+
+def test_files_older_than_the_schema_of_the_table(warehouse: Warehouse, db: str, tmp_path: Path) -> None:
+    """The column had another name, which an alias says; another one is gone from the schema."""
+    record: dict[str, Any] = {"type": "record", "name": "R", "namespace": "n"}
+    old = {**record, "fields": [{"name": "memberId", "type": "int"}, {"name": "gone", "type": "string"}]}
+    now = {**record, "fields": [{"name": "Id", "type": "long", "aliases": ["memberId"]},
+                                {"name": "v", "type": "string", "default": "-"}]}  # fmt: skip
+    write_avro(tmp_path / "t/k=1/old.avro", old, [{"memberId": at, "gone": f"g{at}"} for at in range(50)])
+    write_avro(tmp_path / "t/k=2/new.avro", now, [{"Id": at, "v": f"v{at}"} for at in range(50)])
+    warehouse.sql(
+        f"CREATE EXTERNAL TABLE {db}.t (id BIGINT, v STRING) PARTITIONED BY (k INT) STORED AS AVRO"
+        f" LOCATION '{tmp_path}/t' TBLPROPERTIES ({DESCRIPTOR}, 'avro.schema.literal'='{json.dumps(now)}')",
+        f"MSCK REPAIR TABLE {db}.t",
+    )
+    assert len(warehouse.rows(f"{db}.t")) == 100
+    whole(warehouse.purge(warehouse.root(db), warehouse.ids, db))
+    assert [row for row in warehouse.rows(f"{db}.t") if row[0] % 10 == 0] == []
+    (data,) = (data for name, data in files(warehouse, db, "t").items() if name.endswith("/old.avro"))
+    (tmp_path / "found").write_bytes(data)
+    with (tmp_path / "found").open("rb") as file:
+        assert list(fastavro.reader(file)) == [{"memberId": at, "gone": f"g{at}"} for at in range(50) if at % 10]
+
+
+def test_rows_of_other_serdes_in_sequence_files(warehouse: Warehouse, db: str) -> None:
+    serde, hadoop = "org.apache.hadoop.hive.serde2", "org.apache.hadoop"
+    stored = f"STORED AS INPUTFORMAT '{hadoop}.mapred.SequenceFileInputFormat'" \
+             f" OUTPUTFORMAT '{hadoop}.hive.ql.io.HiveSequenceFileOutputFormat'"  # fmt: skip
+    for name, class_ in (("csv", "OpenCSVSerde"), ("binary", "lazybinary.LazyBinarySerDe")):
+        warehouse.sql(
+            f"CREATE TABLE {db}.{name} (v STRING, id STRING) ROW FORMAT SERDE '{serde}.{class_}' {stored}"
+            f" TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO {db}.{name} SELECT 'a,\"b', string(id) FROM range(0, 200, 1, 1)",
+        )
+    before = warehouse.rows(f"{db}.csv")
+    done = warehouse.purge(warehouse.root(db), warehouse.ids, db)
+    binary, csv = sorted(done.tables, key=lambda table: table.table)
+    assert (csv.rows_erased, csv.failed) == (10, 0)
+    assert warehouse.rows(f"{db}.csv") == [row for row in before if int(row[1]) >= 100 or int(row[1]) % 10]
+    why = f"files of {serde}.lazybinary.LazyBinarySerDe cannot be rewritten"
+    assert [unit["reason"] for unit in binary.units] == [why]
+    assert (done.status, len(warehouse.rows(f"{db}.binary"))) == ("partial", 200)
