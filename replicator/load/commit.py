@@ -32,6 +32,7 @@ from replicator.load.replica import (
     POSITION,
     PUBLISH,
     SOURCE,
+    has_sources_data,
     replica_function,
     replica_partition,
     replica_statistics,
@@ -137,6 +138,8 @@ class Commit:
         adopted = self._work.plan.by_difference is not None  # a table that is equal may be one that others made
         unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
         if unmarked or _comparable_table(there) != _comparable_table(step.table):
+            if not step.table.is_partitioned and not step.table.is_view and not has_sources_data(there):
+                self._work.leave(step, [("", there.location, step.table.location)])
             wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
             self._work.target.alter_table(*step.name, noted_like(wanted, there))
             self._work.changed.count()
@@ -189,6 +192,8 @@ class Commit:
             place = step.place_of_partition(name, there[name].location if name in there else None)
             if place is not None:
                 wanted[name] = at_place(each, place)
+        if self._work.plan.by_difference is not None:  # those of an increment have gone before the copy
+            self._work.leave(step, ((name, each.location, wanted[name].location) for name, each in there.items()))
         self._work.note_places(step, wanted.items())
         added = [each for name, each in wanted.items() if name not in there]
         altered = [
@@ -314,6 +319,9 @@ class Commit:
                     self._work.target.drop_function(name, function.name)
                 self._work.target.drop_database(name)
                 self._work.changed.count()
+
+    def recycle_left(self) -> None:
+        self._work.recycle_left()
 
     def checkpoint(self) -> None:
         """The last change of the target's metadata: from here on it is at the dump's end."""

@@ -162,6 +162,7 @@ def _commit(
     commit.flip()
     commit.statistics()
     commit.functions()
+    commit.recycle_left()
     commit.drop_databases()
     prove(plan, target)
     commit.checkpoint()

@@ -66,6 +66,15 @@ class Placement:
             return self._outside_root(location, place)
         return self.table(db, location)
 
+    def holds(self, place: str) -> bool:
+        """Whether a place is one where a load puts tables: no source's, and none that holds a database or the root."""
+        if any(relative(place, home) is not None for home in self.source_locations.values()):
+            return False
+        if any(home and relative(home, place) is not None for home in (self.root, *self.target_locations.values())):
+            return False
+        homes = (*self.target_locations.values(), self.external, *(target for _, target in self.mappings))
+        return is_published(place) or any(relative(place, home) is not None for home in homes if home)
+
     @property
     def staying(self) -> Placement:
         """For tables whose data stays the source's: only explicit mappings count."""

@@ -108,7 +108,8 @@ class Plan:
     LoadOptions.
     `snapshot`: the load's name in published places, where it publishes by snapshots; `back`: it brings what others
     have published so back into the source's layout. `as_they_are`: see LoadOptions; `left_out`: tables whose files are
-    copied by nothing, and what the target has of them stays. `seen`: the `standing` of databases that were there."""
+    copied by nothing, and what the target has of them stays. `left`: of dropped tables, partitions ("": the table) that
+    left their files before. `seen`: the `standing` of databases that were there."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -127,6 +128,7 @@ class Plan:
     alter_databases: list[Database] = field(default_factory=list)
     drop_databases: list[str] = field(default_factory=list)
     drops: list[Table] = field(default_factory=list)
+    left: dict[Name, list[str]] = field(default_factory=dict)
     tables: list[TablePlan] = field(default_factory=list)
     put_functions: list[Function] = field(default_factory=list)
     drop_functions: list[Name] = field(default_factory=list)
@@ -284,6 +286,7 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
     if lineage.now is None:
         if before is not None:
             plan.drops.append(before)
+            plan.left[before.db, before.name] = lineage.left
         return
     if lineage.table is None:  # renamed out of what the dump covers, or dropped after its end
         return

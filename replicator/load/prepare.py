@@ -343,16 +343,18 @@ def _same_place(one: str | None, other: str | None) -> bool:
 @dataclass(frozen=True)
 class Goings:
     """Partitions that the target has and that go, or begin anew: `begun`, by name, the position from which on; `gone`:
-    those that were dropped; `filled_anew`: those of the same name at the end."""
+    those that were dropped; `filled_anew`: those of the same name at the end; `relocated`: those that left their files
+    for others elsewhere."""
 
     begun: dict[str, int]
     gone: frozenset[str]
     filled_anew: frozenset[str]
+    relocated: frozenset[str]
 
     def takes(self, step: TablePlan, name: str) -> bool:
         """Whether the files of such a partition go."""
         owns = step.table is not None and step.table.owns_data
-        return not step.shared and (name in self.filled_anew or owns)
+        return not step.shared and (owns or name in self.filled_anew | self.relocated)
 
 
 def goings(step: TablePlan) -> Goings:
@@ -362,6 +364,7 @@ def goings(step: TablePlan) -> Goings:
         {fate.before: fate.since for fate in fates if fate.before and (fate.replaced or fate.complete)},
         frozenset(fate.before for fate in fates if fate.before and fate.replaced),
         frozenset(fate.before for fate in fates if fate.before and fate.before == fate.now),
+        frozenset(fate.before for fate in fates if fate.before and fate.relocated),
     )
 
 

@@ -48,7 +48,8 @@ class PartitionFate:
     does not matter). `now`: its name at the end (None: dropped). `last`: position of the record with its final object.
     `since`: file entries before this position are void; when not 0, all its files are in the range. `names`: what it
     was called, each from a position on; `moves`: of its own directory; `values`: of its last name, after a rename;
-    `anew`: the one that was there at the start was dropped meanwhile, with its statistics."""
+    `anew`: the one that was there at the start was dropped meanwhile, with its statistics; `relocated`: it left its
+    files for other ones elsewhere."""
 
     before: str | None
     now: str | None
@@ -58,6 +59,7 @@ class PartitionFate:
     moves: list[Move] = field(default_factory=list)
     values: tuple[str, ...] = ()
     anew: bool = False
+    relocated: bool = False
 
     @property
     def complete(self) -> bool:
@@ -126,6 +128,12 @@ class Lineage:
         """Whether it got another location, and no rename moved its directory: what was in that stays there."""
         elsewhere = any(not b.moved and a.location and a.location != b.location for a, b in pairwise(self.names))
         return elsewhere and not self.moves
+
+    @property
+    def left(self) -> list[str]:
+        """Its partitions at the start, by name, that left their files for others elsewhere; "" for itself."""
+        own = [""] if self.before is not None and self.complete else []
+        return own + [fate.before for fate in self.fates if fate.before and fate.relocated]
 
     def location_now(self, location: str | None, position: int) -> str | None:
         """Where something below the table, seen at `location` at a position, lies at the end of the range."""
@@ -325,7 +333,7 @@ class _Fold:
             self._superseded(fate.last < at)
         known = change.location_before
         if known is not None and change.partition.location != known and not change.moved:
-            fate.since = at
+            fate.since, fate.relocated = at, True
         fate.now, fate.last = change.name, at
 
     def _drop_partition(self, lineage: Lineage, name: str, at: int) -> None:

@@ -2,6 +2,7 @@
 
     superseded/<dump id>/<unique>.json   directories, noted in the target's `$cmroot` before anything names others
     superseded/<dump id>/closed          when the load had ended: from then on nobody begins to read them
+    superseded/<dump id>-left/           the same, of what tables leave in the source's layout: no delay
 
 After the delay, under the root's lease, `sweep_superseded` takes them into `$cmroot`: what of them no table and no
 partition has by then. What the successor has as the same file (the load carried it by link) is not taken twice.
@@ -33,6 +34,7 @@ from replicator.metastore.client import MetastoreReader
 
 _NOTES = "superseded"
 _CLOSED = "closed"
+_LEFT = "-left"
 _FORMAT, _VERSION = "replicator-superseded", 1
 
 
@@ -61,11 +63,34 @@ def note_superseded(root: str, load: str, directories: Sequence[Superseded]) -> 
         store_for(root).write_bytes(place, msgspec.json.encode(note) + b"\n")
 
 
+def note_left(root: str, load: str, directories: Sequence[Superseded]) -> None:
+    """As `note_superseded`, of what goes before the load ends: see `take_left`."""
+    note_superseded(root, f"{load}{_LEFT}", directories)
+
+
+def take_left(root: str, take: Callable[[list[str]], None]) -> None:
+    """Hands over what tables have left, of loads that were killed, too, and forgets it. Under the lease of the target's
+    root, once all of them lie elsewhere. May run twice. Raises FormatError for a damaged note."""
+    store = store_for(root)
+    for load in store.list(join(root, _NOTES)):
+        if load.endswith(_LEFT):
+            place = join(root, _NOTES, load)
+            for name in store.list(place):
+                if name != _CLOSED:
+                    take([each.directory for each in _read(join(place, name), root)])
+                    store.remove(join(place, name))
+            store.remove_tree(place)
+
+
 def close_superseded(root: str, load: str, *, now: float) -> None:
     """After a load's last flip: the delay begins. May run twice; the first time counts."""
     store, place = store_for(root), join(root, _NOTES, load)
     if store.list(place) and not store.exists(join(place, _CLOSED)):
         store.write_bytes(join(place, _CLOSED), f"{now:.3f}\n".encode())
+
+
+def has_left(root: str) -> bool:
+    return any(load.endswith(_LEFT) for load in store_for(root).list(join(root, _NOTES)))
 
 
 def has_superseded(root: str) -> bool:

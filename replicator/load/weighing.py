@@ -18,6 +18,7 @@ from replicator.engine import AutoEngine
 from replicator.load.clearing import Clearing, to_clear
 from replicator.load.files import FileRules, entries, fold_entries
 from replicator.load.neighbours import Leaving, Neighbours
+from replicator.load.placement import is_published
 from replicator.load.plan import Plan, TablePlan
 from replicator.load.prepare import clears, goings
 from replicator.load.prune import surplus
@@ -29,6 +30,7 @@ from replicator.model import Partition, partition_name
 DROPPED = "dropped at the source"
 REPLACED = "made anew from the dump"
 ANEW = "lies where it is to be copied"
+LEFT = "left for another location"
 EXTRA = "not in the dump"
 REMOVED = "removed at the source"
 
@@ -170,7 +172,7 @@ class _Weighing:
         return {partition_name(step.table.partition_keys, each.values): each for page in pages for each in page}
 
     def clears(self) -> None:
-        """What lies where tables are to be copied whole."""
+        """What lies where tables are to be copied whole, and where they lie no more."""
         if self._plan.snapshot:
             return
         going = {(table.db, table.name) for table in self._plan.drops}
@@ -179,6 +181,17 @@ class _Weighing:
             for files, size in self._sizes([place] if place else [], Leaving(going | {step.name})).values():
                 if files:
                     self._add(".".join(step.name), ANEW, "", 0, files, size)
+            own = {step.name, step.rename_from or step.name}
+            place = self._leaves(step)
+            for files, size in self._sizes([place] if place else [], Leaving(going | own)).values():
+                self._add(".".join(step.name), LEFT, "", 0, files, size)
+
+    def _leaves(self, step: TablePlan) -> str | None:
+        """The directory that a table leaves, of which a load takes the files away."""
+        old = step.there.location if step.exists and step.there and not step.there.is_partitioned else None
+        new = step.table.location if step.table and not step.table.is_view and not step.shared else None
+        moves = old and new and normal(old) != normal(new) and not is_published(old)
+        return old if moves and old and self._plan.placement.holds(old) else None
 
     def surplus(self) -> None:
         """What tables hold besides a dump that they are pruned to."""

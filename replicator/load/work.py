@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TypeVar
 
 from cmroot.listing import file_state
-from cmroot.place import is_local, join, local_path, status_of, store_for
+from cmroot.place import is_local, join, local_path, normal, status_of, store_for
 from cmroot.resolve import is_within, resolved
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
@@ -26,7 +26,7 @@ from replicator.load.neighbours import Free, Leaving, Neighbours
 from replicator.load.placement import is_published, relative
 from replicator.load.plan import Plan, TablePlan
 from replicator.load.replica import has_sources_data
-from replicator.load.superseded import Superseded, note_superseded
+from replicator.load.superseded import Superseded, has_left, note_left, note_superseded, take_left
 from replicator.load.target import NEW
 from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
@@ -167,15 +167,29 @@ class Work:
     # ---- what goes ------------------------------------------------------------------------------------------------
 
     def drop_table(self, table: Table) -> None:
+        """Its data goes where it owns it, or had left it at the source before it was dropped."""
+        directories: list[str] = []
         if table.owns_data and table.location and not has_sources_data(table):
             names = self.target.partition_names(table.db, table.name) if table.is_partitioned else []
             directories = places_of(self.target, table, names)
+        elif table.location and not has_sources_data(table):
+            left = self.plan.left.get((table.db, table.name), [])
+            directories = self._places(table, left)
+        if directories:
             going = {(each.db, each.name) for each in self.plan.drops}
             self.let_go(table, directories, Leaving(going | {(table.db, table.name)}))
         with contextlib.suppress(ObjectNotFound):
             self.target.drop_table(table.db, table.name)
             self.changed.count()
         self.neighbours.look_again((table.db, table.name))
+
+    def _places(self, table: Table, names: Sequence[str]) -> list[str]:
+        """Of some partitions, "" for the table itself."""
+        found = [table.location] if table.location and "" in names and not table.is_partitioned else []
+        named = [name for name in names if name] if table.is_partitioned else []
+        for batch in self.target.partitions(table.db, table.name, named) if named else ():
+            found += [each.location for each in batch if each.location]
+        return found
 
     def drop_partitions(self, table: Table, names: Sequence[str]) -> None:
         """Drops partitions of a table of the target; what of their data lies in it goes to `$cmroot` first."""
@@ -198,6 +212,30 @@ class Work:
 
     def supersede(self, directories: Sequence[Superseded]) -> None:
         note_superseded(self.root, self.plan.metadata.id, directories)
+
+    def leave(self, step: TablePlan, places: Iterable[tuple[str, str | None, str | None]]) -> None:
+        """(partition, where it lies, where it is to lie): what lies elsewhere from now on leaves its files behind. They
+        are noted before, and go with `recycle_left`. What snapshots have published waits for its delay."""
+        if self.plan.snapshot or step.shared:
+            return
+        left = []
+        for partition, old, new in places:
+            if not old or not new or normal(old) == normal(new) or is_published(old):
+                continue
+            source = step.lineage.table.location if step.lineage.table else None
+            is_source = source and relative(old, source) is not None
+            if self.plan.placement.holds(old) and not is_source and not self.plan.is_unseen(step.lineage, partition):
+                left.append(Superseded(old, *step.name, partition))
+            else:
+                self.plan.warnings.append(f"the files in {old} were left, where {'.'.join(step.name)} lies no more")
+        note_left(self.root, self.plan.metadata.id, left)
+
+    def recycle_left(self) -> None:
+        """After all tables and partitions lie where they are to lie; before the checkpoint."""
+        if not has_left(self.root):
+            return
+        self.neighbours = Neighbours(self.target)
+        take_left(self.root, lambda directories: self.recycle(directories, Leaving()))
 
     def recycle(self, directories: Iterable[str], leaving: Leaving) -> None:
         """Their files go to `$cmroot`, but for what others than those that leave have at, in or above them."""

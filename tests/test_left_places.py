@@ -1,0 +1,229 @@
+"""What a table or partition of a replica leaves for another location goes to `$cmroot`, but for what others have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from faults import Fault, run_with
+from plain_tables import KEYS, PlainDatabase
+from policies import Replication
+from purges import DESCRIPTOR, Warehouse
+from story import command
+
+from replicator.metastore.embedded import Running
+from replicator.model import EXTERNAL
+
+OLD = b"rows of before"
+
+
+@pytest.fixture
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+    return Replication(source_metastore, target_metastore, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    yield found
+    found.close()
+
+
+def sync(pair: Replication) -> dict[str, object]:
+    answer = command("--config", str(pair.config()), "sync", pair.name)
+    assert answer.code == 0, answer
+    return answer.said
+
+
+def relocate(db: PlainDatabase, table: str, place: str, files: dict[str, str]) -> None:
+    """What a job does that writes a new directory and points the table at it."""
+    db.write(place, files)
+    there = db.metastore.table(db.name, table)
+    assert there.storage
+    storage = msgspec.structs.replace(there.storage, location=f"file:{db.home / place}")
+    db.metastore.alter_table(db.name, table, msgspec.structs.replace(there, storage=storage))
+
+
+def relocate_partition(db: PlainDatabase, table: str, value: str, place: str) -> None:
+    db.write(place, {"one": "rows of now"})
+    (there,) = next(iter(db.metastore.partitions(db.name, table, [f"p={value}"])))
+    assert there.storage
+    storage = msgspec.structs.replace(there.storage, location=f"file:{db.home / place}")
+    db.metastore.alter_partitions(db.name, table, [msgspec.structs.replace(there, storage=storage)])
+
+
+def outside_root(pair: Replication, text: bytes = OLD) -> set[str]:
+    """Files of the replica's disk that hold a text, those of its `$cmroot` left out."""
+    disk, root = pair.here / "target", Path(pair.keys["target_cmroot"])
+    found = (path for path in disk.rglob("*") if path.is_file() and not path.is_relative_to(root))
+    return {str(path.relative_to(disk)) for path in found if text in path.read_bytes()}
+
+
+def kept(pair: Replication, text: bytes = OLD) -> int:
+    files = (Path(pair.keys["target_cmroot"]) / "files").rglob("*")
+    return sum(text in path.read_bytes() for path in files if path.is_file())
+
+
+def test_a_purge_leaves_no_erased_row_on_the_replicas_disk(pair: Replication, warehouse: Warehouse) -> None:
+    db = f"{pair.name}_a"
+    columns, rows = "(id BIGINT, v STRING)", "SELECT id, concat('member-of-the-club-', id)"
+    stored = f"ROW FORMAT DELIMITED FIELDS TERMINATED BY ',' STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})"
+    warehouse.sql(
+        f"CREATE DATABASE {db} LOCATION '{pair.here}/source/{db}.db'",
+        f"CREATE TABLE {db}.managed {columns} {stored}",
+        f"CREATE EXTERNAL TABLE {db}.outer {columns} {stored} LOCATION '{pair.here}/far/outer'",
+        f"CREATE EXTERNAL TABLE {db}.days {columns} PARTITIONED BY (k INT) {stored} LOCATION '{pair.here}/far/days'",
+        *(f"INSERT INTO {db}.{table} {rows} FROM range(0, 200, 1, 2)" for table in ("managed", "outer")),
+        f"INSERT INTO {db}.days {rows}, int(id DIV 100) FROM range(0, 200, 1, 2)",
+    )
+    sync(pair)
+    erased = b"member-of-the-club-40"
+    assert len(outside_root(pair, erased)) == 3
+    purged = command(
+        "purge", "run", "--metastore", pair.source_uri, "--cmroot", pair.keys["cmroot"], "--ids", warehouse.ids,
+        "--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]",
+    )  # fmt: skip
+    assert (purged.code, purged.said["rows_erased"]) == (0, 30)
+    sync(pair)
+    assert outside_root(pair, erased) == set()
+    assert kept(pair, erased) and len(outside_root(pair, b"member-of-the-club-41")) == 3
+
+
+@pytest.mark.parametrize("kind", ["MANAGED_TABLE", EXTERNAL])
+@pytest.mark.parametrize("place", ["new", "t/new", "."])
+def test_what_a_table_leaves_is_recycled(pair: Replication, kind: str, place: str) -> None:
+    a = pair.db("a")
+    a.table("t", {"one": OLD.decode(), "two": OLD.decode() + " two"}, kind=kind)
+    sync(pair)
+    relocate(a, "t", f"{'' if place == '.' else place + '/'}v2", {"one": "rows of now"})
+    planned = command("--config", str(pair.config()), "plan", pair.name, "--out", str(pair.here / "plan"))
+    sync(pair)
+    pair.is_same()
+    assert outside_root(pair) == set() and kept(pair) == 2
+    assert "left for another location" in str(planned.said), planned
+
+
+def test_what_others_have_in_a_left_directory_stays(pair: Replication) -> None:
+    a, replica = pair.db("a"), pair.replica("a")
+    a.table("t", {"one": OLD.decode()})
+    sync(pair)
+    replica.write("t/own", {"mine": "own"})
+    table = replica.metastore.table(replica.name, "t")
+    assert table.storage
+    storage = msgspec.structs.replace(table.storage, location=f"file:{replica.home}/t/own")
+    own = msgspec.structs.replace(table, name="own", parameters={}, storage=storage)
+    replica.metastore.create_table(own)
+    relocate(a, "t", "new", {"one": "rows of now"})
+    sync(pair)
+    assert outside_root(pair) == set()
+    assert (replica.home / "t" / "own" / "mine").read_text() == "own"
+
+
+def test_a_directory_that_another_table_shows_is_left_and_told(pair: Replication) -> None:
+    a, replica = pair.db("a"), pair.replica("a")
+    a.table("t", {"one": OLD.decode()})
+    sync(pair)
+    table = replica.metastore.table(replica.name, "t")
+    replica.metastore.create_table(
+        msgspec.structs.replace(table, name="own", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"})
+    )
+    relocate(a, "t", "new", {"one": "rows of now"})
+    run = sync(pair)
+    assert outside_root(pair) == {f"{replica.home.name}/t/one"}
+    assert any("own has them, too" in str(text) for text in run["warnings"]), run["warnings"]
+
+
+def test_a_table_that_is_renamed_too_leaves_nothing(pair: Replication) -> None:
+    a = pair.db("a")
+    a.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
+    sync(pair)
+    a.rename("t", "u")
+    relocate(a, "u", "new", {"one": "rows of now"})
+    sync(pair)
+    pair.is_same()
+    assert outside_root(pair) == set()
+
+
+def test_an_external_partition_that_is_renamed_and_lies_elsewhere_leaves_nothing(pair: Replication) -> None:
+    a = pair.db("a")
+    a.table("days", partition_keys=KEYS, kind=EXTERNAL)
+    a.add("days", {"1": {"one": OLD.decode()}})
+    sync(pair)
+    (there,) = next(iter(a.metastore.partitions(a.name, "days", ["p=1"])))
+    a.metastore.rename_partition(a.name, "days", ("1",), msgspec.structs.replace(there, values=("2",)))
+    relocate_partition(a, "days", "2", "days/new")
+    sync(pair)
+    pair.is_same()
+    assert outside_root(pair) == set()
+
+
+def test_what_is_dropped_after_it_left_its_place_leaves_nothing(pair: Replication) -> None:
+    a = pair.db("a")
+    a.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
+    for name in ("days", "gone"):
+        a.table(name, partition_keys=KEYS, kind=EXTERNAL)
+        a.add(name, {"1": {"one": OLD.decode()}, "2": {"one": "stays"}})
+    sync(pair)
+    relocate(a, "t", "new", {"one": "rows of now"})
+    for name in ("days", "gone"):
+        relocate_partition(a, name, "1", f"{name}/new")
+    a.metastore.drop_table(a.name, "t")
+    a.metastore.drop_table(a.name, "gone")
+    a.metastore.drop_partitions(a.name, "days", ["p=1"])
+    sync(pair)
+    pair.is_same()
+    assert outside_root(pair) == set()
+    assert len(outside_root(pair, b"stays")) == 2  # as at the source, where nobody took the data of what was dropped
+
+
+def test_a_load_by_difference_takes_what_partitions_left(pair: Replication) -> None:
+    a = pair.db("a")
+    a.partitioned("days", {"1": {"one": OLD.decode()}, "2": {"one": "stays"}})
+    sync(pair)
+    relocate_partition(a, "days", "1", "days/moved")
+    pair.keys["exclude"] = "nothing"
+    assert sync(pair)["kind"] == "bootstrap"
+    pair.is_same()
+    assert outside_root(pair) == set()
+
+
+def test_a_place_where_no_load_puts_tables_is_left_and_told(pair: Replication) -> None:
+    a, replica = pair.db("a"), pair.replica("a")
+    a.table("t", {"one": "1"})
+    sync(pair)
+    mine = pair.here / "mine"
+    mine.mkdir()
+    (mine / "f").write_text("mine")
+    table = replica.metastore.table(replica.name, "t")
+    assert table.storage
+    storage = msgspec.structs.replace(table.storage, location=f"file:{mine}")
+    replica.metastore.alter_table(replica.name, "t", msgspec.structs.replace(table, storage=storage))
+    relocate(a, "t", "new", {"one": "rows of now"})
+    run = sync(pair)
+    assert (mine / "f").read_text() == "mine"
+    assert any(str(mine) in str(text) for text in run["warnings"]), run["warnings"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("after", "rename", "-left/"),
+        Fault("after", "thrift", "alter table"),
+        Fault("before", "thrift", "alter database", 2),
+    ],
+    ids=str,
+)
+def test_a_killed_load_is_ended_and_leaves_nothing(pair: Replication, fault: Fault) -> None:
+    a = pair.db("a")
+    a.table("t", {"one": OLD.decode()})
+    sync(pair)
+    relocate(a, "t", "new", {"one": "rows of now"})
+    assert run_with(fault, ["--config", str(pair.config()), "sync", pair.name]).killed
+    sync(pair)
+    pair.is_same()
+    assert outside_root(pair) == set() and kept(pair) == 1
+    assert not (Path(pair.keys["target_cmroot"]) / "superseded").is_dir() or not list(
+        (Path(pair.keys["target_cmroot"]) / "superseded").iterdir()
+    )
