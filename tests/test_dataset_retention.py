@@ -102,6 +102,26 @@ def test_sample_1_removes_what_is_older_than_seven_days(lake: Lake) -> None:
     assert lake.run(lake.job(examples.TIME_BASED))["removed"] == 0
 
 
+def test_older_policies_are_combined_by_the_keys_of_the_original(lake: Lake) -> None:
+    for number in range(5):
+        lake.write(f"data/a/v{number}", age=days(number))
+    prefix = "gobblin.retention."
+    job = f"""
+        {prefix}dataset.finder.class=GlobCleanableDatasetFinder
+        {prefix}version.finder.class=GlobModTimeDatasetVersionFinder
+        {prefix}dataset.pattern=/data/*
+        {prefix}retention.policy.class=org.apache.gobblin.data.management.retention.policy.CombineRetentionPolicy
+        {prefix}combine.retention.policy.class.one=TimeBasedRetentionPolicy
+        {prefix}combine.retention.policy.class.two=NewestKRetentionPolicy
+        {prefix}combine.retention.policy.delete.sets.combine.operation=INTERSECT
+        {prefix}timebased.duration=P1D
+        {prefix}newestK.versions.retained=3
+    """
+    done = lake.run(lake.job(job, "job.properties"))
+    assert done["removed"] == 2, done
+    assert lake.dirs() == {"data/a/v0", "data/a/v1", "data/a/v2"}
+
+
 def test_sample_2_keeps_the_newest_two_of_each_dataset(lake: Lake) -> None:
     for number in range(5):
         lake.write(f"user/gobblin/a/v{number}", age=days(number))

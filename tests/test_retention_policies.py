@@ -237,7 +237,7 @@ def test_the_older_policies_remove_what_they_select() -> None:
     combined = (
         f"{prefix}retention.policy.class = CombineRetentionPolicy\n{prefix}newestK.versions.retained = 1\n"
         f'{prefix}combine.retention.policy.classes = "TimeBased, NewestK"\n{prefix}timebased.duration = P2D\n'
-        f"{prefix}combine.delete.sets.combine.operation = "
+        f"{prefix}combine.retention.policy.delete.sets.combine.operation = "
     )
     assert (names(combined + "INTERSECT"), names(combined + "UNION")) == (["3"], ["2", "3"])
     predicate = (

@@ -61,7 +61,7 @@ def _legacy_combined(whole: Settings) -> Policy:
     names += [value.text for _, value in listed.leaves() if isinstance(value, Scalar)] if listed else []
     if not names:
         raise whole.missing(f"{prefix}retention.policy.classes")
-    operation = whole.required(f"{prefix}delete.sets.combine.operation")
+    operation = whole.required(f"{prefix}retention.policy.delete.sets.combine.operation")
     return combine([retention_policy(whole, name) for name in names], operation, whole.name)
 
 
