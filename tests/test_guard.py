@@ -87,12 +87,17 @@ def test_a_legal_hold_covers(pattern: str, object: str, partition: str, path: st
 
 def test_legal_holds_end_are_released_and_a_damaged_one_stops_everything(tmp_path: Path) -> None:
     root = create_or_open(str(tmp_path / "cm")).place
-    add_hold(root, hold("past", "a.b", until="2020-01-01"))
+    add_hold(root, msgspec.structs.replace(hold("past", "a.b", until="2020-01-01"), created="2019-01-01"))
     add_hold(root, hold("now", "a.b", until="2030-01-01"))
     assert [each.name for each in read_holds(root, NOW)] == ["now"]
     with pytest.raises(Exists):
         add_hold(root, hold("now", "c.d"))
-    for wrong in (hold("x/y", "a.b"), hold("x", "nonsense"), hold("x", "a.b", until="tomorrow")):
+    for wrong in (
+        hold("x/y", "a.b"),
+        hold("x", "nonsense"),
+        hold("x", "a.b", until="tomorrow"),
+        hold("x", "a.b", until="2025-01-01"),
+    ):
         with pytest.raises(UsageError):
             add_hold(root, wrong)
     release_hold(root, "now")

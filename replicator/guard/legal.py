@@ -88,9 +88,14 @@ def add_hold(root: str, hold: LegalHold) -> None:
         normal(hold.pattern)
     if hold.until:
         try:
-            seconds(hold.until)
+            ends = seconds(hold.until)
         except ValueError as error:
             raise UsageError(f"until: {error}", hint="write an ISO 8601 time such as 2027-01-31") from error
+        if ends <= seconds(hold.created):
+            raise UsageError(
+                f"until: {hold.until} is over, so the hold would forbid nothing",
+                hint="give a time to come, or leave --until out: it holds for ever; a time without zone is UTC",
+            )
     guard_names(root, "legal")  # a lost directory must not be there again as if it had been empty
     body = msgspec.json.format(msgspec.json.encode(hold), indent=2) + b"\n"
     if not store_for(root).create_exclusive(_place(root, hold.name), body):

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -106,6 +106,21 @@ class LiveLocations:
 
     def __len__(self) -> int:
         return int(self._database.execute("select count(*) from place").fetchone()[0])
+
+    def held(self, databases: Collection[str] | None = None) -> int:
+        """How many places are a table's or partition's data, of these databases (None: of all)."""
+        query = "select count(*) from place where kind = ?"
+        if databases is None:
+            return int(self._database.execute(query, (DATA,)).fetchone()[0])
+        return sum(
+            int(self._database.execute(f"{query} and db = ?", (DATA, db.lower())).fetchone()[0])
+            for db in set(databases)
+        )  # fmt: skip
+
+    def partitions(self, db: str, table: str) -> int:
+        """How many partitions of a table have a location."""
+        query = "select count(*) from place where db = ? and tbl = ? and part <> ''"
+        return int(self._database.execute(query, (db.lower(), table.lower())).fetchone()[0])
 
     def references(self, path: str) -> Iterator[Reference]:
         """Everything that would lose data, or its place, if the path went: what is at it or below it, and the data that

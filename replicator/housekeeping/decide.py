@@ -38,7 +38,7 @@ from replicator.housekeeping.wishes import (
     Wishes,
     read_wishes,
 )
-from replicator.housekeeping.writing import TABLES_STAY
+from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.model import Database, Partition, Table, partition_name
 
 LIFECYCLES = (UNREFERENCED, EXPIRED)
@@ -86,6 +86,16 @@ class Disable:
     table: str
     lifecycle: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Revive:
+    """The owner wants the locations that it has left to go again, this long after `begins`."""
+
+    db: str
+    table: str
+    period: Period
+    begins: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,7 @@ class Settle:
     lifecycle: str
 
 
-Operation = Put | Detach | Disable | Retime | Switch | Follow | Again | Trouble | Settle
+Operation = Put | Detach | Disable | Revive | Retime | Switch | Follow | Again | Trouble | Settle
 
 
 @dataclass(frozen=True)
@@ -203,11 +213,22 @@ class Decider:
             period, earlier = new.period(lifecycle), old.period(lifecycle)
             if period is None:
                 if earlier or lifecycle in old.problems:
-                    yield Disable(db, name, lifecycle, f"event {record.event}: the table does not ask for it any more")
+                    yield Disable(db, name, lifecycle, f"event {record.event}: {NOT_ASKED}")
             elif earlier is not None and earlier.text != period.text:
                 yield Retime(db, name, lifecycle, period)
+            elif earlier is None and lifecycle == UNREFERENCED and before is not None:
+                yield from self._revived(record, known, before, table, period)
         if new.expired is not None and EXPIRED not in new.problems:
             yield from self._expiring(record, known, before, table, old, new)
+
+    def _revived(
+        self, record: ChangeRecord, known: Known, before: Table, table: Table, period: Period
+    ) -> Iterator[Operation]:
+        """What it left before it did not ask, without what it refers to by now."""
+        yield Revive(before.db, before.name, period, record.time)
+        yield Again(_paths(before.location, table.location), _name(table))
+        for partitions in known.partitions(before.db, before.name):
+            yield Again(_paths(*(each.location for each in partitions)), _name(table))
 
     def _expiring(
         self, record: ChangeRecord, known: Known, before: Table | None, table: Table, old: Wishes, new: Wishes

@@ -14,7 +14,7 @@ from replicator.errors import ObjectNotFound
 from replicator.guard.removal import Removal, depth
 from replicator.housekeeping.items import DISABLED, SKIPPED, Item, iso
 from replicator.housekeeping.wishes import EXPIRED, Defaults, Wishes, read_wishes
-from replicator.housekeeping.writing import TABLES_STAY
+from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.metastore.client import MetastoreReader
 from replicator.model import Partition, Table, partition_name
 
@@ -142,7 +142,7 @@ def _gone(one: Item, facts: Facts) -> bool:
 
 
 def _cancelled(one: Item) -> Staying:
-    return Staying(one, "the table does not ask for it any more", DISABLED)
+    return Staying(one, NOT_ASKED, DISABLED)
 
 
 def _removal(one: Item, what: str, *, drops: bool = False) -> Removal:

@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, func
 
+from cmroot.errors import Error
+from cmroot.place import normal
 from replicator.errors import ObjectNotFound, UsageError
+from replicator.guard.live import spelled
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import DISABLED, EXHAUSTED, FAILED, INVALID_CONFIG, SCHEDULED, SKIPPED, STATES, Item
 from replicator.housekeeping.schema import item
@@ -17,8 +20,9 @@ from replicator.housekeeping.store import PAGE, Store
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """All that are given must hold; texts are equal, regardless of case. deleted_*: of the planned time, also of items
-    that were never deleted, as Beekeeper has it; registered_*: of the beginning of their time. Both strictly."""
+    """All that are given must hold; texts are equal, regardless of case; path: in any spelling of the place. deleted_*:
+    of the planned time, also of items that were never deleted, as Beekeeper has it; registered_*: of the beginning of
+    their time. Both strictly."""
 
     db: str | None = None
     table: str | None = None
@@ -37,7 +41,6 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"{self.status!r} is no state of an item", hint=f"states: {', '.join(STATES)}")
         equal = {
             item.c.database_name: self.db, item.c.table_name: self.table, item.c.partition_name: self.partition,
-            item.c.path: self.path,
         }  # fmt: skip
         found: list[ColumnElement[bool]] = [
             func.lower(column) == value.lower() for column, value in equal.items() if value is not None
@@ -58,9 +61,25 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_items(store: Store, wanted: Filter, *, size: int = PAGE, page: int = 0) -> tuple[list[Item], int]:
-    """A page of items by id, and how many there are in all."""
+    """A page of items by id, and how many there are in all. With a path, places are looked at one by one."""
     conditions = wanted.conditions()
+    if wanted.path is not None:
+        conditions.append(item.c.place.in_(_spellings(store, wanted.path, conditions)))
     return store.find(*conditions, offset=page * size, limit=size), store.count(*conditions)
+
+
+def _spellings(store: Store, path: str, conditions: list[ColumnElement[bool]]) -> list[str]:
+    """The places of items that are a path, however both are written and whichever links lead there."""
+    real, text = spelled(normal(path)), normal(path).lower()
+    return [place for place in store.places(*conditions) if place.lower() == text or _leads_to(place, real)]
+
+
+def _leads_to(place: str, real: str) -> bool:
+    """False where nobody can tell."""
+    try:
+        return spelled(place) == real
+    except (Error, OSError):
+        return False
 
 
 def cancel(store: Store, ids: list[int], why: str, clock: Callable[[], float]) -> list[Item]:

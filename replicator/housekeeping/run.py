@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time as clocks
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from replicator.housekeeping.clean import Cleaned, Cleaning, Page, plan
 from replicator.housekeeping.schedule import Scheduled, fold_path, schedule
 from replicator.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.housekeeping.store import Store
-from replicator.housekeeping.wishes import Defaults, outside_with_wishes
+from replicator.housekeeping.wishes import UNREFERENCED, Defaults, outside_with_wishes
 from replicator.metastore.client import Metastore
 from replicator.progress import Progress
 from replicator.report import json_text
@@ -162,7 +163,7 @@ class Housekeeping:
             if done.due:
                 remover = self._remover()
                 done.run = remover.audit.run
-                self._refuse_excess(remover, now, done.due)
+                self._refuse_excess(remover, now)
                 cleaning = Cleaning(self._store, self._metastore, remover, self._clock)
                 with self._progress.task("clean", total=done.due) as advance:
                     for page in self._plan(self._store, remover, now):
@@ -241,16 +242,23 @@ class Housekeeping:
         audit = begin_audit(self._root.place, JOB, clock=self._clock)
         return Remover(self._root.place, audit, self._live, self._options.limits, self._engine, self._clock)
 
-    def _refuse_excess(self, remover: Remover, now: int, due: int) -> None:
-        """Plans all of it once, where there is a limit, and keeps the sums only."""
+    def _refuse_excess(self, remover: Remover, now: int) -> None:
+        """Plans all of it once, where there is a limit, and keeps the sums only: of each table, and of all."""
         limits = self._options.limits
         if limits.max_share is None and limits.max_bytes is None:
             return
         count = size = 0
+        partitions = Counter[tuple[str, str]]()
         for page in self._plan(self._store, remover, now, sized=limits.max_bytes is not None):
             count += len(page.going)
             size += sum(each.removal.bytes for each in page.going)
-        refuse_counts(count, size, limits, max(len(remover.live), due), "places")
+            partitions.update((each.item.db, each.item.table) for each in page.going if each.drops == "partition")
+        share = Limits(limits.max_share)
+        for (db, table), gone in partitions.items():
+            refuse_counts(gone, 0, share, remover.live.partitions(db, table), f"partitions of {db}.{table}")
+        left = self._store.count(ACTIVE_ONLY, (item.c.lifecycle_type == UNREFERENCED) | item.c.detached)
+        looked_at = remover.live.held(captured_databases(segments(self._root.place))) + left
+        refuse_counts(count, size, limits, max(looked_at, count), "places of the databases that are captured")
 
 
 def _show(page: Page, done: Housekept) -> None:

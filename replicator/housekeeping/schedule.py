@@ -29,6 +29,7 @@ from replicator.housekeeping.decide import (
     Operation,
     Put,
     Retime,
+    Revive,
     Settle,
     Switch,
     Trouble,
@@ -101,6 +102,8 @@ def _carry_out(work: Connection, operation: Operation, event: int, now: int, don
             done.detached += writing.detach(work, db, table, partitions, now)
         case Disable(db=db, table=table, lifecycle=lifecycle, reason=reason):
             done.cancelled += writing.disable(work, db, table, lifecycle, reason, now)
+        case Revive(db=db, table=table, period=period, begins=begins):
+            done.scheduled += writing.revive(work, db, table, period, begins, event, now)
         case Retime(db=db, table=table, lifecycle=lifecycle, period=period):
             writing.retime(work, db, table, lifecycle, period, now)
         case Switch(db=db, table=table, drops=drops):

@@ -195,6 +195,13 @@ class Store:
         with self.transaction() as connection:
             return int(connection.execute(select(func.count()).select_from(item).where(*conditions)).scalar_one())
 
+    def places(self, *conditions: Any) -> Iterator[str]:
+        """Of items, each place once."""
+        query = select(item.c.place).where(*conditions).distinct()
+        with self.transaction() as connection:
+            for row in connection.execution_options(yield_per=PAGE).execute(query):
+                yield str(row.place)
+
     def counts(self) -> dict[str, int]:
         """Items by state."""
         query = select(item.c.housekeeping_status, func.count()).group_by(item.c.housekeeping_status)

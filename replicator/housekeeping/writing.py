@@ -31,6 +31,8 @@ from replicator.housekeeping.wishes import EXPIRED, UNREFERENCED
 CHUNK = 500  # values in one statement
 
 TABLES_STAY = "an expired table is dropped only with beekeeper.expired.data.table.deletion.enabled=true"
+DATA_STAYS = "its table was dropped, and its data stays: beekeeper.expired.data.table.deletion.enabled was not true"
+NOT_ASKED = "the table does not ask for it any more"
 
 T = TypeVar("T")
 
@@ -112,11 +114,16 @@ def to_row(one: Item) -> dict[str, Any]:
 
 
 def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | None, now: int) -> int:
-    """The objects of these items are gone (partitions None: the table is): the items stay, and go at their time."""
+    """The objects of these items are gone (partitions None: the table is): the items stay, and go at their time; but
+    that of a table which was not to go itself."""
     gone = and_(_of(db, table), ~item.c.detached, item.c.housekeeping_status.in_(OPEN))
     if partitions is None:
-        revived = and_(gone, item.c.housekeeping_status == SKIPPED, item.c.reason == TABLES_STAY)
-        work.execute(update(item).where(revived).values(housekeeping_status=SCHEDULED, reason=""))
+        kept = and_(gone, item.c.housekeeping_status == SKIPPED, item.c.reason == TABLES_STAY)
+        work.execute(
+            update(item).where(kept).values(
+                housekeeping_status=DISABLED, reason=DATA_STAYS, detached=True, slot=None, modified_timestamp=now
+            )
+        )  # fmt: skip
         paths = and_(gone, item.c.lifecycle_type == UNREFERENCED)
         found = work.execute(update(item).where(paths).values(detached=True, modified_timestamp=now)).rowcount
         objects = and_(gone, item.c.lifecycle_type == EXPIRED)
@@ -139,6 +146,29 @@ def disable(work: Connection, db: str, table: str, lifecycle: str, reason: str, 
     )  # fmt: skip
     values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
     return int(work.execute(update(item).where(waiting).values(values)).rowcount)
+
+
+def revive(work: Connection, db: str, table: str, period: Period, begins: int, event: int, now: int) -> int:
+    """A table asks again for the removal of what it has left: its locations that were cancelled because it did not wait
+    again, one item a place, from this moment on."""
+    cancelled = and_(
+        _of(db, table), item.c.lifecycle_type == UNREFERENCED, item.c.housekeeping_status == DISABLED,
+        ~item.c.detached, item.c.reason.endswith(NOT_ASKED, autoescape=True),
+    )  # fmt: skip
+    found = 0
+    for rows in _pages(work, cancelled, item.c.id, item.c.place):
+        wanted = {path_slot(row.place): row.id for row in rows}
+        taken = set(occupied(work, [(id, slot) for slot, id in wanted.items()]))
+        changes = [{"b_id": id, "b_slot": slot} for slot, id in wanted.items() if id not in taken]
+        if changes:
+            statement = update(item).where(item.c.id == bindparam("b_id")).values(
+                housekeeping_status=SCHEDULED, reason="", slot=bindparam("b_slot"), creation_timestamp=begins,
+                cleanup_timestamp=period.after(begins), cleanup_delay=period.text, cleanup_attempts=0, next_try=0,
+                begun=0, event=event, modified_timestamp=now,
+            )  # fmt: skip
+            work.execute(statement, changes)
+            found += len(changes)
+    return found
 
 
 def referenced_again(work: Connection, places: Iterable[str], reason: str, now: int) -> int:
