@@ -86,11 +86,7 @@ def create_or_open(place: str, kind: str = "cmroot") -> ChangeRoot:
     place = normal(place)
     store = store_for(place)
     if not store.exists(join(place, FORMAT)):
-        if store.list(place):
-            raise NotWritable(
-                f"{place}: not empty, and not a {kind} (it has no {FORMAT})",
-                hint="choose an empty directory, or one that a run before made",
-            )
+        refuse_other(place, kind)
         make_private(place)
         made = Format(kind, VERSION, str(uuid.uuid4()), datetime.now(UTC).isoformat(timespec="seconds"))
         store.create_exclusive(join(place, FORMAT), _pretty(made))  # whoever was first has made it
@@ -106,6 +102,15 @@ def create_or_open(place: str, kind: str = "cmroot") -> ChangeRoot:
                 store.write_bytes(join(place, name, _HERE), b"")
         store.write_bytes(join(place, MADE), msgspec.json.encode(_Made(1, tuple(sorted({*given, *fresh})))) + b"\n")
     return root
+
+
+def refuse_other(place: str, kind: str = "cmroot") -> None:
+    """Raises NotWritable for a place without FORMAT that has something else."""
+    if store_for(place).list(place):
+        raise NotWritable(
+            f"{place}: not empty, and not a {kind} (it has no {FORMAT})",
+            hint="choose an empty directory, or one that a run before made",
+        )
 
 
 def guard_names(place: str, guard: str) -> list[str]:

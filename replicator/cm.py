@@ -16,6 +16,8 @@ from typing import Any
 from cmroot.check import Checked
 from cmroot.compact import Compacted
 from cmroot.expire import Expired
+from cmroot.place import normal
+from cmroot.rehearsal import looked_at
 from cmroot.restore import Restored
 from cmroot.root import open_existing
 from replicator.api import EngineGiven, given_engine
@@ -94,8 +96,9 @@ def plan_expiry(
     spark: Any = None,
 ) -> dict[str, Any]:
     """What an expiry would do, as the command tells it with `--dry-run`."""
-    with given_engine(engine, spark) as work:
-        return upkeep.plan_expired(open_existing(cmroot), work, older_than, max_slot_lag=max_slot_lag, idle=idle)
+    with given_engine(engine, spark) as work, looked_at(cmroot) as (root, words):
+        planned = upkeep.plan_expired(root, work, older_than, max_slot_lag=max_slot_lag, idle=idle)
+        return {**planned, "root": normal(cmroot), "warnings": [words] if words else []}
 
 
 def expire(

@@ -10,11 +10,13 @@ Each connects, does one thing, and returns a report that prints as the command's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from cmroot.root import create_or_open, open_existing
+from cmroot.place import normal
+from cmroot.rehearsal import looked_at
+from cmroot.root import ChangeRoot, create_or_open, open_existing
 from replicator.api import EngineGiven, given_engine
 from replicator.guard.removal import Limits
 from replicator.housekeeping.run import Housekeeping, Housekept, Options
@@ -34,22 +36,36 @@ from replicator.retention.plan import Item
 from replicator.retention.run import Retention
 
 
+@contextmanager
+def _root(cmroot: str, dry_run: bool) -> Iterator[tuple[ChangeRoot, list[str]]]:
+    """The root, which a run makes, and warnings of a dry run before the first one."""
+    if not dry_run:
+        yield create_or_open(cmroot), []
+        return
+    with looked_at(cmroot) as (root, words):
+        yield root, [words] if words else []
+
+
 def housekeeping(
     metastore: str, cmroot: str, *, store: str | None = None, db: Sequence[str] = (), capture: bool = True,
     scan: bool = True, defaults: Defaults | None = None, limits: Limits | None = None, dry_run: bool = False,
     engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Housekept:  # fmt: skip
     """One run; see replicator.housekeeping.run. `store`: a SQLAlchemy URL, None: SQLite in the root."""
-    root = open_existing(cmroot) if dry_run else create_or_open(cmroot)
     options = Options(defaults or Defaults(), limits or Limits(), capture, [name.lower() for name in db], scan)
     with ExitStack() as stack:
+        opened, words = stack.enter_context(_root(cmroot, dry_run))
+        items = stack.enter_context(Store(store_url(normal(cmroot), store)))
         work = stack.enter_context(
             Housekeeping(
-                stack.enter_context(connect(metastore)), root, stack.enter_context(Store(store_url(root.place, store))),
-                options, engine=stack.enter_context(given_engine(engine, spark)), progress=progress or Silent(),
+                stack.enter_context(connect(metastore)), opened, items, options,
+                engine=stack.enter_context(given_engine(engine, spark)), progress=progress or Silent(),
             )
         )  # fmt: skip
-        return work.rehearse() if dry_run else work.run()
+        done = work.rehearse() if dry_run else work.run()
+        done.root = normal(cmroot)
+        done.warnings += words
+        return done
 
 
 def retention(
@@ -62,12 +78,14 @@ def retention(
     """One run of a job file or config store; see replicator.retention.run. `metastore`: None for files that none knows
     of; `environment`: what `${NAME}` may read there; `tell`: of a dry run, each item."""
     job = read_job(config, given=settings, environment=environment)
-    place = (open_existing if dry_run else create_or_open)(cmroot).place
     with ExitStack() as stack:
+        opened, words = stack.enter_context(_root(cmroot, dry_run))
         known = stack.enter_context(connect(metastore)) if metastore else None
         engines = stack.enter_context(given_engine(engine, spark))
-        work = Retention(job, place, known, limits or Limits(), engines, root)
-        return work.planned(tell) if dry_run else work.run()
+        work = Retention(job, opened.place, known, limits or Limits(), engines, root)
+        done = work.planned(tell) if dry_run else work.run()
+        done.warnings += words
+        return done
 
 
 def purge(
@@ -76,9 +94,8 @@ def purge(
     progress: Progress | None = None,
 ) -> Purged:  # fmt: skip
     """Erases the rows of all ids ("db.table:column"); see replicator.purge.run."""
-    root = open_existing(cmroot) if dry_run else create_or_open(cmroot)
     options = PurgeOptions(ids, whitelist, field_path, attempts, limits or Limits())
-    with connect(metastore) as opened, given_engine(engine, spark) as engines:
+    with _root(cmroot, dry_run) as (root, _), connect(metastore) as opened, given_engine(engine, spark) as engines:
         return _purge(opened, root, options, engines=engines, progress=progress or Silent(), dry_run=dry_run)
 
 
@@ -87,8 +104,9 @@ def retain(
     engine: EngineGiven = None, spark: Any = None,
 ) -> Retained:  # fmt: skip
     """Recycles backups of purges beyond policy; see replicator.purge.retain."""
-    with connect(metastore) as opened, given_engine(engine, spark) as engines:
-        return _retain(opened, open_existing(cmroot), options or RetainOptions(), engines=engines, dry_run=dry_run)
+    there = looked_at(cmroot) if dry_run else nullcontext((open_existing(cmroot), ""))
+    with there as (root, _), connect(metastore) as opened, given_engine(engine, spark) as engines:
+        return _retain(opened, root, options or RetainOptions(), engines=engines, dry_run=dry_run)
 
 
 def restore(

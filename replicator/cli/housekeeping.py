@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from replicator.cli.first_run import opened_root
 from replicator.cli.guard import guard_options
+from replicator.cli.housekeeping_items import alone, cancel, copy_of, ls, rearm, store_of, store_option, time_of
 from replicator.cli.options import (
     Duration,
     EngineChoice,
@@ -27,28 +27,17 @@ from replicator.cli.options import (
     no_scan_option,
     pass_session,
 )
-from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text, write
+from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, write
 from replicator.cli.signals import Stopping, Terminated
 from replicator.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cmroot.root import ChangeRoot
     from replicator.guard.removal import Limits
-    from replicator.housekeeping.items import Item
     from replicator.housekeeping.run import Housekept
-    from replicator.housekeeping.store import Store
     from replicator.housekeeping.wishes import Defaults
 
-F = TypeVar("F", bound=Callable[..., Any])
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 LONGEST_WAIT = 300.0  # seconds between two tries while something is away
-
-store_option = click.option(
-    "--store", metavar="URL", help="Where items are kept: postgresql://user@host/db or sqlite:////path; default: an "
-    "SQLite file in $cmroot, where that is local.",
-)  # fmt: skip
 
 
 @click.group()
@@ -105,30 +94,28 @@ def run(
       replicator housekeeping run --metastore prod --cmroot /cm --max-bytes 10TiB
       replicator housekeeping run --metastore prod --cmroot /cm --store postgresql://hk@db/hk --follow
     """
-    from cmroot.root import create_or_open, open_existing
     from replicator.housekeeping.run import Housekeeping, Options
 
     if dry_run and follow:
         raise UsageError("--dry-run and --follow do not go together", hint="run it without --follow")
     if at is not None and not dry_run:
         raise UsageError("--at is for --dry-run only", hint="a run removes what is due now")
-    moment = None if at is None else _moment(at)
+    moment = None if at is None else time_of(at)
     options = Options(
         _defaults(session, default_unreferenced, default_expired, allow_immediate), limits, not no_capture,
         [name.lower() for name in db], not no_scan, all_databases,
     )  # fmt: skip
-    root = open_existing(cmroot) if dry_run else create_or_open(cmroot)
     with ExitStack() as stack:
+        here = stack.enter_context(opened_root(cmroot, dry_run=dry_run))
+        client, items = stack.enter_context(session.metastore(metastore)), store_of(session, stack, here.place, store)
+        engines = stack.enter_context(session.engines(engine))
         work = stack.enter_context(
-            Housekeeping(
-                stack.enter_context(session.metastore(metastore)), root, _store(session, stack, root, store), options,
-                engine=stack.enter_context(session.engines(engine)), progress=session.progress,
-            )
-        )  # fmt: skip
+            Housekeeping(client, here.root, items, options, engine=engines, progress=session.progress)
+        )
         if follow:
             return _follow(session, work.run, interval, as_json)
         done = work.rehearse(moment) if dry_run else work.run()
-    emit(done, as_json, _lines(done))
+    emit(here.told(done), as_json, _lines(done))
     return 0 if done.is_whole else 3
 
 
@@ -193,148 +180,21 @@ def vacuum(
         stays = parse_period(period)
     except ValueError as error:
         raise UsageError(f"--period: {error}", hint="e.g. P3D") from error
-    with _alone(session, cmroot, store) as opened, session.metastore(metastore) as client:
-        done = vacuum_table(client, opened, db, name, stays, dry_run=dry_run)
+    with ExitStack() as stack:
+        if dry_run:
+            here = stack.enter_context(opened_root(cmroot, dry_run=True))
+            items = stack.enter_context(copy_of(store_of(session, stack, here.place, store), here.root))
+        else:
+            items = stack.enter_context(alone(session, cmroot, store))
+        client = stack.enter_context(session.metastore(metastore))
+        done = vacuum_table(client, items, db, name, stays, dry_run=dry_run)
     lines = [
         (done.status, f"{count_text(len(done.paths), 'path')} of {done.table}"),
         ("in use", f"{done.referred:,} of {done.directories:,}"),
         ("waiting", f"{done.waiting:,}" if done.waiting else None),
         ("paths", shortened(done.paths)),
     ]
-    emit(done, as_json, aligned(lines))
-
-
-# ---- items --------------------------------------------------------------------------------------------------------
-
-
-@housekeeping.command()
-@cmroot_option
-@store_option
-@click.option("--db", metavar="NAME", help="Of this database.")
-@click.option("--table", metavar="NAME", help="Of this table.")
-@click.option("--partition", metavar="NAME", help="Of this partition, e.g. day=2026-01-01.")
-@click.option("--path", metavar="PLACE", help="With this path.")
-@click.option("--status", metavar="STATE", help="SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, "
-              "INVALID_CONFIG.")  # fmt: skip
-@click.option("--lifecycle", type=click.Choice(["unreferenced", "expired"], case_sensitive=False),
-              help="Left behind, or past its time.")  # fmt: skip
-@click.option("--deleted-before", metavar="TIME", help="Planned to go before then; ISO 8601.")
-@click.option("--deleted-after", metavar="TIME", help="Planned to go after then.")
-@click.option("--registered-before", metavar="TIME", help="Whose time began before then.")
-@click.option("--registered-after", metavar="TIME", help="Whose time began after then.")
-@click.option("--size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Items of a page.")
-@click.option("--page", type=click.IntRange(0), default=0, show_default=True, help="Which page, from 0.")
-@json_option
-@pass_session
-def ls(
-    session: Session, cmroot: str, store: str | None, db: str | None, table: str | None, partition: str | None,
-    path: str | None, status: str | None, lifecycle: str | None, deleted_before: str | None, deleted_after: str | None,
-    registered_before: str | None, registered_after: str | None, size: int, page: int, as_json: bool,
-) -> None:  # fmt: skip
-    """List items: what is to go, when, and why; what went; what cannot. The filters and fields are Beekeeper's.
-
-    \b
-    Example:
-      replicator housekeeping ls --cmroot /cm --db sales --status scheduled
-      replicator housekeeping ls --cmroot /cm --status failed --json
-    """
-    from cmroot.root import open_existing
-    from replicator.housekeeping.listing import Filter, list_items
-
-    times = {
-        name: None if text is None else _moment(text)
-        for name, text in (
-            ("deleted_before", deleted_before), ("deleted_after", deleted_after),
-            ("registered_before", registered_before), ("registered_after", registered_after),
-        )
-    }  # fmt: skip
-    wanted = Filter(db=db, table=table, partition=partition, path=path, status=status, lifecycle=lifecycle, **times)
-    with ExitStack() as stack:
-        opened = _store(session, stack, open_existing(cmroot), store)
-        opened.check()
-        found, total = list_items(opened, wanted, size=size, page=page)
-        counts = opened.counts()
-    pages = -(-total // size)
-    answer = {
-        "status": "shown", "store": opened.url, "content": [one.as_json() for one in found], "totalElements": total,
-        "totalPages": pages, "number": page, "size": size, "numberOfElements": len(found), "first": page == 0,
-        "last": page + 1 >= pages, "empty": not found, "states": counts,
-    }  # fmt: skip
-    emit(answer, as_json, _table(found, total))
-
-
-def _item_options(command: F) -> F:
-    @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=int)
-    @cmroot_option
-    @store_option
-    @json_option
-    @functools.wraps(command)
-    def wrapped(*arguments: Any, **options: Any) -> Any:
-        return command(*arguments, **options)
-
-    return wrapped  # type: ignore[return-value]
-
-
-@housekeeping.command()
-@_item_options
-@click.option("--reason", default="cancelled by hand", show_default=True, help="Told by `ls`.")
-@pass_session
-def cancel(
-    session: Session, ids: tuple[int, ...], cmroot: str, store: str | None, reason: str, as_json: bool
-) -> None:  # fmt: skip
-    """Say of items that they are not to go. A later change of the table makes a new item; a legal hold would not.
-
-    \b
-    Example: replicator housekeeping cancel 17 18 --cmroot /cm --reason 'needed for the audit'
-    """
-    from replicator.housekeeping.listing import cancel as cancel_items
-
-    with _alone(session, cmroot, store) as opened:
-        changed = cancel_items(opened, list(ids), reason, time.time)
-    _tell("cancelled", changed, len(ids), as_json)
-
-
-@housekeeping.command()
-@_item_options
-@pass_session
-def rearm(session: Session, ids: tuple[int, ...], cmroot: str, store: str | None, as_json: bool) -> None:
-    """Let items be tried again that failed too often, were skipped or were cancelled.
-
-    \b
-    Example: replicator housekeeping rearm 17 --cmroot /cm
-    """
-    from replicator.housekeeping.listing import rearm as rearm_items
-
-    with _alone(session, cmroot, store) as opened:
-        changed = rearm_items(opened, list(ids), time.time)
-    _tell("armed", changed, len(ids), as_json)
-
-
-# ---- what is opened -----------------------------------------------------------------------------------------------
-
-
-def _store(session: Session, stack: ExitStack, root: ChangeRoot, url: str | None) -> Store:
-    from replicator.housekeeping.store import Store, store_url
-
-    return stack.enter_context(Store(store_url(root.place, url or session.config.housekeeping.store)))
-
-
-@contextmanager
-def _alone(session: Session, cmroot: str, url: str | None) -> Iterator[Store]:
-    """The store, while no run is at work; LeaseHeld when one is for longer than a minute."""
-    from cmroot.lease import acquire
-    from cmroot.place import join
-    from cmroot.root import open_existing
-    from cmroot.waiting import patiently
-    from replicator.housekeeping.run import JOB
-
-    root = open_existing(cmroot)
-    with ExitStack() as stack:
-        opened = _store(session, stack, root, url)
-        opened.check()
-        take = functools.partial(acquire, join(root.place, JOB), "change items of housekeeping")
-        stack.enter_context(patiently(take, timedelta(minutes=1)))
-        yield opened
+    emit(here.told(done) if dry_run else done, as_json, aligned(lines))
 
 
 def _defaults(session: Session, unreferenced: str | None, expired: str | None, allow_immediate: bool) -> Defaults:
@@ -354,15 +214,6 @@ def _defaults(session: Session, unreferenced: str | None, expired: str | None, a
         if not periods[-1].is_positive and not allow_immediate:
             raise UsageError(f"{option}: {text!r} leaves no time at all", hint="--allow-immediate lets it")
     return Defaults(periods[0], periods[1], allow_immediate or given.allow_immediate)
-
-
-def _moment(text: str) -> int:
-    from cmroot.pins import seconds
-
-    try:
-        return int(seconds(text))
-    except ValueError as error:
-        raise UsageError(str(error), hint="write an ISO 8601 time such as 2027-01-31T12:00:00Z") from error
 
 
 # ---- for people ---------------------------------------------------------------------------------------------------
@@ -397,20 +248,5 @@ def _lines(done: Housekept) -> Iterable[str]:
     )  # fmt: skip
 
 
-def _table(found: list[Item], total: int) -> Iterable[str]:
-    if not found:
-        return ["no items"]
-    from replicator.housekeeping.items import iso
-
-    rows = [
-        (one.id, one.status, one.lifecycle, one.name, iso(one.cleanup), one.attempts or "", one.path, one.reason)
-        for one in found
-    ]
-    head = ("id", "state", "lifecycle", "object", "goes at", "tries", "path", "reason")
-    lines = list(columns(head, rows, right=("id", "tries")))
-    return lines if len(found) == total else [*lines, f"{len(found):,} of {total:,}: see --page and --size"]
-
-
-def _tell(what: str, changed: list[Item], asked: int, as_json: bool) -> None:
-    answer = {"status": what, "changed": len(changed), "items": [one.as_json() for one in changed]}
-    emit(answer, as_json, [f"{what}    {one.id}: {one.name} at {one.path}" for one in changed] or ["nothing to change"])
+for command in (ls, cancel, rearm):
+    housekeeping.add_command(command)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from replicator.cli.first_run import opened_root
 from replicator.cli.guard import guard_options
 from replicator.cli.options import (
     Duration,
@@ -95,14 +96,15 @@ def run(
       replicator purge run --metastore prod --cmroot /cm --ids gdpr.requests:customer --table-whitelist sales --dry-run
       replicator purge run --metastore prod --cmroot /cm --properties compliance.pull
     """
-    from cmroot.root import create_or_open, open_existing
     from replicator.purge.run import purge as erase
 
     options = _options(ids, table_whitelist, field_path, properties, limits, attempts)
-    root = open_existing(cmroot) if dry_run else create_or_open(cmroot)
-    with session.metastore(metastore) as opened, session.engines(engine) as engines:
-        done = erase(opened, root, options, engines=engines, progress=session.progress, dry_run=dry_run)
-    emit(done, as_json, _purged_lines(done))
+    with (
+        opened_root(cmroot, dry_run=dry_run) as here, session.metastore(metastore) as opened,
+        session.engines(engine) as engines,
+    ):  # fmt: skip
+        done = erase(opened, here.root, options, engines=engines, progress=session.progress, dry_run=dry_run)
+    emit(here.told(done), as_json, _purged_lines(done))
     return 0 if done.is_whole and (allow_gaps or not done.gaps) else 3
 
 
@@ -135,7 +137,6 @@ def retain(
     Example:
       replicator purge retain --metastore prod --cmroot /cm --versions 1 --days 7d --dry-run
     """
-    from cmroot.root import open_existing
     from replicator.purge.options import RetainOptions
     from replicator.purge.retain import retain as clean
 
@@ -145,8 +146,11 @@ def retain(
         days if days is not None else _days(old, "cleaner.backup.retention.days"), readers,
         trash if trash is not None else _days(old, "cleaner.trash.retention.days"), limits,
     )  # fmt: skip
-    with session.metastore(metastore) as opened, session.engines(engine) as engines:
-        done = clean(opened, open_existing(cmroot), options, engines=engines, dry_run=dry_run)
+    with (
+        opened_root(cmroot, dry_run=dry_run, makes=False) as here, session.metastore(metastore) as opened,
+        session.engines(engine) as engines,
+    ):  # fmt: skip
+        done = clean(opened, here.root, options, engines=engines, dry_run=dry_run)
     lines = [
         (done.status, f"{count_text(done.backups, 'backup')} known"),
         ("would go" if dry_run else "recycled", f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
@@ -156,7 +160,7 @@ def retain(
                               for each in done.adopted)),
         ("stays", shortened(f"{each['path']}: {each['refused']}" for each in done.refused)),
     ]  # fmt: skip
-    emit(done, as_json, aligned(lines))
+    emit(here.told(done), as_json, aligned(lines))
     return 3 if done.refused or done.adopted else 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from replicator.cli.first_run import Opened, opened_root
 from replicator.cli.guard import guard_options
 from replicator.cli.options import (
     METASTORE,
@@ -86,7 +86,6 @@ def run(
       replicator retention run job.properties --metastore prod --cmroot /cm --max-share 0.2
       replicator retention run /etc/store --set gobblin.retention.tag=/tags/retention --metastore prod --cmroot /cm
     """
-    from cmroot.root import create_or_open, open_existing
     from replicator.retention.job import read_job
     from replicator.retention.run import Retention
 
@@ -97,22 +96,21 @@ def run(
         )
     job = read_job(place, given=parse_settings(settings), environment=session.config.retention.allowed(os.environ))
     dry_run = dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
-    here = (open_existing if dry_run else create_or_open)(cmroot).place
     opened = session.metastore(metastore) if metastore else nullcontext()
-    with opened as known, session.engines(engine) as engines:
-        ready = Retention(job, here, known, limits, engines, root)
+    with opened_root(cmroot, dry_run=dry_run) as here, opened as known, session.engines(engine) as engines:
+        ready = Retention(job, here.root.place, known, limits, engines, root)
         if dry_run:
-            return _show_plan(ready, as_json)
+            return _show_plan(ready, here, as_json)
         done = ready.run()
         emit(done, as_json, _run_lines(done))
     return PARTIAL if done.status == "incomplete" else 0
 
 
-def _show_plan(ready: Retention, as_json: bool) -> int:
+def _show_plan(ready: Retention, here: Opened, as_json: bool) -> int:
     """For a person a line at a time: a plan may have a million items."""
     items: list[dict[str, Any]] = []
     done = ready.planned(lambda item: items.append(_fields(item)) if as_json else write([_item_line(item)]))
-    emit({**dataclasses.asdict(done), "items": items}, as_json, _run_lines(done))
+    emit({**here.told(done), "items": items}, as_json, _run_lines(done))
     return PARTIAL if done.refused_count or done.failed else 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from replicator.cli.cm.kept import limit_option
+from replicator.cli.first_run import opened_root
 from replicator.cli.options import (
     Duration,
     EngineChoice,
@@ -151,16 +152,15 @@ def expire(
       replicator cm expire --cmroot /cm --older-than 7d --dry-run
       replicator cm expire --cmroot /cm --older-than 7d
     """
-    from cmroot.root import open_existing
     from replicator.lifecycle.upkeep import expire_root, plan_expired
 
-    root = open_existing(cmroot)
-    with session.engines(engine) as engines:
+    with opened_root(cmroot, dry_run=dry_run, makes=False) as here, session.engines(engine) as engines:
         if dry_run:
-            said = plan_expired(root, engines, older_than, max_slot_lag=max_slot_lag, idle=idle)
+            said = plan_expired(here.root, engines, older_than, max_slot_lag=max_slot_lag, idle=idle)
         else:
-            done = expire_root(root, engines, older_than, max_slot_lag=max_slot_lag, patience=wait, idle=idle)
-            said = {"status": "expired", "root": root.place, **done.as_json()}
+            done = expire_root(here.root, engines, older_than, max_slot_lag=max_slot_lag, patience=wait, idle=idle)
+            said = {"status": "expired", "root": here.place, **done.as_json()}
+    said = here.told(said)
     emit(said, as_json, _expired_lines(said))
 
 

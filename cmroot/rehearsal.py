@@ -1,0 +1,24 @@
+"""A root for those who only look: the one at a place, or an empty one for as long as they look, where the first run
+would make one. Nothing is written at the place."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cmroot.place import join, normal, store_for
+from cmroot.root import FORMAT, ChangeRoot, create_or_open, open_existing, refuse_other
+
+
+@contextmanager
+def looked_at(place: str) -> Iterator[tuple[ChangeRoot, str]]:
+    """The root, and words to tell when there is none yet. Raises as `create_or_open` would: NotWritable for a place in
+    use by something else, FormatError for another kind or an unknown version."""
+    place = normal(place)
+    if store_for(place).exists(join(place, FORMAT)):
+        yield open_existing(place), ""
+        return
+    refuse_other(place)
+    with tempfile.TemporaryDirectory(prefix="replicator-root-") as scratch:
+        yield create_or_open(join(scratch, "root")), f"{place}: no $cmroot yet; the first run makes it"

@@ -1,0 +1,108 @@
+"""A dry run before the first run of any job: it makes no root, reads none, and says so."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from housekeeping import EXPIRED
+from plain_tables import PlainDatabase
+from purges import DESCRIPTOR, Warehouse
+from story import command
+
+from replicator import cm, lives
+from replicator.metastore.embedded import Running
+from replicator.metastore.thrift import connect
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def db(source_metastore: Running, tmp_path: Path) -> PlainDatabase:
+    found = PlainDatabase(connect(source_metastore.uri), f"first{next(_numbers)}", tmp_path / "warehouse")
+    found.create()
+    found.partitioned("t", {"1": {"a": "x"}})
+    found.alter("t", **EXPIRED)
+    return found
+
+
+def job(here: Path) -> str:
+    """A job of retention that finds one dataset with a version past its policy."""
+    (here / "lake" / "old").mkdir(parents=True)
+    text = (
+        "gobblin.retention.dataset.finder.class = GlobCleanableDatasetFinder\n"
+        f"gobblin.retention.dataset.pattern = {here}/lake\n"
+        "gobblin.retention.version.finder.class = GlobModTimeDatasetVersionFinder\n"
+        "gobblin.retention.selection.policy.class = SelectAllPolicy\n"
+    )
+    (here / "job.properties").write_text(text)
+    return str(here / "job.properties")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "housekeeping run --metastore {uri} --db {db} --engine local",
+        "housekeeping vacuum {db}.t --metastore {uri}",
+        "retention run {job} --metastore {uri}",
+        "purge retain --metastore {uri} --engine local",
+        "cm expire --older-than 7d --engine local",
+    ],
+    ids=lambda words: " ".join(words.split()[:2]),
+)
+@pytest.mark.parametrize("there", [False, True], ids=["missing", "empty"])
+def test_a_dry_run_before_the_first_run_makes_no_root(
+    db: PlainDatabase, tmp_path: Path, words: str, there: bool
+) -> None:
+    place = tmp_path / "cm"
+    if there:
+        place.mkdir()
+    filled = words.format(uri=db.metastore.uri, db=db.name, job=job(tmp_path)).split()
+    answer = command(*filled, "--cmroot", str(place), "--dry-run")
+    assert (answer.code, answer.said["status"]) == (0, "planned"), answer
+    assert answer.said["warnings"][-1] == f"{place}: no $cmroot yet; the first run makes it"
+    assert answer.said.get("root", str(place)) == str(place)
+    assert list(place.iterdir()) == [] if there else not place.exists()
+
+
+def test_a_dry_run_of_a_purge_makes_no_root(warehouse: Warehouse, tmp_path: Path) -> None:
+    warehouse.sql(
+        "CREATE DATABASE first_purge",
+        f"CREATE TABLE first_purge.t (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO first_purge.t SELECT id FROM range(0, 200, 1, 2)",
+    )
+    answer = command(
+        "purge", "run", "--metastore", warehouse.running.uri, "--ids", warehouse.ids, "--table-whitelist",
+        "first_purge", "--field-path", "privacy.column", "--master", "local[2]", "--cmroot", str(tmp_path / "cm"),
+        "--dry-run",
+    )  # fmt: skip
+    assert (answer.code, answer.said["rows_erased"]) == (0, 10), answer
+    assert "no $cmroot yet" in answer.said["warnings"][-1] and not (tmp_path / "cm").exists()
+
+
+def test_a_place_in_use_by_something_else_is_refused_as_the_run_would(db: PlainDatabase, tmp_path: Path) -> None:
+    (tmp_path / "cm").mkdir()
+    (tmp_path / "cm" / "theirs").write_text("x")
+    words = ("housekeeping", "run", "--metastore", db.metastore.uri, "--cmroot", str(tmp_path / "cm"), "--dry-run")
+    answer = command(*words)
+    assert (answer.code, answer.error) == (1, "NotWritable") and "choose an empty directory" in str(answer.said["hint"])
+
+
+def test_the_functions_do_what_the_commands_do(db: PlainDatabase, tmp_path: Path) -> None:
+    place = str(tmp_path / "cm")
+    kept = lives.housekeeping(db.metastore.uri, place, db=[db.name], dry_run=True)
+    assert (kept.root, kept.status) == (place, "planned") and "no $cmroot yet" in kept.warnings[-1]
+    assert "no $cmroot yet" in lives.retention(job(tmp_path), place, metastore=None, dry_run=True).warnings[-1]
+    assert lives.retain(db.metastore.uri, place, dry_run=True).status == "planned"
+    assert cm.plan_expiry(cmroot=place, older_than=timedelta(days=1))["root"] == place
+    assert not Path(place).exists()
