@@ -32,7 +32,6 @@ from replicator.load.replica import (
     POSITION,
     PUBLISH,
     SOURCE,
-    has_sources_data,
     replica_function,
     replica_partition,
     replica_statistics,
@@ -138,7 +137,7 @@ class Commit:
         adopted = self._work.plan.by_difference is not None  # a table that is equal may be one that others made
         unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
         if unmarked or _comparable_table(there) != _comparable_table(step.table):
-            if not step.table.is_partitioned and not step.table.is_view and not has_sources_data(there):
+            if not step.table.is_partitioned and not step.table.is_view:
                 self._work.leave(step, [("", there.location, step.table.location)])
             wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
             self._work.target.alter_table(*step.name, noted_like(wanted, there))

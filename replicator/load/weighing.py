@@ -22,6 +22,7 @@ from replicator.load.placement import is_published
 from replicator.load.plan import Plan, TablePlan
 from replicator.load.prepare import clears, goings
 from replicator.load.prune import surplus
+from replicator.load.replica import has_sources_data
 from replicator.load.target import applied_position
 from replicator.load.work import batches, leaving_partitions, places_of
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
@@ -190,7 +191,7 @@ class _Weighing:
         """The directory that a table leaves, of which a load takes the files away."""
         old = step.there.location if step.exists and step.there and not step.there.is_partitioned else None
         new = step.table.location if step.table and not step.table.is_view and not step.shared else None
-        moves = old and new and normal(old) != normal(new) and not is_published(old)
+        moves = old and new and normal(old) != normal(new) and not (is_published(old) or has_sources_data(step.there))
         return old if moves and old and self._plan.placement.holds(old) else None
 
     def surplus(self) -> None:

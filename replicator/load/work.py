@@ -216,18 +216,22 @@ class Work:
     def leave(self, step: TablePlan, places: Iterable[tuple[str, str | None, str | None]]) -> None:
         """(partition, where it lies, where it is to lie): what lies elsewhere from now on leaves its files behind. They
         are noted before, and go with `recycle_left`. What snapshots have published waits for its delay."""
-        if self.plan.snapshot or step.shared:
+        if self.plan.snapshot or step.shared or has_sources_data(step.there):
             return
-        left = []
+        left, others = list[Superseded](), list[str]()
+        source = step.lineage.table.location if step.lineage.table else None
         for partition, old, new in places:
             if not old or not new or normal(old) == normal(new) or is_published(old):
                 continue
-            source = step.lineage.table.location if step.lineage.table else None
             is_source = source and relative(old, source) is not None
             if self.plan.placement.holds(old) and not is_source and not self.plan.is_unseen(step.lineage, partition):
                 left.append(Superseded(old, *step.name, partition))
             else:
-                self.plan.warnings.append(f"the files in {old} were left, where {'.'.join(step.name)} lies no more")
+                others.append(old)
+        if others:
+            more = f" and {len(others) - 1:,} more directories" if len(others) > 1 else ""
+            name = ".".join(step.name)
+            self.plan.warnings.append(f"the files in {others[0]}{more} were left, where {name} lies no more")
         note_left(self.root, self.plan.metadata.id, left)
 
     def recycle_left(self) -> None:
