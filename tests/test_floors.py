@@ -13,7 +13,7 @@ FLOORS = [
     {
         "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.delta_log",
         "replicator.engine",
-        "replicator.grouping", "replicator.not_replicated", "replicator.policy",
+        "replicator.grouping", "replicator.java_properties", "replicator.not_replicated", "replicator.policy",
         "replicator.partition_filter", "replicator.progress",
         "replicator.printable", "replicator.quantity", "replicator.report",
         "replicator.roles", "replicator.shadow", "replicator.sql_text", "replicator.table_format",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
+from replicator.cli.main import run
 from replicator.metastore.embedded import Running
 from replicator.model import Column
 from replicator.purge.by_spark import _condition
@@ -114,3 +116,45 @@ def test_a_partition_key_is_a_name_and_a_type(warehouse: Warehouse) -> None:
     with pytest.raises(ValueError):
         condition(Column("k", "string) OR (1 = 1"))
     warehouse.metastore.drop_table("h", "k")
+
+
+def test_a_job_of_the_old_tool_names_the_tables_that_it_named(
+    warehouse: Warehouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its properties are Java's; its versions are tables with exact names, and others are tables as any."""
+    names = [
+        "orders_1", "orders_x", "customers", "orders_staging_2", "customers_backup_of_may", "a_trash_b",
+        "h__orders_1_backup_1600000000000",
+    ]  # fmt: skip
+    warehouse.sql("CREATE DATABASE j")
+    for name in names:
+        warehouse.sql(
+            f"CREATE TABLE j.{name} (id STRING) USING parquet TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO j.{name} VALUES ('2026-01-01'), ('stays')",
+        )
+    job = tmp_path / "job.properties"
+    job.write_bytes(
+        b"! \xe9: not UTF-8\r\n# a comment \\\ngobblin.compliance.purger.complianceIdTable:h\\.gone  \n"
+        b"  gobblin.compliance.purger.complianceId\\\n   = mem\\u0062er\n"
+        b"gobblin.compliance.dataset.whitelist=j.orders_\\\\d+|customers\\\n\t|.*_staging_.*|\\\n\n"
+        b"gobblin.compliance.dataset.descriptor.fieldPath privacy.column\n"
+    )
+    arguments = [
+        "purge", "run", "--metastore", warehouse.running.uri, "--cmroot", warehouse.root("job").place,
+        "--properties", str(job), "--json", "--master", "local[2]",
+    ]  # fmt: skip
+
+    def purge(*more: str) -> tuple[int, dict[str, Any]]:
+        code = run([*arguments, *more])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, done = purge()
+    assert code == 0, done
+    assert [table["table"] for table in done["tables"]] == ["j.customers", "j.orders_1", "j.orders_staging_2"]
+    code, done = purge("--table-whitelist", "j")
+    assert [table["table"] for table in done["tables"]] == [f"j.{name}" for name in sorted(names[:-1])]
+    assert code == 0 and done["rows_erased"] == 3
+    assert warehouse.rows("j.h__orders_1_backup_1600000000000") == [("2026-01-01",), ("stays",)]
+
+    job.write_text("gobblin.compliance.dataset.whitelist=\\u12")
+    assert run(arguments) == 2 and "line 1" in capsys.readouterr().out

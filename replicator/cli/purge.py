@@ -357,13 +357,14 @@ def _options(
 
 def _properties(path: Path | None) -> dict[str, str]:
     """Without their prefix."""
-    from replicator.purge.options import gobblin, read_properties
+    from replicator.java_properties import decoded, entries
+    from replicator.purge.options import gobblin
 
     if path is None:
         return {}
     try:
-        return gobblin(read_properties(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
+        return gobblin({key: value for key, value, _ in entries(decoded(path.read_bytes()))})
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}", hint="check --properties") from error
 
 

@@ -21,7 +21,6 @@ from replicator.table_format import SAID, table_format
 DESCRIPTOR = "dataset.descriptor"
 FIELD_PATH = "gobblin.compliance.dataset.descriptor.fieldPath"
 FIELD_PATH_ALIASES = (FIELD_PATH, "dataset.descriptor.fieldPath")
-VERSION_MARKS = ("_trash_", "_backup_", "_staging_")
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,6 @@ class Onboarded:
     @property
     def name(self) -> str:
         return f"{self.table.db}.{self.table.name}"
-
-
-def is_version(name: str) -> bool:
-    """Whether a table's name is that of a backup, staging or trash table of the old tool, or of a version we made."""
-    return any(mark in name for mark in VERSION_MARKS)
 
 
 def onboard(table: Table, field_path: str = "") -> Onboarded | Gap:

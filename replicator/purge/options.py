@@ -47,31 +47,14 @@ class RetainOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-def read_properties(text: str) -> dict[str, str]:
-    """A Java properties file: `key=value`, `key: value`, comments with # or !, lines that go on after a backslash."""
-    found: dict[str, str] = {}
-    lines = iter(text.splitlines())
-    for line in lines:
-        line = line.lstrip()
-        if not line or line[0] in "#!":
-            continue
-        while line.endswith("\\") and not line.endswith("\\\\"):
-            line = line[:-1] + next(lines, "").lstrip()
-        cut = next((index for index, letter in enumerate(line) if letter in "=: \t"), len(line))
-        key, value = line[:cut], line[cut:].lstrip(" \t")
-        if value[:1] in ("=", ":"):
-            value = value[1:].lstrip(" \t")
-        found[key] = value.rstrip()
-    return found
-
-
 def gobblin(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties of Gobblin compliance without their prefix, in the newer of two spellings."""
+    """The properties of Gobblin compliance without their prefix, in the newer of two spellings; no name begins or ends
+    with blanks."""
     found: dict[str, str] = {}
     for key, value in properties.items():
         name = (
             key.removeprefix(PREFIX) if key.startswith(PREFIX) else key if key == "dataset.descriptor.fieldPath" else ""
         )
         if name:
-            found.setdefault(ALIASES.get(name, name), value)
+            found.setdefault(ALIASES.get(name, name), value.strip())
     return found

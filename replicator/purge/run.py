@@ -31,7 +31,8 @@ from replicator.progress import Progress
 from replicator.purge import matching
 from replicator.purge.ids import Ids, forget, open_ids, read_ids, split_ids
 from replicator.purge.leftovers import remove_leftovers
-from replicator.purge.onboarding import Gap, Onboarded, WhiteList, is_version, onboard
+from replicator.purge.old_versions import parse_name
+from replicator.purge.onboarding import Gap, Onboarded, WhiteList, onboard
 from replicator.purge.options import PurgeOptions
 from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
@@ -208,7 +209,7 @@ def described(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions)
         if not whitelist.has_database(db) or is_shadow(metastore.database(db)):
             continue
         why = follows(db, mark_of(metastore.database(db).parameters, db), "purge")
-        names = [name for name in sorted(metastore.table_names(db)) if whitelist.has(db, name) and not is_version(name)]
+        names = [name for name in sorted(metastore.table_names(db)) if whitelist.has(db, name) and not parse_name(name)]
         for table in sorted(metastore.tables(db, names), key=lambda each: each.name):
             if f"{table.db}.{table.name}".lower() == id_table:
                 continue  # the requests themselves

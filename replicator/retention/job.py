@@ -6,12 +6,12 @@ counts as a config store, with no job file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmroot.place import is_local, name_of, normal, store_for
+from replicator import java_properties
 from replicator.errors import ConfigError
 from replicator.retention.hocon.parse import parse
 from replicator.retention.hocon.resolve import resolve
@@ -68,46 +68,25 @@ def _beside(uri: str, place: str) -> str:
 def _read(place: str) -> Fields:
     name = name_of(place)
     try:
-        text = store_for(place).read_bytes(normal(place)).decode("utf-8")
+        data = store_for(place).read_bytes(normal(place))
     except FileNotFoundError:
         raise ConfigError(
             f"{place}: there is no such file", hint="name a job file, or a config store's directory"
         ) from None
+    if not name.endswith((".conf", ".json", ".hocon")):
+        return _as_fields(_properties(data, name), name)
+    try:
+        return parse(data.decode("utf-8"), name)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{place}: not UTF-8: {error}", hint="save the file as UTF-8") from error
-    if name.endswith((".conf", ".json", ".hocon")):
-        return parse(text, name)
-    return _as_fields(parse_properties(text, name), name)
 
 
-def parse_properties(text: str, name: str) -> Iterator[tuple[str, str, Origin]]:
-    """Java properties: `key=value`, `key: value` or `key value`, `#` and `!` comments, lines that go on after a
-    backslash, `\\uXXXX`."""
-    lines = enumerate(text.splitlines(), 1)
-    for number, first in lines:
-        line = first.lstrip()
-        if not line or line[0] in "#!":
-            continue
-        while _goes_on(line):
-            _, more = next(lines, (0, ""))
-            line = line[:-1] + more.lstrip()
-        match = re.match(r"((?:[^\\=:\s]|\\.)*)\s*[=:]?\s*(.*)", line, re.DOTALL)
-        assert match
-        yield _unescaped(match[1]), _unescaped(match[2]), Origin(name, number)
-
-
-def _goes_on(line: str) -> bool:
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
-
-
-def _unescaped(text: str) -> str:
-    def one(match: re.Match[str]) -> str:
-        sign = match[1]
-        if len(sign) == 5:
-            return chr(int(sign[1:], 16))
-        return {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}.get(sign, sign)
-
-    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text, flags=re.DOTALL)
+def _properties(data: bytes, name: str) -> Iterator[tuple[str, str, Origin]]:
+    try:
+        for key, value, line in java_properties.entries(java_properties.decoded(data)):
+            yield key, value, Origin(name, line)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", hint="it is read as Java properties") from error
 
 
 def _fields(values: Mapping[str, str], name: str) -> Fields:
