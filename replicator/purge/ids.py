@@ -35,6 +35,11 @@ class Ids:
     count: int
     type: str
 
+    @property
+    def hint(self) -> str:
+        """How Spark is to join with few of them, whose size it does not know: without moving the table's rows."""
+        return "BROADCAST" if self.count <= FEW else ""
+
 
 def split_ids(text: str) -> tuple[str, str]:
     """("db.table", "column") of "db.table:column". Raises Refused for anything else."""

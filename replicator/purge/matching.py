@@ -24,6 +24,9 @@ LISTED = 1000
 """With at most so many ids, they are named in the scan's filter, which skips row groups by their statistics; with more,
 the smallest and the largest are."""
 
+_LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+"""Tasks in which Spark lists the directories of partitions; by itself it takes one for each."""
+
 KEYS = VIEW + "_keys"
 """The view of the ids as the type of the column that was searched last."""
 
@@ -49,6 +52,7 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
         session.conf.set(f"spark.sql.hive.convertMetastore{format_}", str(converted).lower())
     session.conf.set("spark.sql.parquet.pushdown.inFilterThreshold", str(LISTED))
     session.conf.set("spark.sql.readSideCharPadding", "false")
+    session.conf.set(_LISTING, str(session.sparkContext.defaultParallelism))
     session.conf.set("mapreduce.input.fileinputformat.input.dir.recursive", "true")
     try:
         keys = session.sql(f"SELECT id, try_cast(id AS {type_}) AS key FROM {VIEW}")
@@ -60,7 +64,7 @@ def search(ids: Ids, onboarded: Onboarded, *, converted: bool = True) -> Search:
     if type_ != ids.type and (example := lost.limit(1).collect()):
         raise LossyIds(f"{lost.count():,} of {ids.count:,} ids, such as {example[0][0]!r}, are no {type_}")
     keys = keys.selectExpr("key")
-    keys.createOrReplaceTempView(KEYS)
+    (keys.hint(ids.hint) if ids.hint else keys).createOrReplaceTempView(KEYS)
     column = key_column(onboarded)
     table = quoted_name(onboarded.table.db, onboarded.table.name)
     session.sql(f"REFRESH TABLE {table}")

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import xxhash
+
 from cmroot.place import join, normal
 from replicator.purge import matching
 from replicator.purge.copies import is_below
@@ -22,8 +24,9 @@ from replicator.purge.reading import by_path, by_serde, settings
 from replicator.purge.staging import Staging
 from replicator.sql_text import quoted_name
 
-WHOLE = 16 << 30
-"""Bytes of rewritten files up to which all of a batch are proved; of more, so many, and one file of each partition."""
+WHOLE = 128 << 20
+"""Bytes of rewritten files up to which all of a batch are proved; of more, so many, and one file of each partition. To
+read them twice takes about as long as to write them."""
 
 FEW = 4
 """Files of a partition that are read one by one through its serde; of more, the directory is."""
@@ -71,7 +74,7 @@ def _chosen(several: Sequence[Staging]) -> Iterator[tuple[str, list[str]]]:
     left = WHOLE
     for staging in several:
         names: list[str] = []
-        for state in staging.look.files:
+        for state in sorted(staging.look.files, key=lambda each: xxhash.xxh3_64_intdigest(each.path_relative.encode())):
             if state.path_relative in staging.matched and (left > 0 or not names):
                 names.append(state.path_relative)
                 left -= state.size
