@@ -1,7 +1,7 @@
 """Writing a partition anew with Spark, for formats that nothing here can write file by file. Acts.
 
-RCFile, ORC with timestamps: the anti-join of one partition with the ids, into the new directory, with the partition's
-own serde. All its files are new, and their names Spark's.
+RCFile, and ORC that pyarrow cannot hold: the anti-join of one partition with the ids, into the new directory, with the
+partition's own serde. All its files are new, and their names Spark's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from cmroot.place import join, store_for
 from replicator.engine import counted
 from replicator.model import DEFAULT_PARTITION, Partition, Storage
 from replicator.purge import matching
+from replicator.purge.formats import Unsupported, check_by_spark
 from replicator.purge.ids import hadoop_place
 from replicator.purge.onboarding import Onboarded, data_columns
 from replicator.purge.parts import is_data, look_at
@@ -21,6 +22,10 @@ from replicator.sql_text import quoted_name, quoted_text
 
 def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Staged:
     """After the table was searched, as it uses that search's view of the ids."""
+    try:
+        check_by_spark(onboarded.table, staging.part.storage, onboarded.field)
+    except Unsupported as error:
+        return Staged(staging, error=str(error), final=True)
     staged = Staged(staging)
     part, table = staging.part, quoted_name(onboarded.table.db, onboarded.table.name)
     columns = ", ".join(f"t.{quoted_name(column.name)}" for column in data_columns(onboarded.table))

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -19,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from replicator.purge import parquet_footer
+from replicator.purge import orc_footer, parquet_footer
 from replicator.purge.compact import Struct, elements, given
-from replicator.purge.formats import Unsupported
+from replicator.purge.formats import OnlyBySpark, Unsupported
+from replicator.purge.orc_stripes import GMT, TIMESTAMP, with_zone, zones_and_blooms
 from replicator.purge.parquet_footer import Bare
 
 BATCH = 1 << 16
@@ -182,47 +186,71 @@ def rewrite_orc(
     keys: pa.Array,
     padded: bool = False,
 ) -> Counts:
-    """The same for ORC, stripe by stripe."""
+    """The same for ORC, stripe by stripe: types with their attributes, keys, calendar and the zone of timestamps are
+    the source's. Raises OnlyBySpark for what pyarrow cannot hold, Unsupported for what nobody can write."""
     from pyarrow import orc
 
-    file = orc.ORCFile(source)
-    for name, type_ in zip(file.schema.names, file.schema.types, strict=True):
-        if _has_time(type_):  # their meaning depends on the writer's time zone, which Arrow's writer does not keep
-            raise Unsupported(f"ORC with a timestamp ({name}) cannot be rewritten file by file")
+    tail = orc_footer.read_tail(source)
+    if not orc_footer.times_fit(tail.footer):
+        raise OnlyBySpark("ORC with timestamps that nanoseconds in 64 bits do not reach")
+    kinds = orc_footer.kinds(tail.footer)
+    zones, blooms = zones_and_blooms(source, tail)
+    if TIMESTAMP in kinds and len(zones) > 1:
+        raise Unsupported("ORC with stripes of several time zones cannot be rewritten")
+    zone = next(iter(zones), GMT)
+    same = zone in (GMT, b"UTC")
+    file = orc.ORCFile(source if zone == GMT else with_zone(source, tail, GMT, tail.footer, False))
+    if all(re.fullmatch(r"_col\d+", name) for name in file.schema.names):
+        raise OnlyBySpark("ORC without the names of columns")
     path = _path(file.schema, field)
     wanted = _as_type(keys, _type_at(file.schema, path))
     rows, dropped = 0, Counter[int]()
-    compression = str(file.compression).lower()
-    with (
-        target as out,
-        orc.ORCWriter(
-            out, compression="uncompressed" if compression == "uncompressed" else compression,
-            compression_block_size=int(file.compression_size) or 65536, row_index_stride=int(file.row_index_stride),
-            file_version="0.12", batch_size=1024,
-        ) as writer,
-    ):  # fmt: skip
-        written = False
-        for stripe in range(file.nstripes):
-            batch = file.read_stripe(stripe)
-            kept, left_out = _without(batch, path, wanted, padded)
-            rows += batch.num_rows
-            dropped.update(left_out)
-            if kept.num_rows:
-                writer.write(pa.Table.from_batches([kept]))
-                written = True
-        if not written:
-            writer.write(file.schema.empty_table())
+    with target as out, tempfile.TemporaryFile() as aside:
+        with orc.ORCWriter(
+            aside, compression=str(file.compression).lower(), row_index_stride=int(file.row_index_stride),
+            compression_block_size=int(file.compression_size) or 65536, file_version="0.12", batch_size=1024,
+            bloom_filter_columns=[each for each in blooms if same or kinds[each] != TIMESTAMP],
+        ) as writer:  # fmt: skip
+            written = False
+            for stripe in range(file.nstripes):
+                batch = file.read_stripe(stripe)
+                kept, left_out = _without(batch, path, wanted, padded)
+                rows += batch.num_rows
+                dropped.update(left_out)
+                if TIMESTAMP in kinds and any(map(_has_early_fraction, kept.columns)):
+                    raise OnlyBySpark("ORC with fractions of seconds before 1970")
+                if kept.num_rows:
+                    writer.write(pa.Table.from_batches([kept]))
+                    written = True
+            if not written:
+                writer.write(file.schema.empty_table())
+        made = orc_footer.read_tail(aside)
+        footer = orc_footer.as_source(tail.footer, made.footer)
+        shutil.copyfileobj(with_zone(aside, made, zone, footer, not same), out, 1 << 20)
     return rows, dropped
+
+
+def _has_early_fraction(array: pa.Array) -> bool:
+    """Whether a timestamp, at any depth, is before 1970 and between two seconds: of such, pyarrow's writer for ORC
+    makes negative nanoseconds, which Java does not read."""
+    if pa.types.is_timestamp(array.type):
+        numbers = array.cast(pa.int64())
+        early = numbers.filter(pc.less(numbers, 0))
+        seconds = pc.multiply(pc.divide(early, 10**9), 10**9)
+        return bool(pc.any(pc.not_equal(early, seconds)).as_py())
+    if pa.types.is_map(array.type):
+        return _has_early_fraction(array.keys) or _has_early_fraction(array.items)
+    if pa.types.is_list(array.type):
+        return _has_early_fraction(array.values)
+    if pa.types.is_struct(array.type):
+        return any(_has_early_fraction(array.field(index)) for index in range(array.type.num_fields))
+    return False
 
 
 def count_orc(source: BinaryIO) -> int:
     from pyarrow import orc
 
     return int(orc.ORCFile(source).nrows)
-
-
-def _has_time(type_: pa.DataType) -> bool:
-    return pa.types.is_timestamp(type_) or any(_has_time(type_.field(index).type) for index in range(type_.num_fields))
 
 
 def _path(schema: pa.Schema, field: tuple[str, ...]) -> tuple[str, ...]:

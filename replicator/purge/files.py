@@ -21,7 +21,7 @@ from cmroot.errors import Error
 from cmroot.place import ASIDE, aside_name, is_local, join, local_path, naming, parent, raise_unless_gone, store_for
 from replicator.purge.avro import count_avro, rewrite_avro
 from replicator.purge.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
-from replicator.purge.formats import FileFormat, Unsupported
+from replicator.purge.formats import FileFormat, OnlyBySpark, Unsupported
 from replicator.purge.lines import count_lines, rewrite_lines
 from replicator.purge.sequence import count_sequence, rewrite_sequence
 
@@ -50,7 +50,7 @@ class FilesTask(msgspec.Struct, frozen=True):
 
 class FileDone(msgspec.Struct, frozen=True):
     """checksum: of the source of a rewritten file, empty for a carried one; error: why it could not be done; final:
-    that it cannot be done at all."""
+    that it cannot be done at all; by_spark: but, perhaps, with its whole partition."""
 
     partition: str
     name: str
@@ -61,6 +61,7 @@ class FileDone(msgspec.Struct, frozen=True):
     checksum: str = ""
     error: str = ""
     final: bool = False
+    by_spark: bool = False
 
 
 def run_files_task(task: FilesTask) -> list[FileDone]:
@@ -71,9 +72,8 @@ def run_files_task(task: FilesTask) -> list[FileDone]:
             found.append(_rewrite(task, work) if work.matched else _carry(task.format, work))
         except (Unsupported, Error, OSError, pa.ArrowException) as error:
             said = f"{work.name}: {_first_line(error)}"
-            found.append(
-                FileDone(work.partition, work.name, work.size, error=said, final=isinstance(error, Unsupported))
-            )
+            final, by_spark = isinstance(error, Unsupported), isinstance(error, OnlyBySpark)
+            found.append(FileDone(work.partition, work.name, work.size, error=said, final=final, by_spark=by_spark))
     return found
 
 

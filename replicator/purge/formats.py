@@ -50,6 +50,10 @@ class Unsupported(Exception):
     """Files that cannot be rewritten; the message says why, as a sentence."""
 
 
+class OnlyBySpark(Unsupported):
+    """Files that cannot be rewritten one by one, though Spark may write their partition anew."""
+
+
 def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str) -> FileFormat:
     """How the files of a partition (or of an unpartitioned table) with this storage are rewritten. Raises
     Unsupported."""
@@ -61,8 +65,6 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
         if kind is None:
             raise Unsupported(f"files of Spark's source {provider!r} cannot be rewritten")
         options = {key.lower(): value for key, value in serde.items()}
-        if kind == "orc" and _has_times(table):
-            kind = _by_spark(storage, field, "ORC with timestamps")
         if kind == "csv":
             return _spark_csv(table, storage, field, type_, options)
         if kind == "json" and options.get("multiline", "").lower() == "true":
@@ -76,11 +78,8 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
         raise Unsupported(f"files of {storage.serde.library} cannot be rewritten")
     if kind in ("text", "csv", "json") and storage.input_format not in (_TEXT_INPUT, _SEQUENCE_INPUT):
         kind = "spark"
-    if kind == "orc" and _has_times(table):
-        kind = _by_spark(storage, field, "ORC with timestamps")
     if kind == "spark":
-        _by_spark(storage, field, f"files of {storage.serde.library}")
-        _raise_unless_known(table, storage)
+        check_by_spark(table, storage, field)
         return FileFormat(kind, field=field, type=type_)
     if kind == "avro":
         return FileFormat(kind, field=field, type=type_, spellings=_spellings(table, storage, field))
@@ -136,21 +135,13 @@ def _spark_csv(
     )  # fmt: skip
 
 
-def _has_times(table: Table) -> bool:
-    """What an ORC file's timestamp means depends on its writer's time zone, which only Spark's own writer keeps."""
-    return any("timestamp" in column.type.lower() for column in data_columns(table))
-
-
-def _by_spark(storage: Storage, field: tuple[str, ...], what: str) -> Kind:
+def check_by_spark(table: Table, storage: Storage, field: tuple[str, ...]) -> None:
+    """Raises Unsupported for a partition that Spark would not write as it was: it writes the table's columns, so what
+    only the partition has would be lost."""
     if storage.buckets > 0 or storage.skew is not None:
-        raise Unsupported(f"{what} in buckets cannot be rewritten")
+        raise Unsupported(f"files of {storage.serde.library} in buckets cannot be rewritten")
     if len(field) > 1:
-        raise Unsupported(f"{what} with ids in a struct cannot be rewritten")
-    return "spark"
-
-
-def _raise_unless_known(table: Table, storage: Storage) -> None:
-    """Spark writes the table's columns, so what only the partition has would be lost."""
+        raise Unsupported(f"files of {storage.serde.library} with ids in a struct cannot be rewritten")
     for column, its in zip_longest(storage.columns, data_columns(table)):
         if column and (its is None or (column.name.lower(), column.type) != (its.name.lower(), its.type)):
             raise Unsupported(

@@ -4,7 +4,9 @@ must agree before anything is swapped."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from cmroot.place import is_local, join, store_for
 from replicator.engine import AutoEngine
@@ -32,14 +34,19 @@ class Staging:
     uris: Mapping[str, str]
 
     @property
+    def for_spark(self) -> Staging:
+        """The same, to be written by Spark as a whole."""
+        return replace(self, format=msgspec.structs.replace(self.format, kind="spark"))
+
+    @property
     def rows_matched(self) -> int:
         return sum(self.matched.values())
 
 
 @dataclass
 class Staged:
-    """A part that was written. error: why it may not be swapped; final: that another try would not help; checksums: of
-    rewritten files as they were."""
+    """A part that was written. error: why it may not be swapped; final: that another try would not help; by_spark: but
+    that Spark might; checksums: of rewritten files as they were."""
 
     staging: Staging
     rows: int = 0
@@ -51,6 +58,7 @@ class Staged:
     checksums: dict[str, str] = field(default_factory=dict)
     error: str = ""
     final: bool = False
+    by_spark: bool = False
 
     @property
     def figures(self) -> Figures:
@@ -113,6 +121,7 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[
 def _count(staged: Staged, done: FileDone) -> None:
     staged.error = staged.error or done.error
     staged.final = staged.final or done.final
+    staged.by_spark = staged.by_spark or done.by_spark
     staged.rows += done.rows
     staged.erased += done.matched
     staged.bytes += done.size

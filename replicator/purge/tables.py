@@ -271,10 +271,14 @@ class Work:
 
     def _stage(self, onboarded: Onboarded, stagings: list[Staging], found: str) -> Iterator[Staged]:
         """File by file where that can be; by Spark, a partition at a time, where not."""
-        yield from stage([each for each in stagings if each.format.kind != "spark"], found, self.engines)
-        for each in stagings:
-            if each.format.kind == "spark":
-                yield stage_by_spark(self.ids.session, onboarded, each)
+        left = [each for each in stagings if each.format.kind == "spark"]
+        for staged in stage([each for each in stagings if each.format.kind != "spark"], found, self.engines):
+            if staged.by_spark:
+                left.append(staged.staging.for_spark)
+            else:
+                yield staged
+        for each in left:
+            yield stage_by_spark(self.ids.session, onboarded, each)
 
     def _write_files(self, onboarded: Onboarded, staged: Iterable[Staged]) -> None:
         rows = [

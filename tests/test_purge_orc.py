@@ -1,0 +1,119 @@
+"""A rewritten ORC file keeps its types, keys, calendar, zone and every value."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyarrow import orc
+
+from replicator.purge import orc_footer, orc_stripes
+from replicator.purge.columnar import rewrite_orc
+from replicator.purge.formats import OnlyBySpark, Unsupported
+from replicator.purge.orc_footer import BYTES, VARINT, Message
+
+ROWS = 6_000
+IDS = pa.array([0, 5, 5_999, 123_456], pa.int64())
+CODECS = ("uncompressed", "zlib", "snappy", "lz4", "zstd")
+LOS_ANGELES = b"America/Los_Angeles"
+
+
+def rows(*, far: bool = False) -> pa.Table:
+    numbers = range(ROWS)
+    times = [i * 10**14 + i for i in numbers]
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "early": pa.array([-i * 10**14 for i in numbers], pa.timestamp("ns")),
+            "c": pa.array([f"c{i % 50:02d}" if i % 9 else None for i in numbers]),
+            "t": pa.array([-(2**63) + 1] * ROWS if far else times, pa.timestamp("ns")),
+            "instant": pa.array(times, pa.timestamp("ns", "UTC")),
+            "d": pa.array([i - 200_000 for i in numbers], pa.date32()),
+            "n": pa.array([Decimal(i) / 4 for i in numbers], pa.decimal128(20, 2)),
+            "l": pa.array([[{"x": i, "t": times[i]}] for i in numbers],
+                          pa.list_(pa.struct({"x": pa.int32(), "t": pa.timestamp("ns")}))),
+            "m": pa.array([[(str(i), i)] for i in numbers], pa.map_(pa.string(), pa.int32())),
+        }
+    ).replace_schema_metadata(None)  # fmt: skip
+
+
+def written(path: Path, codec: str = "zlib", zone: bytes = LOS_ANGELES, *more: tuple[int, int, object],
+            far: bool = False) -> Path:  # fmt: skip
+    """As if Java had written it: column `c` is CHAR(5), with an attribute; keys, and the calendar of dates."""
+    plain = path.with_suffix(".plain")
+    orc.write_table(rows(far=far), plain, compression=codec, stripe_size=65536, row_index_stride=1000,
+                    bloom_filter_columns=[1, 2, 3])  # fmt: skip
+    with plain.open("rb") as file:
+        tail = orc_footer.read_tail(file)
+        footer: Message = [field for field in tail.footer if field[0] != orc_footer.TYPES]
+        for number, type_ in enumerate(orc_footer.all_of(tail.footer, orc_footer.TYPES)):
+            fields = orc_footer.read_message(type_)
+            if number == 3:
+                attribute = orc_footer.write_message([(1, BYTES, b"spark.sql.catalyst.type"), (2, BYTES, b"char(5)")])
+                fields = [(1, VARINT, 17), (4, VARINT, 5), (7, BYTES, attribute)]
+            footer.append((orc_footer.TYPES, BYTES, orc_footer.write_message(fields)))
+        keys = {b"org.apache.spark.version": b"3.5.1", b"large": b"x" * 200_000}
+        for key, value in keys.items():
+            item = orc_footer.write_message([(1, BYTES, key), (2, BYTES, value)])
+            footer.append((orc_footer.KEYS, BYTES, item))
+        footer += [(orc_footer.CALENDAR, VARINT, 2), *more]
+        path.write_bytes(orc_stripes.with_zone(file, tail, zone, footer, False).read())
+    return path
+
+
+def rewritten(path: Path) -> tuple[tuple[int, int], Path]:
+    out = io.BytesIO()
+    with path.open("rb") as source:
+        rows_, left_out = rewrite_orc(source, contextlib.nullcontext(out), ("id",), IDS)
+    found = path.with_suffix(".rewritten")
+    found.write_bytes(out.getvalue())
+    return (rows_, left_out.total()), found
+
+
+def said(path: Path) -> tuple[object, ...]:
+    with path.open("rb") as file:
+        tail = orc_footer.read_tail(file)
+        footer = tail.footer
+        return (
+            *orc_stripes.zones_and_blooms(file, tail), orc_footer.all_of(footer, orc_footer.TYPES),
+            orc_footer.all_of(footer, orc_footer.KEYS), orc_footer.all_of(footer, orc_footer.CALENDAR),
+            orc_footer.dict_of(tail.postscript)[orc_footer.COMPRESSION],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("zone", [LOS_ANGELES, b"UTC", b""])
+def test_an_orc_file_keeps_its_footer_and_every_value(codec: str, zone: bytes, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.orc", codec, zone)
+    counts, found = rewritten(path)
+    assert counts == (ROWS, 3) and said(path)[:2] == ({zone}, {1, 2, 3})
+    blooms = {1, 3} if zone in (LOS_ANGELES, b"") else {1, 2, 3}  # of a time, it would be another one's in the zone
+    assert said(found) == ({zone}, blooms, *said(path)[2:])
+    whole = orc.read_table(path)
+    assert orc.read_table(found).equals(whole.filter(pc.invert(pc.is_in(whole["id"], IDS))))
+    assert len(orc.ORCFile(found).metadata) == 2
+
+
+def test_what_an_orc_file_cannot_keep_is_refused(tmp_path: Path) -> None:
+    acid = orc_footer.write_message([(1, BYTES, b"hive.acid.key.index"), (2, BYTES, b"1,2,3;")])
+    path = tmp_path / "a.orc"
+    for more, what in (((orc_footer.KEYS, BYTES, acid), "transactional"), ((10, BYTES, b""), "encrypted")):
+        with pytest.raises(Unsupported, match=what):
+            rewritten(written(path, "zlib", b"UTC", more))
+    early = tmp_path / "early.orc"
+    for column in (pa.array([-1, None], pa.timestamp("ns")), [[{"t": datetime(1969, 1, 1, 0, 0, 0, 1)}], None]):
+        orc.write_table(pa.table({"id": pa.array([1, 2], pa.int64()), "t": column}), early)
+        with pytest.raises(OnlyBySpark, match="1970"):
+            rewritten(early)
+    with pytest.raises(OnlyBySpark, match="64 bits"):
+        rewritten(written(path, far=True))
+    for content in (b"", b"x", b"ORC" * 100, path.read_bytes()[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(Unsupported):
+            rewritten(path)
