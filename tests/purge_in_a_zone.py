@@ -11,26 +11,40 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from purges import DESCRIPTOR, Warehouse
+from pyarrow import orc
 
 from replicator.metastore.embedded import Running
-from replicator.purge import parquet_footer
+from replicator.purge import orc_footer, orc_stripes, parquet_footer
 from replicator.purge.compact import BINARY
 
 TIMES = (
     "if(id % 3 = 0, timestamp'1500-03-01 01:02:03', if(id % 3 = 1, timestamp'9999-12-31 23:59:59',"
     " timestamp'2026-03-08 12:00:00.123456')) AS t, date'1500-03-01' AS d"
 )
+WALL_CLOCKS = (
+    "CASE id % 6 WHEN 0 THEN timestamp'1850-01-01 00:00:00' WHEN 1 THEN timestamp_seconds(1793521800)"
+    " WHEN 2 THEN timestamp_seconds(1793525400) WHEN 3 THEN timestamp'2026-07-01 12:00:00.123456'"
+    " WHEN 4 THEN timestamp'1969-12-31 23:59:59' ELSE null END AS t, date'1500-03-01' AS d,"
+    " 'abc' AS c, concat('v', id) AS v"
+)
+"""Before zones had hours, both hours of one name in autumn, in summer, right before 1970."""
+COLUMNAR = "org.apache.hadoop.hive.serde2.columnar.ColumnarSerDe"
 READINGS = {
     "Spark": {},
     "Spark that converts": {"spark.sql.parquet.int96TimestampConversion": "true"},
     "Spark in UTC": {"spark.sql.session.timeZone": "UTC"},
     "Spark row by row": {"spark.sql.parquet.enableVectorizedReader": "false"},
-    "Hive": {"spark.sql.hive.convertMetastoreParquet": "false"},
+    "Spark's ORC row by row": {"spark.sql.orc.enableVectorizedReader": "false"},
+    "Hive": {
+        "spark.sql.hive.convertMetastoreParquet": "false",
+        "spark.sql.hive.convertMetastoreOrc": "false",
+    },
 }  # fmt: skip
 
 
 def read(warehouse: Warehouse, table: str, how: dict[str, str]) -> list[tuple[Any, ...]]:
     """All rows but those of the ids; the times as texts, as the session's zone says them."""
+    how = {"spark.sql.readSideCharPadding": "true", **how}
     kept = {key: warehouse.session.conf.get(key) for key in how}
     try:
         for key, value in how.items():
@@ -83,6 +97,76 @@ def times_of_parquet(warehouse: Warehouse) -> None:
         written_by(place / f"foreign-{number}.parquet", foreign, writer)
 
 
+def times_of_orc(warehouse: Warehouse) -> None:
+    conf = warehouse.session.conf
+    columns = "(id BIGINT, t TIMESTAMP, d DATE, c CHAR(5), v VARCHAR(7)) PARTITIONED BY (k INT) STORED AS ORC"
+    warehouse.sql(f"CREATE TABLE z.orc {columns} TBLPROPERTIES ({DESCRIPTOR}, 'orc.compress'='ZLIB')")
+    for first, converted in ((0, "true"), (50, "false"), (1000, "true")):  # the last one will be linked
+        conf.set("spark.sql.hive.convertMetastoreOrc", converted)
+        warehouse.sql(f"INSERT INTO z.orc SELECT id, {WALL_CLOCKS}, 1 AS k FROM range({first}, {first + 50}, 1, 1)")
+    conf.set("spark.sql.hive.convertMetastoreOrc", "true")
+    skipped = pa.array([1_772_937_000_000_000_000 + number for number in range(20)], pa.timestamp("ns"))  # 02:30
+    table = pa.table(
+        {
+            "id": pa.array(range(20), pa.int64()), "t": skipped, "d": pa.array([20_000] * 20, pa.date32()),
+            "c": ["x"] * 20, "v": ["y"] * 20,
+        }
+    )  # fmt: skip
+    orc.write_table(table, place_of(warehouse, "z.orc") / "k=1" / "foreign.orc", compression="lz4")
+    for format_ in ("avro", "rcfile"):  # instants
+        warehouse.sql(
+            f"CREATE TABLE z.{format_} (id BIGINT, t TIMESTAMP, d DATE) PARTITIONED BY (k INT) STORED AS {format_}"
+            f" TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO z.{format_} SELECT id, t, d, 1 AS k FROM (SELECT id, {WALL_CLOCKS} FROM range(0, 120, 1, 1))",
+        )
+    for name, format_, time in (
+        ("far", "STORED AS ORC", "9999-12-31 00:00:00"), ("early", "STORED AS ORC", "1969-12-31 23:59:59.5"),
+        ("columnar", f"ROW FORMAT SERDE '{COLUMNAR}' STORED AS RCFILE", "2026-01-01 00:00:00"),
+    ):  # fmt: skip
+        rows = f"SELECT id, timestamp'{time}' AS t FROM range(0, 20, 1, 1)"
+        warehouse.sql(f"CREATE TABLE z.{name} {format_} TBLPROPERTIES ({DESCRIPTOR}) AS {rows}")
+
+
+def place_of(warehouse: Warehouse, table: str) -> Path:
+    return Path(warehouse.metastore.table(*table.split(".")).location.removeprefix("file:"))
+
+
+def of_pyarrow(warehouse: Warehouse) -> tuple[list[Any], list[Any]]:
+    """Rows of z.orc with their nanoseconds, and what the footers say."""
+    ((partition,),) = warehouse.metastore.partitions("z", "orc", ["k=1"])
+    rows, said = [], []
+    for path in Path(partition.location.removeprefix("file:")).iterdir():
+        if path.suffix == ".crc" or path.name.startswith("_"):
+            continue
+        table = orc.read_table(path)
+        times = table["t"].cast(pa.int64()).to_pylist()
+        rows += zip(table["id"].to_pylist(), times, table["d"].to_pylist(), table["v"].to_pylist(), strict=True)
+        with path.open("rb") as file:
+            tail = orc_footer.read_tail(file)
+            said.append(
+                (
+                    path.name,
+                    orc_stripes.zones_and_blooms(file, tail),
+                    [each for each in tail.footer if each[0] in (4, 5, 11)],
+                )
+            )
+    return sorted((row for row in rows if row[0] >= 100 or row[0] % 10), key=str), sorted(said, key=str)
+
+
+def check_filters(warehouse: Warehouse) -> None:
+    """The statistics leave out no row that a filter wants."""
+    times = "SELECT DISTINCT string(t) FROM z.orc WHERE t IS NOT NULL"
+    for zone in ("America/Los_Angeles", "UTC"):
+        warehouse.session.conf.set("spark.sql.session.timeZone", zone)
+        for (text,) in warehouse.sql(times):
+            counts = []
+            for pushed in ("false", "true"):
+                warehouse.session.conf.set("spark.sql.orc.filterPushdown", pushed)
+                counts += warehouse.sql(f"SELECT count(*) FROM z.orc WHERE t = timestamp'{text}'")
+            assert counts[0] == counts[1] and counts[0][0], (zone, text, counts)
+    warehouse.session.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
+
+
 def main(uri: str, warehouse_place: str, home: str) -> None:
     running = Running(uri, Path(warehouse_place), 0, Path(home), Path(home))
     warehouse = Warehouse(running, Path(home))
@@ -90,10 +174,20 @@ def main(uri: str, warehouse_place: str, home: str) -> None:
     assert zone == os.environ["TZ"], zone
     warehouse.sql("CREATE DATABASE z")
     times_of_parquet(warehouse)
-    tables = [f"z.{name}" for name in ("int96", "micros")]
+    times_of_orc(warehouse)
+    tables = [f"z.{name}" for name in ("int96", "micros", "orc", "avro", "rcfile")]
     before = {table: readings(warehouse, table) for table in tables}
+    of_orc = of_pyarrow(warehouse)
+    check_filters(warehouse)
     done = warehouse.purge(warehouse.root("zones"), warehouse.ids, "z")
-    assert done.status == "done", done
+    reasons = {
+        table.table: [unit["reason"] for unit in table.units if unit["state"] != "DONE"] for table in done.tables
+    }
+    for name in ("z.far", "z.early", "z.columnar"):
+        assert "run with TZ=UTC" in reasons.pop(name)[0]
+    assert not any(reasons.values()), reasons
+    assert of_pyarrow(warehouse) == of_orc
+    check_filters(warehouse)
     for table in tables:
         for reader, rows in readings(warehouse, table).items():
             wanted = before[table][reader]

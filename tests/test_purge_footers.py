@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from replicator.metastore.embedded import Running
 from replicator.purge import parquet_footer
 from replicator.purge.columnar import rewrite_parquet
 from replicator.purge.compact import BINARY, I32, LIST, STRUCT, Struct, given, read_struct, write_struct
@@ -28,7 +24,6 @@ from replicator.purge.formats import Unsupported
 
 ROWS = 1000
 IDS = pa.array([0, 5, 999, 123456], pa.int64())
-SCRIPT = Path(__file__).with_name("purge_in_a_zone.py")
 
 
 def columns() -> pa.Table:
@@ -314,12 +309,3 @@ def test_a_footer_is_written_as_it_was_read() -> None:
     for end in range(len(write_struct(value))):
         with pytest.raises(Unsupported):
             read_struct(write_struct(value)[:end])
-
-
-def test_times_mean_what_they_meant_to_every_reader(source_metastore: Running, tmp_path: Path) -> None:
-    environment = {**os.environ, "TZ": "America/Los_Angeles"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), source_metastore.uri, str(source_metastore.warehouse), str(tmp_path)],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]

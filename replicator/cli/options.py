@@ -51,12 +51,16 @@ class Session:
             yield metastore
 
     @contextmanager
-    def engines(self, choice: EngineChoice) -> Iterator[AutoEngine]:
-        """Threads and Spark; Java is looked for, and Spark started, only when work is large enough."""
+    def engines(self, choice: EngineChoice, zone: str = "") -> Iterator[AutoEngine]:
+        """Threads and Spark; Java is looked for, and Spark started, only when work is large enough. zone: of its Java,
+        else the machine's."""
         from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 
+        def environment() -> Mapping[str, str]:
+            return {**java_environment(), **({"TZ": zone} if zone else {})}
+
         settings = self.config.spark | parse_settings(choice.spark_conf, "--spark-conf")
-        engines = AutoEngine(LocalEngine(), SparkEngine(choice.master, settings, java_environment), choice.engine)
+        engines = AutoEngine(LocalEngine(), SparkEngine(choice.master, settings, environment), choice.engine)
         try:
             yield engines
         finally:

@@ -101,7 +101,7 @@ def run(
     options = _options(ids, table_whitelist, field_path, properties, limits, attempts)
     with (
         opened_root(cmroot, dry_run=dry_run) as here, session.metastore(metastore) as opened,
-        session.engines(engine) as engines,
+        session.engines(engine, zone="UTC") as engines,
     ):  # fmt: skip
         done = erase(opened, here.root, options, engines=engines, progress=session.progress, dry_run=dry_run)
     emit(here.told(done), as_json, _purged_lines(done))
@@ -302,7 +302,7 @@ def certify(
                         normal(policy.target_cmroot), policy.target_name, _replicates(policy),
                     )
                 )  # fmt: skip
-        engines = stack.enter_context(session.engines(engine))
+        engines = stack.enter_context(session.engines(engine, zone="UTC"))
         done = prove(
             opened, root, options, replicas, roots=[normal(each) for each in replica_cmroot], run=run_,
             expedited=expedite, allow_gaps=allow_gaps, readers=readers, engines=engines,

@@ -6,6 +6,7 @@ partition's own serde. All its files are new, and their names Spark's.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cmroot.place import join, store_for
@@ -19,11 +20,16 @@ from replicator.purge.parts import is_data, look_at
 from replicator.purge.staging import Staged, Staging
 from replicator.sql_text import quoted_name, quoted_text
 
+_INSTANTS = "LazyBinaryColumnarSerDe"
+"""The serde whose files have timestamps as instants; those of the others have wall clocks."""
+_WITHOUT_RULES = re.compile(r"Z|UCT|Zulu|Universal|Greenwich|Etc/.*|(UTC|GMT)([+-].*)?|[+-].*")
+
 
 def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Staged:
     """After the table was searched, as it uses that search's view of the ids."""
     try:
         check_by_spark(onboarded.table, staging.part.storage, onboarded.field)
+        check_zone(session, onboarded, staging.part.storage)
     except Unsupported as error:
         return Staged(staging, error=str(error), final=True)
     staged = Staged(staging)
@@ -56,6 +62,22 @@ def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Stag
         staged.error = f"{staged.erased:,} of {before:,} rows were left out, and Spark found {staging.rows_matched:,}"
     staged.checksums = {name: _checksum(join(part.location, name)) for name in staging.matched}
     return staged
+
+
+def check_zone(session: Any, onboarded: Onboarded, storage: Storage) -> None:
+    """Hive's serdes and ORC read a wall clock in the zone of the Java that runs them, whatever the session's is: hours
+    that the zone skips would move. Raises Unsupported where that may be."""
+    serde = (storage.serde.library or "").rpartition(".")[2]
+    if serde == _INSTANTS or not any("timestamp" in column.type.lower() for column in data_columns(onboarded.table)):
+        return
+    tasks = session.sparkContext.defaultParallelism
+    asked = f"SELECT DISTINCT reflect('java.time.ZoneId', 'systemDefault') FROM range(0, {tasks}, 1, {tasks})"
+    for (zone,) in session.sql(asked).collect():
+        if not _WITHOUT_RULES.fullmatch(zone):
+            raise Unsupported(
+                f"timestamps of {serde} are wall clocks, and Spark's zone {zone} skips hours: run with TZ=UTC, or with"
+                " -Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions"
+            )
 
 
 def _checksum(place: str) -> str:
