@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -16,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 
 from replicator.purge import parquet_footer
-from replicator.purge.columnar import rewrite_parquet
+from replicator.purge.columnar import rewrite_orc, rewrite_parquet
 from replicator.purge.compact import BINARY, I32, LIST, STRUCT, Struct, given, read_struct, write_struct
 from replicator.purge.formats import Unsupported
 
@@ -297,6 +299,27 @@ def test_no_footer_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(Unsupported):
             rewritten(path)
+
+
+def test_a_damaged_footer_is_told(tmp_path: Path) -> None:
+    """Whatever it says, so that the other files of a purge go on."""
+    whole = {"parquet": tmp_path / "a.parquet", "orc": tmp_path / "a.orc"}
+    table = columns().select(["id", "text", "at", "list"])
+    pq.write_table(table, whole["parquet"])
+    orc.write_table(table, whole["orc"])
+    sizes = {kind: path.stat().st_size for kind, path in whole.items()}
+    told = 0
+    for seed in range(600):
+        chance = random.Random(seed)
+        kind, rewrite = chance.choice([("parquet", rewrite_parquet), ("orc", rewrite_orc)])
+        data = bytearray(whole[kind].read_bytes())
+        for _ in range(chance.randint(1, 3)):
+            data[chance.randrange(sizes[kind] - 500, sizes[kind])] = chance.randrange(256)
+        try:
+            rewrite(io.BytesIO(bytes(data)), contextlib.nullcontext(io.BytesIO()), ("id",), IDS)
+        except (Unsupported, OSError, pa.ArrowException):
+            told += 1
+    assert told > 100
 
 
 def test_a_footer_is_written_as_it_was_read() -> None:

@@ -7,13 +7,16 @@ have another schema than its table.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import re
 import shutil
+import struct
 import tempfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -35,6 +38,7 @@ GROUP_BYTES = 256 << 20
 
 Counts = tuple[int, Counter[int]]
 """Rows read, and rows left out by the position of their key."""
+Rewrite = Callable[..., Counts]
 
 
 @dataclass
@@ -45,6 +49,22 @@ class Tally:
     left_out: Counter[int] = field(default_factory=Counter)
 
 
+def _refusing_damaged(rewrite: Rewrite) -> Rewrite:
+    """Footers are read here field by field, and a damaged one may say anything."""
+
+    @functools.wraps(rewrite)
+    def guarded(*arguments: Any, **options: Any) -> Counts:
+        try:
+            return rewrite(*arguments, **options)
+        except (pa.ArrowException, OSError):
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, EOFError, struct.error, zlib.error) as error:
+            raise Unsupported(f"the file is damaged, or of a kind that is not known: {error!r}") from error
+
+    return guarded
+
+
+@_refusing_damaged
 def rewrite_parquet(
     source: BinaryIO,
     target: AbstractContextManager[BinaryIO],
@@ -179,6 +199,7 @@ def _bloom(column: list[Struct]) -> dict[str, Any] | None:
     return {"ndv": max(1, distinct), "fpp": 0.01}
 
 
+@_refusing_damaged
 def rewrite_orc(
     source: BinaryIO,
     target: AbstractContextManager[BinaryIO],
