@@ -101,3 +101,18 @@ def test_many_files_of_a_partition_are_read_as_its_directory(
     done = warehouse.purge(warehouse.root("many"), warehouse.ids, "many")
     assert done.status == "partial" and "was changed" in done.tables[0].units[0]["reason"]
     assert warehouse.rows("many.t") == before
+
+
+def test_a_hash_tells_every_null_and_no_order_of_a_map(warehouse: Warehouse) -> None:
+    """Spark's ORC writer sorts a map's entries, and others leave them as they came."""
+
+    def hashes(*values: str) -> int:
+        rows = warehouse.session.sql(" UNION ALL ".join(f"SELECT {value} AS c" for value in values))
+        rows = rows.selectExpr(f"xxhash64({proving._with_nulls('c', rows.schema.fields[0].dataType, 0)})")
+        return len({tuple(row) for row in rows.collect()})
+
+    assert hashes("map('b', array(1, null), 'a', null)", "map('a', null, 'b', array(1, null))") == 1
+    assert hashes("map('a', array(1, null))", "map('a', array(1))", "map('a', array(null, 1))", "map('a', null)") == 4
+    assert hashes("array('x')", "array('x', null)", "array(null, 'x')", "array()", "null") == 5
+    some = [f"named_struct('p', {p}, 'q', {q})" for p, q in ((1, "int(null)"), ("int(null)", 1), (1, 1))]
+    assert hashes(*some, "null") == 4 and hashes(*(f"array({one})" for one in some), "array(null)") == 4

@@ -156,10 +156,28 @@ def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, place
 
 
 def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
-    """Nulls are told apart, which the hash alone would pass over."""
-    values = [each for name in frame.columns for each in (f"isnull({quoted_name(name)})", quoted_name(name))]
-    told = ["input_file_name() AS file", f"{str(escaped).lower()} AS escaped", f"xxhash64({', '.join(values)}) AS hash"]
+    """Of all columns; nulls are told apart, which the hash alone would pass over."""
+    values = ", ".join(_with_nulls(quoted_name(field.name), field.dataType, 0) for field in frame.schema.fields)
+    told = ["input_file_name() AS file", f"{str(escaped).lower()} AS escaped", f"xxhash64({values}) AS hash"]
     return frame.alias("t").selectExpr(*told, f"{matching.key_column(onboarded)} AS key")
+
+
+def _with_nulls(value: str, type_: Any, depth: int) -> str:
+    """Two expressions to hash: whether a value is null, and the value, of whose maps each writer orders the entries."""
+    each = f"x{depth}"
+    match type_.typeName():
+        case "array":
+            told = f"transform({value}, {each} -> struct({_with_nulls(each, type_.elementType, depth + 1)}))"
+        case "map":
+            pair = (f"{each}.key", type_.keyType), (f"{each}.value", type_.valueType)
+            hashed = ", ".join(_with_nulls(*one, depth + 1) for one in pair)
+            told = f"array_sort(transform(map_entries({value}), {each} -> xxhash64({hashed})))"
+        case "struct":
+            inner = ((f"{value}.{quoted_name(field.name)}", field.dataType) for field in type_.fields)
+            told = f"struct({', '.join(_with_nulls(*one, depth) for one in inner)})"
+        case _:
+            told = value
+    return f"isnull({value}), {told}"
 
 
 def _union(frames: Iterator[Any]) -> Any:
