@@ -206,6 +206,25 @@ def test_a_place_where_no_load_puts_tables_is_left_and_told(pair: Replication) -
     assert any(str(mine) in str(text) for text in run["warnings"]), run["warnings"]
 
 
+def test_what_was_adopted_where_it_lay_leaves_only_what_others_have_written(pair: Replication) -> None:
+    a, replica = pair.db("a"), pair.replica("a")
+    a.table("t", {"one": OLD.decode(), "two": OLD.decode() + " two"})
+    replica.create()
+    far = PlainDatabase(pair.target, f"{pair.name}_far", pair.here / "target" / "elsewhere")
+    far.create()
+    table = far.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
+    pair.target.create_table(msgspec.structs.replace(table, db=replica.name))
+    pair.target.drop_table(far.name, "t")
+    assert command("--config", str(pair.config()), "sync", pair.name, "--adopt").code == 0
+    assert outside_root(pair) == {f"elsewhere/{far.name}.db/t/one", f"elsewhere/{far.name}.db/t/two"}
+    far.write("t", {"notes": "a person's"})
+    relocate(a, "t", "new", {"one": "rows of now"})
+    run = sync(pair)
+    assert outside_root(pair) == set() and kept(pair) == 2
+    assert (far.home / "t" / "notes").read_text() == "a person's"
+    assert any("1 file in" in str(text) and "stayed" in str(text) for text in run["warnings"]), run["warnings"]
+
+
 @pytest.mark.parametrize(
     "fault",
     [

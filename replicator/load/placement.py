@@ -68,12 +68,16 @@ class Placement:
 
     def holds(self, place: str) -> bool:
         """Whether a place is one where a load puts tables: no source's, and none that holds a database or the root."""
-        if any(relative(place, home) is not None for home in self.source_locations.values()):
+        if self.is_sources(place):
             return False
         if any(home and relative(home, place) is not None for home in (self.root, *self.target_locations.values())):
             return False
         homes = (*self.target_locations.values(), self.external, *(target for _, target in self.mappings))
         return is_published(place) or any(relative(place, home) is not None for home in homes if home)
+
+    def is_sources(self, place: str, table: str | None = None) -> bool:
+        """Whether a place lies in a database's directory of the source, or in that of a table."""
+        return any(home and relative(place, home) is not None for home in (table, *self.source_locations.values()))
 
     @property
     def staying(self) -> Placement:

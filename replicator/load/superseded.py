@@ -40,13 +40,15 @@ _FORMAT, _VERSION = "replicator-superseded", 1
 
 class Superseded(msgspec.Struct, frozen=True):
     """A directory of the target that was (or is about to be) replaced: of which table, and which partition of it;
-    `successor`: the directory that has what stayed the same (empty: none has)."""
+    `successor`: the directory that has what stayed the same (empty: none has); `stamped`: of what a table left, only
+    files go that a load has published."""
 
     directory: str
     db: str
     table: str
     partition: str = ""
     successor: str = ""
+    stamped: bool = False
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -68,7 +70,7 @@ def note_left(root: str, load: str, directories: Sequence[Superseded]) -> None:
     note_superseded(root, f"{load}{_LEFT}", directories)
 
 
-def take_left(root: str, take: Callable[[list[str]], None]) -> None:
+def take_left(root: str, take: Callable[[Sequence[Superseded]], None]) -> None:
     """Hands over what tables have left, of loads that were killed, too, and forgets it. Under the lease of the target's
     root, once all of them lie elsewhere. May run twice. Raises FormatError for a damaged note."""
     store = store_for(root)
@@ -77,7 +79,7 @@ def take_left(root: str, take: Callable[[list[str]], None]) -> None:
             place = join(root, _NOTES, load)
             for name in store.list(place):
                 if name != _CLOSED:
-                    take([each.directory for each in _read(join(place, name), root)])
+                    take(_read(join(place, name), root))
                     store.remove(join(place, name))
             store.remove_tree(place)
 
@@ -120,7 +122,7 @@ def sweep_superseded(
     loading = _loading(target) if loads else set()
     for load in loads:
         place = join(root, _NOTES, load)
-        if load in loading:
+        if load in loading or load.endswith(_LEFT):  # the next load takes that
             continue
         if not store.exists(join(place, _CLOSED)):  # given up, or killed right before it had been closed
             close_superseded(root, load, now=now())

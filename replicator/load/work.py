@@ -15,13 +15,14 @@ from typing import TypeVar
 
 from cmroot.listing import file_state
 from cmroot.place import is_local, join, local_path, normal, status_of, store_for
-from cmroot.resolve import is_within, resolved
+from cmroot.resolve import is_within, resolved, touches
 from replicator.engine import AutoEngine
 from replicator.errors import ObjectNotFound
 from replicator.load.asides import OPEN, Fence, fenced
 from replicator.load.by_name import BY_NAME, lies_by_name, not_noted, noted
 from replicator.load.claim import Claims
 from replicator.load.clearing import Clearing, Kept, clear
+from replicator.load.left import LeftTask, run_left_task
 from replicator.load.neighbours import Free, Leaving, Neighbours
 from replicator.load.placement import is_published, relative
 from replicator.load.plan import Plan, TablePlan
@@ -31,6 +32,7 @@ from replicator.load.target import NEW
 from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
 from replicator.model import Partition, Table, partition_name
+from replicator.quantity import count_text
 from replicator.roles import RoleMark, after_load, mark_of, marked, may_load_into
 
 T = TypeVar("T")
@@ -215,19 +217,20 @@ class Work:
 
     def leave(self, step: TablePlan, places: Iterable[tuple[str, str | None, str | None]]) -> None:
         """(partition, where it lies, where it is to lie): what lies elsewhere from now on leaves its files behind. They
-        are noted before, and go with `recycle_left`. What snapshots have published waits for its delay."""
+        are noted before, and go with `recycle_left`: all where loads put tables, elsewhere those that loads have
+        published. What snapshots have published waits for its delay."""
         if self.plan.snapshot or step.shared or has_sources_data(step.there):
             return
-        left, others = list[Superseded](), list[str]()
+        left, others, placement = list[Superseded](), list[str](), self.plan.placement
         source = step.lineage.table.location if step.lineage.table else None
         for partition, old, new in places:
             if not old or not new or normal(old) == normal(new) or is_published(old):
                 continue
-            is_source = source and relative(old, source) is not None
-            if self.plan.placement.holds(old) and not is_source and not self.plan.is_unseen(step.lineage, partition):
-                left.append(Superseded(old, *step.name, partition))
-            else:
+            is_others = placement.is_sources(old, source) or touches(resolved(old), resolved(self.root))
+            if is_others or self.plan.is_unseen(step.lineage, partition):
                 others.append(old)
+            else:
+                left.append(Superseded(old, *step.name, partition, stamped=not placement.holds(old)))
         if others:
             more = f" and {len(others) - 1:,} more directories" if len(others) > 1 else ""
             name = ".".join(step.name)
@@ -239,7 +242,23 @@ class Work:
         if not has_left(self.root):
             return
         self.neighbours = Neighbours(self.target)
-        take_left(self.root, lambda directories: self.recycle(directories, Leaving()))
+        take_left(self.root, self._take_left)
+
+    def _take_left(self, left: Sequence[Superseded]) -> None:
+        self.recycle([each.directory for each in left if not each.stamped], Leaving())
+        free = self.neighbours.free([each.directory for each in left if each.stamped], Leaving())
+        self.tell(free)
+        if free.clearings:
+            self.check()
+            engine = self.engine.for_work(len(free.clearings))
+            tasks = [LeftTask(self.root, some) for some in batches(free.clearings, 100)]
+            for done in fenced(engine, self.root, run_left_task, tasks):
+                self.changed.recycled += done.removed
+                self.plan.warnings += [
+                    f"{count_text(count, 'file')} in {place} stayed, which no load has published: nothing of the"
+                    " replica lies there any more"
+                    for place, count in done.others.items()
+                ]
 
     def recycle(self, directories: Iterable[str], leaving: Leaving) -> None:
         """Their files go to `$cmroot`, but for what others than those that leave have at, in or above them."""
