@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import msgspec
+import pyarrow as pa
 import pytest
 import xxhash
 from purges import DESCRIPTOR, Warehouse
+from pyarrow import orc
+from record_files import SequenceFile
 
 from replicator.metastore.embedded import Running
 from replicator.model import Column
+from replicator.purge.lost_columns import ColumnsTask, run_columns_task
 from replicator.purge.run import Purged
 
 FORMATS = ("AVRO", "SEQUENCEFILE")
@@ -195,5 +201,84 @@ def test_rows_of_other_serdes_in_sequence_files(warehouse: Warehouse, db: str) -
     assert (csv.rows_erased, csv.failed) == (10, 0)
     assert warehouse.rows(f"{db}.csv") == [row for row in before if int(row[1]) >= 100 or int(row[1]) % 10]
     why = f"files of {serde}.lazybinary.LazyBinarySerDe cannot be rewritten"
-    assert [unit["reason"] for unit in binary.units] == [why]
+    assert [unit.get("reason") for unit in binary.units] == [why]
     assert (done.status, len(warehouse.rows(f"{db}.binary"))) == ("partial", 200)
+
+
+def test_what_spark_would_lose_is_refused(warehouse: Warehouse, db: str, tmp_path: Path) -> None:
+    """Columns that only the files have, of formats that Spark alone can write: by partition, by file, in a struct."""
+    for name, by in (("rc_parts", "PARTITIONED BY (k INT)"), ("rc", "")):
+        warehouse.sql(
+            f"CREATE TABLE {db}.{name} (v STRING, id BIGINT, w STRING) {by} STORED AS RCFILE"
+            f" TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO {db}.{name} SELECT 'v', id, 'w' {', 1' if by else ''} FROM range(0, 200, 1, 1)",
+        )
+        replace_columns(warehouse, db, name, ("v", "string"), ("id", "bigint"))
+    written = "SELECT id, timestamp'1500-01-01' AS t, named_struct('a', 1, 'b', 2) AS s FROM range(0, 200, 1, 1)"
+    warehouse.session.sql(written).write.orc(str(tmp_path / "written"))
+    for name, columns in (
+        ("orc", "id BIGINT, t TIMESTAMP"),
+        ("orc_struct", "id BIGINT, t TIMESTAMP, s STRUCT<a: INT>"),
+    ):
+        shutil.copytree(tmp_path / "written", tmp_path / name)
+        warehouse.sql(
+            f"CREATE EXTERNAL TABLE {db}.{name} ({columns}) STORED AS ORC LOCATION '{tmp_path}/{name}'"
+            f" TBLPROPERTIES ({DESCRIPTOR})"
+        )
+    before = {name: files(warehouse, db, name) for name in ("orc", "orc_struct", "rc", "rc_parts")}
+
+    done = warehouse.purge(warehouse.root(db), warehouse.ids, db)
+
+    found = {table.table.rpartition(".")[2]: table.units[0].get("reason", "") for table in done.tables}
+    assert {name: files(warehouse, db, name) for name in found} == before
+    said = {
+        "orc": "its table has no s, s.a, s.b, and Spark, which alone can write it anew, would lose the rest",
+        "orc_struct": "its table has no s.b, and Spark, which alone can write it anew, would lose the rest",
+        "rc": "its table has 2 of its 3 columns, and Spark, which alone can write it anew, would lose the rest",
+        "rc_parts": "cannot be rewritten where the partition has a column that its table has not: w string",
+    }
+    assert all(found[name].endswith(why) for name, why in said.items()) and len(found) == len(said), found
+
+
+def notes(**texts: str) -> bytes:
+    said = (SequenceFile.text(each.encode()) for pair in texts.items() for each in pair)
+    return len(texts).to_bytes(4, "big") + b"".join(said) + bytes(16)
+
+
+THREE = notes(**{"other": "9", "hive.io.rcfile.column.number": "3"})
+CLASSES = b"".join(map(SequenceFile.text, (b"org.apache.hadoop.hive.ql.io.RCFile$KeyBuffer", b"...ValueBuffer")))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"RCF\1\0" + THREE, "its table has 2 of its 3 columns"),
+        (b"RCF\1\1\5codec" + THREE, "its table has 2 of its 3 columns"),
+        (b"SEQ\6" + CLASSES + b"\0\0" + THREE, "its table has 2 of its 3 columns"),
+        (b"RCF\1\0" + notes(**{"hive.io.rcfile.column.number": "2"}), ""),
+        (b"RCF\1\0" + notes(other="3"), "it is no RCFile"),
+        (b"RCF\1\0" + THREE[:20], "bytes are claimed"),
+        (b"PAR1" * 9, "it is no SequenceFile"),
+    ],
+)
+def test_columns_that_an_rcfile_says(tmp_path: Path, data: bytes, said: str) -> None:
+    (tmp_path / "f").write_bytes(data)
+    place = str(tmp_path / "f")
+    serde = "org.apache.hadoop.hive.serde2.columnar.ColumnarSerDe"
+    found = run_columns_task(ColumnsTask(serde, ("a", "b"), frozenset("ab"), (place,)))
+    assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("names", "lost"),
+    [(("_col0", "_col1"), ""), (("_col0", "_col2"), "_col2"), (("A", "B"), ""), (("_col0", "b"), "_col0")],
+)
+def test_columns_of_orc_may_go_by_position(tmp_path: Path, names: tuple[str, str], lost: str) -> None:
+    nested = pa.array([[{"X": {"k": 1}}]], pa.list_(pa.struct({"X": pa.map_(pa.string(), pa.int32())})))
+    orc.write_table(pa.table([pa.array([1]), nested], list(names)), tmp_path / "f")
+    known = frozenset(("a", "b", "b[]", "b[].x", "b[].x{k}", "b[].x{v}"))
+    task = ColumnsTask("org.apache.hadoop.hive.ql.io.orc.OrcSerde", ("a", "b"), known, (str(tmp_path / "f"),))
+    found = run_columns_task(task)
+    assert (f"its table has no {lost}," in found) if lost else not found
+    fewer = msgspec.structs.replace(task, known=known - {"b[].x{v}"})
+    assert lost or re.search(r"its table has no [bB]\[\]\.X\{v\}, ", run_columns_task(fewer))

@@ -56,6 +56,10 @@ class Input:
         self._source.seek(0)
         return self._source.read(self.at)
 
+    def again(self) -> Input:
+        """The same file, from its beginning."""
+        return Input(self._source)
+
     def _claim(self, count: int) -> None:
         if not 0 <= count <= min(self.left, MOST):
             raise FormatError(f"{count:,} bytes are claimed at byte {self.at:,}, where {self.left:,} are left")

@@ -10,11 +10,12 @@ import re
 from typing import Any
 
 from cmroot.place import join, store_for
-from replicator.engine import counted
+from replicator.engine import AutoEngine, counted
 from replicator.model import DEFAULT_PARTITION, Partition, Storage
 from replicator.purge import matching
 from replicator.purge.formats import Unsupported, check_by_spark
 from replicator.purge.ids import hadoop_place
+from replicator.purge.lost_columns import lost_columns
 from replicator.purge.onboarding import Onboarded, data_columns
 from replicator.purge.parts import is_data, look_at
 from replicator.purge.staging import Staged, Staging
@@ -25,16 +26,19 @@ _INSTANTS = "LazyBinaryColumnarSerDe"
 _WITHOUT_RULES = re.compile(r"Z|UCT|Zulu|Universal|Greenwich|Etc/.*|(UTC|GMT)([+-].*)?|[+-].*")
 
 
-def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging) -> Staged:
+def stage_by_spark(session: Any, onboarded: Onboarded, staging: Staging, engines: AutoEngine) -> Staged:
     """After the table was searched, as it uses that search's view of the ids."""
     try:
         check_by_spark(onboarded.table, staging.part.storage, onboarded.field)
         check_zone(session, onboarded, staging.part.storage)
     except Unsupported as error:
         return Staged(staging, error=str(error), final=True)
-    staged = Staged(staging)
     part, table = staging.part, quoted_name(onboarded.table.db, onboarded.table.name)
-    columns = ", ".join(f"t.{quoted_name(column.name)}" for column in data_columns(onboarded.table))
+    names = [column.name for column in data_columns(onboarded.table)]
+    if lost := lost_columns(engines, staging, session.table(table).schema.jsonValue(), len(names)):
+        return Staged(staging, error=lost, final=True)
+    staged = Staged(staging)
+    columns = ", ".join(f"t.{quoted_name(name)}" for name in names)
     where = _condition(onboarded, part.thing) if isinstance(part.thing, Partition) else "true"
     before = int(session.sql(f"SELECT count(*) FROM {table} t WHERE {where}").collect()[0][0])
     kept, rows = counted(

@@ -7,8 +7,9 @@ stay. A row is the value of a record: the bytes of a Text or a BytesWritable.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
 from typing import BinaryIO
 
@@ -39,11 +40,11 @@ def rewrite_sequence(
 ) -> Counts:
     """Copies a file but for the records whose row has one of `keys`."""
     file = _SequenceFile(Input(source))
-    key_of = _key_of(file.value_class, format_, keys)
+    key_of = _key_of(file.said.value_class, format_, keys)
     rows, dropped = 0, Counter[int]()
     with target as out:
         out.write(file.header)
-        for count, left_out, kept in file.blocks(key_of) if file.in_blocks else file.records(key_of):
+        for count, left_out, kept in file.blocks(key_of) if file.said.in_blocks else file.records(key_of):
             rows += count
             dropped.update(left_out)
             out.write(kept)
@@ -54,25 +55,41 @@ def count_sequence(source: BinaryIO) -> int:
     return _SequenceFile(file).count() if (file := Input(source)).left else 0
 
 
+@dataclass(frozen=True)
+class Header:
+    """notes: the file's own metadata."""
+
+    value_class: str
+    in_blocks: bool
+    codec: Codec | None
+    notes: Mapping[str, str]
+
+
+def read_header(file: Input) -> Header:
+    """Up to the sync marker. Raises Unsupported, FormatError."""
+    magic = file.take(4)
+    if magic[:3] != _MAGIC:
+        raise FormatError("it is no SequenceFile")
+    version = magic[3]
+    if version not in _VERSIONS:
+        raise Unsupported(f"a SequenceFile of version {version} cannot be rewritten")
+    read_text(file)  # the class of keys
+    value_class = read_text(file)
+    is_compressed, in_blocks = (file.take(1) != b"\0" for _ in range(2))
+    codec = hadoop_codec(read_text(file)) if is_compressed else None
+    if in_blocks and codec is None:
+        raise FormatError("blocks are compressed, and nothing says how")
+    many = read_int(file) if version >= _WITH_METADATA else 0
+    return Header(value_class, in_blocks, codec, {read_text(file): read_text(file) for _ in range(many)})
+
+
 class _SequenceFile:
     def __init__(self, file: Input) -> None:
         self._file = file
-        magic = file.take(4)
-        if magic[:3] != _MAGIC:
-            raise FormatError("it is no SequenceFile")
-        if magic[3] not in _VERSIONS:
-            raise Unsupported(f"a SequenceFile of version {magic[3]} cannot be rewritten")
-        self._text()  # the class of keys
-        self.value_class = self._text()
-        is_compressed, self.in_blocks = (file.take(1) != b"\0" for _ in range(2))
-        self._codec: Codec | None = hadoop_codec(self._text()) if is_compressed else None
-        if magic[3] >= _WITH_METADATA:
-            for _ in range(2 * self._int()):
-                self._text()
+        self.said = read_header(file)
+        self._codec = self.said.codec
         self._sync = file.take(_SYNC)
         self.header = file.before()
-        if self.in_blocks and self._codec is None:
-            raise FormatError("blocks are compressed, and nothing says how")
 
     # ---- one record after the other ---------------------------------------------------------------------------------
 
@@ -97,14 +114,14 @@ class _SequenceFile:
         """Of each record: whether a sync marker is before it, its length and that of its key; the last one, of length
         -1, is of none."""
         while self._file.left:
-            length, synced = self._int(), False
+            length, synced = read_int(self._file), False
             if length == -1:
                 self._check_sync()
                 if not self._file.left:
                     yield True, -1, 0
                     return
-                length, synced = self._int(), True
-            keys = self._int()
+                length, synced = read_int(self._file), True
+            keys = read_int(self._file)
             if not 0 <= keys <= length:
                 raise FormatError(f"a record of {length:,} bytes has a key of {keys:,}")
             yield synced, length, keys
@@ -137,12 +154,12 @@ class _SequenceFile:
             if self._file.take(4) != _ESCAPE:
                 raise FormatError(f"no block begins before byte {self._file.at:,}")
             self._check_sync()
-            count = self._vint()
+            count = read_vint(self._file)
             if count < 0:
                 raise FormatError(f"a block has {count:,} records")
             packed = []
             for _ in range(4):
-                size = self._vint()
+                size = read_vint(self._file)
                 if read:
                     packed.append(self._file.take(size))
                 else:
@@ -150,7 +167,7 @@ class _SequenceFile:
             yield count, packed
 
     def count(self) -> int:
-        if self.in_blocks:
+        if self.said.in_blocks:
             return sum(count for count, _ in self._blocks(read=False))
         found = 0
         for _, length, _ in self._heads():
@@ -164,16 +181,6 @@ class _SequenceFile:
     def _check_sync(self) -> None:
         if self._file.take(_SYNC) != self._sync:
             raise FormatError(f"there is no sync marker before byte {self._file.at:,}")
-
-    def _int(self) -> int:
-        return int.from_bytes(self._file.take(4), "big", signed=True)
-
-    def _vint(self) -> int:
-        first = self._file.take(1)
-        return vint(first + self._file.take(_vint_size(first[0]) - 1), 0)[0]
-
-    def _text(self) -> str:
-        return self._file.take(self._vint()).decode("utf-8", "replace")
 
 
 def _key_of(value_class: str, format_: FileFormat, keys: pa.Array) -> KeyOf:
@@ -210,7 +217,20 @@ def _cut(data: bytes, lengths: list[tuple[int, bytes]], count: int) -> list[byte
     return [data[start:end] for start, end in pairwise(ends)]
 
 
-# Numbers of variable length, as Hadoop's WritableUtils write them
+# Numbers and names, as Hadoop's WritableUtils write them
+
+
+def read_int(file: Input) -> int:
+    return int.from_bytes(file.take(4), "big", signed=True)
+
+
+def read_vint(file: Input) -> int:
+    first = file.take(1)
+    return vint(first + file.take(_vint_size(first[0]) - 1), 0)[0]
+
+
+def read_text(file: Input) -> str:
+    return file.take(read_vint(file)).decode("utf-8", "replace")
 
 
 def _vint_size(first: int) -> int:

@@ -278,7 +278,7 @@ class Work:
             else:
                 yield staged
         for each in left:
-            yield stage_by_spark(self.ids.session, onboarded, each)
+            yield stage_by_spark(self.ids.session, onboarded, each, self.engines)
 
     def _write_files(self, onboarded: Onboarded, staged: Iterable[Staged]) -> None:
         rows = [
