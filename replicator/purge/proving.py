@@ -35,6 +35,7 @@ Digest = tuple[int, int]
 """Rows, and the sum of their hashes."""
 
 _SETTINGS = {
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
     "spark.sql.legacy.allowHashOnMapType": "true",
     "spark.sql.parquet.int96TimestampConversion": "true",
     "spark.sql.session.timeZone": "Pacific/Kiritimati",
@@ -140,7 +141,8 @@ def _places(staging: Staging, names: Sequence[str], *, new: bool, few: int | Non
 
 
 def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, places: Sequence[str]) -> Iterator[Any]:
-    """All files at once, or one by one where they have columns that do not go together."""
+    """All files at once, or one by one where they have columns that do not go together; of one with a column of a type
+    that Spark has not, only those that the partition knows."""
     if kind in ("csv", "json"):
         given = staging.part.storage.serde.parameters
         options = {key: value for key, value in given.items() if key.lower() not in ("path", "serialization.format")}
@@ -152,7 +154,13 @@ def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, place
         if not matching.is_sparks(error):
             raise
         for place in places:
-            yield by_path(session, kind, [place])
+            try:
+                yield by_path(session, kind, [place])
+            except Exception as its:
+                if not matching.is_sparks(its):
+                    raise
+                known = staging.part.storage.columns or data_columns(onboarded.table)
+                yield by_path(session, kind, [place], known)
 
 
 def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
