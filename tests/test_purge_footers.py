@@ -248,6 +248,14 @@ def test_every_int96_keeps_its_twelve_bytes(tmp_path: Path) -> None:
     assert pq.read_table(found).equals(table.filter(pc.invert(pc.is_in(table["id"], IDS))))
 
 
+def test_ids_may_be_int96(tmp_path: Path) -> None:
+    times = pa.array([0, -1, 86_400_000_000, 1_773_000_000_123_456], pa.timestamp("us"))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": times}), path, use_deprecated_int96_timestamps=True)
+    counts, found = rewritten(path, keys=times.take([1, 3]).cast(pa.timestamp("us", "UTC")))
+    assert counts == (4, 2) and pq.read_table(found)["id"].cast(pa.int64()).to_pylist() == [0, 86_400_000_000_000]
+
+
 def test_row_groups_stay_apart(tmp_path: Path) -> None:
     """Also small and large ones: of two sorted ones together, `sorting_columns` would not be true."""
     path = tmp_path / "a.parquet"

@@ -301,6 +301,8 @@ def _as_type(keys: pa.Array, type_: pa.DataType) -> pa.Array:
     """The keys as the type of this file's column, at their positions; null where it cannot hold them."""
     if keys.type == type_:
         return keys
+    if pa.types.is_timestamp(keys.type) and type_ == pa.binary(12):
+        return _as_int96(keys)
     try:
         return pc.cast(keys, type_)
     except pa.ArrowInvalid:
@@ -313,6 +315,13 @@ def _as_type(keys: pa.Array, type_: pa.DataType) -> pa.Array:
         return pa.array(found, type_)
     except pa.ArrowNotImplementedError as error:
         raise Unsupported(f"a column of {type_} cannot be compared with ids of {keys.type}") from error
+
+
+def _as_int96(keys: pa.Array) -> pa.Array:
+    """Nanoseconds of the day, and the Julian day."""
+    micros = keys.cast(pa.timestamp("us", keys.type.tz)).cast(pa.int64()).to_pylist()
+    split = [divmod(each, 86_400_000_000) for each in micros]
+    return pa.array([struct.pack("<qi", rest * 1000, day + 2_440_588) for day, rest in split], pa.binary(12))
 
 
 def _without(
