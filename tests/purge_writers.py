@@ -37,7 +37,7 @@ IDS = {"BIGINT": pa.int64(), "INT": pa.int32(), "STRING": pa.string(), "DECIMAL(
 WORDS = ("", "plain", "a,b;c|d", 'q"uo"te', "it's", "back\\slash", "ä€😀", " blanks ", "x\ty", "{}", "NULL", "#%=/:?")
 
 
-def table_of(random: Random, types: Mapping[str, str], people: list[int | None], words: list[str]) -> pa.Table:
+def table_of(random: Random, types: Mapping[str, str], people: list[int | None]) -> pa.Table:
     """One row for each person (None: nobody's), whose `v` no other row has."""
     columns: dict[str, pa.Array] = {}
     for name, type_ in types.items():
@@ -47,7 +47,7 @@ def table_of(random: Random, types: Mapping[str, str], people: list[int | None],
         elif name == "v":
             columns[name] = pa.array([marker(each, random) for each in people])
         else:
-            columns[name] = pa.array([_value(random, name, words) for _ in people], TYPES[name][1])
+            columns[name] = pa.array([_value(random, name) for _ in people], TYPES[name][1])
     return pa.table(columns)
 
 
@@ -61,10 +61,10 @@ def _id(type_: pa.DataType, person: int) -> Any:
     return Decimal(person) if pa.types.is_decimal(type_) else person
 
 
-def _value(random: Random, name: str, words: list[str]) -> Any:
+def _value(random: Random, name: str) -> Any:
     if random.random() < 0.2:
         return None
-    number, some = random.randrange(-(1 << 31), 1 << 31), random.choices(words, k=random.randrange(3))
+    number, some = random.randrange(-(1 << 31), 1 << 31), random.choices(WORDS, k=random.randrange(3))
     match name:
         case "b":
             return random.random() < 0.5
@@ -79,7 +79,7 @@ def _value(random: Random, name: str, words: list[str]) -> Any:
         case "t":
             return datetime(1901, 1, 1, tzinfo=UTC) + timedelta(seconds=random.randrange(6_000_000_000))
         case "w":
-            return random.choice(words)
+            return random.choice(WORDS)
         case "r":
             return random.randbytes(random.randrange(6))
         case "l":
@@ -87,7 +87,7 @@ def _value(random: Random, name: str, words: list[str]) -> Any:
         case "m":
             return dict.fromkeys(some, number)
         case "s":
-            return {"p": number, "q": random.choice(words)}
+            return {"p": number, "q": random.choice(WORDS)}
         case _:
             return [{"p": number, "q": word} for word in some]
 
@@ -207,8 +207,14 @@ def json_of_python(place: Path, table: pa.Table, random: Random, options: Mappin
     for row in table.to_pylist(maps_as_pydicts="strict"):
         items = [(key, value) for key, value in row.items() if value is not None or random.random() < 0.5]
         random.shuffle(items)
-        lines.append(json.dumps(dict(items), default=_plain, ensure_ascii=random.random() < 0.5))
+        lines.append(json.dumps(dict(items), default=_number_or_text, ensure_ascii=random.random() < 0.5))
     return _packed(place, "".join(f"{line}\n" for line in lines), random)
+
+
+def _number_or_text(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return int(value) if value == int(value) else float(value)
+    return _plain(value)
 
 
 def _plain(value: Any) -> str:
