@@ -21,7 +21,7 @@ from replicator.purge.orc_footer import BYTES, VARINT, Message
 ROWS = 6_000
 IDS = pa.array([0, 5, 5_999, 123_456], pa.int64())
 CODECS = ("uncompressed", "zlib", "snappy", "lz4", "zstd")
-LOS_ANGELES = b"America/Los_Angeles"
+LOS_ANGELES, SYDNEY = b"America/Los_Angeles", b"Australia/Sydney"
 
 
 def rows(*, far: bool = False) -> pa.Table:
@@ -88,16 +88,57 @@ def said(path: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("zone", [LOS_ANGELES, b"UTC", b""])
+@pytest.mark.parametrize("zone", [LOS_ANGELES, SYDNEY, b"UTC", b""])
 def test_an_orc_file_keeps_its_footer_and_every_value(codec: str, zone: bytes, tmp_path: Path) -> None:
     path = written(tmp_path / "a.orc", codec, zone)
     counts, found = rewritten(path)
     assert counts == (ROWS, 3) and said(path)[:2] == ({zone}, {1, 2, 3})
-    blooms = {1, 3} if zone in (LOS_ANGELES, b"") else {1, 2, 3}  # of a time, it would be another one's in the zone
+    blooms = {1, 3} if zone != b"UTC" else {1, 2, 3}  # of a time, it would be another one's in the zone
     assert said(found) == ({zone}, blooms, *said(path)[2:])
     whole = orc.read_table(path)
     assert orc.read_table(found).equals(whole.filter(pc.invert(pc.is_in(whole["id"], IDS))))
     assert len(orc.ORCFile(found).metadata) == 2
+    check_statistics(found)
+
+
+def check_statistics(path: Path) -> None:
+    """Of the column `t`, of the file, its stripes and their rows: no wall clock is outside."""
+    with path.open("rb") as file:
+        tail = orc_footer.read_tail(file)
+        codec = orc_footer.dict_of(tail.postscript)[orc_footer.COMPRESSION]
+        column = next(number for number, kind in enumerate(orc_footer.kinds(tail.footer)) if kind == 9) + 2
+        assert orc_footer.kinds(tail.footer)[column] == 9
+
+        def message(start: int, length: int) -> Message:
+            file.seek(start)
+            return orc_footer.read_message(orc_footer.decompressed(file.read(length), codec))
+
+        def holds(statistics: bytes, times: pa.Array) -> None:
+            said = orc_footer.dict_of(
+                orc_footer.read_message(orc_footer.dict_of(orc_footer.read_message(statistics))[9])
+            )
+            least, most = (orc_footer.unzigzag(said[number]) for number in (3, 4))
+            numbers = times.cast(pa.int64())
+            assert least <= pc.min(numbers).as_py() // 10**6 and pc.max(numbers).as_py() // 10**6 <= most
+            assert most - least < pc.max(numbers).as_py() // 10**6 - pc.min(numbers).as_py() // 10**6 + 5 * 86_400_000
+
+        reader = orc.ORCFile(path)
+        holds(orc_footer.all_of(tail.footer, orc_footer.STATISTICS)[column], reader.read(["t"])["t"])
+        length = orc_footer.dict_of(tail.postscript)[orc_footer.METADATA_LENGTH]
+        of_stripes = [value for _, _, value in message(tail.start - length, length)]
+        for number, stripe in enumerate(orc_footer.all_of(tail.footer, orc_footer.STRIPES)):
+            times = reader.read_stripe(number, ["t"])["t"]
+            holds(orc_footer.all_of(orc_footer.read_message(of_stripes[number]), 1)[column], times)
+            known = orc_footer.dict_of(orc_footer.read_message(stripe))
+            at = known[1]
+            footer = message(at + known[2] + known[3], known[4])
+            for stream in map(orc_footer.read_message, orc_footer.all_of(footer, 1)):
+                kind, of, size = (orc_footer.dict_of(stream).get(each, 0) for each in (1, 2, 3))
+                if (kind, of) == (6, column):
+                    for row, (_, _, entry) in enumerate(message(at, size)):
+                        statistics = orc_footer.dict_of(orc_footer.read_message(entry))[2]
+                        holds(statistics, times.slice(row * 1000, 1000))
+                at += size
 
 
 def test_what_an_orc_file_cannot_keep_is_refused(tmp_path: Path) -> None:
@@ -111,6 +152,10 @@ def test_what_an_orc_file_cannot_keep_is_refused(tmp_path: Path) -> None:
         orc.write_table(pa.table({"id": pa.array([1, 2], pa.int64()), "t": column}), early)
         with pytest.raises(OnlyBySpark, match="1970"):
             rewritten(early)
+    mixed = written(path, "uncompressed").read_bytes().replace(LOS_ANGELES, b"America/Los_Angelos", 1)
+    path.write_bytes(mixed)
+    with pytest.raises(Unsupported, match="several time zones"):
+        rewritten(path)
     with pytest.raises(OnlyBySpark, match="64 bits"):
         rewritten(written(path, far=True))
     for content in (b"", b"x", b"ORC" * 100, path.read_bytes()[:-1]):

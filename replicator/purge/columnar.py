@@ -195,7 +195,8 @@ def _bloom(column: list[Struct]) -> dict[str, Any] | None:
         return None
     values = max(given(chunk, 5) for chunk in column)
     sizes = [given(chunk, parquet_footer.BLOOM_LENGTH, 0) for chunk in column]
-    distinct = min(values, int(max(sizes) / 1.21)) if all(sizes) else values  # 9.7 bits for one in a hundred
+    bits = 8 << max(0, max(sizes).bit_length() - 1)  # a power of two, besides a short header
+    distinct = min(values, int(bits / 9.7)) if all(sizes) else values
     return {"ndv": max(1, distinct), "fpp": 0.01}
 
 

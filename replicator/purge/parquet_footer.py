@@ -257,7 +257,6 @@ def as_source(source: Struct, written: Struct, groups: Sequence[int]) -> Struct:
     made[GROUPS] = _each_column(written, named)
     theirs, ours = elements(source, GROUPS), elements(made, GROUPS)
     for group, origin in zip(ours, groups, strict=True):
-        group.pop(SORTING, None)
         if SORTING in theirs[origin]:
             group[SORTING] = theirs[origin][SORTING]
     return made
