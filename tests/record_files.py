@@ -50,7 +50,7 @@ def random_value(random: random.Random, type_: Any, named: dict[str, Any], depth
             return [random_value(random, inner, named, depth - 1) for _ in range(many)]
         case {"values": inner}:
             many = random.randrange(4) if depth > 0 else 0
-            return {str(at): random_value(random, inner, named, depth - 1) for at in range(many)}
+            return {"k" * at: random_value(random, inner, named, depth - 1) for at in range(many)}
         case {"fields": fields}:
             return {each["name"]: random_value(random, each["type"], named, depth - 1) for each in fields}
     return random_value(random, named[type_], named, depth)
