@@ -13,7 +13,7 @@ import msgspec
 
 from replicator.model import Storage, Table
 from replicator.purge.avro_schema import Names, names_of, parse_schema
-from replicator.purge.onboarding import data_columns
+from replicator.purge.onboarding import data_columns, spelled_in
 
 Kind = Literal["parquet", "orc", "text", "csv", "json", "avro", "sequence", "spark"]
 
@@ -29,9 +29,10 @@ _AVRO_SCHEMA = "avro.schema.literal"
 
 
 class FileFormat(msgspec.Struct, frozen=True):
-    """kind: what reads and writes it. column: where the ids are, by its index among the columns (`text`, `csv`) and by
-    name. separator, quote, escape, null: of text; header: each file begins with a line of names. rows: what the values
-    of a `sequence` file are. spellings: of the `field` in an `avro` file, each part's names; none: as it is."""
+    """kind: what reads and writes it; by: whose reader of that kind. column: where the ids are, by its index among the
+    columns (`text`, `csv`) and by name. separator, quote, escape, null: of text; header: each file begins with a line
+    of names. rows: what the values of a `sequence` file are. spellings: of the `field` in an `avro` file, each part's
+    names; none: as it is."""
 
     kind: Kind
     column: int = 0
@@ -44,6 +45,7 @@ class FileFormat(msgspec.Struct, frozen=True):
     header: bool = False
     rows: Literal["text", "csv", "json"] = "text"
     spellings: tuple[Names, ...] = ()
+    by: Literal["hive", "spark"] = "hive"
 
 
 class Unsupported(Exception):
@@ -67,8 +69,9 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
         options = {key.lower(): value for key, value in serde.items()}
         if kind == "csv":
             return _spark_csv(table, storage, field, type_, options)
-        if kind == "json" and options.get("multiline", "").lower() == "true":
-            raise Unsupported("JSON documents of several lines cannot be rewritten")
+        if kind == "json":
+            _refuse_options(options, "JSON", _JSON_OPTIONS)
+            return FileFormat(kind, field=_as_spelled(table, field), type=type_, by="spark")
         return FileFormat(kind, field=field, type=type_)
     library = (storage.serde.library or "").rpartition(".")[2]
     kind = _SERDES.get(library)
@@ -94,15 +97,22 @@ def _of_rows(kind: Kind, table: Table, storage: Storage, field: tuple[str, ...],
     if kind == "text":
         if len(field) > 1:
             raise Unsupported("an id inside of a struct in delimited text cannot be rewritten")
-        separator = serde.get("field.delim") or serde.get("serialization.format") or "\x01"
+        separator = serde.get("field.delim", serde.get("serialization.format", ""))
+        if _is_set(serde, "serialization.last.column.takes.rest"):
+            raise Unsupported("delimited text whose last column takes the rest cannot be rewritten")
+        encoding = serde.get("serialization.encoding", "utf-8").lower()
+        wide = encoding.startswith(("utf-16", "utf16", "utf-32", "utf32"))
+        if encoding not in ("utf-8", "utf8") and (wide or type_.startswith(("string", "char", "varchar"))):
+            raise Unsupported(f"text in {encoding} cannot be rewritten")
         return FileFormat(
-            kind, index, field, type_, _letter(separator), escape=_letter(serde.get("escape.delim", "")),
+            kind, index, field, type_, _letter(separator) or "\x01", escape=_letter(serde.get("escape.delim", "")),
             null=serde.get("serialization.null.format", "\\N"),
         )  # fmt: skip
     if kind == "csv":
+        escape = serde.get("escapeChar", '"')[:1]
         return FileFormat(
-            kind, index, field, "string", serde.get("separatorChar", ","), serde.get("quoteChar", '"'),
-            serde.get("escapeChar", "\\"), "",
+            kind, index, field, "string", serde.get("separatorChar", ",")[:1], serde.get("quoteChar", '"')[:1],
+            "\\" if escape in ('"', "") else escape,  # the serde takes its writer's default for its reader's
         )  # fmt: skip
     return FileFormat(kind, index, field, type_)
 
@@ -123,16 +133,48 @@ def _spellings(table: Table, storage: Storage, field: tuple[str, ...]) -> tuple[
 def _spark_csv(
     table: Table, storage: Storage, field: tuple[str, ...], type_: str, options: dict[str, str]
 ) -> FileFormat:
-    if options.get("multiline", "").lower() == "true":
-        raise Unsupported("CSV records of several lines cannot be rewritten")
-    if options.get("encoding", options.get("charset", "utf-8")).lower() not in ("utf-8", "utf8"):
-        raise Unsupported("CSV in another encoding than UTF-8 cannot be rewritten")
-    separator = options.get("sep", options.get("delimiter", ","))
+    _refuse_options(options, "CSV", _CSV_OPTIONS)
+    separator = options.get("sep", options.get("delimiter", ",")).replace("\\t", "\t")
+    if "\\" in separator:
+        raise Unsupported(f"CSV separated by {separator} cannot be rewritten")
     return FileFormat(
-        "csv", _index(table, storage, field), field, type_, separator.replace("\\t", "\t"),
-        options.get("quote", '"'), options.get("escape", "\\"), options.get("nullvalue", ""),
-        options.get("header", "").lower() == "true",
+        "csv", _index(table, storage, field), field, type_, separator, options.get("quote", '"'),
+        options.get("escape", "\\"), options.get("nullvalue", ""), _is_set(options, "header"), by="spark",
     )  # fmt: skip
+
+
+_JSON_OPTIONS = (
+    "multiline", "linesep", "primitivesasstring", "prefersdecimal", "allowcomments", "allownumericleadingzeros",
+    "allowunquotedfieldnames", "allowbackslashescapinganycharacter", "allowunquotedcontrolchars", "dateformat",
+    "locale",
+)  # fmt: skip
+_CSV_OPTIONS = (
+    "multiline", "linesep", "comment", "chartoescapequoteescaping", "unescapedquotehandling", "emptyvalue",
+    "ignoreleadingwhitespace", "ignoretrailingwhitespace", "nanvalue", "positiveinf", "negativeinf", "dateformat",
+    "locale",
+)  # fmt: skip
+
+
+def _refuse_options(options: dict[str, str], what: str, names: tuple[str, ...]) -> None:
+    """What makes Spark read lines otherwise than `fields` does."""
+    if set_ := [name for name in names if options.get(name, "false").lower() != "false"]:
+        raise Unsupported(f"{what} with the option {set_[0]} = {options[set_[0]]!r} cannot be rewritten")
+    if options.get("mode", "permissive").lower() != "permissive":
+        raise Unsupported(f"{what} with the option mode = {options['mode']!r} cannot be rewritten")
+    if options.get("encoding", options.get("charset", "utf-8")).lower() not in ("utf-8", "utf8"):
+        raise Unsupported(f"{what} in another encoding than UTF-8 cannot be rewritten")
+
+
+def _is_set(options: dict[str, str], name: str) -> bool:
+    return options.get(name, "").lower() == "true"
+
+
+def _as_spelled(table: Table, field: tuple[str, ...]) -> tuple[str, ...]:
+    """To Spark's JSON, names that differ in case are others."""
+    for column in data_columns(table):
+        if column.name.lower() == field[0]:
+            return (column.name, *spelled_in(column.type, field[1:]))
+    raise Unsupported(f"it has no column {field[0]}")
 
 
 def check_by_spark(table: Table, storage: Storage, field: tuple[str, ...]) -> None:
@@ -160,7 +202,8 @@ def _index(table: Table, storage: Storage, field: tuple[str, ...]) -> int:
 
 
 def _letter(text: str) -> str:
-    """Hive writes a separator as itself or as its number (LazyUtils.getByte); of several letters the first counts."""
-    if text.lstrip("-").isdecimal() and -128 <= int(text) <= 127:
+    """Hive writes a separator as itself or as its number (LazyUtils.getByte); of several letters the first counts, and
+    of that one byte."""
+    if text.lstrip("+-").isdecimal() and -128 <= int(text) <= 127:
         return chr(int(text) % 256)
-    return text[:1]
+    return chr(ord(text[0]) & 0xFF) if text else ""
