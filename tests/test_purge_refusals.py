@@ -134,3 +134,30 @@ def test_white_lists_are_the_old_ones() -> None:
         True, True, False, True, True, False,
     ]  # fmt: skip
     assert WhiteList.parse("").has("any", "thing")
+
+
+def test_counts_of_the_table_and_words_for_what_cannot_be_written(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE n",
+        f"CREATE TABLE n.t (id BIGINT, v STRING) PARTITIONED BY (k INT) STORED AS TEXTFILE"
+        f" TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO n.t SELECT id, 'x', id % 2 FROM range(0, 200, 1, 1)",
+        "CREATE TABLE n.pattern (id STRING, v STRING) ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.RegexSerDe'"
+        f" WITH SERDEPROPERTIES ('input.regex'='([0-9]+) (.*)') STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
+    )
+    (Path(warehouse.home_of("n.pattern")) / "part-0").write_text("10 a\n11 b\n")
+    metastore = warehouse.metastore
+    table = metastore.table("n", "t")
+    counts = {"numRows": "200", "spark.sql.statistics.numRows": "200", "totalSize": "900", "numFiles": "2"}
+    parameters = {**table.parameters, **counts, "spark.sql.statistics.totalSize": "3"}
+    metastore.alter_table("n", "t", msgspec.structs.replace(table, parameters=parameters))
+
+    done = warehouse.purge(warehouse.root("counts"), warehouse.ids, "n")
+
+    pattern, counted = done.tables
+    assert counted.rows_erased == 10 and pattern.failed == 1
+    assert "found by a pattern" in pattern.units[0]["reason"]
+    after = metastore.table("n", "t").parameters
+    assert (after["numRows"], after["spark.sql.statistics.numRows"], after["numFiles"]) == ("190", "190", "2")
+    gone = sum(len(f"{each}\x01x\n") for each in range(0, 100, 10))
+    assert after["totalSize"] == str(900 - gone) and "spark.sql.statistics.totalSize" not in after

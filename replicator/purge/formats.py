@@ -22,7 +22,8 @@ _SERDES: dict[str, Kind] = {
     "JsonSerDe": "json", "AvroSerDe": "avro",
 }  # fmt: skip
 _PROVIDERS: dict[str, Kind] = {"parquet": "parquet", "orc": "orc", "csv": "csv", "json": "json"}
-_BY_SPARK = ("ColumnarSerDe", "LazyBinaryColumnarSerDe", "RegexSerDe")
+_BY_SPARK = ("ColumnarSerDe", "LazyBinaryColumnarSerDe")
+_WHY = {"RegexSerDe": ": its rows are found by a pattern, and nothing writes such: keep them in another format"}
 _TEXT_INPUT = "org.apache.hadoop.mapred.TextInputFormat"
 _SEQUENCE_INPUT = "org.apache.hadoop.mapred.SequenceFileInputFormat"
 _AVRO_SCHEMA = "avro.schema.literal"
@@ -78,7 +79,7 @@ def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str
     if kind is None and library in _BY_SPARK:
         kind = "spark"
     if kind is None:
-        raise Unsupported(f"files of {storage.serde.library} cannot be rewritten")
+        raise Unsupported(f"files of {storage.serde.library} cannot be rewritten{_WHY.get(library, '')}")
     if kind in ("text", "csv", "json") and storage.input_format not in (_TEXT_INPUT, _SEQUENCE_INPUT):
         kind = "spark"
     if kind == "spark":

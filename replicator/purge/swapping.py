@@ -156,11 +156,20 @@ def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[s
             metastore.drop_statistics(table.db, table.name, statistics.partition or "", column.column)
 
 
-def drop_table_extremes(metastore: Metastore, table: Table) -> None:
-    """Spark keeps statistics of a partitioned table's columns in the table's own properties."""
+def settle_table_statistics(metastore: Metastore, table: Table, rows: int, size: int) -> None:
+    """Of a partitioned table as a whole, in its own properties: extremes that Spark keeps go, and counts change by
+    `rows` and `size`, as its partitions' did; one that cannot be right goes. Not to be run twice for one purge."""
     current = metastore.table(table.db, table.name)
-    stale = [key for key in current.parameters if key.startswith(STATISTICS_OF_SPARK + "colStats.")]
-    if stale:
-        parameters = {key: value for key, value in current.parameters.items() if key not in stale}
+    changes = {"numRows": rows, "totalSize": size} if current.is_partitioned else {}
+    changes |= {STATISTICS_OF_SPARK + name: change for name, change in changes.items()}
+    parameters: dict[str, str] = {}
+    for key, value in current.parameters.items():
+        if key in changes:
+            counted = int(value) + changes[key] if value.isascii() and value.isdecimal() else -1
+            if counted >= 0:
+                parameters[key] = str(counted)
+        elif not key.startswith(STATISTICS_OF_SPARK + "colStats."):
+            parameters[key] = value
+    if parameters != current.parameters:
         parameters["transient_lastDdlTime"] = str(int(time.time()))
         metastore.alter_table(table.db, table.name, msgspec.structs.replace(current, parameters=parameters))

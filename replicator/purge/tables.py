@@ -34,7 +34,7 @@ from replicator.purge.proving import prove
 from replicator.purge.searching import look_at_all, searched
 from replicator.purge.staging import Staged, Staging, stage
 from replicator.purge.state import Run, RunDirectory, State, Unit
-from replicator.purge.swapping import drop_column_statistics, drop_table_extremes, flip, purged
+from replicator.purge.swapping import drop_column_statistics, flip, purged, settle_table_statistics
 
 BATCH = 100
 """Partitions that are written, compared and swapped together."""
@@ -116,7 +116,11 @@ class Work:
                 self._tell(done, exhausted)
         if not self.dry_run:
             if done.swapped:
-                drop_table_extremes(self.metastore, onboarded.table)
+                units = [unit for unit in self.directory.units().values() if unit.table == done.table]
+                units = [unit for unit in units if unit.state == "DONE"]
+                rows = -sum(unit.matched for unit in units)
+                size = sum(unit.bytes_after - unit.bytes for unit in units)
+                settle_table_statistics(self.metastore, onboarded.table, rows, size)
             self.run = msgspec.structs.replace(self.run, tables=(*self.run.tables, done.table))
             self.directory.write_run(self.run)
             store_for(self.root).remove_tree(join(self.directory.place, "found"))
