@@ -169,3 +169,15 @@ def test_quotes_and_escapes_are_those_of_the_reader(warehouse: Warehouse, name: 
         field = '[^"]*' if name == "wide" else f'({quoted}|[^";][^;]*|)'
         lines = [line for line in lines if re.fullmatch(f"{field}(;{field})*", line.decode())]
     compare(warehouse, name, f"(v STRING, id TYPE, z STRING) {CSV[name]}", "STRING", lines)
+
+
+def test_rows_that_only_resemble_an_id_stay_and_block_nothing(warehouse: Warehouse) -> None:
+    warehouse.sql(
+        "CREATE DATABASE w", "CREATE TABLE w.gone AS SELECT 7L AS id",
+        f"CREATE TABLE w.t (id BIGINT, v STRING) {DELIMITED} TBLPROPERTIES ({DESCRIPTOR})",
+    )  # fmt: skip
+    file = Path(warehouse.home_of("w.t")) / "part-0"
+    file.write_text("7.9;goes\n0_7;stays\n7 ;stays\n007;goes\n 7;stays\n8;stays\n")
+    done = warehouse.purge(warehouse.root("resembling"), "w.gone:id", "w.t")
+    assert (done.status, done.rows_erased) == ("done", 2), done.tables
+    assert (Path(warehouse.home_of("w.t")) / "part-0").read_text() == "0_7;stays\n7 ;stays\n 7;stays\n8;stays\n"
