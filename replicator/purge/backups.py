@@ -48,11 +48,12 @@ def backups(root: str) -> Iterator[Backup]:
 
 
 def recorded(backup: Backup) -> dict[str, FileState]:
-    """The files that a backup had when it was swapped out, by name."""
+    """The files that a backup had when it was swapped out, by name; but for those that nobody reads."""
     found: dict[str, FileState] = {}
     for table in backup.directory.files():
         fits = pc.and_(pc.equal(table["table"], backup.unit.table), pc.equal(table["partition"], backup.unit.partition))
-        rows = table.filter(fits).to_pylist()
+        unread = pc.and_(pc.equal(table["matched"], 0), pc.is_valid(table["checksum"]))
+        rows = table.filter(pc.and_not(fits, unread)).to_pylist()
         if rows:  # of a later try, which takes the place of one before
             found = {row["name"]: FileState(row["name"], row["size"], row["mtime_ns"], row["identity"]) for row in rows}
     return found

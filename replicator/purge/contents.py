@@ -17,11 +17,12 @@ from cmroot.place import join
 from replicator.purge.state import RunDirectory
 
 ERASED = "rows were erased from it"
+UNREAD = "it lay in a purged partition, and nobody has searched it"
 OLDER = "an older state of the table, which was not searched"
 
 
 class Content(msgspec.Struct, frozen=True):
-    """Bytes that must go. path: where they were seen last; why: ERASED or OLDER."""
+    """Bytes that must go. path: where they were seen last; why: ERASED, UNREAD or OLDER."""
 
     checksum: str
     size: int
@@ -36,15 +37,15 @@ class Content(msgspec.Struct, frozen=True):
 
 
 def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[Content]:
-    """Of the files that these runs have written anew, as they were before; only of partitions that were swapped."""
+    """Of the files that these runs have written anew, as they were before, and of those that nobody reads; only of
+    partitions that were swapped."""
     for directory in directories:
         swapped = {unit.key for unit in directory.units().values() if unit.backup}
         for table in directory.files():
-            rows = table.filter(pc.and_(pc.greater(table["matched"], 0), pc.is_valid(table["checksum"])))
-            for row in rows.to_pylist():
+            for row in table.filter(pc.is_valid(table["checksum"])).to_pylist():
                 if (row["table"], row["partition"]) in swapped:
-                    place = join(row["location"], row["name"])
-                    yield Content(row["checksum"], row["size"], row["table"], row["partition"], place, ERASED)
+                    place, why = join(row["location"], row["name"]), ERASED if row["matched"] else UNREAD
+                    yield Content(row["checksum"], row["size"], row["table"], row["partition"], place, why)
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ SWAPPED_FILES = pa.schema(
         ("size", pa.int64()),
         ("mtime_ns", pa.int64()),
         ("identity", pa.string()),
-        ("matched", pa.int64()),  # rows erased from it; 0: carried
-        ("checksum", pa.string()),  # of a rewritten file as it was; null of a carried one
+        ("matched", pa.int64()),  # rows erased from it; 0: carried, or read by nobody
+        ("checksum", pa.string()),  # of a rewritten file as it was, and of one that nobody reads; null of a carried one
     ]
 )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from cmroot.checksum import checksum_stream
 from cmroot.place import join, store_for
 from replicator.engine import AutoEngine
 from replicator.errors import Error, ObjectNotFound
@@ -292,6 +293,11 @@ class Work:
              "checksum": each.checksums.get(state.path_relative)}
             for each in staged for state in each.staging.look.files
         ]  # fmt: skip
+        rows += [
+            {"table": onboarded.name, "partition": each.staging.part.name, "location": each.staging.part.location,
+             "name": name, "matched": 0, **_content(join(each.staging.part.location, name))}
+            for each in staged for name in each.staging.look.passed_over
+        ]  # fmt: skip
         if rows:
             self.directory.write_files(rows)
 
@@ -348,3 +354,10 @@ def _figured(unit: Unit, staged: Staged) -> Unit:
 
 def at(unit: Unit, state: State, clock: Callable[[], float], **changes: Any) -> Unit:
     return msgspec.structs.replace(unit, state=state, time=clock(), **changes)
+
+
+def _content(place: str) -> dict[str, Any]:
+    """Of a file that is not taken along, as nobody reads it: a certificate has to find it."""
+    with store_for(place).open_read(place) as file:
+        checksum, size = checksum_stream(file)
+    return {"checksum": checksum, "size": size}
