@@ -56,6 +56,10 @@ HIVES = {"spark.sql.hive.convertMetastoreParquet": ("true", "false"),
          "spark.sql.hive.convertMetastoreOrc": ("true", "false")}  # fmt: skip
 OF_PARQUET = {
     "spark.sql.parquet.compression.codec": ("none", "snappy", "gzip", "zstd", "lz4_raw"),
+    "spark.sql.parquet.outputTimestampType": ("INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"),
+    "spark.sql.parquet.datetimeRebaseModeInWrite": ("CORRECTED", "LEGACY"),
+    "spark.sql.parquet.int96RebaseModeInWrite": ("CORRECTED", "LEGACY"),
+    "spark.sql.parquet.writeLegacyFormat": ("true", "false"),
 }
 OF_ORC = {"spark.sql.orc.compression.codec": ("none", "snappy", "zlib", "zstd", "lz4")}
 CODEC = "mapreduce.output.fileoutputformat.compress.codec"
@@ -64,7 +68,9 @@ OF_TEXT = {
     "mapreduce.output.fileoutputformat.compress.type": ("BLOCK", "RECORD"),
     CODEC: tuple(f"org.apache.hadoop.io.compress.{name}Codec" for name in ("Gzip", "BZip2", "Default")),
 }
-OF_BINARY = OF_TEXT | {CODEC: tuple(each.replace("Gzip", "Snappy") for each in OF_TEXT[CODEC])}
+OF_RECORDS = OF_TEXT | {CODEC: tuple(each.replace("Gzip", "Snappy") for each in OF_TEXT[CODEC])}
+OF_COLUMNS = OF_RECORDS | {CODEC: tuple(each for each in OF_RECORDS[CODEC] if "BZip2" not in each)}
+"""Hive's reader of RCFile loses values that bzip2 has packed."""
 FORMATS = {
     "parquet": Format("STORED AS PARQUET", ALL, PARQUET, conf=OF_PARQUET | HIVES),
     "parquet_of_spark": Format("USING parquet", ALL, PARQUET, conf=OF_PARQUET),
@@ -80,12 +86,13 @@ FORMATS = {
                            (writers.csv_of_python,), {"separator": ";", "header": "yes"}),
     "json": Format("USING json", ALL, (writers.json_of_python,)),
     "avro": Format("STORED AS AVRO", ALL, (writers.avro_of_python,)),
-    "sequence": Format("STORED AS SEQUENCEFILE", ALL, conf=OF_BINARY),
-    "rcfile": Format("STORED AS RCFILE", ALL, conf=OF_BINARY),
+    "sequence": Format("STORED AS SEQUENCEFILE", ALL, conf=OF_RECORDS),
+    "rcfile": Format("STORED AS RCFILE", ALL, conf=OF_COLUMNS),
     "rcfile_of_text": Format(
-        "ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.columnar.ColumnarSerDe' STORED AS RCFILE", ALL, conf=OF_BINARY
+        "ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.columnar.ColumnarSerDe' STORED AS RCFILE", ALL, conf=OF_COLUMNS
     ),
 }  # fmt: skip
+UNDESCRIBED = "without_descriptor"
 MIXED = ("parquet", "orc", "text_of_hive", "avro")
 """Formats that partitions of one table may have together."""
 
@@ -101,14 +108,15 @@ class Made:
 
 
 class World:
-    """One database below `place`. `unsearched`: marks of rows in files that no purge reads, and the partition."""
+    """One database below `place`. going: marks of the rows that have an id, as Spark reads them; unsearched: those of
+    people who are to go in files that no purge reads, and the partition."""
 
     def __init__(self, warehouse: Warehouse, place: Path, db: str, seed: int, tables: int) -> None:
         self.warehouse, self.random, self.place, self.db = warehouse, Random(seed), place, db
         self.done = [f"PURGE_SEED={seed}"]
         self.gone = self.random.sample(range(PEOPLE), GONE)
         self.made: dict[str, Made] = {}
-        self.unsearched: dict[str, str] = {}
+        self.going, self.unsearched = set[str](), dict[str, str]()
         self.numbers = 0
         ids = ", ".join(f"({person})" for person in self.gone)
         warehouse.sql(
@@ -119,6 +127,8 @@ class World:
         self.settings(PLAIN)
         for name in self.random.sample(sorted(FORMATS), tables):
             self.table(name)
+        if self.chance(0.3):
+            self._undescribed()
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
@@ -168,6 +178,12 @@ class World:
         kind = "EXTERNAL " if place and not format_.is_sparks else ""
         location = f" LOCATION '{place}'" if place else ""
         self.run(f"CREATE {kind}TABLE {self.db}.{name} {told}{middle}{location} TBLPROPERTIES ({DESCRIPTOR})")
+
+    def _undescribed(self) -> None:
+        mark = writers.marker(self.gone[0], self.random)
+        self.run(f"CREATE TABLE {self.db}.{UNDESCRIBED} (id BIGINT, v STRING)")
+        self.run(f"INSERT INTO {self.db}.{UNDESCRIBED} VALUES ({self.gone[0]}, '{mark}')")
+        self.unsearched[mark] = UNDESCRIBED
 
     def _partition(self, name: str, values: dict[str, object]) -> None:
         self.numbers += 1
@@ -230,7 +246,8 @@ class World:
         paths = sorted(path for path in home.iterdir() if path.is_file() and path.name[0] not in "._")
         path = self.random.choice(paths)
         if unsearched:
-            self.unsearched |= dict.fromkeys(MARK.findall(" ".join(rows_of(path))), unsearched.rstrip("/"))
+            marks = (mark for mark in MARK.findall(" ".join(rows_of(path))) if person_of(mark) in self.gone)
+            self.unsearched |= dict.fromkeys(marks, unsearched.rstrip("/"))
         (home / below).mkdir(parents=True, exist_ok=True)
         self.done.append(f"{path} -> {below} unsearched={unsearched}")
         path.rename(home / below / path.name)
@@ -252,20 +269,21 @@ class World:
 
     def by_spark(self) -> dict[str, Counter[str]]:
         """By table, as Spark says them."""
-        found = {}
+        found, gone = {}, set(map(str, self.gone))
         for name, made in self.made.items():
             hives = made.deep and not made.format.is_sparks
             self.settings({"spark.sql.session.timeZone": "UTC", **(DEEP if hives else PLAIN)})
-            found[name] = Counter(map(said, self.warehouse.rows(f"{self.db}.{name}")))
+            rows = self.warehouse.rows(f"{self.db}.{name}")
+            found[name] = Counter(map(said, rows))
+            self.going.update(row[1] for row in rows if str(row[0]) in gone)
         return found
 
     def stays(self, row: str) -> bool:
-        return not any(mark.split("-")[1] in map(str, self.gone) and mark not in self.unsearched
-                       for mark in MARK.findall(row))  # fmt: skip
+        return self.going.isdisjoint(MARK.findall(row))
 
     def unread(self) -> set[str]:
         """Partitions where files lie now that no purge reads."""
-        found = set()
+        found = {f"{self.db}.{UNDESCRIBED}"} & {f"{self.db}.{table}" for table in self.unsearched.values()}
         for table, made in self.made.items():
             for part, home in self.homes(table).items():
                 for path in (path for path in home.rglob("*") if path.is_file() and path.suffix != ".crc"):
@@ -274,6 +292,11 @@ class World:
                     if hidden or (len(below) > 1 and made.format.is_sparks):
                         found.add(f"{self.db}.{table}/{part}".rstrip("/"))
         return found
+
+
+def person_of(mark: str) -> int | None:
+    text = mark.split("-")[1]
+    return int(text) if text.isdecimal() else None
 
 
 def spec(values: dict[str, object]) -> str:

@@ -75,7 +75,7 @@ def _value(random: Random, name: str) -> Any:
         case "c":
             return Decimal(number).scaleb(-4)
         case "d":
-            return date(1600, 1, 1) + timedelta(random.randrange(250_000))
+            return date(1400, 1, 1) + timedelta(random.randrange(300_000))
         case "t":
             return datetime(1901, 1, 1, tzinfo=UTC) + timedelta(seconds=random.randrange(6_000_000_000))
         case "w":
@@ -184,7 +184,7 @@ def text_of_python(place: Path, table: pa.Table, random: Random, options: Mappin
             return "\x02".join(f"{key}\x03{each}" for key, each in value)
         return said(value, 2)
 
-    rows = (separator.join(cell(*each) for each in row.items()) for row in table.to_pylist())
+    rows = (separator.join(cell(*each) for each in row.items()) for row in _oddly(table.to_pylist(), random))
     return _packed(place, "".join(f"{row}\n" for row in rows), random)
 
 
@@ -197,18 +197,30 @@ def csv_of_python(place: Path, table: pa.Table, random: Random, options: Mapping
     )  # fmt: skip
     if options.get("header"):
         writer.writerow(table.column_names)
-    for row in table.to_pylist():
+    for row in _oddly(table.to_pylist(), random):
         writer.writerow(["" if each is None else _plain(each) for each in row.values()])
     return _packed(place, text.getvalue(), random)
 
 
 def json_of_python(place: Path, table: pa.Table, random: Random, options: Mapping[str, str]) -> Path:
     lines = []
-    for row in table.to_pylist(maps_as_pydicts="strict"):
+    for row in _oddly(table.to_pylist(maps_as_pydicts="strict"), random):
         items = [(key, value) for key, value in row.items() if value is not None or random.random() < 0.5]
         random.shuffle(items)
         lines.append(json.dumps(dict(items), default=_number_or_text, ensure_ascii=random.random() < 0.5))
     return _packed(place, "".join(f"{line}\n" for line in lines), random)
+
+
+ODD = (" {}", "{} ", "{}.9", "0{}", "+{}", "0_{}", "{}.0", "{}e0", "\u0663{}", "'{}'")
+"""What resembles an id; readers say whether it is one."""
+
+
+def _oddly(rows: list[dict[str, Any]], random: Random) -> list[dict[str, Any]]:
+    for row in rows:
+        if row["id"] is not None and random.random() < 0.1:
+            row["id"] = random.choice(ODD).format(row["id"])
+            row["v"] = row["v"].replace("person-", "person-odd")
+    return rows
 
 
 def _number_or_text(value: Any) -> Any:

@@ -21,7 +21,8 @@ from replicator.metastore.thrift import connect
 from replicator.model import Partition
 from replicator.purge.certify import Certificate, Replica, certify
 from replicator.purge.onboarding import WhiteList
-from replicator.purge.options import PurgeOptions
+from replicator.purge.options import PurgeOptions, RetainOptions
+from replicator.purge.retain import retain
 from replicator.purge.run import described
 
 NAME = b"member-of-the-club-40"
@@ -121,6 +122,31 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
         path.write_bytes(body)
     found = certify(warehouse.metastore, root, asked, **hours)
     assert found.status == "remaining" and {each["path"] for each in found.holding} == {str(path) for path in left}
+
+
+def test_what_nobody_read_of_a_purged_partition_is_not_certified_until_it_is_gone(
+    warehouse: Warehouse, tmp_path: Path
+) -> None:
+    warehouse.sql(
+        f"CREATE DATABASE unread LOCATION '{tmp_path}/unread.db'",
+        f"CREATE TABLE unread.t (id BIGINT, v STRING) STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO unread.t SELECT /*+ COALESCE(1) */ id, concat('unread-', id) FROM range(0, 50)",
+    )
+    home = tmp_path / "unread.db" / "t" / "_temporary"
+    home.mkdir()
+    (home / "part-0").write_bytes(b"40\x01unread-40, of a job that did not end\n")
+    root = warehouse.root("unread")
+    done = warehouse.purge(root, warehouse.ids, "unread")
+    assert [gap["table"] for gap in done.gaps] == ["unread.t"] and done.rows_erased == 5
+    hours = {"readers": timedelta(0), "engines": warehouse.engines}
+    everything = RetainOptions(0, timedelta(0), timedelta(0), timedelta(0))
+    assert retain(warehouse.metastore, root, everything, engines=warehouse.engines).status == "done"
+    asked = PurgeOptions(warehouse.ids, "unread", "privacy.column")
+    found = certify(warehouse.metastore, root, asked, **hours)
+    kept = [each for each in found.holding if "nobody has searched it" in each["why"]]
+    assert found.status == "remaining" and [each["what"] for each in kept] == ["$cmroot"]
+    assert certify(warehouse.metastore, root, asked, expedited=True, **hours).status == "certified"
+    assert not files_with(Path(root.place), b"unread-40")
 
 
 def test_gaps_are_not_certified_and_the_certificate_is_written(

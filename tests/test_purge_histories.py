@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from policies import Replication
 from purge_readers import texts_of
-from purge_worlds import MARK, World
+from purge_worlds import MARK, World, person_of
 from purges import Warehouse
 
 from cmroot.root import ChangeRoot, create_or_open
@@ -48,7 +48,11 @@ def test_what_stays_is_as_it_was_and_what_went_is_nowhere(
     for each in replicas:
         each.sync()
     spark, files, gaps = world.by_spark(), world.by_files(), world.unread()
-    assert held(world, tmp_path), about
+    in_files = {mark for rows in files.values() for row in rows for mark in MARK.findall(row)}
+    assert world.going and {mark for mark in in_files if person_of(mark) in world.gone} <= (
+        world.going | set(world.unsearched)
+    ), about
+    assert set().union(*held(world, tmp_path).values()) == world.going | set(world.unsearched), about
 
     done = warehouse.purge(root, world.ids, world.db)
 
@@ -74,13 +78,12 @@ def changed(world: World, before: Counter[str], after: Counter[str]) -> tuple[Co
     return staying - after, after - staying
 
 
-def held(world: World, place: Path) -> dict[Path, list[str]]:
-    """Marks of people who are to go, by each file of any table, root or none."""
-    gone, found = set(map(str, world.gone)), {}
+def held(world: World, place: Path) -> dict[Path, set[str]]:
+    """Marks of rows that are to go, and of unsearched ones, by each file of any table, root or none."""
+    sought, found = world.going | set(world.unsearched), {}
     for path in (path for path in place.rglob("*") if path.is_file()):
-        marks = {mark for text in texts_of(path) for mark in MARK.findall(text) if mark.split("-")[1] in gone}
-        if marks:
-            found[path] = sorted(marks)
+        if marks := sought.intersection(mark for text in texts_of(path) for mark in MARK.findall(text)):
+            found[path] = marks
     return found
 
 
