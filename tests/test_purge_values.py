@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from purges import Warehouse
+from purges import DESCRIPTOR, Warehouse
 
 from replicator.metastore.embedded import Running
 from replicator.purge.fields import identify
