@@ -402,8 +402,12 @@ def test_people_see_a_dump_line_by_line(source_metastore: Running, capsys: pytes
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """In a shell's background, where the tests may run, SIGINT is ignored; not so in the command."""
     command = [sys.executable, "-m", "replicator.cli.main", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

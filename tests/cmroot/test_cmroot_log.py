@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -357,13 +356,12 @@ def test_one_line_does_not_fill_the_memory(tmp_path: Path) -> None:
     """A small file may unpack to anything; the reader says which line of which file it is."""
     bomb(tmp_path / "long", 400, before=b"{}\n{}\n")
     assert (tmp_path / "long" / "0.gz").stat().st_size < 1 << 20
-    began = time.monotonic()
     read = subprocess.run(
         [sys.executable, "-c", _READ, str(tmp_path / "long")], capture_output=True, text=True, check=True
     )
     said, kibibytes = read.stdout.splitlines()
     assert f"{tmp_path}/long/0.gz: line 3 is longer than {LINE_BYTES >> 20} MiB" in said
-    assert int(kibibytes) << 10 < 2 * LINE_BYTES and time.monotonic() - began < 30
+    assert int(kibibytes) << 10 < 2 * LINE_BYTES
 
 
 def test_the_longest_line_of_a_real_metastore_is_read(tmp_path: Path) -> None:
