@@ -96,3 +96,19 @@ def test_what_a_search_does_not_read_is_named(warehouse: Warehouse) -> None:
     assert {gap["table"] for gap in done.gaps} == {"unread.t/k=1", "unread.t/k=2", "unread.t/k=3"}
     assert "sub-directories" in done.gaps[0]["reason"] and "no reader" in done.gaps[1]["reason"]
     assert done.rows_erased == 5
+
+
+def test_files_of_which_readers_miss_rows_are_named(warehouse: Warehouse) -> None:
+    """Hive's reader of RCFiles finds none in one that is packed with bzip2."""
+    warehouse.sql(
+        "CREATE DATABASE missed",
+        f"CREATE TABLE missed.t (id BIGINT, v STRING) STORED AS RCFILE TBLPROPERTIES ({DESCRIPTOR})",
+        "SET hive.exec.compress.output=true",
+        "SET mapreduce.output.fileoutputformat.compress.codec=org.apache.hadoop.io.compress.BZip2Codec",
+        "INSERT INTO missed.t SELECT /*+ COALESCE(1) */ id, 'v' FROM range(0, 12)",
+        "RESET hive.exec.compress.output",
+        "RESET mapreduce.output.fileoutputformat.compress.codec",
+    )
+    assert warehouse.rows("missed.t") == []
+    done = warehouse.purge(warehouse.root("missed"), warehouse.ids, "missed")
+    assert [gap["table"] for gap in done.gaps] == ["missed.t"] and "bzip2" in done.gaps[0]["reason"]

@@ -22,7 +22,7 @@ TOLD = 100
 def look_at_all(engines: AutoEngine, parts: Sequence[Part]) -> dict[str, Looked]:
     """What lies at each location. To be asked before a search, so that a change that comes after is noticed."""
     engine = engines.for_work(len(parts))
-    tasks = looks_tasks(part.location for part in parts)
+    tasks = looks_tasks(parts)
     return {each.location: each for answer in engine.run(run_looks_task, tasks) for each in answer}
 
 
@@ -51,6 +51,8 @@ def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, de
         reasons = []
         if each.nested and not deep:
             reasons.append(f"files in sub-directories, such as {each.nested}")
+        if each.misread:
+            reasons.append(f"RCFiles packed with bzip2, of which Hive's reader misses rows, such as {each.misread}")
         if each.unread:
             reasons.append(f"files that no reader takes for rows: {each.unread}")
         if reasons:
