@@ -24,6 +24,10 @@ TESTS = {
     "cmroot": ["tests/cmroot"],
     "replicator/load": ["tests/test_squash.py", "tests/test_copy_task.py", "tests/test_replay.py",
                         "tests/test_publish.py", "tests/test_geometry.py", "tests/test_bad_input.py"],
+    "replicator/purge": ["tests/test_purge_avro.py", "tests/test_purge_blocks.py", "tests/test_purge_sequence.py",
+                         "tests/test_purge_rewriting.py", "tests/test_purge_footers.py", "tests/test_purge_orc.py",
+                         "tests/test_purge_text.py", "tests/test_purge_values.py", "tests/test_purge_places.py",
+                         "tests/test_purge_proof.py", "tests/test_purge_everywhere.py", "tests/test_purge.py"],
     "replicator/gateway": ["tests/test_gateway_messages.py", "tests/test_gateway.py", "tests/test_gateway_faults.py"],
 }  # fmt: skip
 """Which tests are to kill the mutants of a package; the nearest to the module are asked first."""
