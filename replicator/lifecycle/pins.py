@@ -49,7 +49,7 @@ class Pinned:
 class SlotState:
     """A slot, and how far it is behind the log's end. `lag_seconds`: from its position's time to the log's newest;
     `age_seconds`: since it last confirmed. `held`: entries and bytes that the source has not any more and this slot
-    needs; `alone_*`: those that no other pin needs. None: not asked."""
+    needs; `alone_*`: those that no other pin needs. None: not asked. `scopes`: as in `cmroot.pins.Slot`."""
 
     name: str
     position: int
@@ -64,6 +64,7 @@ class SlotState:
     lag_seconds: int | None
     age_seconds: int
     held: dict[str, Any] | None = None
+    scopes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
