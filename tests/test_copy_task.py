@@ -121,3 +121,14 @@ def test_copies_have_the_mode_and_owner_of_what_was_copied(tmp_path: Path) -> No
     create_or_open(root)
     kept = CopyKeeper(root).keep(str(source / "part-0"))
     assert stat.S_IMODE(os.stat(locate(root, kept.checksum, kept.size)).st_mode) == 0o600
+
+
+def test_a_file_that_is_replaced_goes_to_the_targets_root(tmp_path: Path) -> None:
+    part = bucket(tmp_path, 1)
+    target = tmp_path / "target" / "db.db" / "t" / "part-0"
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"what a writer of the target put here")
+    assert run_copy_task(task(tmp_path, part, 0, 1)).copied == 1 and target.read_bytes() == b"content 0"
+    had = xxhash.xxh3_128_hexdigest(b"what a writer of the target put here")
+    kept = Path(locate(f"{tmp_path}/target-kept", had, 36))
+    assert kept.read_bytes() == b"what a writer of the target put here"
