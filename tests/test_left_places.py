@@ -159,6 +159,17 @@ def test_an_external_partition_that_is_renamed_and_lies_elsewhere_leaves_nothing
     assert outside_root(pair) == set()
 
 
+def test_an_external_table_that_is_dropped_where_it_lies_leaves_its_data(pair: Replication) -> None:
+    a = pair.db("a")
+    a.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
+    sync(pair)
+    had = outside_root(pair)
+    a.metastore.drop_table(a.name, "t")
+    sync(pair)
+    pair.is_same()
+    assert len(had) == 1 and outside_root(pair) == had
+
+
 def test_what_is_dropped_after_it_left_its_place_leaves_nothing(pair: Replication) -> None:
     a = pair.db("a")
     a.table("t", {"one": OLD.decode()}, kind=EXTERNAL)
