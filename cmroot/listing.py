@@ -157,7 +157,7 @@ def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
         seen.add((status.st_dev, status.st_ino))
         whole = _readable(found) if relative == LOG else found
         identity = f"{status.st_ino}:{status.st_ctime_ns}"
-        # Else it is to be listed again; so is one with strange names, that they are told each time.
+        # Else it is to be listed again; so is one with strange names, to tell them each time.
         proved = len(whole) == len(found) and not strange
         changed_ns = status.st_mtime_ns if proved else listed_ns
         directories.append(DirectoryState(relative, changed_ns, listed_ns, identity))

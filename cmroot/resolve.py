@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import posixpath
+import stat
 
 from cmroot.errors import Protected
-from cmroot.place import is_local, local_path, normal, raise_named, split_authority
+from cmroot.place import is_local, local_path, normal, raise_named, split_authority, status_of
 
 
 def resolved(place: str) -> str:
@@ -29,7 +30,8 @@ def resolved(place: str) -> str:
             found = os.path.normpath(os.path.join(os.path.realpath(path, strict=True), missing))
             return resolved(found) if ".." in missing.split("/") else found  # what `..` came back to may be a link
         except (FileNotFoundError, NotADirectoryError):
-            if os.path.islink(path):  # it leads to a place that is missing
+            status = status_of(path, follow=False)
+            if status is not None and stat.S_ISLNK(status.st_mode):  # it leads to a place that is missing
                 path = os.path.join(os.path.dirname(path), os.readlink(path))
             else:
                 path, name = os.path.split(path)

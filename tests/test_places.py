@@ -19,6 +19,7 @@ from cmroot.place import split_authority
 from cmroot.resolve import folded, resolved
 from replicator.errors import Refused
 from replicator.load.placement import Placement
+from replicator.load.work import is_one_file
 
 HOME, TARGET, EXTERNAL, MAPPED = "/src/shop.db", "/dst/copy.db", "/dst/external", "/mapped/here"
 ROOT = "/dst/.cmroot"
@@ -111,3 +112,10 @@ def test_entries_are_looked_at_as_single_names_are(paths: list[str]) -> None:
     except FormatError as error:
         first = next(path for path in paths if not is_below(path))
         assert "bucket" in error.message and repr(first) in error.message
+
+
+def test_a_place_of_which_the_store_cannot_tell_is_not_taken_for_no_file(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with pytest.raises(OSError):
+        is_one_file(str(tmp_path / "circle"))
+    assert not is_one_file(str(tmp_path / "none")) and not is_one_file(str(tmp_path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -332,9 +333,11 @@ def make_directory(location: str) -> None:
 
 
 def is_one_file(location: str) -> bool:
-    """Whether a location is the file that is all of a table. An object of no bytes may be a directory's mark."""
+    """Whether a location is the file that is all of a table. An object of no bytes may be a directory's mark. Raises
+    as `status_of` where the store cannot tell."""
     if is_local(location):
-        return os.path.isfile(local_path(location))
+        status = status_of(local_path(location))
+        return status is not None and stat.S_ISREG(status.st_mode)
     with contextlib.suppress(FileNotFoundError):
         return file_state(location).size > 0
     return False
