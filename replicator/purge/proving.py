@@ -31,8 +31,10 @@ read them twice takes about as long as to write them."""
 FEW = 4
 """Files of a partition that are read one by one through its serde; of more, the directory is."""
 
-Digest = tuple[int, int]
-"""Rows, and the sum of their hashes."""
+Digest = tuple[int, int, int]
+"""Rows, and the sums of the low and of the high halves of their hashes."""
+
+NOTHING = (0, 0, 0)
 
 _SETTINGS = {
     "spark.sql.legacy.parquet.nanosAsLong": "true",
@@ -63,10 +65,9 @@ def prove(session: Any, onboarded: Onboarded, several: Sequence[Staging]) -> dic
         before, after = (_union(_frames(session, onboarded, several, chosen, new=new)) for new in (False, True))
         staying = before.join(session.table(matching.KEYS), "key", "left_anti")
         rows = _summed(staying).union(_summed(after)).collect()
-    for file, escaped, count, total in rows:
+    for file, escaped, *digest in rows:
         place = place_of(file, escaped=escaped)
-        rows_before, sum_before = found.get(place, (0, 0))
-        found[place] = rows_before + count, sum_before + int(total)
+        found[place] = _plus(found.get(place, NOTHING), digest)
     return {each.part.name: _judged(each, chosen[each.part.name], found) for each in several}
 
 
@@ -88,7 +89,7 @@ def _judged(staging: Staging, names: Sequence[str], found: dict[str, Digest]) ->
         same = _below(found, old) == _below(found, new)
         return Proved(len(names), "" if same else "Spark reads other rows in the new directory than were to stay")
     for name in names:
-        before, after = (found.get(normal(join(home, name)), (0, 0)) for home in (old, new))
+        before, after = (found.get(normal(join(home, name)), NOTHING) for home in (old, new))
         if before != after:
             told = f"{before[0]:,} rows were to stay" if before[0] != after[0] else "a row that was to stay was changed"
             return Proved(len(names), f"{name}: {told}, and Spark reads {after[0]:,}")
@@ -96,8 +97,11 @@ def _judged(staging: Staging, names: Sequence[str], found: dict[str, Digest]) ->
 
 
 def _below(found: dict[str, Digest], place: str) -> Digest:
-    inside = [digest for file, digest in found.items() if is_below(file, [place])]
-    return sum(count for count, _ in inside), sum(total for _, total in inside)
+    return reduce(_plus, (digest for file, digest in found.items() if is_below(file, [place])), NOTHING)
+
+
+def _plus(one: Digest, other: Sequence[int]) -> Digest:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
 # ---- what Spark reads ---------------------------------------------------------------------------------------------
@@ -193,9 +197,11 @@ def _union(frames: Iterator[Any]) -> Any:
 
 
 def _summed(frame: Any) -> Any:
+    """Halves of a hash are summed apart, as no column of rows makes those overflow; decimals take Spark ten times as
+    long."""
     return (
-        frame.selectExpr("file", "escaped", "CAST(hash AS DECIMAL(20, 0)) AS hash")
+        frame.selectExpr("file", "escaped", "hash & 4294967295 AS low", "shiftrightunsigned(hash, 32) AS high")
         .groupBy("file", "escaped")
-        .agg({"*": "count", "hash": "sum"})
-        .selectExpr("file", "escaped", "`count(1)` AS rows", "`sum(hash)` AS total")
+        .agg({"*": "count", "low": "sum", "high": "sum"})
+        .selectExpr("file", "escaped", "`count(1)` AS rows", "`sum(low)` AS low", "`sum(high)` AS high")
     )
