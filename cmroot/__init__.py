@@ -1,0 +1,1 @@
+"""The change-management root: bytes that sources let go, and the captured log. Stands alone."""

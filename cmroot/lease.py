@@ -23,8 +23,18 @@ from typing import Protocol, Self
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError, LeaseHeld, NotWritable
-from cmroot.listing import file_state
-from cmroot.place import LocalStore, Store, aside_name, is_local, join, local_path, naming, store_for, sync_directory
+from cmroot.store.listing import file_state
+from cmroot.store.place import (
+    LocalStore,
+    Store,
+    aside_name,
+    is_local,
+    join,
+    local_path,
+    naming,
+    store_for,
+    sync_directory,
+)
 
 TTL = timedelta(seconds=60)
 """How long an object-store lease holds without renewal; it is renewed at a third of this."""

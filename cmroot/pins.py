@@ -17,8 +17,8 @@ import msgspec
 import xxhash
 
 from cmroot.errors import FormatError, PinError
-from cmroot.place import Store, join, store_for
 from cmroot.root import guard_names
+from cmroot.store.place import Store, join, store_for
 
 VERSION = 1
 

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cmroot.place import join, normal, store_for
 from cmroot.root import FORMAT, ChangeRoot, create_or_open, open_existing, refuse_other
+from cmroot.store.place import join, normal, store_for
 
 
 @contextmanager

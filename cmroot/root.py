@@ -10,7 +10,7 @@ import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError, NotWritable
 from cmroot.names import check_id
-from cmroot.place import is_directory, is_local, join, local_path, make_private, normal, store_for
+from cmroot.store.place import is_directory, is_local, join, local_path, make_private, normal, store_for
 
 FORMAT = "FORMAT"
 VERSION = 1

@@ -10,14 +10,13 @@ from typing import Any
 
 __version__ = "0.1.0"
 _FUNCTIONS = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "engines", "plan",
-              "apply", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
-_CALLABLE_PACKAGES = ("dump", "load", "sync")  # packages that are called like the functions of the same name
+              "apply", "dump", "load", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
 _MODULES = ("cm", "lives")  # functions of groups of commands
 
 
 def __getattr__(name: str) -> Any:
     if name in _FUNCTIONS:
         return getattr(import_module("replicator.api"), name)
-    if name in _CALLABLE_PACKAGES or name in _MODULES:
+    if name in _MODULES:
         return import_module(f"replicator.{name}")
     raise AttributeError(f"module 'replicator' has no attribute {name!r}")

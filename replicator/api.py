@@ -21,60 +21,60 @@ from pathlib import Path
 from typing import Any
 
 from cmroot.root import create_or_open, open_existing
-from replicator.config import read_config
-from replicator.dump.dump import Dumped, write_dump
-from replicator.dump.signing import read_keys
-from replicator.dump.slots import confirmed
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.captures.capture import capture as _capture
+from replicator.captures.recording import Captured
+from replicator.checks.check import Checked, impatient
+from replicator.checks.check import check as _check
+from replicator.compare.repair import Repaired, RepairOptions
+from replicator.compare.repair import repair as _repair
+from replicator.compare.sampling import Budget, Sampled, memory_of
+from replicator.compare.sampling import verify_sample as _verify_sample
+from replicator.compare.verify import Level, Verified
+from replicator.compare.verify import verify as _verify
+from replicator.core.config import read_config
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.progress import Progress, Silent
+from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.drills.drill import DrillOptions
+from replicator.drills.drill import drill as _drill
+from replicator.drills.drill_record import Drill
+from replicator.drills.queries import Asking, spark_on
+from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps.signing import read_keys
+from replicator.dumps.slots import confirmed
 from replicator.errors import UsageError
-from replicator.events.capture import capture as _capture
-from replicator.events.recording import Captured
 from replicator.events.scope import Patterns
-from replicator.lifecycle.plan import RestoreOptions
-from replicator.lifecycle.restore import Restored
-from replicator.lifecycle.restore import restore as _restore
-from replicator.load.brake import BRAKE, Brake
-from replicator.load.load import Loaded
-from replicator.load.load import load as _load
-from replicator.load.placement import parse_pairs, parse_renames
-from replicator.load.planning import LoadOptions
 from replicator.metastore.client import Metastore
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.progress import Progress, Silent
-from replicator.sync.check import Checked, impatient
-from replicator.sync.check import check as _check
-from replicator.sync.drill import DrillOptions
-from replicator.sync.drill import drill as _drill
-from replicator.sync.drill_queries import Asking, spark_on
-from replicator.sync.drill_record import Drill
-from replicator.sync.failback import FailbackOptions
-from replicator.sync.failback import failback as _failback
-from replicator.sync.failover import FailoverOptions
-from replicator.sync.failover import failover as _failover
-from replicator.sync.lag import Lag
-from replicator.sync.lag import lag as _lag
-from replicator.sync.plan import SyncPlan
-from replicator.sync.plan import apply as _apply
-from replicator.sync.plan import make as _plan
-from replicator.sync.repair import Repaired, RepairOptions
-from replicator.sync.repair import repair as _repair
-from replicator.sync.roles import epochs_to_dump
-from replicator.sync.run import SyncRun, sync_once
-from replicator.sync.sampling import Budget, Sampled, memory_of
-from replicator.sync.sampling import verify_sample as _verify_sample
-from replicator.sync.status import Status
-from replicator.sync.status import status as _status
-from replicator.sync.steps import SyncOptions
-from replicator.sync.switchover import abort as _abort
-from replicator.sync.switchover import switchover as _switchover
-from replicator.sync.switchover_steps import SwitchoverOptions
-from replicator.sync.turn import Sides, Turned
-from replicator.sync.verify import Level, Verified
-from replicator.sync.verify import verify as _verify
-from replicator.sync.wait import Goal, Waited
-from replicator.sync.wait import wait as _wait
-from replicator.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.pitr.plan import RestoreOptions
+from replicator.pitr.restore import Restored
+from replicator.pitr.restore import restore as _restore
+from replicator.policies.lag import Lag
+from replicator.policies.lag import lag as _lag
+from replicator.policies.plan import SyncPlan
+from replicator.policies.plan import apply as _apply
+from replicator.policies.plan import make as _plan
+from replicator.policies.roles import epochs_to_dump
+from replicator.policies.run import SyncRun, sync_once
+from replicator.policies.status import Status
+from replicator.policies.status import status as _status
+from replicator.policies.steps import SyncOptions
+from replicator.policies.wait import Goal, Waited
+from replicator.policies.wait import wait as _wait
+from replicator.replay.apply.brake import BRAKE, Brake
+from replicator.replay.apply.load import Loaded
+from replicator.replay.apply.load import load as _load
+from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.places.placement import parse_pairs, parse_renames
+from replicator.turnover.failback import FailbackOptions
+from replicator.turnover.failback import failback as _failback
+from replicator.turnover.failover import FailoverOptions
+from replicator.turnover.failover import failover as _failover
+from replicator.turnover.switchover import abort as _abort
+from replicator.turnover.switchover import switchover as _switchover
+from replicator.turnover.switchover_steps import SwitchoverOptions
+from replicator.turnover.turn import Sides, Turned
 
 EngineGiven = AutoEngine | str | None
 """auto, local, spark; or engines that the caller has opened."""
@@ -110,7 +110,7 @@ def capture(
     engine: EngineGiven = None, spark: Any = None,
     progress: Progress | None = None,
 ) -> Captured:  # fmt: skip
-    """Brings the captured log of `cmroot` up to now; see replicator.events.capture.capture."""
+    """Brings the captured log of `cmroot` up to now; see replicator.captures.capture.capture."""
     with given_engine(engine, spark) as work, connect(source) as metastore:
         return _capture(
             metastore, create_or_open(cmroot), databases=names(db), everything=all_databases, scan=scan,
@@ -125,7 +125,7 @@ def dump(
     empty: Sequence[str] = (), allow_replica: bool = False, draining: bool = False, formats: FormatChoice = SUPPORTED,
     engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None, key_file: str | None = None,
 ) -> Dumped:  # fmt: skip
-    """Captures, then writes a dump into `out`; see replicator.dump.dump.write_dump.
+    """Captures, then writes a dump into `out`; see replicator.dumps.dump.write_dump.
 
     Raises Refused for a replica (unless `allow_replica`) and a fenced database (unless `draining`: its last changes are
     fetched by who fenced it). Roles are not known, and not asked for, without `capture_first`."""
@@ -159,7 +159,7 @@ def load(
     formats: FormatChoice = SUPPORTED, engine: EngineGiven = None, spark: Any = None,
     progress: Progress | None = None, key_file: str | None = None, take_over: bool = False,
 ) -> Loaded:  # fmt: skip
-    """Replays a dump on a target; `rename_db` and `map_location` are "A=B" texts. See replicator.load.load.load."""
+    """Replays a dump on a target; `rename_db` and `map_location` are "A=B" texts; see replicator.replay.apply.load."""
     options = LoadOptions(
         warehouse=warehouse, cmroot=cmroot, rename=parse_renames(rename_db),
         map_locations=parse_pairs(map_location, "--map-location"), external=external_base, overwrite=overwrite,
@@ -177,7 +177,7 @@ def restore(
     engine: EngineGiven = None, spark: Any = None,
     progress: Progress | None = None,
 ) -> Restored:  # fmt: skip
-    """Makes a database or tables as they were at an event or time; see replicator.lifecycle.restore.restore."""
+    """Makes a database or tables as they were at an event or time; see replicator.pitr.restore.restore."""
     options = RestoreOptions(
         db=db.lower(), to=str(to), tables=names(table), into=into, warehouse=warehouse, cmroot=target_cmroot,
         force=force, allow_missing=allow_missing, scratch=scratch, jobs=jobs, formats=formats,
@@ -192,7 +192,7 @@ def verify(
     level: Level = "checksum", formats: FormatChoice = SUPPORTED, engine: EngineGiven = None, spark: Any = None,
     progress: Progress | None = None,
 ) -> Verified:  # fmt: skip
-    """Compares every object and file of both sides; see replicator.sync.verify.verify."""
+    """Compares every object and file of both sides; see replicator.compare.verify.verify."""
     with given_engine(engine, spark) as work, connect(source) as here, connect(target) as there:
         return _verify(
             here, there, names(db), rename=parse_renames(rename_db),
@@ -208,7 +208,7 @@ def verify_sample(
     engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Sampled:  # fmt: skip
     """Compares the tables that were compared longest ago: at most so many, or so many bytes; see
-    replicator.sync.sampling.verify_sample."""
+    replicator.compare.sampling.verify_sample."""
     with given_engine(engine, spark) as work, connect(source) as here, connect(target) as there:
         return _verify_sample(
             here, there, names(db), Budget(tables, size), memory_of(open_existing(target_cmroot).place),
@@ -227,7 +227,7 @@ def repair(
     progress: Progress | None = None,
 ) -> Repaired:  # fmt: skip
     """Makes a replica again what it was loaded as, by copying what differs. `differing`: names as in Verified.differing
-    (None: they are looked for); see replicator.sync.repair.repair."""
+    (None: they are looked for); see replicator.compare.repair.repair."""
     options = RepairOptions(
         db=db.lower(), rename=dict(parse_renames(rename_db)).get(db.lower()), tables=names(table),
         differing=differing, patterns=Patterns.parse(include, exclude), level=level, drop_extra=drop_extra,
@@ -242,7 +242,7 @@ def repair(
 def status(
     *, target: str, db: str, source: str | None = None, cmroot: str | None = None, source_db: str | None = None
 ) -> Status:
-    """How far a target's database is; see replicator.sync.status.status."""
+    """How far a target's database is; see replicator.policies.status.status."""
     with ExitStack() as stack:
         there = stack.enter_context(connect(target))
         here = stack.enter_context(connect(source)) if source else None
@@ -254,7 +254,7 @@ def wait(
     *, target: str, db: str, source: str | None = None, until_event: int | None = None,
     until_lag: timedelta | None = None, timeout: timedelta = timedelta(minutes=10),
 ) -> Waited:  # fmt: skip
-    """Waits until a target's database has come far enough; see replicator.sync.wait.wait."""
+    """Waits until a target's database has come far enough; see replicator.policies.wait.wait."""
     with ExitStack() as stack:
         there = stack.enter_context(connect(target))
         here = stack.enter_context(connect(source)) if source else None
@@ -262,7 +262,7 @@ def wait(
 
 
 def check(policy: str, *, config: str | os.PathLike[str] | None = None) -> Checked:
-    """What can be proved of a policy of `replicator.toml` (another file: `config`); see replicator.sync.check.check."""
+    """What can be proved of a policy of `replicator.toml` (another file: `config`); see replicator.checks.check."""
     read = read_config(None if config is None else Path(config))
     return _check(read.policy(policy), others=list(read.policies.values()))
 
@@ -272,7 +272,7 @@ def sync(
     empty: Sequence[str] = (), brake: Brake | None = BRAKE, jobs: int = 2, engine: EngineGiven = None,
     spark: Any = None, progress: Progress | None = None,
 ) -> SyncRun:  # fmt: skip
-    """One run of a policy of `replicator.toml` (another file: `config`); see replicator.sync.run.sync_once."""
+    """One run of a policy of `replicator.toml` (another file: `config`); see replicator.policies.run.sync_once."""
     read = read_config(None if config is None else Path(config))
     found = read.policy(policy)
     options = SyncOptions(adopt=adopt, drop_left=drop_left, empty=empty, brake=brake, jobs=jobs)
@@ -287,7 +287,7 @@ def drill(
     policy: str, *, config: str | os.PathLike[str] | None = None, queries: Sequence[str] = (),
     db: str | Sequence[str] = (), sample: int = 20, keep: bool = False, jobs: int = 4, spark: Any = None,
 ) -> Drill:  # fmt: skip
-    """Rehearses a failover in shadow databases, asking with Spark; see replicator.sync.drill.drill."""
+    """Rehearses a failover in shadow databases, asking with Spark; see replicator.drills.drill.drill."""
     read = read_config(None if config is None else Path(config))
     found = read.policy(policy)
     options = DrillOptions(databases=names(db), queries=queries, sample=sample, keep=keep, jobs=jobs)
@@ -304,7 +304,7 @@ def plan(
     policy: str, *, config: str | os.PathLike[str] | None = None, adopt: bool = False, drop_left: bool = False,
     engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> SyncPlan:  # fmt: skip
-    """What the next run of a policy would do, with its price; see replicator.sync.plan.make."""
+    """What the next run of a policy would do, with its price; see replicator.policies.plan.make."""
     read = read_config(None if config is None else Path(config))
     found, options = read.policy(policy), SyncOptions(adopt=adopt, drop_left=drop_left)
     with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
@@ -319,7 +319,7 @@ def apply(
     engine: EngineGiven = None, spark: Any = None,
     progress: Progress | None = None,
 ) -> SyncRun:  # fmt: skip
-    """Does what a plan says, and nothing else; see replicator.sync.plan.apply."""
+    """Does what a plan says, and nothing else; see replicator.policies.plan.apply."""
     read = read_config(None if config is None else Path(config))
     found = read.policy(plan.policy)
     with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
@@ -330,7 +330,7 @@ def apply(
 
 
 def lag(policy: str, *, config: str | os.PathLike[str] | None = None) -> Lag:
-    """How far a policy is behind, per database and table; see replicator.sync.lag.lag."""
+    """How far a policy is behind, per database and table; see replicator.policies.lag.lag."""
     found = read_config(None if config is None else Path(config)).policy(policy)
     with impatient(found.source) as here, impatient(found.target) as there:
         return _lag(found, here, there)
@@ -341,7 +341,7 @@ def switchover(
     anyway: bool = False, dry_run: bool = False,
     engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Turned:  # fmt: skip
-    """Turns a policy round as planned, or takes that back (`abort`); see replicator.sync.switchover."""
+    """Turns a policy round as planned, or takes that back (`abort`); see replicator.turnover.switchover."""
     with _sides(policy, config, engine, spark, progress) as sides:
         options = SwitchoverOptions(to=to, anyway=anyway)
         return _abort(sides, options) if abort else _switchover(sides, options, dry_run=dry_run)
@@ -353,7 +353,7 @@ def failover(
     engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Turned:  # fmt: skip
     """Makes the replica the primary while the primary is lost; without `force` only tells what is lost. `patience`: how
-    long anything of the lost side may take to answer. See replicator.sync.failover.failover."""
+    long anything of the lost side may take to answer. See replicator.turnover.failover.failover."""
     with _sides(policy, config, engine, spark, progress) as sides, ExitStack() as stack:
         source, target = (
             stack.enter_context(ThriftMetastore(each.uri, timeout=patience.total_seconds(), retries=0))
@@ -367,7 +367,7 @@ def failback(
     policy: str, *, config: str | os.PathLike[str] | None = None, dry_run: bool = False,
     engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
 ) -> Turned:  # fmt: skip
-    """Takes the old primary back after a failover, as the replica; see replicator.sync.failback.failback."""
+    """Takes the old primary back after a failover, as the replica; see replicator.turnover.failback.failback."""
     with _sides(policy, config, engine, spark, progress) as sides:
         return _failback(sides, FailbackOptions(), dry_run=dry_run)
 

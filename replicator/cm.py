@@ -14,19 +14,19 @@ from datetime import timedelta
 from typing import Any
 
 from cmroot.check import Checked
-from cmroot.compact import Compacted
-from cmroot.expire import Expired
-from cmroot.place import normal
+from cmroot.expire.expire import Expired
+from cmroot.keep.restore import Restored
+from cmroot.log.compact import Compacted
 from cmroot.rehearsal import looked_at
-from cmroot.restore import Restored
 from cmroot.root import open_existing
+from cmroot.store.place import normal
 from replicator.api import EngineGiven, given_engine
-from replicator.lifecycle import files, kept, pins, upkeep
-from replicator.lifecycle.clock import IDLE
-from replicator.lifecycle.files import FoundList
-from replicator.lifecycle.kept import LIMIT, KeptList
-from replicator.lifecycle.pins import PinList, Pinned
-from replicator.lifecycle.upkeep import PATIENCE
+from replicator.pitr import files, kept, pins, upkeep
+from replicator.pitr.clock import IDLE
+from replicator.pitr.files import FoundList
+from replicator.pitr.kept import LIMIT, KeptList
+from replicator.pitr.pins import PinList, Pinned
+from replicator.pitr.upkeep import PATIENCE
 
 
 def ls(
@@ -38,51 +38,51 @@ def ls(
     engine: EngineGiven = None,
     spark: Any = None,
 ) -> KeptList:
-    """What is kept, the largest first; see replicator.lifecycle.kept.list_kept."""
+    """What is kept, the largest first; see replicator.pitr.kept.list_kept."""
     with given_engine(engine, spark) as work:
         return kept.list_kept(open_existing(cmroot), work, table=table, need=needed_by, limit=limit)
 
 
 def find(*, cmroot: str, path: str = "", table: str = "", checksum: str = "", limit: int = LIMIT) -> FoundList:
-    """Files of the past; see replicator.lifecycle.files.find_files."""
+    """Files of the past; see replicator.pitr.files.find_files."""
     return files.find_files(open_existing(cmroot), path=path, table=table, checksum=checksum, limit=limit)
 
 
 def restore(
     what: str, *, cmroot: str, to: str | None = None, at: str | None = None, overwrite: bool = False
 ) -> Restored:
-    """Puts one kept file back; see replicator.lifecycle.files.put_back."""
+    """Puts one kept file back; see replicator.pitr.files.put_back."""
     return files.put_back(open_existing(cmroot), what, to, at=at, overwrite=overwrite)
 
 
 def slots(*, cmroot: str, held: bool = True, engine: EngineGiven = None, spark: Any = None) -> PinList:
-    """Slots, holds and dumps; with `held` what each holds back. See replicator.lifecycle.pins.list_pins."""
+    """Slots, holds and dumps; with `held` what each holds back. See replicator.pitr.pins.list_pins."""
     with given_engine(engine, spark) as work:
         return pins.list_pins(open_existing(cmroot), work if held else None)
 
 
 def create_slot(name: str, *, cmroot: str, at: str | None = None, consumer: str = "") -> Pinned:
-    """Registers a consumer; see replicator.lifecycle.pins.create_slot."""
+    """Registers a consumer; see replicator.pitr.pins.create_slot."""
     return pins.create_slot(open_existing(cmroot), name, at, consumer=consumer)
 
 
 def confirm_slot(name: str, *, cmroot: str, at: str, back: bool = False) -> Pinned:
-    """Says how far a consumer has come; see replicator.lifecycle.pins.confirm_slot."""
+    """Says how far a consumer has come; see replicator.pitr.pins.confirm_slot."""
     return pins.confirm_slot(open_existing(cmroot), name, at, back=back)
 
 
 def drop_slot(name: str, *, cmroot: str) -> Pinned:
-    """Forgets a consumer; see replicator.lifecycle.pins.drop_slot."""
+    """Forgets a consumer; see replicator.pitr.pins.drop_slot."""
     return pins.drop_slot(open_existing(cmroot), name)
 
 
 def hold(name: str, *, cmroot: str, at: str | None = None, reason: str = "") -> Pinned:
-    """Keeps a moment; see replicator.lifecycle.pins.hold."""
+    """Keeps a moment; see replicator.pitr.pins.hold."""
     return pins.hold(open_existing(cmroot), name, at, reason=reason)
 
 
 def release(name: str, *, cmroot: str, dump: bool = False) -> Pinned:
-    """Lets go of a hold, or of the pin of a dump; see replicator.lifecycle.pins.release."""
+    """Lets go of a hold, or of the pin of a dump; see replicator.pitr.pins.release."""
     return pins.release(open_existing(cmroot), name, dump=dump)
 
 
@@ -122,5 +122,5 @@ def check(
 
 
 def compact(*, cmroot: str, wait: timedelta = PATIENCE) -> Compacted:
-    """Merges small segments of the log; see cmroot.compact."""
+    """Merges small segments of the log; see cmroot.log.compact."""
     return upkeep.compact_log(open_existing(cmroot), patience=wait)

@@ -14,22 +14,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from cmroot.place import normal
 from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
+from cmroot.store.place import normal
 from replicator.api import EngineGiven, given_engine
-from replicator.guard.removal import Limits
+from replicator.core.progress import Progress, Silent
 from replicator.housekeeping.run import Housekeeping, Housekept, Options
 from replicator.housekeeping.store import Store, store_url
 from replicator.housekeeping.wishes import Defaults
 from replicator.metastore.thrift import connect
-from replicator.progress import Progress, Silent
+from replicator.purge.backups.restore import Restored, restore_backup
+from replicator.purge.backups.retain import Retained
+from replicator.purge.backups.retain import retain as _retain
 from replicator.purge.options import PurgeOptions, RetainOptions
-from replicator.purge.restore import Restored, restore_backup
-from replicator.purge.retain import Retained
-from replicator.purge.retain import retain as _retain
 from replicator.purge.run import Purged
 from replicator.purge.run import purge as _purge
+from replicator.removal.removal import Limits
 from replicator.retention.job import read_job
 from replicator.retention.outcome import RetentionRun
 from replicator.retention.plan import Item
@@ -103,7 +103,7 @@ def retain(
     metastore: str, cmroot: str, *, options: RetainOptions | None = None, dry_run: bool = False,
     engine: EngineGiven = None, spark: Any = None,
 ) -> Retained:  # fmt: skip
-    """Recycles backups of purges beyond policy; see replicator.purge.retain."""
+    """Recycles backups of purges beyond policy; see replicator.purge.backups.retain."""
     there = looked_at(cmroot) if dry_run else nullcontext((open_existing(cmroot), ""))
     with there as (root, _), connect(metastore) as opened, given_engine(engine, spark) as engines:
         return _retain(opened, root, options or RetainOptions(), engines=engines, dry_run=dry_run)
@@ -113,7 +113,7 @@ def restore(
     metastore: str, cmroot: str, table: str, partition: str = "", *, backup: str | None = None, undo: bool = False,
     dry_run: bool = False,
 ) -> Restored:  # fmt: skip
-    """Puts a backup of a purge back; see replicator.purge.restore."""
+    """Puts a backup of a purge back; see replicator.purge.backups.restore."""
     with connect(metastore) as opened:
         return restore_backup(
             opened, open_existing(cmroot), table, partition, moment=backup, undo=undo, dry_run=dry_run

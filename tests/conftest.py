@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 from metastores import MetastoreFactory
 
-from replicator.metastore import embedded
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.running import Running
 
 # A server of a test lives for a minute: the second compiler costs it a third of that and never pays.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -181,7 +181,7 @@ class _Steps:
 
 def _install(steps: _Steps) -> None:
     """Wraps what changes the world. Thrift is wrapped where a change is sent, so answers are read before `after`."""
-    from replicator.events.manifest import Manifest
+    from replicator.captures.manifest import Manifest
     from replicator.metastore.connection import Connections
 
     def named(kind: str, real: Callable[..., Any], position: int) -> Callable[..., Any]:

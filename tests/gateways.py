@@ -16,11 +16,11 @@ from typing import Any
 from plain_tables import PlainDatabase
 from raw_thrift import RawClient, Said
 
-from cmroot.content import locate
+from cmroot.keep.content import locate
+from cmroot.log.taken import read_taken
 from cmroot.root import ChangeRoot, create_or_open
-from cmroot.taken import read_taken
 from replicator.gateway.server import Gateway, opened
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 
 ALL = 1 << 62

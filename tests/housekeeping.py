@@ -11,9 +11,9 @@ import msgspec
 from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.guard.audit import AuditRow, read_audit
-from replicator.guard.removal import Limits
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import Table
+from replicator.core.progress import Silent
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.listing import Filter, list_items
 from replicator.housekeeping.run import Housekeeping, Housekept, Options
@@ -21,8 +21,8 @@ from replicator.housekeeping.store import Store, store_url
 from replicator.housekeeping.wishes import Defaults
 from replicator.metastore.client import Metastore
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.model import Table
-from replicator.progress import Silent
+from replicator.removal.audit import AuditRow, read_audit
+from replicator.removal.removal import Limits
 
 UNREFERENCED = {
     "beekeeper.remove.unreferenced.data": "true", "beekeeper.unreferenced.data.retention.period": "P3D",
@@ -119,7 +119,7 @@ class House:
         )  # fmt: skip
 
     def _kept(self, row: AuditRow) -> bytes:
-        from cmroot.content import locate
+        from cmroot.keep.content import locate
 
         assert row.checksum and row.bytes is not None
         return Path(locate(self.root.place, row.checksum, row.bytes)).read_bytes()

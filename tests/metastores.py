@@ -2,6 +2,6 @@
 
 from collections.abc import Callable
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 MetastoreFactory = Callable[..., Running]

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from replicator import api, cm, lives
-from replicator.engine import hive_settings
+from replicator.core.engine import hive_settings
 from replicator.errors import UsageError
 
 OF_PYSPARK = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}  # it sets them for its workers
@@ -77,7 +77,7 @@ def main(uri: str, other: str, warehouse: str, cmroot: str, how: str) -> None:
 
 
 def api_database(name: str, warehouse: str) -> Any:
-    from replicator.model import Database
+    from replicator.core.model import Database
 
     return Database(name=name, location=f"file:{warehouse}/{name}.db")
 

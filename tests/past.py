@@ -19,8 +19,8 @@ from hmsclient import HMSClient
 from hmsclient.genthrift.hive_metastore import ttypes
 from plain_tables import COLUMNS, PlainDatabase, _storage
 
-from replicator.metastore.tjson import struct_to_tjson
-from replicator.model import EXTERNAL, VIEW, ColumnStatistic, Partition, Statistics, Storage, Table
+from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Partition, Statistics, Storage, Table
+from replicator.metastore.convert.tjson import struct_to_tjson
 
 SERVERS_OWN = "transient_lastDdlTime"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
+from replicator.core.model import EXTERNAL, Column, Database, Function, Partition, Serde, Storage, Table, partition_name
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.model import EXTERNAL, Column, Database, Function, Partition, Serde, Storage, Table, partition_name
 
 COLUMNS = (Column("a", "int"), Column("b", "string"))
 KEYS = (Column("p", "string"),)

@@ -10,16 +10,16 @@ from typing import Any
 
 from plain_tables import PlainDatabase
 
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.metastore.embedded import Running
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.policy import Policy, parse_policy
+from replicator.core.progress import Silent
+from replicator.core.roles import Role
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.policy import Policy, parse_policy
-from replicator.progress import Silent
-from replicator.roles import Role
-from replicator.sync.memory import Memory
-from replicator.sync.roles import read_role, set_role
-from replicator.sync.run import Remembering, SyncRun, sync_once
-from replicator.sync.steps import SyncOptions
+from replicator.policies.memory import Memory
+from replicator.policies.roles import read_role, set_role
+from replicator.policies.run import Remembering, SyncRun, sync_once
+from replicator.policies.steps import SyncOptions
 
 _numbers = itertools.count(1)
 

@@ -14,7 +14,7 @@ import purge_writers as writers
 from purge_readers import rows_of, said
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.model import DEFAULT_PARTITION, partition_spec
+from replicator.core.model import DEFAULT_PARTITION, partition_spec
 from replicator.purge.parts import parts_of
 
 PEOPLE, GONE = 40, 6

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine, hive_settings
-from replicator.metastore.embedded import Running
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine, hive_settings
+from replicator.core.progress import Silent
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.progress import Silent
 from replicator.purge.options import PurgeOptions
 from replicator.purge.run import Purged, purge
 

@@ -12,7 +12,7 @@ from faults import Fault, run_with
 from test_crash import Crashing, crashing, keep, run_again
 from test_retention import History
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 __all__ = ["crashing", "keep"]
 

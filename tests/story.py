@@ -16,9 +16,9 @@ from typing import Any
 
 from plain_tables import PlainDatabase
 
-from cmroot.log import segments
+from cmroot.log.captured import segments
 from replicator.cli.main import run
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 _numbers = itertools.count(1)

@@ -20,22 +20,22 @@ import pytest
 import xxhash
 from test_copy_task import bucket, task
 
-from cmroot.log import FILES
+from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
-from replicator.engine import AutoEngine, LocalEngine, Result, SparkEngine, Task
+from replicator.core.engine import AutoEngine, LocalEngine, Result, SparkEngine, Task
 from replicator.errors import LeaseHeld
-from replicator.guard.audit import begin_audit
-from replicator.guard.live import LiveLocations, Reference
-from replicator.guard.removal import Limits, Removal
-from replicator.guard.remove import Remover
-from replicator.load.asides import fenced, sweep_asides
-from replicator.load.carrying import CarryTask, run_carry_task
-from replicator.load.clearing import Clearing
-from replicator.load.files import run_copy_task
-from replicator.load.work import RecycleTask, run_recycle_task
-from replicator.purge.files import FilesTask, FileWork, run_files_task
-from replicator.purge.files import sweep_asides as sweep_purge
-from replicator.purge.formats import FileFormat
+from replicator.purge.rewrite.files import FilesTask, FileWork, run_files_task
+from replicator.purge.rewrite.files import sweep_asides as sweep_purge
+from replicator.purge.rewrite.formats import FileFormat
+from replicator.removal.audit import begin_audit
+from replicator.removal.live import LiveLocations, Reference
+from replicator.removal.removal import Limits, Removal
+from replicator.removal.remove import Remover
+from replicator.replay.apply.carrying import CarryTask, run_carry_task
+from replicator.replay.apply.work import RecycleTask, run_recycle_task
+from replicator.replay.copy.asides import fenced, sweep_asides
+from replicator.replay.copy.files import run_copy_task
+from replicator.replay.places.clearing import Clearing
 
 LARGE = 300 << 20
 RUN = "import pickle, sys; function, task = pickle.load(open(sys.argv[1], 'rb')); print(function(task))"

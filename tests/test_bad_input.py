@@ -24,11 +24,11 @@ from faults import Fault, run_with, standing
 from plain_tables import PlainDatabase
 from story import Answer, Story, command
 
-from cmroot.checksum import checksum_file
-from cmroot.content import is_kept, locate
-from replicator.metastore.embedded import Running
-from replicator.metastore.server import free_port
-from replicator.model import Database, Table
+from cmroot.keep.content import is_kept, locate
+from cmroot.store.checksum import checksum_file
+from replicator.core.model import Database, Table
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.embedded.server import free_port
 
 TEXT = "1\x01one\n2\x01two\n"
 

@@ -21,20 +21,21 @@ from plain_tables import PlainDatabase
 from cmroot.pins import Slot, create_slot, drop_slot, give_up_slot
 from cmroot.root import create_or_open
 from replicator import api
+from replicator.checks import places
+from replicator.checks.check import Checked, check
+from replicator.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
+from replicator.checks.metastores import judge_clock, judge_reach
+from replicator.checks.places import Probed, Room, clock_ahead, judge_store_clocks
+from replicator.checks.standing import judge_marks, judge_runs, judge_turn
 from replicator.cli.main import run
-from replicator.config import parse_config
-from replicator.metastore.embedded import Running
+from replicator.core.config import parse_config
+from replicator.core.model import Database, NotificationEvent
+from replicator.core.policy import Policy
+from replicator.core.roles import Role, RoleMark
+from replicator.events.reach import Reach, event_life
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import Database, NotificationEvent
-from replicator.policy import Policy
-from replicator.roles import Role, RoleMark
-from replicator.sync.check import Checked, check
-from replicator.sync.checks import places
-from replicator.sync.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
-from replicator.sync.checks.metastores import Reach, event_life, judge_clock, judge_reach
-from replicator.sync.checks.places import Probed, Room, clock_ahead, judge_store_clocks
-from replicator.sync.checks.standing import judge_marks, judge_runs, judge_turn
-from replicator.sync.memory import Compared, History, Memory, RememberedScope, Run, Step, Turn
+from replicator.policies.memory import Compared, History, Memory, RememberedScope, Run, Step, Turn
 
 _numbers = itertools.count(1)
 PLENTY = Room(total=1000, free=900)

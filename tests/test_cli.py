@@ -20,11 +20,11 @@ import pytest
 from replicator.cli import output
 from replicator.cli.main import cli, run
 from replicator.cli.options import Duration, parse_settings
-from replicator.config import Config, parse_config, read_config
+from replicator.core.config import Config, parse_config, read_config
+from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.errors import ConfigError, UsageError
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.model import Column, Database, Partition, Serde, Storage, Table
 
 AWAY = "thrift://127.0.0.1:1"
 

@@ -15,15 +15,15 @@ import pytest
 from story import Answer, Story, command
 
 from cmroot.lease import acquire
-from cmroot.log import segments
+from cmroot.log.captured import segments
 from cmroot.root import open_existing
 from replicator import cm
 from replicator.api import engines
 from replicator.cli.main import run
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.errors import Refused
-from replicator.lifecycle.upkeep import expire_root, plan_expired
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
+from replicator.pitr.upkeep import expire_root, plan_expired
 
 
 class Kept(Story):

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from replicator.cli.main import run as command
 from replicator.errors import ConfigError
-from replicator.retention.hocon.parse import parse
-from replicator.retention.hocon.resolve import resolve
-from replicator.retention.hocon.values import Fields, Items, Scalar, Value, merge_fields
+from replicator.retention.config.hocon.parse import parse
+from replicator.retention.config.hocon.resolve import resolve
+from replicator.retention.config.hocon.values import Fields, Items, Scalar, Value, merge_fields
+from replicator.retention.config.store import ConfigStore, text_of
 from replicator.retention.job import read_job
-from replicator.retention.store import ConfigStore, text_of
 
 
 def plain(value: Value) -> Any:

@@ -13,13 +13,14 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmroot.content import locate
-from cmroot.keep import CopyKeeper
-from cmroot.log import FILES
+from cmroot.keep.content import locate
+from cmroot.keep.keepers import CopyKeeper
+from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
-from replicator.load.copying import Roots, Wanted
-from replicator.load.files import CopyReport, CopyTask, FileRules, TableRule, run_copy_task, share_of
-from replicator.load.placement import Placement
+from replicator.replay.copy.copying import Roots, Wanted
+from replicator.replay.copy.files import CopyReport, CopyTask, run_copy_task, share_of
+from replicator.replay.places.placement import Placement
+from replicator.replay.plan.rules import FileRules, TableRule
 
 
 def bucket(tmp_path: Path, count: int) -> Path:

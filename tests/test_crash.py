@@ -17,7 +17,7 @@ from faults import Fault, run_with, standing
 from plain_tables import PlainDatabase
 from story import Answer, Story, command
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 SEED = 20260301
 KILLS = 20

@@ -23,6 +23,7 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicator.core.model import Column, Database, Function, NotificationEvent, Partition, Serde, Storage, Table
 from replicator.errors import Refused
 from replicator.events.compare import comparable
 from replicator.events.decode import KEPT_MESSAGE, MESSAGE_BYTES, Decoded, decode
@@ -44,9 +45,8 @@ from replicator.events.record import (
     DropTable,
     UnknownEvent,
 )
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import Column, Database, Function, NotificationEvent, Partition, Serde, Storage, Table
 
 TEXT = Storage(
     columns=(Column(name="a", type="int", comment="größe 🦆"), Column(name="b", type="map<string,array<int>>")),

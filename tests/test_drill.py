@@ -15,25 +15,25 @@ from policies import Replication, local_engine
 from raw_thrift import RawClient
 from story import command
 
-from cmroot.log import segments
+from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from replicator import api
+from replicator.captures.capture import capture
+from replicator.captures.fold import read_records
+from replicator.checks.check import check
+from replicator.core.model import VIEW, Column, Storage, Table
+from replicator.core.progress import Silent
+from replicator.core.roles import Role
+from replicator.drills.drill import DrillOptions, drill
+from replicator.drills.drill_record import Drill, Drills
+from replicator.drills.queries import Asking, spark_on
+from replicator.drills.shadows import Shadows, cannot_show, may_drop
 from replicator.errors import Error, Refused, UsageError
-from replicator.events.capture import capture
-from replicator.events.fold import read_records
 from replicator.events.record import touched_db
 from replicator.metastore.client import Metastore
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.model import VIEW, Column, Storage, Table
-from replicator.progress import Silent
-from replicator.roles import Role
-from replicator.sync.check import check
-from replicator.sync.drill import DrillOptions, drill
-from replicator.sync.drill_queries import Asking, spark_on
-from replicator.sync.drill_record import Drill, Drills
-from replicator.sync.drill_shadow import Shadows, cannot_show, may_drop
-from replicator.sync.roles import read_role, set_role
+from replicator.policies.roles import read_role, set_role
 
 ROW = "1\x01one\n"  # two columns, as a text table has them
 QUIET = DrillOptions(sample=0)

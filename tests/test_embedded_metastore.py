@@ -23,9 +23,11 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
 
 from replicator.errors import FormatError, JavaError, MetastoreStartError
-from replicator.metastore import embedded, jars, java
-from replicator.metastore.embedded import Running
-from replicator.metastore.server import began, free_port
+from replicator.metastore import java
+from replicator.metastore.embedded import jars
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.embedded.server import began, free_port
 
 MetastoreFactory = Callable[..., Running]
 

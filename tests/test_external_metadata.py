@@ -11,11 +11,11 @@ from plain_tables import KEYS
 from policies import Replication, local_engine
 
 from cmroot.root import open_existing
-from replicator.metastore.embedded import Running
-from replicator.model import EXTERNAL, MANAGED, Partition, Storage, Table
-from replicator.progress import Silent
-from replicator.sync.repair import RepairOptions, repair
-from replicator.sync.verify import Verified, verify
+from replicator.compare.repair import RepairOptions, repair
+from replicator.compare.verify import Verified, verify
+from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table
+from replicator.core.progress import Silent
+from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ from policies import Replication, local_engine
 from story import command
 
 from cmroot.pins import find_slot, read_pins
+from replicator.core.progress import Silent
+from replicator.core.roles import Role
 from replicator.errors import Refused
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.progress import Silent
-from replicator.roles import Role
-from replicator.sync.failback import FailbackOptions, failback
-from replicator.sync.failover import FailoverOptions, failover
-from replicator.sync.roles import read_role, set_role
-from replicator.sync.turn import Sides, Turned
+from replicator.policies.roles import read_role, set_role
+from replicator.turnover.failback import FailbackOptions, failback
+from replicator.turnover.failover import FailoverOptions, failover
+from replicator.turnover.turn import Sides, Turned
 
 BIG = "x" * 10_000
 

@@ -19,14 +19,14 @@ from policies import Replication, local_engine
 from story import command
 
 from cmroot.root import open_existing
+from replicator.captures.capture import capture
+from replicator.core.progress import Silent
 from replicator.errors import LeaseHeld, MetastoreUnreachable, Refused
-from replicator.events.capture import capture
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.progress import Silent
-from replicator.sync.failover import FailoverOptions, failover, last_failover
-from replicator.sync.roles import read_role
-from replicator.sync.turn import Sides, Turned
+from replicator.policies.roles import read_role
+from replicator.turnover.failover import FailoverOptions, failover, last_failover
+from replicator.turnover.turn import Sides, Turned
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from purges import DESCRIPTOR, Warehouse
 from story import command
 
 from replicator import cm, lives
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 _numbers = itertools.count(1)

@@ -1,76 +1,105 @@
-"""The floors of docs/design.md: imports point down. Changed only together with the design."""
+"""The rooms of docs/design.md and their floors: each is there, says what the page says, and imports only from its own
+floor and those below."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-FLOORS = [
-    {"cmroot"},
-    {
-        "replicator", "replicator.errors", "replicator.model", "replicator.config", "replicator.delta_log",
-        "replicator.engine",
-        "replicator.grouping", "replicator.java_properties", "replicator.not_replicated", "replicator.policy",
-        "replicator.partition_filter", "replicator.progress",
-        "replicator.printable", "replicator.quantity", "replicator.report",
-        "replicator.roles", "replicator.shadow", "replicator.sql_text", "replicator.table_format",
+ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
+FILES_IN_A_ROOM = 16
+LIBRARIES = {
+    "pyspark": {"replicator.core", "replicator.demo", "replicator.metastore.embedded"},
+    "thrift": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
+    "hmsclient": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
+    "click": {"replicator.cli", "replicator.cli.cm"},
+    "sqlite3": {"replicator.captures", "replicator.removal"},
+    "sqlalchemy": {"replicator.housekeeping", "replicator.housekeeping.migrations.versions"},
+    "alembic": {
+        "replicator.housekeeping",
+        "replicator.housekeeping.migrations",
+        "replicator.housekeeping.migrations.versions",
     },
-    {"replicator.metastore"},
-    {"replicator.events"},
-    {"replicator.dump", "replicator.gateway"},
-    {"replicator.load"},
-    {"replicator.sync", "replicator.lifecycle", "replicator.guard"},
-    {"replicator.housekeeping", "replicator.retention", "replicator.purge"},
-    {"replicator.api", "replicator.cm"},
-    {"replicator.lives"},
-    {"replicator.demo", "replicator.cli"},
-]  # fmt: skip
-ROOMS_OF_LIBRARIES = {
-    "pyspark": {"replicator.engine", "replicator.demo", "replicator.metastore"},
-    "thrift": {"replicator.metastore"},
-    "hmsclient": {"replicator.metastore"},
-    "click": {"replicator.cli"},
-    "sqlite3": {"replicator.events", "replicator.guard"},
-    "sqlalchemy": {"replicator.housekeeping"},
-    "alembic": {"replicator.housekeeping"},
 }
+"""Rooms that may import them."""
+
+
+def rooms() -> dict[str, tuple[int, str]]:
+    """The design page's rooms by module: floor and description."""
+    found, floor = {}, -1
+    block = (ROOT / "docs/design.md").read_text().partition("## Rooms")[2].split("```")[1]
+    for line in block.strip("\n").splitlines():
+        match = re.fullmatch(r"([ \d]\d|  )  (\S+) +(\S.*)", line)
+        assert match, f"not a line of a room: {line}"
+        floor = int(match[1]) if match[1].strip() else floor
+        found[match[2].removesuffix("/").removesuffix(".py").replace("/", ".")] = floor, match[3]
+    return found
+
+
+ROOMS = rooms()
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def modules() -> list[Path]:
-    return sorted([*ROOT.glob("cmroot/**/*.py"), *ROOT.glob("replicator/**/*.py")])
+    return sorted(path for name in ("cmroot", "replicator") for path in (ROOT / name).rglob("*.py"))
+
+
+MODULES = {name_of(path): path for path in modules()}
 
 
 def room(module: str) -> str:
-    if module.split(".")[0] == "cmroot":
-        return "cmroot"
-    return ".".join(module.split(".")[:2])
-
-
-def floor(module: str) -> int:
-    return next(number for number, rooms in enumerate(FLOORS) if room(module) in rooms)
+    """The room that a module, or something in it, belongs to."""
+    while module not in ROOMS:
+        module = module.rpartition(".")[0]
+    return module
 
 
 def imports(path: Path) -> set[str]:
-    """Modules that a file imports when it is imported; those inside functions are deferred, and counted too, except for
-    the callable packages' own door to the API."""
+    """Modules that a file imports, those inside functions too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
     return found
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down_the_floors(path: Path) -> None:
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    module = name_of(path)
+    mine = ROOMS[room(module)][0]
     for imported in imports(path):
-        if imported.split(".")[0] in ("cmroot", "replicator"):
-            door = imported == "replicator.api" and module in ("replicator.dump", "replicator.load", "replicator.sync")
-            assert door or floor(imported) <= floor(module), f"{module} imports {imported}, which is above it"
-        rooms = ROOMS_OF_LIBRARIES.get(imported.split(".")[0])
-        assert rooms is None or room(module) in rooms, f"{imported} belongs to {rooms}, not to {module}"
+        top = imported.partition(".")[0]
+        if top in ("cmroot", "replicator"):
+            assert ROOMS[room(imported)][0] <= mine, f"{module} imports {imported}, which is above it"
+        assert room(module) in LIBRARIES.get(top, {room(module)}), f"{imported} belongs to {LIBRARIES[top]}"
+
+
+def test_every_room_is_on_the_page() -> None:
+    packages = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    beside = {name for name in MODULES if name.count(".") == 1} - packages
+    assert set(ROOMS) == packages | beside
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_the_page_says_what_the_room_says(name: str) -> None:
+    said = ast.get_docstring(ast.parse(MODULES[name].read_text())) or ""
+    assert ROOMS[name][1] == re.split(r"(?<=\.)\s", " ".join(said.split()))[0]
+
+
+def test_no_room_is_a_hall() -> None:
+    sizes = {
+        name: len(list(path.parent.glob("*.py"))) - 1 for name, path in MODULES.items() if path.name == "__init__.py"
+    }
+    assert {name: size for name, size in sizes.items() if size > FILES_IN_A_ROOM} == HALLS
+
+
+HALLS = {"replicator.cli": 30}

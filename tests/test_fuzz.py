@@ -19,10 +19,10 @@ from story import Answer, Story, command
 
 import replicator.errors
 from cmroot.errors import Error
-from cmroot.journal import Owner, Source
-from cmroot.taking import Taking
+from cmroot.keep.journal import Owner, Source
+from cmroot.keep.taking import Taking
 from replicator.gateway.drops import Counts, Drops
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))

@@ -14,9 +14,9 @@ import pytest
 from gateways import FILES, Guarded, contents, guarded
 from raw_thrift import RawClient, struct
 
-from replicator.metastore.embedded import Running
+from replicator.core.model import EXTERNAL, Column, Table
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
-from replicator.model import EXTERNAL, Column, Table
 
 TWO_KEYS = (Column("p", "string"), Column("q", "string"))
 PURGING = struct({1: {"ifPurge": "TRUE"}})
@@ -90,7 +90,7 @@ def test_a_dropped_partition_is_kept_and_emptied_directories_go(guard: Guarded, 
 def _add(guard: Guarded, table: str, files: dict[tuple[str, ...], str]) -> None:
     from plain_tables import _storage
 
-    from replicator.model import Partition, partition_name
+    from replicator.core.model import Partition, partition_name
 
     made = []
     for values, text in files.items():

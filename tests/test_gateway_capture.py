@@ -10,10 +10,10 @@ from gateways import ALL, FILES, Guarded, guarded
 from raw_thrift import struct
 from story import Story, command
 
-from cmroot.log import segments
-from cmroot.taken import read_taken
-from replicator.metastore.embedded import Running
-from replicator.model import EXTERNAL
+from cmroot.log.captured import segments
+from cmroot.log.taken import read_taken
+from replicator.core.model import EXTERNAL
+from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_drops_between_captures_leave_a_log_that_adds_up(story: Story) -> None:
 
 def test_a_capture_waits_for_what_is_not_decided(story: Story) -> None:
     """A drop under way, as the capture sees it: its event is left for the next one."""
-    from cmroot.journal import Owner, Source
-    from cmroot.taking import Taking
+    from cmroot.keep.journal import Owner, Source
+    from cmroot.keep.taking import Taking
 
     metastore = story.source.metastore
     location = metastore.table(story.db, "t").location

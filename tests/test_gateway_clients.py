@@ -22,14 +22,14 @@ from metastores import MetastoreFactory
 from raw_thrift import RawClient, message, struct
 from story import Answer, command
 
-from cmroot.filing import removing
+from cmroot.keep.filing import removing
 from cmroot.root import create_or_open
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
 from replicator.gateway.messages import BOOL, I64, LIST, STRING, Field, Fields, Listed
 from replicator.gateway.relay import MANY as MANY_VALUES
 from replicator.gateway.relay import Timeouts
 from replicator.gateway.server import opened, parse_listen
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture

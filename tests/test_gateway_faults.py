@@ -25,15 +25,15 @@ from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 from raw_thrift import RawClient
 
-from cmroot.content import locate
-from cmroot.journal import Journal, Source, write_journal
+from cmroot.keep.content import locate
+from cmroot.keep.journal import Journal, Source, write_journal
+from cmroot.log.taken import read_taken, undecided_since
 from cmroot.root import create_or_open
-from cmroot.taken import read_taken, undecided_since
 from replicator.errors import FormatError
 from replicator.gateway.drops import Counts, Drops
 from replicator.gateway.server import Gateway, opened
-from replicator.metastore import embedded
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 
 KEPT = {"t/one": FILES["one"], "t/two": FILES["two"]}
@@ -233,7 +233,7 @@ def _gateway(uri: str, root: str, fault: Fault, pipe: Connection) -> None:
 def test_a_gateway_killed_at_any_step_leaves_a_table_or_its_bytes(
     source_metastore: Running, tmp_path: Path, kind: str
 ) -> None:
-    SPAWN.set_forkserver_preload(["replicator.gateway.server", "cmroot.remote", "faults", "pyarrow.parquet"])
+    SPAWN.set_forkserver_preload(["replicator.gateway.server", "cmroot.store.remote", "faults", "pyarrow.parquet"])
     root = create_or_open(str(tmp_path / "cmroot")).place
     with connect(source_metastore.uri) as direct:
         database = PlainDatabase(direct, f"killed_{kind}", source_metastore.warehouse)

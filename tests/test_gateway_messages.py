@@ -14,6 +14,7 @@ from raw_thrift import message, struct
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TTransport import TMemoryBuffer
 
+from replicator.core.model import NotificationEvent
 from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, intercepted, suspicious, understand, without_deletion
 from replicator.gateway.drops import refusal
 from replicator.gateway.extent import Extent, Names
@@ -47,7 +48,6 @@ from replicator.gateway.messages import (
     write_struct,
 )
 from replicator.gateway.targets import _is_truncation
-from replicator.model import NotificationEvent
 
 SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 KINDS = st.sampled_from([*SIZES, STRING, STRUCT, MAP, SET, LIST])

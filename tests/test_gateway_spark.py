@@ -10,7 +10,7 @@ from gateways import Guarded, guarded
 from spark_sql import SparkSql
 from story import command
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture(scope="module")

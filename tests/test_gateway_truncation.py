@@ -29,7 +29,7 @@ from replicator.gateway.messages import (
     texts,
     write_struct,
 )
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 
 

@@ -15,11 +15,11 @@ import pytest
 from plain_tables import COLUMNS, KEYS, PlainDatabase
 from story import Answer, Story, command
 
-from replicator.load.neighbours import Neighbours
-from replicator.load.replica import SOURCE
-from replicator.metastore.embedded import Running
+from replicator.core.model import EXTERNAL, MANAGED, Database, Partition, Serde, Storage, Table, partition_name
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.model import EXTERNAL, MANAGED, Database, Partition, Serde, Storage, Table, partition_name
+from replicator.replay.places.neighbours import Neighbours
+from replicator.replay.places.replica import SOURCE
 
 Files = Mapping[str, str]
 

@@ -17,8 +17,8 @@ from plain_tables import KEYS
 from story import Story
 from test_geometry import held, path_of, storage, table, toggle, write
 
-from replicator.metastore.embedded import Running
-from replicator.model import EXTERNAL, MANAGED, Partition, Storage, Table, partition_name
+from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table, partition_name
+from replicator.metastore.embedded.running import Running
 
 HISTORIES = int(os.environ.get("GEOMETRY_HISTORIES", "4"))
 SEED = int(os.environ.get("GEOMETRY_SEED", "3"))

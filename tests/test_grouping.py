@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from replicator.engine import Engine, LocalEngine, SparkEngine
+from replicator.core.engine import Engine, LocalEngine, SparkEngine
+from replicator.core.grouping import cut
 from replicator.errors import KeepError, UsageError
-from replicator.grouping import cut
 from replicator.metastore.java import find_java, spark_environment
 
 ANSWER = pa.schema([("key", pa.string()), ("rows", pa.int64()), ("total", pa.int64())])

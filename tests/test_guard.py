@@ -18,18 +18,18 @@ from plain_tables import PlainDatabase, _storage
 from cmroot.errors import Exists, FormatError
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.cli.main import run as command
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import EXTERNAL, Table
 from replicator.errors import ObjectNotFound, Refused, UsageError
-from replicator.guard.audit import begin_audit, read_audit
-from replicator.guard.bring_back import bring_back
-from replicator.guard.legal import LegalHold, add_hold, read_holds, release_hold
-from replicator.guard.live import LiveLocations
-from replicator.guard.removal import Limits, Removal, judge, refuse_excess
-from replicator.guard.remove import Remover
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import EXTERNAL, Table
-from replicator.sync.roles import Role, RoleMark, set_role
+from replicator.policies.roles import Role, RoleMark, set_role
+from replicator.removal.audit import begin_audit, read_audit
+from replicator.removal.bring_back import bring_back
+from replicator.removal.legal import LegalHold, add_hold, read_holds, release_hold
+from replicator.removal.live import LiveLocations
+from replicator.removal.removal import Limits, Removal, judge, refuse_excess
+from replicator.removal.remove import Remover
 
 NOW = 1_700_000_000.0
 
@@ -324,7 +324,7 @@ def test_a_symbolic_link_is_not_removed(db: PlainDatabase, root: ChangeRoot, tmp
 
 
 def test_a_killed_task_leaves_its_record_line_by_line(root: ChangeRoot, tmp_path: Path) -> None:
-    from cmroot.recycle import recycle_tree
+    from cmroot.keep.recycle import recycle_tree
 
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "f").write_text("bytes")

@@ -17,12 +17,12 @@ from hostile import FILES, RECORDS, TABLES, edit_entries, edit_lines, edit_metad
 from policies import Replication
 from story import Answer, Story, command
 
-from replicator.dump.reader import DumpReader
-from replicator.dump.signing import check_parts, read_keys, signed
+from replicator.core.model import Database
+from replicator.dumps.reader import DumpReader
+from replicator.dumps.signing import check_parts, read_keys, signed
 from replicator.errors import ConfigError, FormatError, Refused
-from replicator.load.superseded import Superseded, close_superseded, note_superseded, sweep_superseded
-from replicator.metastore.embedded import Running
-from replicator.model import Database
+from replicator.metastore.embedded.running import Running
+from replicator.replay.places.superseded import Superseded, close_superseded, note_superseded, sweep_superseded
 
 TEXT = "1\x01one\n2\x01two\n"
 Edit = Callable[[dict[str, Any]], Any]

@@ -16,13 +16,13 @@ from spark_sql import SparkSql
 
 from cmroot.errors import KeepError
 from cmroot.lease import acquire
+from replicator.core.model import EXTERNAL
 from replicator.errors import CommitOutcomeUnknown, LeaseHeld, Refused
-from replicator.guard.legal import LegalHold, add_hold
-from replicator.guard.removal import Limits
 from replicator.housekeeping.periods import parse_period
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import EXTERNAL
+from replicator.removal.legal import LegalHold, add_hold
+from replicator.removal.removal import Limits
 
 _numbers = itertools.count(1)
 
@@ -506,7 +506,7 @@ def test_a_metastore_that_goes_away_after_a_drop_leaves_nothing_behind(house: Ho
 def test_failures_are_tried_again_ever_later_and_given_up_at_last(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import replicator.guard.remove as remove
+    import replicator.removal.remove as remove
 
     house.table("t", properties=UNREFERENCED)
     house.table("u", properties=UNREFERENCED)

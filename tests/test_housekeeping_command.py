@@ -19,10 +19,10 @@ from faults import Fault, run_with
 from housekeeping import ALL_EVENTS, ENGINE, EXPIRED, UNREFERENCED, House
 
 from replicator.cli.main import run as command
-from replicator.lifecycle.upkeep import expire_root
-from replicator.metastore.embedded import Running
+from replicator.core.model import EXTERNAL
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import EXTERNAL
+from replicator.pitr.upkeep import expire_root
 
 _numbers = itertools.count(1)
 

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_tables import _storage
 
-from cmroot.checksum import checksum_file
-from cmroot.content import locate
-from replicator.metastore.embedded import Running
+from cmroot.keep.content import locate
+from cmroot.store.checksum import checksum_file
+from replicator.core.model import EXTERNAL, Partition
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import EXTERNAL, Partition
 
 _numbers = itertools.count(1)
 NAMES, VALUES = ("a", "b", "c"), ("1", "2")

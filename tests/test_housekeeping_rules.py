@@ -14,11 +14,11 @@ import pytest
 from housekeeping import DROPS, EXPIRED, UNREFERENCED, House
 
 from replicator.cli.main import run as command
+from replicator.core.model import EXTERNAL
 from replicator.errors import Refused
-from replicator.guard.removal import Limits
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import EXTERNAL
+from replicator.removal.removal import Limits
 
 _numbers = itertools.count(1)
 SWITCH = "beekeeper.remove.unreferenced.data"

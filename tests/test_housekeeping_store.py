@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from postgres import Postgres, running_postgres
 
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.core.model import VIEW, Table
 from replicator.errors import FormatError, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import DELETED, Item, iso
@@ -19,7 +20,6 @@ from replicator.housekeeping.periods import parse_period
 from replicator.housekeeping.schema import HEAD, item
 from replicator.housekeeping.store import Store, store_url
 from replicator.housekeeping.wishes import DEFAULT_EVENTS, EXPIRED, UNREFERENCED, Defaults, read_wishes
-from replicator.model import VIEW, Table
 
 DAY = 86_400
 P1D = parse_period("P1D")

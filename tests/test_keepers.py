@@ -20,19 +20,19 @@ import pytest
 from metastores import MetastoreFactory
 
 from cmroot.errors import KeepError, NotWritable
-from cmroot.keep import recycle_tree
-from cmroot.log import segments
-from cmroot.place import is_local, join, store_for
-from cmroot.remote import FsspecStore
+from cmroot.keep.keepers import recycle_tree
+from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot, create_or_open
+from cmroot.store.place import is_local, join, store_for
+from cmroot.store.remote import FsspecStore
 from replicator import api
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.captures.recording import Captured
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.errors import FilesMissing
-from replicator.events.recording import Captured
-from replicator.load.load import Loaded
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import Column, Database, Partition, Serde, Storage, Table
+from replicator.replay.apply.load import Loaded
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 server = pytest.importorskip("moto.server", reason="moto is not installed")
@@ -266,7 +266,7 @@ def recycle(it: Story, place: str) -> None:
     if is_local(place):
         recycle_tree(it.root.place, place)
         return
-    from cmroot.keep import recycle as recycle_file
+    from cmroot.keep.keepers import recycle as recycle_file
 
     for name in store_for(place).find(place):
         recycle_file(it.root.place, join(place, name))

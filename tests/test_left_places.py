@@ -13,8 +13,8 @@ from policies import Replication
 from purges import DESCRIPTOR, Warehouse
 from story import command
 
-from replicator.metastore.embedded import Running
-from replicator.model import EXTERNAL
+from replicator.core.model import EXTERNAL
+from replicator.metastore.embedded.running import Running
 
 OLD = b"rows of before"
 

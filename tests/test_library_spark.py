@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from replicator.metastore.embedded import Running
-from replicator.metastore.jars import pyspark_jars
+from replicator.metastore.embedded.jars import pyspark_jars
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 
 SCRIPT = Path(__file__).with_name("notebook.py")

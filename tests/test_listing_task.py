@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.keep import NoKeeper
-from replicator.events import listing
-from replicator.events.listing import ListTask, list_objects
-from replicator.events.manifest import DataObject
+from cmroot.keep.keepers import NoKeeper
+from replicator.captures import listing
+from replicator.captures.listing import ListTask, list_objects
+from replicator.captures.manifest import DataObject
 
 
 def test_a_task_whose_outcome_grows_large_leaves_whole_objects_to_others(

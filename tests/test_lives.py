@@ -19,19 +19,19 @@ import msgspec
 import pytest
 from housekeeping import DROPS, EXPIRED, UNREFERENCED, House
 
-from cmroot.checksum import checksum_file
-from cmroot.content import locate
+from cmroot.keep.content import locate
+from cmroot.store.checksum import checksum_file
 from replicator import lives
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.guard.removal import Limits
-from replicator.metastore.embedded import Running
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import EXTERNAL, partition_name
+from replicator.core.progress import Silent
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import EXTERNAL, partition_name
-from replicator.progress import Silent
+from replicator.purge.backups.retain import retain
 from replicator.purge.options import PurgeOptions, RetainOptions
-from replicator.purge.retain import retain
 from replicator.purge.run import purge
+from replicator.removal.removal import Limits
 from replicator.retention.job import read_job
 from replicator.retention.run import Retention
 

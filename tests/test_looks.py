@@ -15,8 +15,8 @@ from plain_tables import KEYS
 from policies import Replication
 from story import Answer, Story, command
 
-from replicator.metastore.embedded import Running
-from replicator.model import partition_name
+from replicator.core.model import partition_name
+from replicator.metastore.embedded.running import Running
 
 TIME = 1_600_000_000 * 10**9  # a build's fixed time, or what `rsync -t` and `tar x` restore
 

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from cmroot.place import join, store_for
 from cmroot.root import ChangeRoot, create_or_open
+from cmroot.store.place import join, store_for
 from replicator.errors import ConfigError, FormatError, LeaseHeld
-from replicator.sync.memory import Memory, RememberedScope, Run, Step, Turn, iso, policies
-from replicator.sync.sealed import seal
+from replicator.policies.memory import Memory, RememberedScope, Run, Step, Turn, iso, policies
+from replicator.policies.sealed import seal
 
 NOW = 1_800_000_000.0  # 2027-01-15
 DAY = 86_400.0
@@ -268,7 +268,7 @@ def test_the_lease_of_a_run_that_was_killed_is_free(local: Memory, tmp_path: Pat
     code = (
         "import os, signal, sys\n"
         "from cmroot.root import create_or_open\n"
-        "from replicator.sync.memory import Memory\n"
+        "from replicator.policies.memory import Memory\n"
         "lease = Memory(create_or_open(sys.argv[1]), 'nightly').lease('sync')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -20,22 +20,7 @@ from urllib.parse import unquote
 import msgspec
 import pytest
 
-from replicator.errors import (
-    CommitOutcomeUnknown,
-    MetastoreError,
-    MetastoreUnreachable,
-    NotAMetastore,
-    NotificationLogOff,
-    ObjectExists,
-    ObjectNotFound,
-    UsageError,
-)
-from replicator.metastore.client import PARTITION_BATCH, Metastore
-from replicator.metastore.connection import addresses
-from replicator.metastore.embedded import Running
-from replicator.metastore.greeting import CALL
-from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import (
+from replicator.core.model import (
     EXTERNAL,
     Column,
     ColumnStatistic,
@@ -49,6 +34,21 @@ from replicator.model import (
     Table,
     partition_name,
 )
+from replicator.errors import (
+    CommitOutcomeUnknown,
+    MetastoreError,
+    MetastoreUnreachable,
+    NotAMetastore,
+    NotificationLogOff,
+    ObjectExists,
+    ObjectNotFound,
+    UsageError,
+)
+from replicator.metastore.client import PARTITION_BATCH, Metastore
+from replicator.metastore.connection import addresses
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.greeting import CALL
+from replicator.metastore.thrift import ThriftMetastore, connect
 
 TEXT = Storage(
     columns=(Column(name="a", type="int", comment="größe 🦆"), Column(name="b", type="array<string>")),

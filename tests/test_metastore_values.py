@@ -25,10 +25,7 @@ from thrift.Thrift import TType
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TMemoryBuffer, TTransportException
 
-from replicator.errors import FormatError
-from replicator.metastore import fields, values
-from replicator.metastore.thrift import ThriftMetastore
-from replicator.model import (
+from replicator.core.model import (
     EXTERNAL,
     Column,
     ColumnStatistic,
@@ -41,6 +38,10 @@ from replicator.model import (
     Storage,
     Table,
 )
+from replicator.errors import FormatError
+from replicator.metastore import values
+from replicator.metastore.convert import fields
+from replicator.metastore.thrift import ThriftMetastore
 
 CONTROL = re.compile(r"[\x00-\x1f]")  # the server escapes them, thrift for Python does not
 PROTOCOLS = [TBinaryProtocol, TBinaryProtocolAccelerated]

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.compact import compact
-from cmroot.log import SegmentWriter, segments
+from cmroot.log.captured import SegmentWriter, segments
+from cmroot.log.compact import compact
 from cmroot.root import create_or_open
+from replicator.core.model import Database, Table
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.events.record import (
     Change,
@@ -19,8 +20,7 @@ from replicator.events.record import (
     EventsLost,
     encode,
 )
-from replicator.lifecycle.moments import moment, retained
-from replicator.model import Database, Table
+from replicator.pitr.moments import moment, retained
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
 

@@ -15,18 +15,18 @@ from plain_tables import PlainDatabase
 
 from cmroot.errors import LeaseHeld
 from cmroot.lease import Holder
-from cmroot.log import segments
-from cmroot.place import store_for
+from cmroot.log.captured import segments
 from cmroot.root import create_or_open
+from cmroot.store.place import store_for
 from replicator import api
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.load.carrying import CarryTask, run_carry_task
-from replicator.load.copying import Roots, remove_file
-from replicator.load.superseded import Superseded, close_superseded, note_superseded, sweep_superseded
-from replicator.metastore.embedded import Running
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
+from replicator.core.progress import Progress
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.model import Column, Database, Partition, Serde, Storage, Table
-from replicator.progress import Progress
+from replicator.replay.apply.carrying import CarryTask, run_carry_task
+from replicator.replay.copy.copying import Roots, remove_file
+from replicator.replay.places.superseded import Superseded, close_superseded, note_superseded, sweep_superseded
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 server = pytest.importorskip("moto.server", reason="moto is not installed")

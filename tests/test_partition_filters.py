@@ -11,18 +11,18 @@ from plain_tables import PlainDatabase
 from policies import Replication, local_engine
 
 from cmroot.root import open_existing
+from replicator.captures.capture import capture
+from replicator.compare.repair import RepairOptions, repair
+from replicator.compare.sampling import Budget, verify_sample
+from replicator.compare.verify import verify
+from replicator.core.model import partition_spec
+from replicator.core.progress import Silent
 from replicator.errors import UsageError
-from replicator.events.capture import capture
 from replicator.events.scope import Patterns, matches_name
-from replicator.metastore.embedded import Running
-from replicator.model import partition_spec
-from replicator.partition_filter import parse_partition_filter
-from replicator.progress import Silent
-from replicator.sync.lag import lag
-from replicator.sync.repair import RepairOptions, repair
-from replicator.sync.run import Remembering, look
-from replicator.sync.sampling import Budget, verify_sample
-from replicator.sync.verify import verify
+from replicator.metastore.embedded.running import Running
+from replicator.policies.lag import lag
+from replicator.policies.run import Remembering, look
+from replicator.text.partition_filter import parse_partition_filter
 
 WANTED = "p >= '2026'"
 

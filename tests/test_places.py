@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from cmroot.errors import FormatError, UnknownPlace
 from cmroot.names import check_entries, is_below
-from cmroot.place import split_authority
-from cmroot.resolve import folded, resolved
+from cmroot.store.place import split_authority
+from cmroot.store.resolve import folded, resolved
 from replicator.errors import Refused
-from replicator.load.placement import Placement
-from replicator.load.work import is_one_file
+from replicator.replay.apply.work import is_one_file
+from replicator.replay.places.placement import Placement
 
 HOME, TARGET, EXTERNAL, MAPPED = "/src/shop.db", "/dst/copy.db", "/dst/external", "/mapped/here"
 ROOT = "/dst/.cmroot"

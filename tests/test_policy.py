@@ -15,11 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmroot.pins import Slot, create_slot
-from replicator.config import Config, parse_config, read_config
-from replicator.errors import ConfigError, UsageError
-from replicator.model import DEFAULT_PARTITION
-from replicator.partition_filter import parse_partition_filter
-from replicator.policy import (
+from replicator.core.config import Config, parse_config, read_config
+from replicator.core.model import DEFAULT_PARTITION
+from replicator.core.policy import (
     KEYS,
     Policy,
     VerifyBudget,
@@ -28,7 +26,9 @@ from replicator.policy import (
     refuse_overlaps,
     same_metastore,
 )
-from replicator.quantity import duration_text, parse_duration, parse_size, size_text
+from replicator.errors import ConfigError, UsageError
+from replicator.text.partition_filter import parse_partition_filter
+from replicator.text.quantity import duration_text, parse_duration, parse_size, size_text
 
 PAGE = Path(__file__).parent.parent / "docs" / "policies.md"
 LEAST: dict[str, Any] = {

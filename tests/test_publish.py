@@ -17,13 +17,13 @@ from plain_tables import PlainDatabase
 from policies import Replication, local_engine
 from test_crash import BusySource
 
+from replicator.compare.verify import verify
+from replicator.core.model import EXTERNAL
+from replicator.core.progress import Silent
 from replicator.errors import ObjectNotFound
-from replicator.load.superseded import has_superseded, sweep_superseded
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.model import EXTERNAL
-from replicator.progress import Silent
-from replicator.sync.verify import verify
+from replicator.replay.places.superseded import has_superseded, sweep_superseded
 
 FILES = 4
 

@@ -12,11 +12,11 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.errors import ObjectNotFound
-from replicator.metastore.embedded import Running
-from replicator.purge.backups import backups
+from replicator.metastore.embedded.running import Running
+from replicator.purge.backups.backups import backups
+from replicator.purge.backups.restore import restore_backup
+from replicator.purge.backups.retain import retain
 from replicator.purge.options import RetainOptions
-from replicator.purge.restore import restore_backup
-from replicator.purge.retain import retain
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from record_files import vint as written
 
 from cmroot.errors import FormatError
-from replicator.purge.avro_schema import parse_schema
-from replicator.purge.blocks import avro_codec, hadoop_codec
-from replicator.purge.sequence import _as_vint, vint
+from replicator.purge.rewrite.avro_schema import parse_schema
+from replicator.purge.rewrite.blocks import avro_codec, hadoop_codec
+from replicator.purge.rewrite.sequence import _as_vint, vint
 
 AVRO = ("null", "deflate", "snappy", "bzip2", "zstandard", "xz")
 HADOOP = ("Default", "Deflate", "Gzip", "BZip2", "ZStandard", "Snappy", "Lz4")

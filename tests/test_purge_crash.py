@@ -12,7 +12,7 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.cli.main import run
 from replicator.errors import LeaseHeld
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.purge.state import runs
 
 
@@ -60,7 +60,7 @@ def test_a_killed_purge_is_taken_up_again(warehouse: Warehouse, fault: Fault, re
 
 def test_a_second_purge_is_told_of_the_first(warehouse: Warehouse, capsys: pytest.CaptureFixture[str]) -> None:
     from cmroot.lease import acquire
-    from cmroot.place import join, store_for
+    from cmroot.store.place import join, store_for
 
     root = warehouse.root("two")
     store_for(root.place).mkdirs(join(root.place, "purge"))

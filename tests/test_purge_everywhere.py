@@ -16,13 +16,13 @@ from purges import DESCRIPTOR, Warehouse
 
 from cmroot.root import open_existing
 from replicator.cli.main import run
-from replicator.metastore.embedded import Running
+from replicator.core.model import Partition
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.model import Partition
+from replicator.purge.backups.retain import retain
 from replicator.purge.certify import Certificate, Replica, certify
 from replicator.purge.onboarding import WhiteList
 from replicator.purge.options import PurgeOptions, RetainOptions
-from replicator.purge.retain import retain
 from replicator.purge.run import described
 
 NAME = b"member-of-the-club-40"

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from replicator.purge import columnar, parquet_footer
-from replicator.purge.columnar import rewrite_orc, rewrite_parquet
-from replicator.purge.compact import BINARY, I32, LIST, STRUCT, Struct, given, read_struct, write_struct
-from replicator.purge.formats import Unsupported
+from replicator.purge.rewrite import columnar, parquet_footer
+from replicator.purge.rewrite.columnar import rewrite_orc, rewrite_parquet
+from replicator.purge.rewrite.compact import BINARY, I32, LIST, STRUCT, Struct, given, read_struct, write_struct
+from replicator.purge.rewrite.formats import Unsupported
 
 ROWS = 1000
 IDS = pa.array([0, 5, 999, 123456], pa.int64())

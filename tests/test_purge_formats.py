@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 FORMATS = {
     "parquet_of_spark": "(id INT, v STRING, k INT) USING parquet PARTITIONED BY (k)",

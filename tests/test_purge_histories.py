@@ -18,7 +18,7 @@ from purge_worlds import MARK, World, person_of
 from purges import Warehouse
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.purge.certify import Certificate, Replica, certify
 from replicator.purge.options import PurgeOptions

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow import orc
 
-from replicator.purge import orc_footer, orc_stripes
-from replicator.purge.columnar import rewrite_orc
-from replicator.purge.formats import OnlyBySpark, Unsupported
-from replicator.purge.orc_footer import BYTES, VARINT, Message
+from replicator.purge.rewrite import orc_footer, orc_stripes
+from replicator.purge.rewrite.columnar import rewrite_orc
+from replicator.purge.rewrite.formats import OnlyBySpark, Unsupported
+from replicator.purge.rewrite.orc_footer import BYTES, VARINT, Message
 
 ROWS = 6_000
 IDS = pa.array([0, 5, 5_999, 123_456], pa.int64())

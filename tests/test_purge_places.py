@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 SERDES = {
     "text": "ROW FORMAT DELIMITED FIELDS TERMINATED BY ','",

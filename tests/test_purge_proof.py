@@ -12,8 +12,9 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 from pyarrow import orc
 
-from replicator.metastore.embedded import Running
-from replicator.purge import files, proving
+from replicator.metastore.embedded.running import Running
+from replicator.purge.rewrite import files
+from replicator.purge.search import proving
 
 FORMATS = {
     "parquet": "(id BIGINT, v STRING, m MAP<STRING,ARRAY<DATE>>) PARTITIONED BY (k STRING) STORED AS PARQUET",

@@ -18,10 +18,10 @@ from purges import DESCRIPTOR, Warehouse
 from pyarrow import orc
 from record_files import SequenceFile
 
-from replicator.metastore.embedded import Running
-from replicator.model import Column
-from replicator.purge.lost_columns import ColumnsTask, run_columns_task
+from replicator.core.model import Column
+from replicator.metastore.embedded.running import Running
 from replicator.purge.run import Purged
+from replicator.purge.search.lost_columns import ColumnsTask, run_columns_task
 
 FORMATS = ("AVRO", "SEQUENCEFILE")
 NESTED = """'dataset.descriptor'='{"privacy": {"column": "header.id"}}'"""

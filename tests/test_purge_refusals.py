@@ -10,11 +10,11 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.errors import Refused
-from replicator.guard.legal import LegalHold, add_hold
-from replicator.guard.removal import Limits
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.purge import tables
 from replicator.purge.onboarding import WhiteList
+from replicator.removal.legal import LegalHold, add_hold
+from replicator.removal.removal import Limits
 
 
 @pytest.fixture(scope="module")

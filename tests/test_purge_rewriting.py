@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from replicator.purge.compression import decompressed
-from replicator.purge.files import FilesTask, FileWork, run_files_task
-from replicator.purge.formats import FileFormat
+from replicator.purge.rewrite.compression import decompressed
+from replicator.purge.rewrite.files import FilesTask, FileWork, run_files_task
+from replicator.purge.rewrite.formats import FileFormat
 
 TEXT = FileFormat("text", field=("id",), type="bigint")
 

@@ -18,9 +18,9 @@ from py4j.protocol import Py4JJavaError
 from record_files import SequenceFile, vint
 
 from cmroot.errors import FormatError
-from replicator.metastore.embedded import Running
-from replicator.purge.formats import FileFormat, Unsupported
-from replicator.purge.sequence import count_sequence, rewrite_sequence
+from replicator.metastore.embedded.running import Running
+from replicator.purge.rewrite.formats import FileFormat, Unsupported
+from replicator.purge.rewrite.sequence import count_sequence, rewrite_sequence
 
 REFUSED = (FormatError, Unsupported)
 ROWS = FileFormat("sequence", column=1, field=("id",), type="bigint")

@@ -12,11 +12,11 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.cli.main import run
-from replicator.metastore.embedded import Running
-from replicator.model import Column
-from replicator.purge.by_spark import _condition
+from replicator.core.model import Column
+from replicator.metastore.embedded.running import Running
 from replicator.purge.onboarding import Onboarded, _fields, onboard
-from replicator.sql_text import quoted_name, quoted_text
+from replicator.purge.search.by_spark import _condition
+from replicator.text.sql_text import quoted_name, quoted_text
 
 SECRET = "the diary of somebody else"
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.metastore.embedded import Running
-from replicator.purge.fields import identify
-from replicator.purge.formats import format_of
-from replicator.purge.values import NONE, canonical
+from replicator.metastore.embedded.running import Running
+from replicator.purge.rewrite.fields import identify
+from replicator.purge.rewrite.formats import format_of
+from replicator.purge.rewrite.values import NONE, canonical
 
 NUMBERS = [
     "7", "+7", "-7", " 7", "7 ", "\t7", "07", "0_7", "7.9", "7.", "7.x", "-7.9", ".9", "7e0", "7E0", "0x7", "7L", "٧",

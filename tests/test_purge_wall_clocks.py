@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 SCRIPT = Path(__file__).with_name("purge_in_a_zone.py")
 SKIPPED = "2026-03-08 02:30:00"

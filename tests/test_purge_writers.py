@@ -10,7 +10,7 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 from test_purge_footers import WRITERS, comparable, footer_of, of_duck
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 from metastores import MetastoreFactory
 from warehouse import Pair, Sides
 
-from cmroot.keep import recycle_tree
-from cmroot.listing import hidden
-from cmroot.log import ADD, RELEASE, segments
-from cmroot.taken import read_taken, write_taken
-from replicator.events.fold import open_manifest
+from cmroot.keep.keepers import recycle_tree
+from cmroot.log.captured import ADD, RELEASE, segments
+from cmroot.log.taken import read_taken, write_taken
+from cmroot.store.listing import hidden
+from replicator.captures.fold import open_manifest
 
 
 @pytest.fixture(scope="module")

@@ -15,23 +15,23 @@ import pytest
 from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
 
-from cmroot.listing import list_tree
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.dump.dump import Dumped, write_dump
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from cmroot.store.listing import list_tree
+from replicator.captures.capture import capture
+from replicator.compare import repair as repairs
+from replicator.compare.repair import Repaired, RepairOptions
+from replicator.compare.verify import Verified, verify
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import Column
+from replicator.core.progress import Silent
+from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
-from replicator.events.capture import capture
 from replicator.events.scope import Patterns
-from replicator.load.difference import ByDifference
-from replicator.load.load import Loaded, load
-from replicator.load.planning import LoadOptions
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import Column
-from replicator.progress import Silent
-from replicator.sync import repair as repairs
-from replicator.sync.repair import Repaired, RepairOptions
-from replicator.sync.verify import Verified, verify
+from replicator.replay.apply.load import Loaded, load
+from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.plan.difference import ByDifference
 
 ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
 MARKS = ("repl.last.id", "replicator.position", "replicator.source", "replicator.loading")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from policies import Replication
 
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.load.gathering import Named, gathered
-from replicator.load.squash import Called, Lineage
-from replicator.metastore.embedded import Running
-from replicator.model import Partition
-from replicator.progress import Silent
-from replicator.sync.run import Remembering, sync_once
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import Partition
+from replicator.core.progress import Silent
+from replicator.metastore.embedded.running import Running
+from replicator.policies.run import Remembering, sync_once
+from replicator.replay.plan.gathering import Named, gathered
+from replicator.replay.plan.squash import Called, Lineage
 
 
 def lineage(name: str) -> Lineage:
@@ -112,7 +112,7 @@ def test_a_log_that_is_larger_than_memory_is_captured_page_by_page(
     db.partitioned("t", {"new": {"f": "2"}})
     events = pair.source.next_events
     pair.source.next_events = lambda after, limit: pages.append(limit) or events(after, limit)  # type: ignore[method-assign]
-    for place in ("replicator.events.reader.EVENT_BATCH", "replicator.events.capture.EVENT_BATCH"):
+    for place in ("replicator.events.reader.EVENT_BATCH", "replicator.captures.capture.EVENT_BATCH"):
         monkeypatch.setattr(place, 5)
     monkeypatch.setattr("replicator.events.reader.LOOK_BACK", 2)
     run = pair.sync()

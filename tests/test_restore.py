@@ -14,7 +14,7 @@ from past import Past, state_of
 from story import Story, command
 from then import Then, differences, fails, restore
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 SEED = 20260301
 STEPS, EVENTS = 40, 20

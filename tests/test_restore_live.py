@@ -11,8 +11,8 @@ from plain_tables import _storage
 from story import Story, command
 from then import Then, differences, fails, restore, restore_arguments
 
-from replicator.metastore.embedded import Running
-from replicator.model import EXTERNAL, Table
+from replicator.core.model import EXTERNAL, Table
+from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture

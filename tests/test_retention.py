@@ -22,14 +22,14 @@ from faults import ERRORS, Ended, Fault, delayed, run_with
 from plain_tables import PlainDatabase
 from story import Answer, Story, command
 
-from cmroot.content import content_name
+from cmroot.keep.content import content_name
 from cmroot.root import open_existing
 from replicator import api
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.events.fold import open_manifest
-from replicator.metastore.embedded import Running
+from replicator.captures.fold import open_manifest
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.progress import Progress
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.progress import Progress
 
 CONSUMERS = ("near", "far")
 ROUNDS = 5

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from replicator.errors import ConfigError
 from replicator.retention.access import parse_mode
-from replicator.retention.datetimes import Unreadable, date_pattern
-from replicator.retention.hocon.parse import parse
-from replicator.retention.hocon.resolve import resolve
+from replicator.retention.config.datetimes import Unreadable, date_pattern
+from replicator.retention.config.hocon.parse import parse
+from replicator.retention.config.hocon.resolve import resolve
+from replicator.retention.config.lookback import fixed, parse_lookback
+from replicator.retention.config.older_policies import retention_policy
+from replicator.retention.config.settings import Settings
 from replicator.retention.listing import Found, glob
-from replicator.retention.lookback import fixed, parse_lookback
-from replicator.retention.older_policies import retention_policy
 from replicator.retention.selection import Policy, selection_policy
-from replicator.retention.settings import Settings
 from replicator.retention.tables import parse_names
 from replicator.retention.versions import TIME, Pair, Version
 

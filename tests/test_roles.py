@@ -13,15 +13,9 @@ import msgspec
 import pytest
 from story import Answer, Story, command
 
-from cmroot.log import segments
-from replicator.dump.layout import open_parts
-from replicator.errors import FormatError, ObjectNotFound, Refused
-from replicator.events.compare import database_change
-from replicator.load.replica import LOADING, POSITION
-from replicator.metastore.embedded import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import Database
-from replicator.roles import (
+from cmroot.log.captured import segments
+from replicator.core.model import Database
+from replicator.core.roles import (
     EPOCH,
     PROPERTIES,
     ROLE,
@@ -35,7 +29,13 @@ from replicator.roles import (
     may_dump_from,
     may_load_into,
 )
-from replicator.sync.roles import epochs_to_dump, establish, read_role, set_role
+from replicator.dumps.layout import open_parts
+from replicator.errors import FormatError, ObjectNotFound, Refused
+from replicator.events.compare import database_change
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.policies.roles import epochs_to_dump, establish, read_role, set_role
+from replicator.replay.places.replica import LOADING, POSITION
 
 AT_ONCE = timedelta(0)
 NONE, PRIMARY, REPLICA, FENCED = Role.NONE, Role.PRIMARY, Role.REPLICA, Role.FENCED
@@ -395,9 +395,9 @@ def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_i
 ) -> None:
     from warehouse import local_engine
 
-    from replicator.load.load import load
-    from replicator.load.planning import LoadOptions
-    from replicator.progress import Silent
+    from replicator.core.progress import Silent
+    from replicator.replay.apply.load import load
+    from replicator.replay.apply.planning import LoadOptions
 
     established(story)
     assert story.dump().code == 0

@@ -8,7 +8,7 @@ import pytest
 from policies import Replication
 from runbooks import play
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 
 def test_the_runbook_drills_a_replica_and_leaves_it_as_it_was(

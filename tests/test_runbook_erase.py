@@ -7,7 +7,7 @@ from pathlib import Path
 from policies import Replication
 from runbooks import play
 
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 
 
 def test_the_page_ends_with_a_certificate(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> None:

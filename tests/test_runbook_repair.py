@@ -9,7 +9,7 @@ from plain_tables import PlainDatabase
 from runbooks import play, steps
 
 from replicator import api
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 

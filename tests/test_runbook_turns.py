@@ -14,8 +14,8 @@ from runbooks import play
 from test_failover import captured
 
 from cmroot.pins import read_pins
-from replicator.metastore.embedded import Running
-from replicator.sync.failover import last_failover
+from replicator.metastore.embedded.running import Running
+from replicator.turnover.failover import last_failover
 
 
 @pytest.fixture(autouse=True)

@@ -14,19 +14,19 @@ from plain_tables import SERVERS_OWN, PlainDatabase
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.captures.capture import capture
 from replicator.cli.main import run
-from replicator.dump.dump import Dumped, write_dump
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
+from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.progress import Silent
+from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import LeaseHeld
-from replicator.events.capture import capture
 from replicator.events.scope import Patterns
-from replicator.load.load import load
-from replicator.load.planning import LoadOptions
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.progress import Silent
-from replicator.sync.sampling import Budget, Sampled, memory_of, verify_sample
-from replicator.sync.verified import Memory, TableMemory, read_memory, write_memory
+from replicator.replay.apply.load import load
+from replicator.replay.apply.planning import LoadOptions
 
 ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
 TABLES = ("a", "b", "c", "d", "e")

@@ -30,11 +30,11 @@ import pytest
 from metastores import MetastoreFactory
 from warehouse import Pair, Sides, plain
 
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import Column, ColumnStatistic, Partition, Serde, Statistics, Storage, Table
 from replicator.errors import FilesMissing, ObjectNotFound
+from replicator.metastore.convert.tjson import struct_to_tjson
 from replicator.metastore.java import find_java, spark_environment
-from replicator.metastore.tjson import struct_to_tjson
-from replicator.model import Column, ColumnStatistic, Partition, Serde, Statistics, Storage, Table
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 OPTIONS = {"name", "before", "after", "show", "each", "rename", "map", "include", "deep", "gone"}

@@ -11,8 +11,8 @@ from plain_tables import PlainDatabase
 from story import Story, command
 
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, dump_pins, find_slot, give_up_slot, slots
-from replicator.dump.layout import DumpMetadata, open_parts
-from replicator.metastore.embedded import Running
+from replicator.dumps.layout import DumpMetadata, open_parts
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 SLOT = "west"

@@ -13,8 +13,8 @@ from plain_tables import PlainDatabase, _storage
 from policies import Replication
 from story import Answer, Story, command
 
-from replicator.metastore.embedded import Running
-from replicator.model import EXTERNAL, Partition, Storage
+from replicator.core.model import EXTERNAL, Partition, Storage
+from replicator.metastore.embedded.running import Running
 
 TEXT = "1\x01one\n"
 

@@ -12,8 +12,8 @@ from plain_tables import KEYS, PlainDatabase
 from story import Story
 from test_geometry import bootstrap, catch_up, held, partition, storage, write
 
-from replicator.metastore.embedded import Running
-from replicator.model import Storage, Table
+from replicator.core.model import Storage, Table
+from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture

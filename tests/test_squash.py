@@ -22,14 +22,25 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import replicator.load.commit as committing
-import replicator.load.prepare as preparing
-from cmroot.log import FILES
-from replicator.dump.layout import INCREMENTAL, DumpMetadata, Point, Scope
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+import replicator.replay.apply.commit as committing
+import replicator.replay.apply.prepare as preparing
+from cmroot.log.captured import FILES
+from replicator.captures.fold import catch_up
+from replicator.captures.manifest import DataObject, Manifest
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import (
+    EXTERNAL,
+    Column,
+    ColumnStatistic,
+    Database,
+    Partition,
+    Statistics,
+    Storage,
+    Table,
+    partition_name,
+)
+from replicator.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.errors import ObjectExists, ObjectNotFound
-from replicator.events.fold import catch_up
-from replicator.events.manifest import DataObject, Manifest
 from replicator.events.record import (
     AddPartitions,
     AlterPartition,
@@ -43,32 +54,21 @@ from replicator.events.record import (
     SetStatistics,
     encode,
 )
-from replicator.load.admission import check_target
-from replicator.load.clearing import Kept
-from replicator.load.commit import Commit
-from replicator.load.files import fold_entries
-from replicator.load.gathering import gathered
-from replicator.load.neighbours import Leaving
-from replicator.load.placement import Placement
-from replicator.load.plan import looked_at, make_plan
-from replicator.load.prepare import Preparation
-from replicator.load.published import of_kind
-from replicator.load.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
-from replicator.load.squash import squash, surviving_partitions
-from replicator.load.strays import _by_place, begun_places
-from replicator.load.target import read_databases, read_part
-from replicator.load.work import Work
-from replicator.model import (
-    EXTERNAL,
-    Column,
-    ColumnStatistic,
-    Database,
-    Partition,
-    Statistics,
-    Storage,
-    Table,
-    partition_name,
-)
+from replicator.replay.apply.commit import Commit
+from replicator.replay.apply.prepare import Preparation
+from replicator.replay.apply.strays import _by_place, begun_places
+from replicator.replay.apply.work import Work
+from replicator.replay.copy.files import fold_entries
+from replicator.replay.places.clearing import Kept
+from replicator.replay.places.neighbours import Leaving
+from replicator.replay.places.placement import Placement
+from replicator.replay.places.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
+from replicator.replay.plan.admission import check_target
+from replicator.replay.plan.gathering import gathered
+from replicator.replay.plan.plan import looked_at, make_plan
+from replicator.replay.plan.published import of_kind
+from replicator.replay.plan.squash import squash, surviving_partitions
+from replicator.replay.plan.target import read_databases, read_part
 
 DB = "d"
 KEYS = (Column(name="p", type="string"),)

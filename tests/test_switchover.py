@@ -14,14 +14,14 @@ from story import command
 from test_sync_follow import Following, until
 
 from cmroot.pins import find_slot
+from replicator.core.progress import Silent
+from replicator.core.roles import Role, RoleMark
 from replicator.errors import LeaseHeld, NotReached, Refused
-from replicator.metastore.embedded import Running
-from replicator.progress import Silent
-from replicator.roles import Role, RoleMark
-from replicator.sync.roles import read_role, set_role
-from replicator.sync.switchover import abort, switchover
-from replicator.sync.switchover_steps import SwitchoverOptions
-from replicator.sync.turn import Sides, StepTold, Turned
+from replicator.metastore.embedded.running import Running
+from replicator.policies.roles import read_role, set_role
+from replicator.turnover.switchover import abort, switchover
+from replicator.turnover.switchover_steps import SwitchoverOptions
+from replicator.turnover.turn import Sides, StepTold, Turned
 
 NAMES = ("check", "catch up", "fence", "drain", "verify", "promote", "demote", "late", "slots")
 
@@ -172,7 +172,7 @@ def test_a_policy_that_was_never_run_cannot_be_switched_over(
 
 
 def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: Replication) -> None:
-    from replicator.sync.verified import Memory, TableMemory, write_memory
+    from replicator.compare.verified import Memory, TableMemory, write_memory
 
     place = str(pair.here / "target/.cmroot/verified")
     write_memory(place, f"{pair.name}_a", Memory({"t": TableMemory(verified=1.0, outcome="different")}))

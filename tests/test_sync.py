@@ -16,12 +16,12 @@ from policies import Replication
 from story import command
 
 from cmroot.pins import drop_slot, find_slot, give_up_slot
+from replicator.checks.check import check
+from replicator.core.roles import Role
 from replicator.errors import ConfigError, ObjectNotFound, Refused
-from replicator.metastore.embedded import Running
-from replicator.roles import Role
-from replicator.sync.check import check
-from replicator.sync.roles import read_role, set_role
-from replicator.sync.run import Remembering
+from replicator.metastore.embedded.running import Running
+from replicator.policies.roles import read_role, set_role
+from replicator.policies.run import Remembering
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from metastores import MetastoreFactory
 from policies import Replication, local_engine
 from story import command
 
-from replicator.engine import SparkEngine
+from replicator.core.engine import SparkEngine
 from replicator.errors import ConfigError, LeaseHeld, MetastoreUnreachable
-from replicator.metastore import embedded
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
-from replicator.sync.follow import Followed, Pace, Scan, follow
-from replicator.sync.run import SyncRun
+from replicator.policies.follow import Followed, Pace, Scan, follow
+from replicator.policies.run import SyncRun
 
 PATIENCE = 60.0
 

@@ -12,9 +12,9 @@ from faults import Fault, run_with
 from policies import Replication
 from story import Answer, command
 
-from replicator.metastore.embedded import Running
-from replicator.roles import Role
-from replicator.sync.roles import read_role, set_role
+from replicator.core.roles import Role
+from replicator.metastore.embedded.running import Running
+from replicator.policies.roles import read_role, set_role
 
 
 @pytest.fixture

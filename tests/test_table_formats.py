@@ -18,13 +18,13 @@ from plain_tables import PlainDatabase
 from policies import Replication
 from story import Answer, Story, command
 
-from cmroot.delta import last_version
-from cmroot.listing import list_tree
-from replicator.delta_log import named_files
-from replicator.metastore.embedded import Running
-from replicator.metastore.tjson import struct_to_tjson
-from replicator.model import EXTERNAL, VIEW, ColumnStatistic, Function, Statistics, Table
-from replicator.table_format import table_format, why_not_replicated
+from cmroot.store.delta import last_version
+from cmroot.store.listing import list_tree
+from replicator.core.delta_log import named_files
+from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Function, Statistics, Table
+from replicator.core.table_format import table_format, why_not_replicated
+from replicator.metastore.convert.tjson import struct_to_tjson
+from replicator.metastore.embedded.running import Running
 
 ICEBERG = {
     "table_type": "ICEBERG", "metadata_location": "file:/w/t/metadata/00001-a.metadata.json",

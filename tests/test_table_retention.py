@@ -19,9 +19,9 @@ from plain_tables import COLUMNS, PlainDatabase
 
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
-from replicator.metastore.embedded import Running
+from replicator.core.model import EXTERNAL, Column, Partition, Serde, Storage, Table
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import EXTERNAL, Column, Partition, Serde, Storage, Table
 
 DELETES = "gobblin.retention.hive.shouldDeleteData=true"
 _numbers = itertools.count(1)

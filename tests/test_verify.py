@@ -13,18 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cmroot.place import local_path
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.dump.dump import write_dump
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.errors import ObjectNotFound
-from replicator.events.capture import capture
-from replicator.events.scope import Patterns
-from replicator.load.load import load
-from replicator.load.planning import LoadOptions
-from replicator.metastore.embedded import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import (
+from cmroot.store.place import local_path
+from replicator.captures.capture import capture
+from replicator.compare import compare_files, verify
+from replicator.compare.differences import Difference, Differences, Homes, compare
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import (
     EXTERNAL,
     VIEW,
     Column,
@@ -38,10 +33,15 @@ from replicator.model import (
     Storage,
     Table,
 )
-from replicator.progress import Silent
-from replicator.sync import compare_files, verify
-from replicator.sync.differences import Difference, Differences, Homes, compare
-from replicator.sync.status import status
+from replicator.core.progress import Silent
+from replicator.dumps.dump import write_dump
+from replicator.errors import ObjectNotFound
+from replicator.events.scope import Patterns
+from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.policies.status import status
+from replicator.replay.apply.load import load
+from replicator.replay.apply.planning import LoadOptions
 
 ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
 COLUMNS = (Column(name="a", type="int", comment="the first"), Column(name="b", type="string"))
@@ -480,7 +480,7 @@ def test_a_database_that_is_missing_is_a_difference_on_the_target_and_an_error_a
 
 
 def test_differences_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replicator.sync.differences.LIMIT", 3)
+    monkeypatch.setattr("replicator.compare.differences.LIMIT", 3)
     all_ = Differences()
     for _ in range(2):
         some = Differences()

@@ -13,10 +13,10 @@ from story import command
 from test_sync_follow import Following, until
 
 from replicator import api
-from replicator.metastore.embedded import Running
-from replicator.progress import Silent
-from replicator.sync.memory import Compared
-from replicator.sync.verifying import Beside, compare_now
+from replicator.core.progress import Silent
+from replicator.metastore.embedded.running import Running
+from replicator.policies.memory import Compared
+from replicator.policies.verifying import Beside, compare_now
 
 TABLES = ("one", "three", "two")
 

@@ -13,18 +13,18 @@ import pytest
 from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.captures.capture import capture
 from replicator.cli.main import run
-from replicator.dump.dump import Dumped, write_dump
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.progress import Silent
+from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import NotReached, UsageError
-from replicator.events.capture import capture
 from replicator.events.scope import Patterns
-from replicator.load.load import load
-from replicator.load.planning import LoadOptions
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.progress import Silent
-from replicator.sync.wait import FIRST, LONGEST, Goal, Waited, wait
+from replicator.policies.wait import FIRST, LONGEST, Goal, Waited, wait
+from replicator.replay.apply.load import load
+from replicator.replay.apply.planning import LoadOptions
 
 ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
 MINUTE = timedelta(minutes=1)

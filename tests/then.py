@@ -10,8 +10,8 @@ from past import state_of
 from plain_tables import _storage
 from story import Answer, Story, command
 
-from cmroot.content import locate
-from replicator.model import EXTERNAL, Table
+from cmroot.keep.content import locate
+from replicator.core.model import EXTERNAL, Table
 
 
 class Then:

@@ -21,18 +21,18 @@ from typing import Any
 from spark_sql import SparkSql
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.dump.dump import Dumped, write_dump
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.events.capture import capture
-from replicator.events.recording import Captured
+from replicator.captures.capture import capture
+from replicator.captures.recording import Captured
+from replicator.compare.verify import verify
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import Partition, Storage, Table, partition_name
+from replicator.core.progress import Silent
+from replicator.dumps.dump import Dumped, write_dump
 from replicator.events.scope import Patterns
-from replicator.load.load import Loaded, load
-from replicator.load.planning import LoadOptions
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import Partition, Storage, Table, partition_name
-from replicator.progress import Silent
-from replicator.sync.verify import verify
+from replicator.replay.apply.load import Loaded, load
+from replicator.replay.apply.planning import LoadOptions
 
 OURS = ("replicator.", "repl.")
 SPARK = {

@@ -17,12 +17,12 @@ from cmroot.check.finding import DAMAGE, FINDINGS, Finding, Found
 from cmroot.check.leftovers import leftovers
 from cmroot.check.needed import check_needed
 from cmroot.check.segments import check_segment
-from cmroot.entries import PREFIXES
 from cmroot.errors import FormatError
-from cmroot.log import Segment, finished, segments
+from cmroot.log.captured import Segment, finished, segments
+from cmroot.log.references import Grouping
 from cmroot.pins import Pins, read_pins
-from cmroot.place import join, store_for
-from cmroot.references import Grouping
+from cmroot.store.entries import PREFIXES
+from cmroot.store.place import join, store_for
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cmroot.check.finding import Finding
-from cmroot.checksum import checksum_file, checksum_stream
-from cmroot.content import content_name, locate
-from cmroot.entries import PREFIXES, content_of, list_entries
-from cmroot.place import is_local, join, local_path, store_for
+from cmroot.keep.content import content_name, locate
+from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.entries import PREFIXES, content_of, list_entries
+from cmroot.store.place import is_local, join, local_path, store_for
 
 SHOWN = 100
 """Damaged entries of one prefix that are told one by one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cmroot.check.finding import Finding
-from cmroot.log import finished
-from cmroot.place import join, store_for
+from cmroot.log.captured import finished
+from cmroot.store.place import join, store_for
 
 _LEFT = (
     ("incoming", "copy-", "part of a copy", "the next capture removes it"),

@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from cmroot.check.finding import FINDINGS, Finding, Found
 from cmroot.check.whereabouts import LookTask, VersionTask, check_versions, look
-from cmroot.content import content_name, locate
-from cmroot.kept import IN_FILES, MISSING, VERSION, kept
-from cmroot.log import Segment, segments
+from cmroot.expire.kept import IN_FILES, MISSING, VERSION, kept
+from cmroot.expire.retention import GOING
+from cmroot.keep.content import content_name, locate
+from cmroot.log.captured import Segment, segments
+from cmroot.log.references import Grouping
 from cmroot.pins import Pins, read_pins
-from cmroot.place import join
-from cmroot.references import Grouping
-from cmroot.retention import GOING
+from cmroot.store.place import join
 
 ROWS = 1000
 """Versions that one task asks its bucket for."""

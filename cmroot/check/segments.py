@@ -8,7 +8,7 @@ import msgspec
 
 from cmroot.check.finding import Finding
 from cmroot.errors import UNREADABLE, FormatError, Superseded
-from cmroot.log import Segment
+from cmroot.log.captured import Segment
 
 
 class SegmentChecked(msgspec.Struct, frozen=True):

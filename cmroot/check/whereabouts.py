@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from cmroot.check.finding import Finding
-from cmroot.checksum import checksum_file, checksum_stream
 from cmroot.errors import Error
-from cmroot.place import is_local, join, local_path, store_for
-from cmroot.versions import version_size
+from cmroot.keep.versions import version_size
+from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.place import is_local, join, local_path, store_for
 
 
 @dataclass(frozen=True)
 class LookTask:
-    """A row of what is kept (cmroot.kept.KEPT)."""
+    """A row of what is kept (cmroot.expire.kept.KEPT)."""
 
     row: dict[str, Any]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from replicator.cli.options import Session, Size
-from replicator.config import GuardConfig
-from replicator.quantity import parse_size
+from replicator.core.config import GuardConfig
+from replicator.text.quantity import parse_size
 
 if TYPE_CHECKING:
-    from replicator.load.brake import Brake
+    from replicator.replay.apply.brake import Brake
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ def brake_options(command: F) -> F:
 def brake_of(guard: GuardConfig | None, max_share: float | None = None, max_bytes: int | None = None) -> Brake:
     """What was asked for, else `[guard]`'s, else the defaults. Raises ConfigError for a size that is none."""
     from replicator.errors import ConfigError
-    from replicator.load.brake import Brake
+    from replicator.replay.apply.brake import Brake
 
     default, guard = Brake(), guard or GuardConfig()
     if max_bytes is None and guard.max_bytes is not None:

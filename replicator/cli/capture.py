@@ -29,11 +29,11 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took, write
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated
+from replicator.core.not_replicated import PARTIAL
 from replicator.errors import Error, LeaseHeld, UsageError
-from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
-    from replicator.events.recording import Captured
+    from replicator.captures.recording import Captured
 
 LONGEST_WAIT = timedelta(minutes=1)  # between tries while the metastore is away
 
@@ -68,7 +68,7 @@ def capture(
       replicator capture --source prod --cmroot /warehouse/.cmroot --follow --interval 30s
     """
     from cmroot.root import create_or_open
-    from replicator.events.capture import capture as capture_events
+    from replicator.captures.capture import capture as capture_events
 
     if follow and empty:
         raise UsageError("--empty is about one capture", hint="capture once with it, then follow without")

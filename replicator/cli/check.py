@@ -14,7 +14,7 @@ from replicator.cli.signals import Terminated
 from replicator.errors import Error, UsageError
 
 if TYPE_CHECKING:
-    from replicator.sync.check import Checked
+    from replicator.checks.check import Checked
 
 FOUND = 3  # finished, but something is wrong, or could not be looked at
 
@@ -38,8 +38,8 @@ def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
       replicator check west
       replicator check west --nagios
     """
-    from replicator.sync.check import check as look
-    from replicator.sync.checks.finding import NAGIOS, nagios_line
+    from replicator.checks.check import check as look
+    from replicator.checks.finding import NAGIOS, nagios_line
 
     if nagios and as_json:
         raise UsageError("--nagios and --json exclude each other", hint="give one of them")
@@ -54,7 +54,7 @@ def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
 def as_plugin(answer: Callable[[], int]) -> int:
     """Runs a command line for Nagios, to which its own errors would look like warnings: a failure before or beside the
     check is told as its one line, and is unknown."""
-    from replicator.sync.checks.finding import NAGIOS, nagios_failure
+    from replicator.checks.finding import NAGIOS, nagios_failure
 
     try:
         return answer()

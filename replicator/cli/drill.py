@@ -14,14 +14,14 @@ from replicator.cli.options import Session, dry_run_option, json_option, parse_s
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, took
 from replicator.cli.sync import policy_argument
 from replicator.errors import UsageError
-from replicator.quantity import duration_text
+from replicator.text.quantity import duration_text
 
 if TYPE_CHECKING:
+    from replicator.core.policy import Policy
+    from replicator.drills.drill_record import Asked, Drill
+    from replicator.drills.queries import Asking
+    from replicator.drills.sweep import Swept
     from replicator.metastore.client import Metastore
-    from replicator.policy import Policy
-    from replicator.sync.drill_queries import Asking
-    from replicator.sync.drill_record import Asked, Drill
-    from replicator.sync.drill_sweep import Swept
 
 NOT_ALL_GOOD = 3
 
@@ -64,11 +64,11 @@ def drill(
       replicator drill west --clean
       replicator drill west --list
     """
-    from replicator.sync.check import impatient
-    from replicator.sync.drill import DrillOptions, plan
-    from replicator.sync.drill import drill as rehearse
-    from replicator.sync.drill_queries import spark_on
-    from replicator.sync.drill_sweep import clean as sweep_all
+    from replicator.checks.check import impatient
+    from replicator.drills.drill import DrillOptions, plan
+    from replicator.drills.drill import drill as rehearse
+    from replicator.drills.queries import spark_on
+    from replicator.drills.sweep import clean as sweep_all
 
     if clean and listing:
         raise UsageError("--clean and --list exclude each other", hint="give one of them")
@@ -101,8 +101,8 @@ def drill(
 
 def _list(policy: Policy, limit: int, as_json: bool) -> int:
     from cmroot.root import open_existing
-    from replicator.sync.drill_record import Drills
-    from replicator.sync.memory import Memory
+    from replicator.drills.drill_record import Drills
+    from replicator.policies.memory import Memory
 
     drills, damaged = Drills(Memory(open_existing(policy.target_cmroot), policy.name)).read(limit)
     for path in damaged:

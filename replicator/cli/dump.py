@@ -26,16 +26,16 @@ from replicator.cli.options import (
     source_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError
-from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
     from cmroot.root import ChangeRoot
-    from replicator.dump.dump import Dumped
-    from replicator.events.manifest import Manifest
+    from replicator.captures.manifest import Manifest
+    from replicator.core.table_format import FormatChoice
+    from replicator.dumps.dump import Dumped
     from replicator.events.scope import Patterns
     from replicator.metastore.client import MetastoreReader
-    from replicator.table_format import FormatChoice
 
 
 @click.command()
@@ -84,7 +84,7 @@ def dump(
     from replicator import api
     from replicator.api import names
     from replicator.events.scope import Patterns
-    from replicator.sync.roles import epochs_to_dump
+    from replicator.policies.roles import epochs_to_dump
 
     if empty and no_capture:
         raise UsageError("--empty is a word to the capture, and --no-capture leaves that out", hint="give one of them")
@@ -134,10 +134,10 @@ def _preview(
 ) -> dict[str, Any]:  # fmt: skip
     """What a dump of what is captured by now would hold. Approximate: the source is not captured first."""
     from cmroot.lease import acquire
-    from cmroot.log import segments
-    from replicator.dump.dump import begin_of_dump
-    from replicator.dump.points import resolve_until
-    from replicator.events.fold import open_manifest
+    from cmroot.log.captured import segments
+    from replicator.captures.fold import open_manifest
+    from replicator.dumps.dump import begin_of_dump
+    from replicator.dumps.points import resolve_until
 
     with acquire(root.place, "dump"), open_manifest(root) as manifest:
         log = segments(root.place)
@@ -171,8 +171,8 @@ def _count_state(manifest: Manifest, databases: Sequence[str], patterns: Pattern
 def _count_range(
     root: ChangeRoot, after: int, until: int, databases: Sequence[str], patterns: Patterns
 ) -> dict[str, Any]:
-    from cmroot.log import ADD, segments
-    from replicator.events.fold import read_records
+    from cmroot.log.captured import ADD, segments
+    from replicator.captures.fold import read_records
     from replicator.events.record import touched_table
 
     tables: set[str] = set()

@@ -33,9 +33,9 @@ class Opened:
 def opened_root(cmroot: str, *, dry_run: bool, makes: bool = True) -> Iterator[Opened]:
     """makes: whether a run makes the root; else it must be there. A dry run reads the root, or says that there is none
     yet."""
-    from cmroot.place import normal
     from cmroot.rehearsal import looked_at
     from cmroot.root import create_or_open, open_existing
+    from cmroot.store.place import normal
 
     if not dry_run:
         root = (create_or_open if makes else open_existing)(cmroot)

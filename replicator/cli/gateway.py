@@ -65,8 +65,8 @@ def gateway(
       replicator gateway --source thrift://a:9083 --cmroot /warehouse/.cmroot --listen 10.0.0.5:9084
       spark-sql --conf spark.hadoop.hive.metastore.uris=thrift://gateway:9084
     """
-    from cmroot.place import store_for
     from cmroot.root import create_or_open
+    from cmroot.store.place import store_for
     from replicator.gateway.relay import Timeouts
     from replicator.gateway.server import opened
 

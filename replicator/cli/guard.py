@@ -12,10 +12,10 @@ import click
 
 from replicator.cli.options import Session, Size, cmroot_option, dry_run_option, json_option, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
-from replicator.config import GuardConfig
+from replicator.core.config import GuardConfig
 
 if TYPE_CHECKING:
-    from replicator.guard.audit import AuditRow
+    from replicator.removal.audit import AuditRow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,8 +38,8 @@ def guard_options(command: F) -> F:
         protect: tuple[str, ...], **options: Any,
     ) -> Any:  # fmt: skip
         from replicator.errors import ConfigError
-        from replicator.guard.removal import MIN_DEPTH, Limits
-        from replicator.quantity import parse_size
+        from replicator.removal.removal import MIN_DEPTH, Limits
+        from replicator.text.quantity import parse_size
 
         session = click.get_current_context().find_object(Session)
         set_ = session.config.guard if session else GuardConfig()
@@ -94,7 +94,7 @@ def ls(
       replicator audit ls --cmroot /cm --outcome refused --json
     """
     from cmroot.root import open_existing
-    from replicator.guard.audit import read_audit
+    from replicator.removal.audit import read_audit
 
     root = open_existing(cmroot).place
     found = list(
@@ -121,7 +121,7 @@ def restore(session: Session, cmroot: str, run: str, path: str | None, dry_run: 
     Example: replicator audit restore --cmroot /cm --run 20261121T020000Z-1f2e3d4c --path /w/sales.db/orders/day=1
     """
     from cmroot.root import open_existing
-    from replicator.guard.bring_back import bring_back
+    from replicator.removal.bring_back import bring_back
 
     done = bring_back(open_existing(cmroot).place, run, path=path, dry_run=dry_run)
     lines = [
@@ -161,8 +161,8 @@ def add(session: Session, name: str, cmroot: str, pattern: str, reason: str, unt
 
     from cmroot.pins import iso
     from cmroot.root import create_or_open
-    from replicator.guard.audit import who
-    from replicator.guard.legal import LegalHold, add_hold
+    from replicator.removal.audit import who
+    from replicator.removal.legal import LegalHold, add_hold
 
     root = create_or_open(cmroot).place
     hold = LegalHold(name=name, pattern=pattern, reason=reason, by=who(), created=iso(time.time()), until=until)
@@ -181,7 +181,7 @@ def list_holds(session: Session, cmroot: str, as_json: bool) -> None:
     Example: replicator legal-hold ls --cmroot /cm
     """
     from cmroot.root import open_existing
-    from replicator.guard.legal import all_holds
+    from replicator.removal.legal import all_holds
 
     root = open_existing(cmroot).place
     found = all_holds(root)
@@ -202,7 +202,7 @@ def release(session: Session, name: str, cmroot: str, as_json: bool) -> None:
     Example: replicator legal-hold release case-17 --cmroot /cm
     """
     from cmroot.root import open_existing
-    from replicator.guard.legal import release_hold
+    from replicator.removal.legal import release_hold
 
     root = open_existing(cmroot).place
     release_hold(root, name)

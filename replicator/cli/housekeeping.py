@@ -32,9 +32,9 @@ from replicator.cli.signals import Stopping, Terminated
 from replicator.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from replicator.guard.removal import Limits
     from replicator.housekeeping.run import Housekept
     from replicator.housekeeping.wishes import Defaults
+    from replicator.removal.removal import Limits
 
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 LONGEST_WAIT = 300.0  # seconds between two tries while something is away

@@ -146,8 +146,8 @@ def store_of(session: Session, stack: ExitStack, root: str, url: str | None) -> 
 def alone(session: Session, cmroot: str, url: str | None) -> Iterator[Store]:
     """The store, while no run is at work; LeaseHeld when one is for longer than a minute."""
     from cmroot.lease import acquire
-    from cmroot.place import join
     from cmroot.root import open_existing
+    from cmroot.store.place import join
     from cmroot.waiting import patiently
     from replicator.housekeeping.run import JOB
 

@@ -11,12 +11,12 @@ import click
 from replicator.cli.options import Session, json_option, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text
 from replicator.cli.sync import policy_argument
-from replicator.quantity import duration_text
+from replicator.text.quantity import duration_text
 
 if TYPE_CHECKING:
-    from replicator.policy import Policy
-    from replicator.sync.lag import Lag
-    from replicator.sync.memory import Run
+    from replicator.core.policy import Policy
+    from replicator.policies.lag import Lag
+    from replicator.policies.memory import Run
 
 PARTIAL = 3
 
@@ -41,8 +41,8 @@ def lag(session: Session, policy: str, as_json: bool) -> int:
 
 def tell_lag(session: Session, policy: str, as_json: bool) -> int:
     """The exit code: 3 when a side does not answer, as the figures are then only the last known ones."""
-    from replicator.sync.check import impatient
-    from replicator.sync.lag import lag as measure
+    from replicator.checks.check import impatient
+    from replicator.policies.lag import lag as measure
 
     found = session.config.policy(policy)
     with impatient(found.source) as source, impatient(found.target) as target:
@@ -113,7 +113,7 @@ def history(session: Session, policy: str, limit: int, as_json: bool) -> None:
     import msgspec
 
     from cmroot.root import open_existing
-    from replicator.sync.memory import Memory
+    from replicator.policies.memory import Memory
 
     found = session.config.policy(policy)
     kept = Memory(open_existing(found.target_cmroot), found.name).runs(limit)

@@ -22,13 +22,13 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
-from replicator.not_replicated import PARTIAL
-from replicator.table_format import AS_THEY_ARE
+from replicator.core.not_replicated import PARTIAL
+from replicator.core.table_format import AS_THEY_ARE
 
 if TYPE_CHECKING:
-    from replicator.load.brake import Brake
-    from replicator.load.load import Loaded
-    from replicator.table_format import FormatChoice
+    from replicator.core.table_format import FormatChoice
+    from replicator.replay.apply.brake import Brake
+    from replicator.replay.apply.load import Loaded
 
 
 @click.command()
@@ -68,12 +68,12 @@ def load(
       replicator load /dumps/1 --target thrift://b:9083 --rename-db sales=sales_copy
       replicator load /dumps/1 --target dr --map-location s3://a/raw=s3://b/raw --dry-run
     """
-    from replicator.dump.reader import DumpReader
-    from replicator.dump.signing import read_keys
-    from replicator.load.load import load as replay
-    from replicator.load.placement import parse_pairs, parse_renames
-    from replicator.load.planning import LoadOptions, plan_load
-    from replicator.load.pricing import described
+    from replicator.dumps.reader import DumpReader
+    from replicator.dumps.signing import read_keys
+    from replicator.replay.apply.load import load as replay
+    from replicator.replay.apply.planning import LoadOptions, plan_load
+    from replicator.replay.apply.pricing import described
+    from replicator.replay.places.placement import parse_pairs, parse_renames
 
     options = LoadOptions(
         warehouse=warehouse, cmroot=cmroot, rename=parse_renames(rename_db),

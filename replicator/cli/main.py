@@ -45,7 +45,7 @@ from replicator.cli.sync import sync
 from replicator.cli.turn import failback, failover, loss, switchover
 from replicator.cli.verify import verify
 from replicator.cli.wait import wait
-from replicator.config import Config, read_config
+from replicator.core.config import Config, read_config
 from replicator.errors import Error
 
 LOG_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"

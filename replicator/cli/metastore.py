@@ -50,7 +50,7 @@ def start(
     \b
     Example: replicator metastore start --dir /tmp/source --port 9083
     """
-    from replicator.metastore import embedded
+    from replicator.metastore.embedded import running as embedded
 
     running = embedded.start(
         directory, port=port, host=host, settings=parse_settings(settings), env=os.environ,
@@ -68,7 +68,7 @@ def stop(directory: Path, as_json: bool) -> None:
     \b
     Example: replicator metastore stop --dir /tmp/source
     """
-    from replicator.metastore import embedded
+    from replicator.metastore.embedded import running as embedded
 
     stopped = embedded.stop(directory)
     emit({"status": "stopped" if stopped else "not running", "directory": str(directory.absolute())}, as_json)
@@ -83,7 +83,7 @@ def status(directory: Path, as_json: bool) -> None:
     \b
     Example: replicator metastore status --dir /tmp/source
     """
-    from replicator.metastore import embedded
+    from replicator.metastore.embedded import running as embedded
 
     running = embedded.status(directory)
     if running:

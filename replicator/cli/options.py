@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from replicator.config import Config
+from replicator.core.config import Config
+from replicator.core.progress import Bars, Progress, Silent
 from replicator.errors import UsageError
-from replicator.progress import Bars, Progress, Silent
-from replicator.quantity import parse_duration, parse_size
+from replicator.text.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:
-    from replicator.engine import AutoEngine
+    from replicator.core.engine import AutoEngine
     from replicator.metastore.thrift import ThriftMetastore
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,7 +54,7 @@ class Session:
     def engines(self, choice: EngineChoice, zone: str = "") -> Iterator[AutoEngine]:
         """Threads and Spark; Java is looked for, and Spark started, only when work is large enough. zone: of its Java,
         else the machine's."""
-        from replicator.engine import AutoEngine, LocalEngine, SparkEngine
+        from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 
         def environment() -> Mapping[str, str]:
             return {**java_environment(), **({"TZ": zone} if zone else {})}

@@ -17,10 +17,10 @@ from typing import Any
 import click
 
 from replicator.errors import Error
-from replicator.printable import PrintableFormatter, printable, printable_lines
-from replicator.quantity import count_text as count_text
-from replicator.quantity import duration_text as duration_text
-from replicator.quantity import size_text as size_text
+from replicator.text.printable import PrintableFormatter, printable, printable_lines
+from replicator.text.quantity import count_text as count_text
+from replicator.text.quantity import duration_text as duration_text
+from replicator.text.quantity import size_text as size_text
 
 SHOWN = 20  # things a person is told one by one; JSON has all of them
 BROKEN_PIPE = 141  # 128 + SIGPIPE

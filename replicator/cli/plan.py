@@ -12,11 +12,11 @@ from replicator.cli.brake import brake_of, brake_options
 from replicator.cli.options import EngineChoice, Session, engine_options, json_option, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text
 from replicator.cli.sync import adopt_option, drop_left_option, jobs_option, opened, policy_argument, run_lines
-from replicator.not_replicated import PARTIAL
+from replicator.core.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
-    from replicator.load.brake import Brake
-    from replicator.sync.plan import SyncPlan
+    from replicator.policies.plan import SyncPlan
+    from replicator.replay.apply.brake import Brake
 
 
 @click.command()
@@ -41,9 +41,9 @@ def plan(
     """
     import msgspec
 
-    from cmroot.place import store_for
-    from replicator.sync.plan import encode_plan, make
-    from replicator.sync.steps import SyncOptions
+    from cmroot.store.place import store_for
+    from replicator.policies.plan import encode_plan, make
+    from replicator.policies.steps import SyncOptions
 
     with ExitStack() as stack:
         work = opened(session, stack, policy, engine)
@@ -76,8 +76,8 @@ def apply(
     Example:
       replicator apply plan.json
     """
-    from replicator.sync.plan import apply as carry_out
-    from replicator.sync.plan import read_plan
+    from replicator.policies.plan import apply as carry_out
+    from replicator.policies.plan import read_plan
 
     wanted = read_plan(plan)
     with ExitStack() as stack:

@@ -26,10 +26,10 @@ from replicator.cli.output import aligned, columns, count_text, emit, shortened,
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
-    from replicator.guard.removal import Limits
-    from replicator.policy import Policy
+    from replicator.core.policy import Policy
     from replicator.purge.options import PurgeOptions
     from replicator.purge.run import Purged
+    from replicator.removal.removal import Limits
 
 metastore_option = click.option(
     "--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name."
@@ -137,8 +137,8 @@ def retain(
     Example:
       replicator purge retain --metastore prod --cmroot /cm --versions 1 --days 7d --dry-run
     """
+    from replicator.purge.backups.retain import retain as clean
     from replicator.purge.options import RetainOptions
-    from replicator.purge.retain import retain as clean
 
     old = _properties(properties)
     options = RetainOptions(
@@ -197,7 +197,7 @@ def restore(
       replicator purge restore --metastore prod --cmroot /cm sales.orders day=2026-03-01 --undo
     """
     from cmroot.root import open_existing
-    from replicator.purge.restore import restore_backup
+    from replicator.purge.backups.restore import restore_backup
 
     if table.count(".") != 1:
         raise UsageError(f"{table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
@@ -227,7 +227,7 @@ def backups(session: Session, cmroot: str, table: str | None, as_json: bool) -> 
     Example: replicator purge backups --cmroot /cm --table sales.orders
     """
     from cmroot.root import open_existing
-    from replicator.purge.backups import backups as known
+    from replicator.purge.backups.backups import backups as known
 
     root = open_existing(cmroot)
     rows = [
@@ -282,9 +282,9 @@ def certify(
     """
     import msgspec
 
-    from cmroot.place import normal, store_for
     from cmroot.root import open_existing
-    from replicator.policy import same_metastore
+    from cmroot.store.place import normal, store_for
+    from replicator.core.policy import same_metastore
     from replicator.purge.certify import Replica
     from replicator.purge.certify import certify as prove
     from replicator.purge.options import PurgeOptions
@@ -325,8 +325,8 @@ def certify(
 
 def _replicates(policy: Policy) -> Callable[[str, str], bool]:
     """Whether a table of the source is replicated, or partitions of it."""
+    from replicator.core.policy import matching_databases
     from replicator.events.scope import Patterns
-    from replicator.policy import matching_databases
 
     patterns = Patterns.parse(policy.include, policy.exclude)
     return lambda db, table: bool(matching_databases(policy, [db])) and patterns.match(table)
@@ -357,8 +357,8 @@ def _options(
 
 def _properties(path: Path | None) -> dict[str, str]:
     """Without their prefix."""
-    from replicator.java_properties import decoded, entries
     from replicator.purge.options import gobblin
+    from replicator.text.java_properties import decoded, entries
 
     if path is None:
         return {}

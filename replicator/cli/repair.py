@@ -27,13 +27,13 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError
-from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
-    from replicator.load.brake import Brake
-    from replicator.sync.repair import Repaired
-    from replicator.table_format import FormatChoice
+    from replicator.compare.repair import Repaired
+    from replicator.core.table_format import FormatChoice
+    from replicator.replay.apply.brake import Brake
 
 DIFFERENT = 4
 
@@ -88,10 +88,10 @@ def repair(
     """
     from cmroot.root import open_existing
     from replicator.api import names
+    from replicator.compare.repair import RepairOptions, planned
+    from replicator.compare.repair import repair as mend
     from replicator.events.scope import Patterns
-    from replicator.load.placement import parse_pairs, parse_renames
-    from replicator.sync.repair import RepairOptions, planned
-    from replicator.sync.repair import repair as mend
+    from replicator.replay.places.placement import parse_pairs, parse_renames
 
     if table and report:
         raise UsageError("--table and --from both say what to repair", hint="give one of them")

@@ -19,12 +19,12 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError
-from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
-    from replicator.lifecycle.restore import Restored
-    from replicator.table_format import FormatChoice
+    from replicator.core.table_format import FormatChoice
+    from replicator.pitr.restore import Restored
 
 
 @click.command()
@@ -64,8 +64,8 @@ def restore(
     """
     from cmroot.root import open_existing
     from replicator.api import names
-    from replicator.lifecycle.plan import RestoreOptions, planned
-    from replicator.lifecycle.restore import restore as bring_back
+    from replicator.pitr.plan import RestoreOptions, planned
+    from replicator.pitr.restore import restore as bring_back
 
     options = RestoreOptions(
         db=db.lower(), to=to, tables=_tables_of(db.lower(), names(table)), into=into, warehouse=warehouse,

@@ -26,7 +26,7 @@ from replicator.cli.output import aligned, count_text, emit, shortened, size_tex
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
-    from replicator.guard.removal import Limits
+    from replicator.removal.removal import Limits
     from replicator.retention.explain import Explained
     from replicator.retention.outcome import RetentionRun
     from replicator.retention.plan import Item
@@ -179,9 +179,9 @@ def explain(session: Session, path: str, place: str | None, settings: tuple[str,
       replicator retention explain /data/events/loginEvent --config job.properties
       replicator retention explain hive/sales/orders --config /etc/store --json
     """
+    from replicator.retention.config.store import ConfigStore
     from replicator.retention.explain import explain_job, explain_key
     from replicator.retention.job import read_job
-    from replicator.retention.store import ConfigStore
 
     given = parse_settings(settings)
     environment = session.config.retention.allowed(os.environ)

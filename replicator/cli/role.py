@@ -9,10 +9,10 @@ import click
 
 from replicator.cli.options import METASTORE, Session, dry_run_option, json_option, pass_session
 from replicator.cli.output import aligned, emit
-from replicator.roles import Role
+from replicator.core.roles import Role
 
 if TYPE_CHECKING:
-    from replicator.roles import RoleMark
+    from replicator.core.roles import RoleMark
 
 metastore_option = click.option(
     "--metastore", "place", required=True, metavar="METASTORE", help=f"Whose database it is: {METASTORE}"
@@ -41,7 +41,7 @@ def show(session: Session, place: str, db: tuple[str, ...], as_json: bool) -> No
       replicator role show --metastore thrift://a:9083 --db sales
       replicator role show --metastore dr --json
     """
-    from replicator.sync.roles import read_role
+    from replicator.policies.roles import read_role
 
     with session.metastore(place) as metastore:
         names = [name.lower() for name in db] or metastore.database_names()
@@ -77,7 +77,7 @@ def set_(
       replicator role set --metastore thrift://b:9083 --db sales --role primary --epoch 4 --force
     """
     from replicator.errors import Refused
-    from replicator.sync.roles import RoleMark, consequence, label, read_role, set_role
+    from replicator.policies.roles import RoleMark, consequence, label, read_role, set_role
 
     with session.metastore(place) as metastore:
         name = db.lower()

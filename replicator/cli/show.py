@@ -51,10 +51,10 @@ def show(place: str, files: bool, key_file: str | None, as_json: bool) -> None:
 
 def _open(place: str, key_file: str | None) -> Shown:
     """Raises FormatError for anything that is neither a dump nor a captured log."""
-    from cmroot.log import MARKER
-    from cmroot.place import join, name_of, normal, parent, store_for
+    from cmroot.log.captured import MARKER
     from cmroot.root import FORMAT
-    from replicator.dump.layout import FINISHED, METADATA
+    from cmroot.store.place import join, name_of, normal, parent, store_for
+    from replicator.dumps.layout import FINISHED, METADATA
 
     place = normal(place)
     store = store_for(place)
@@ -75,8 +75,8 @@ def _open(place: str, key_file: str | None) -> Shown:
 def _open_dump(place: str, key_file: str | None) -> Shown:
     import msgspec
 
-    from replicator.dump.reader import DumpReader
-    from replicator.dump.signing import read_keys
+    from replicator.dumps.reader import DumpReader
+    from replicator.dumps.signing import read_keys
 
     reader = DumpReader(place, read_keys(key_file) if key_file else None)
     if key_file:
@@ -90,10 +90,10 @@ def _open_dump(place: str, key_file: str | None) -> Shown:
 
 
 def _open_log(root: str, only: str | None = None) -> Shown:
-    from cmroot.log import segments
-    from cmroot.place import name_of
+    from cmroot.log.captured import segments
     from cmroot.root import open_existing
-    from replicator.events.fold import read_records
+    from cmroot.store.place import name_of
+    from replicator.captures.fold import read_records
     from replicator.events.scope import captured_databases
 
     opened = open_existing(root)

@@ -15,7 +15,7 @@ from replicator.cli.output import aligned, count_text, emit, shortened, size_tex
 from replicator.errors import UsageError
 
 if TYPE_CHECKING:
-    from replicator.sync.status import Status
+    from replicator.policies.status import Status
 
 
 @click.command()
@@ -41,7 +41,7 @@ def status(
       replicator status --target thrift://b:9083 --db sales --source thrift://a:9083 --cmroot /warehouse/.cmroot
     """
     from cmroot.root import open_existing
-    from replicator.sync.status import status as ask
+    from replicator.policies.status import status as ask
 
     if policy is not None:
         return tell_lag(session, policy, as_json)

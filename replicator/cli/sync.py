@@ -23,17 +23,17 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
 from replicator.cli.signals import Stopping, Terminated
+from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError
-from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
-    from replicator.engine import AutoEngine
-    from replicator.load.brake import Brake
+    from replicator.core.engine import AutoEngine
+    from replicator.core.policy import Policy
     from replicator.metastore.thrift import ThriftMetastore
-    from replicator.policy import Policy
-    from replicator.sync.follow import Followed, Scan
-    from replicator.sync.memory import Compared
-    from replicator.sync.run import Remembering, SyncRun
+    from replicator.policies.follow import Followed, Scan
+    from replicator.policies.memory import Compared
+    from replicator.policies.run import Remembering, SyncRun
+    from replicator.replay.apply.brake import Brake
 
 DIFFERENT = 4
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
@@ -104,9 +104,9 @@ def sync(
       replicator sync west
       replicator sync west --follow --schedule 10s
     """
-    from replicator.sync.follow import Scan
-    from replicator.sync.run import Remembering, sync_once
-    from replicator.sync.steps import SyncOptions
+    from replicator.policies.follow import Scan
+    from replicator.policies.run import Remembering, sync_once
+    from replicator.policies.steps import SyncOptions
 
     if empty and not once:
         raise UsageError("--empty is about one run", hint="run once with it, then follow without")
@@ -178,9 +178,9 @@ def _follow(
     session: Session, work: Opened, run: Callable[[Scan], SyncRun], schedule: timedelta, remembering: Remembering,
     as_json: bool,
 ) -> int:  # fmt: skip
-    from replicator.sync.follow import Followed, Pace, follow
-    from replicator.sync.run import record_unreached
-    from replicator.sync.verifying import Beside, compare_now
+    from replicator.policies.follow import Followed, Pace, follow
+    from replicator.policies.run import record_unreached
+    from replicator.policies.verifying import Beside, compare_now
 
     def told(done: SyncRun) -> None:
         if not as_json:

@@ -22,7 +22,7 @@ from replicator.cli.output import aligned, count_text, emit, shortened, size_tex
 from replicator.cli.sync import Opened, jobs_option, opened, policy_argument
 
 if TYPE_CHECKING:
-    from replicator.sync.turn import Sides, StepTold, Turned
+    from replicator.turnover.turn import Sides, StepTold, Turned
 
 to_option = click.option(
     "--to", type=click.Choice(["source", "target"]), default=None,
@@ -63,9 +63,9 @@ def switchover(
       replicator switchover west
       replicator switchover west --abort
     """
-    from replicator.sync.switchover import abort as take_back
-    from replicator.sync.switchover import switchover as turn
-    from replicator.sync.switchover_steps import SwitchoverOptions
+    from replicator.turnover.switchover import abort as take_back
+    from replicator.turnover.switchover import switchover as turn
+    from replicator.turnover.switchover_steps import SwitchoverOptions
 
     options = SwitchoverOptions(to=to or "", anyway=anyway, drain=drain, patience=wait, jobs=jobs)
     with ExitStack() as stack:
@@ -112,8 +112,8 @@ def failover(
       replicator failover west --force
     """
     from replicator.metastore.thrift import ThriftMetastore
-    from replicator.sync.failover import FailoverOptions
-    from replicator.sync.failover import failover as turn
+    from replicator.turnover.failover import FailoverOptions
+    from replicator.turnover.failover import failover as turn
 
     options = FailoverOptions(
         force=force, accept_partial=accept_partial, look=look, limit=patience, reading=reading, jobs=jobs
@@ -154,10 +154,10 @@ def failback(
       replicator failback west
       replicator switchover west
     """
-    from replicator.sync.failback import FailbackOptions
-    from replicator.sync.failback import failback as turn
-    from replicator.sync.switchover import switchover as switch_over
-    from replicator.sync.switchover_steps import SwitchoverOptions
+    from replicator.turnover.failback import FailbackOptions
+    from replicator.turnover.failback import failback as turn
+    from replicator.turnover.switchover import switchover as switch_over
+    from replicator.turnover.switchover_steps import SwitchoverOptions
 
     with ExitStack() as stack:
         sides = sides_of(session, opened(session, stack, policy, engine), as_json)
@@ -181,7 +181,7 @@ def loss(session: Session, policy: str, as_json: bool) -> None:
     \b
     Example: replicator loss west
     """
-    from replicator.sync.failover import last_failover
+    from replicator.turnover.failover import last_failover
 
     found = last_failover(session.config.policy(policy))
     report = found.loss or {}
@@ -259,7 +259,7 @@ def _lost_table(each: Mapping[str, Any]) -> str:
 
 def sides_of(session: Session, work: Opened, as_json: bool) -> Sides:
     """What a verb works on; each step is told when it is done."""
-    from replicator.sync.turn import Sides
+    from replicator.turnover.turn import Sides
 
     def told(step: StepTold) -> None:
         if not as_json:

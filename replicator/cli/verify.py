@@ -23,14 +23,14 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import count_text, duration_text, emit, shortened, size_text, took
+from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError
-from replicator.not_replicated import PARTIAL
 
 if TYPE_CHECKING:
-    from replicator.sync.differences import Difference
-    from replicator.sync.sampling import Sampled
-    from replicator.sync.verify import Verified
-    from replicator.table_format import FormatChoice
+    from replicator.compare.differences import Difference
+    from replicator.compare.sampling import Sampled
+    from replicator.compare.verify import Verified
+    from replicator.core.table_format import FormatChoice
 
 DIFFERENT = 4
 
@@ -72,10 +72,10 @@ def verify(
       replicator verify --source prod --target dr --db sales --sample 100 --sample-bytes 50GiB --cmroot /cm-of-dr
     """
     from cmroot.root import open_existing
+    from replicator.compare.sampling import Budget, memory_of, verify_sample
+    from replicator.compare.verify import verify as compare
     from replicator.events.scope import Patterns
-    from replicator.load.placement import parse_pairs, parse_renames
-    from replicator.sync.sampling import Budget, memory_of, verify_sample
-    from replicator.sync.verify import verify as compare
+    from replicator.replay.places.placement import parse_pairs, parse_renames
 
     sampling = sample is not None or sample_bytes is not None
     if sampling and cmroot is None:
@@ -104,7 +104,7 @@ def verify(
 
 
 def _refuse_itself(source: str, target: str, databases: Sequence[str], rename: Mapping[str, str]) -> None:
-    from replicator.policy import same_metastore
+    from replicator.core.policy import same_metastore
 
     renamed = {name.lower(): after.lower() for name, after in rename.items()}
     itself = [name for name in databases if renamed.get(name.lower(), name.lower()) == name.lower()]

@@ -37,8 +37,8 @@ def wait(
       replicator wait --target thrift://b:9083 --db sales --until-event 4711
       replicator wait --target dr --db sales --source prod --until-lag 30s --timeout 5m
     """
-    from replicator.sync.wait import Goal
-    from replicator.sync.wait import wait as until
+    from replicator.policies.wait import Goal
+    from replicator.policies.wait import wait as until
 
     with ExitStack() as stack:
         there = stack.enter_context(session.metastore(target))

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from replicator import api
+from replicator.compare.verify import Verified
+from replicator.core.report import json_text
 from replicator.demo.spark_sql import SparkSql
 from replicator.errors import Error
-from replicator.metastore import embedded
-from replicator.printable import printable
-from replicator.report import json_text
-from replicator.sync.verify import Verified
+from replicator.metastore.embedded import running as embedded
+from replicator.text.printable import printable
 
 DB = "shop"
 _SIDES = ("source", "target")

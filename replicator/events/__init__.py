@@ -1,0 +1,1 @@
+"""Events: the notification log, read and decoded into changes."""

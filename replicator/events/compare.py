@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from replicator.core.model import Database, Function, Partition, Statistics, Table
+from replicator.core.roles import without_role
 from replicator.events.record import (
     AddPartitions,
     AlterDatabase,
@@ -20,8 +22,6 @@ from replicator.events.record import (
     SetStatistics,
     partition_names,
 )
-from replicator.model import Database, Function, Partition, Statistics, Table
-from replicator.roles import without_role
 
 
 def database_change(known: Database | None, now: Database) -> Iterator[Change]:

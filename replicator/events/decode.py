@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import FormatError
-from cmroot.parts import LINE_BYTES
+from cmroot.log.parts import LINE_BYTES
+from replicator.core.model import Column, Database, NotificationEvent, Table, Value, partition_name
 from replicator.events.record import (
     AddPartitions,
     AlterDatabase,
@@ -41,7 +42,6 @@ from replicator.metastore.values import (
     place_from_text,
     table_from_text,
 )
-from replicator.model import Column, Database, NotificationEvent, Table, Value, partition_name
 
 DEFAULT_CATALOG = "hive"
 _GZIP_FORMATS = ("gzip", "gzip(json-2.0)")

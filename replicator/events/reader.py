@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from replicator.core.model import NotificationEvent
 from replicator.errors import Refused
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
-from replicator.model import NotificationEvent
 
 LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's transaction is open
 

@@ -1,7 +1,7 @@
 """ChangeRecord: one change of the warehouse in our words, with its place in the captured log.
 
 Here are the kinds of change and their JSON. What a notification event means is in `decode`, what a record does to the
-known state in `manifest`, what it does to a target in `replicator.load.squash`.
+known state in `manifest`, what it does to a target in `replicator.replay.plan.squash`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.names import HINT, LARGEST, check_below, check_name, foreign
-from replicator.metastore.homes import NEVER_EXTRA
-from replicator.model import Column, Database, Function, Partition, Statistics, Table, Value, partition_name
+from replicator.core.model import Column, Database, Function, Partition, Statistics, Table, Value, partition_name
+from replicator.metastore.convert.homes import NEVER_EXTRA
 
 
 class CreateDatabase(Value, frozen=True, omit_defaults=True, tag_field="kind", tag="create_database"):

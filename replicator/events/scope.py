@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cmroot.log import Segment
+from cmroot.log.captured import Segment
+from replicator.core.model import Table, partition_spec
 from replicator.errors import UsageError
 from replicator.events.record import AlterTable, Change, DropTable, EventsLost, UnknownEvent, touched_db
-from replicator.model import Table, partition_spec
-from replicator.partition_filter import PartitionFilter
+from replicator.text.partition_filter import PartitionFilter
 
 
 def captured_databases(log: Sequence[Segment]) -> list[str] | None:

@@ -1,1 +1,1 @@
-"""The metastore gateway: a thrift proxy that lets no drop delete what `$cmroot` does not have."""
+"""The metastore gateway: a thrift proxy that stores files in `$cmroot` before it lets a drop through."""

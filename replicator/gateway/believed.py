@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cmroot.errors import Error
-from cmroot.journal import Journal
-from cmroot.resolve import is_within, resolved
+from cmroot.keep.journal import Journal
+from cmroot.store.resolve import is_within, resolved
+from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
 from replicator.gateway.targets import Upstream
-from replicator.model import Table
 
 WAREHOUSE = "hive.metastore.warehouse.dir"
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from cmroot.emptied import remove_if_empty
 from cmroot.errors import Error
-from cmroot.journal import DONE, TAKING
-from cmroot.place import is_local, local_path
-from cmroot.taking import Taking, sweep_takings, takings
+from cmroot.keep.journal import DONE, TAKING
+from cmroot.keep.taking import Taking, sweep_takings, takings
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.place import is_local, local_path
 from replicator.errors import ObjectNotFound
 from replicator.gateway.believed import refusal_of
 from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion

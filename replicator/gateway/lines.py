@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from replicator.printable import printable
+from replicator.text.printable import printable
 
 
 def one_line(record: logging.LogRecord) -> bool:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from cmroot.lease import acquire
-from cmroot.place import join
 from cmroot.root import ChangeRoot
+from cmroot.store.place import join
+from replicator.core.report import json_text
 from replicator.errors import UsageError
 from replicator.gateway.drops import GRACE, Counts, Drops
 from replicator.gateway.relay import LARGE_AT_ONCE, Connection, Service, Timeouts
 from replicator.gateway.targets import Upstream
 from replicator.metastore.connection import DEFAULT_PORT, addresses
-from replicator.report import json_text
 
 DEFAULT_TIMEOUTS = Timeouts()
 THREADS = 1000  # connections at once

@@ -10,14 +10,14 @@ from typing import Protocol
 
 import msgspec
 
-from cmroot.journal import Journal, Owner, Source
-from cmroot.place import normal, parent
+from cmroot.keep.journal import Journal, Owner, Source
+from cmroot.store.place import normal, parent
+from replicator.core.model import DEFAULT_PARTITION, NotificationEvent, Partition, Table, partition_name
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.events.decode import decode, message_text
 from replicator.events.record import DropDatabase, DropPartitions, DropTable
 from replicator.gateway.calls import Drop
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
-from replicator.model import DEFAULT_PARTITION, NotificationEvent, Partition, Table, partition_name
 
 VIEW = "VIRTUAL_VIEW"
 _ESCAPE = re.compile("%([0-9A-Fa-f]{2})")

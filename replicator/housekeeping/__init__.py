@@ -1,1 +1,1 @@
-"""Housekeeping: data that nobody refers to any more, and tables' time to live, by Beekeeper's table properties."""
+"""Housekeeping: unreferenced data and expired tables, by Beekeeper's table properties."""

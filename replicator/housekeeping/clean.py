@@ -19,18 +19,18 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import Error
-from cmroot.listing import list_tree
-from replicator.engine import AutoEngine
+from cmroot.store.listing import list_tree
+from replicator.core.engine import AutoEngine
 from replicator.errors import ObjectNotFound
-from replicator.guard.removal import Refusal, Removal
-from replicator.guard.remove import Remover
 from replicator.housekeeping import writing
 from replicator.housekeeping.due import UNCAPTURED, Going, Staying, decide, look
 from replicator.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
 from replicator.housekeeping.store import PAGE, Store
 from replicator.housekeeping.wishes import Defaults
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.quantity import count_text
+from replicator.removal.removal import Refusal, Removal
+from replicator.removal.remove import Remover
+from replicator.text.quantity import count_text
 
 FIRST_RETRY, LONGEST_RETRY = 300, 86_400
 """Seconds to the next try after a failure; twice as many after each."""

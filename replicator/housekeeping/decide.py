@@ -12,7 +12,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from cmroot.place import normal
+from cmroot.store.place import normal
+from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.events.record import (
     AddPartitions,
     AlterPartition,
@@ -39,7 +40,6 @@ from replicator.housekeeping.wishes import (
     read_wishes,
 )
 from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
-from replicator.model import Database, Partition, Table, partition_name
 
 LIFECYCLES = (UNREFERENCED, EXPIRED)
 

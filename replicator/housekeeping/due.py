@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cmroot.place import normal
+from cmroot.store.place import normal
+from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import ObjectNotFound
-from replicator.guard.removal import Removal, depth
 from replicator.housekeeping.items import DISABLED, SKIPPED, Item, iso
 from replicator.housekeeping.wishes import EXPIRED, Defaults, Wishes, read_wishes
 from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.metastore.client import MetastoreReader
-from replicator.model import Partition, Table, partition_name
+from replicator.removal.removal import Removal, depth
 
 UNCAPTURED = "the metastore says otherwise than the captured log: capture first"
 

@@ -10,13 +10,13 @@ import msgspec
 from sqlalchemy import ColumnElement, func
 
 from cmroot.errors import Error
-from cmroot.place import normal
+from cmroot.store.place import normal
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.guard.live import spelled
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import DISABLED, EXHAUSTED, FAILED, INVALID_CONFIG, SCHEDULED, SKIPPED, STATES, Item
 from replicator.housekeeping.schema import item
 from replicator.housekeeping.store import PAGE, Store
+from replicator.removal.live import spelled
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):

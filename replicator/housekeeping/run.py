@@ -17,16 +17,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from cmroot.lease import acquire
-from cmroot.log import segments
-from cmroot.place import join
+from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
-from replicator.engine import AutoEngine
-from replicator.events.capture import capture
+from cmroot.store.place import join
+from replicator.captures.capture import capture
+from replicator.core.engine import AutoEngine
+from replicator.core.progress import Progress
+from replicator.core.report import json_text
 from replicator.events.scope import captured_databases
-from replicator.guard.audit import begin_audit
-from replicator.guard.live import LiveLocations
-from replicator.guard.removal import Limits, refuse_counts
-from replicator.guard.remove import Remover
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import Cleaned, Cleaning, Page, plan
 from replicator.housekeeping.schedule import Scheduled, fold_path, schedule
@@ -34,8 +32,10 @@ from replicator.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.housekeeping.store import Store
 from replicator.housekeeping.wishes import UNREFERENCED, Defaults, outside_with_wishes
 from replicator.metastore.client import Metastore
-from replicator.progress import Progress
-from replicator.report import json_text
+from replicator.removal.audit import begin_audit
+from replicator.removal.live import LiveLocations
+from replicator.removal.removal import Limits, refuse_counts
+from replicator.removal.remove import Remover
 
 JOB = "housekeeping"
 REMEMBERED = 182 * 86_400

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from cmroot.log import Segment, segments
+from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
-from replicator.events.fold import manifest_path, opened, read_records
-from replicator.events.manifest import Manifest
+from replicator.captures.fold import manifest_path, opened, read_records
+from replicator.captures.manifest import Manifest
 from replicator.events.record import AddPartitions, ChangeRecord
 from replicator.housekeeping import writing
 from replicator.housekeeping.decide import (

@@ -28,7 +28,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from cmroot.place import is_local, join, local_path
+from cmroot.store.place import is_local, join, local_path
 from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable, UsageError
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmroot.place import is_local, join, local_path, normal, store_for
+from cmroot.store.place import is_local, join, local_path, normal, store_for
+from replicator.core.model import Table
+from replicator.core.report import json_text
 from replicator.errors import Refused, UsageError
-from replicator.guard.live import LiveLocations
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import FROM_VACUUM, Item
 from replicator.housekeeping.periods import Period
@@ -17,8 +18,7 @@ from replicator.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.housekeeping.store import Store
 from replicator.housekeeping.wishes import UNREFERENCED
 from replicator.metastore.client import MetastoreReader
-from replicator.model import Table
-from replicator.report import json_text
+from replicator.removal.live import LiveLocations
 
 
 @dataclass

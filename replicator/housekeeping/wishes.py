@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from replicator.core.model import Table
+from replicator.core.shadow import is_shadow
+from replicator.core.table_format import ICEBERG, table_format
 from replicator.errors import ObjectNotFound
 from replicator.housekeeping.periods import Period, parse_period
 from replicator.metastore.client import MetastoreReader
-from replicator.model import Table
-from replicator.shadow import is_shadow
-from replicator.table_format import ICEBERG, table_format
 
 _TABLES = 500  # fetched at once
 

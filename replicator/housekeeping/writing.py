@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import xxhash
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
 
-from cmroot.place import normal
+from cmroot.store.place import normal
 from replicator.housekeeping.items import (
     ACTIVE,
     DELETED,

@@ -1,0 +1,1 @@
+"""The metastore protocol: client, connection, retries, differences between servers."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from replicator.model import Database, Function, NotificationEvent, Partition, Statistics, Table
+from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table
 
 PARTITION_BATCH = 1000  # names or objects per call: the best rate measured on Derby, near it on PostgreSQL
 EVENT_BATCH = 10_000  # 2.3 reads its whole log on every call and cuts afterwards: small pages are quadratic

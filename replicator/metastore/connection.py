@@ -22,7 +22,7 @@ from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
-import replicator.metastore.fields  # noqa: F401  before the first struct is read
+import replicator.metastore.convert.fields  # noqa: F401  before the first struct is read
 from replicator.errors import (
     CommitOutcomeUnknown,
     MetastoreError,

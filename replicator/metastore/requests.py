@@ -13,8 +13,8 @@ from typing import Any
 from hmsclient.genthrift.hive_metastore import ttypes
 from thrift.Thrift import TApplicationException
 
+from replicator.core.model import EXTERNAL, Partition, Statistics, Table
 from replicator.metastore import values
-from replicator.model import EXTERNAL, Partition, Statistics, Table
 
 Send = Callable[[Any], Any]  # what to do with a client
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from operator import methodcaller as call
 from typing import Any, TypeVar
 
+from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table
 from replicator.errors import MetastoreError, NotificationLogOff, ObjectNotFound
 from replicator.metastore import requests
 from replicator.metastore import values as convert
@@ -20,8 +21,7 @@ from replicator.metastore.client import EVENT_BATCH, PARTITION_BATCH
 from replicator.metastore.connection import Connections
 from replicator.metastore.drift import DriftGuard
 from replicator.metastore.requests import Send
-from replicator.model import Database, Function, NotificationEvent, Partition, Statistics, Table
-from replicator.quantity import count_text
+from replicator.text.quantity import count_text
 
 TIMEOUT = 600.0  # seconds for one answer, Hive's own default: dropping a large table takes minutes
 RETRIES = 4  # repeats of a read: 1.5 s of waiting in all

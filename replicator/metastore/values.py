@@ -5,8 +5,8 @@ All pure, and nothing here talks to a server. A million partitions share one col
 
 from __future__ import annotations
 
-from replicator.metastore.from_text import partition_from_text, place_from_text, table_from_text
-from replicator.metastore.from_thrift import (
+from replicator.metastore.convert.from_text import partition_from_text, place_from_text, table_from_text
+from replicator.metastore.convert.from_thrift import (
     column_statistics_from_thrift,
     database_from_thrift,
     event_from_thrift,
@@ -15,14 +15,14 @@ from replicator.metastore.from_thrift import (
     statistics_from_thrift,
     table_from_thrift,
 )
-from replicator.metastore.from_tjson import (
+from replicator.metastore.convert.from_tjson import (
     database_from_tjson,
     function_from_tjson,
     partition_from_tjson,
     table_from_tjson,
 )
-from replicator.metastore.homes import ENGINE
-from replicator.metastore.to_thrift import (
+from replicator.metastore.convert.homes import ENGINE
+from replicator.metastore.convert.to_thrift import (
     database_to_thrift,
     function_to_thrift,
     partition_to_thrift,

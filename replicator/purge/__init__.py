@@ -1,1 +1,1 @@
-"""Erasing rows of people from tables: which tables, which rows, rewriting, swapping, backups, and the proof."""
+"""Purge: rows of people erased from tables, everywhere, with a certificate (Gobblin compliance)."""

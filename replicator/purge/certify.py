@@ -17,30 +17,30 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from cmroot.expedite import expedite, look_at_contents
+from cmroot.expire.expedite import expedite, look_at_contents
+from cmroot.expire.retention import LIVE
 from cmroot.pins import iso
-from cmroot.place import join, normal, store_for
-from cmroot.resolve import resolved
-from cmroot.retention import LIVE
 from cmroot.root import ChangeRoot
-from replicator.engine import AutoEngine, hive_settings
+from cmroot.store.place import join, normal, store_for
+from cmroot.store.resolve import resolved
+from replicator.core.engine import AutoEngine, hive_settings
 from replicator.errors import Error, ObjectNotFound, UsageError
-from replicator.guard.audit import AuditLog, begin_audit
-from replicator.guard.legal import Held, read_holds
-from replicator.load.replica import LAST_ID
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.purge import matching
-from replicator.purge.backups import backups
+from replicator.purge.backups.backups import backups
+from replicator.purge.backups.retain import retain
 from replicator.purge.contents import Content, erased_contents, recorded_contents
 from replicator.purge.copies import copies, directories_of, is_below
-from replicator.purge.ids import Ids, forget, open_ids, read_ids
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList
 from replicator.purge.options import PurgeOptions, RetainOptions
 from replicator.purge.parts import look_at, parts_of
-from replicator.purge.retain import retain
 from replicator.purge.run import described, warehouse_of
-from replicator.purge.searching import look_at_all, searched
+from replicator.purge.search import matching
+from replicator.purge.search.ids import Ids, forget, open_ids, read_ids
+from replicator.purge.search.searching import look_at_all, searched
 from replicator.purge.state import PURGE, RunDirectory, Unit, runs
+from replicator.removal.audit import AuditLog, begin_audit
+from replicator.removal.legal import Held, read_holds
+from replicator.replay.places.replica import LAST_ID
 
 
 @dataclass(frozen=True)

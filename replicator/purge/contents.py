@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cmroot.log import ADD, RELEASE, Segment, segments
-from cmroot.place import join
+from cmroot.log.captured import ADD, RELEASE, Segment, segments
+from cmroot.store.place import join
 from replicator.purge.state import RunDirectory
 
 ERASED = "rows were erased from it"

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from cmroot.checksum import checksum_stream
-from cmroot.place import is_directory, is_local, join, local_path, name_of, naming, normal, parent, store_for
-from cmroot.safely import files_at
+from cmroot.keep.safely import files_at
+from cmroot.store.checksum import checksum_stream
+from cmroot.store.place import is_directory, is_local, join, local_path, name_of, naming, normal, parent, store_for
 from cmroot.text import shown
-from replicator.engine import AutoEngine
-from replicator.model import Table
+from replicator.core.engine import AutoEngine
+from replicator.core.model import Table
 from replicator.purge.parts import SIBLING, Part
 
 Key = tuple[str, int]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from cmroot.emptied import remove_if_empty
-from cmroot.place import is_local, local_path, name_of, normal, parent, store_for
-from replicator.guard.live import LiveLocations
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.place import is_local, local_path, name_of, normal, parent, store_for
 from replicator.metastore.client import MetastoreReader
-from replicator.purge.backups import backups
+from replicator.purge.backups.backups import backups
 from replicator.purge.parts import SIBLING, look_at
 from replicator.purge.state import runs
+from replicator.removal.live import LiveLocations
 
 
 def leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLocations]) -> Iterator[str]:

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import UNREADABLE
+from replicator.core.model import Column, Table
+from replicator.core.table_format import SAID, table_format
 from replicator.errors import UsageError
-from replicator.model import Column, Table
-from replicator.sql_text import quoted_name, scalar_type
-from replicator.table_format import SAID, table_format
+from replicator.text.sql_text import quoted_name, scalar_type
 
 DESCRIPTOR = "dataset.descriptor"
 FIELD_PATH = "gobblin.compliance.dataset.descriptor.fieldPath"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from replicator.guard.removal import Limits
+from replicator.removal.removal import Limits
 
 PREFIX = "gobblin.compliance."
 

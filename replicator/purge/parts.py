@@ -14,12 +14,23 @@ from itertools import islice
 import msgspec
 import xxhash
 
-from cmroot.listing import FileState, hidden, skipped_directory
-from cmroot.place import is_directory, is_local, join, local_path, name_of, naming, normal, parent, status_of, store_for
-from cmroot.safely import files_at
+from cmroot.keep.safely import files_at
+from cmroot.store.listing import FileState, hidden, skipped_directory
+from cmroot.store.place import (
+    is_directory,
+    is_local,
+    join,
+    local_path,
+    name_of,
+    naming,
+    normal,
+    parent,
+    status_of,
+    store_for,
+)
 from cmroot.text import is_text, shown
+from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
-from replicator.model import Partition, Storage, Table, partition_name
 
 SIBLING = "_purge-"
 """Purged data lie in `<parent>/_purge-<stamp>/<name>`, beside the old: never above or below it. Hive and Spark take no

@@ -20,25 +20,25 @@ import msgspec
 
 from cmroot.lease import acquire
 from cmroot.pins import iso
-from cmroot.place import join, normal, store_for
 from cmroot.root import ChangeRoot
-from replicator.engine import AutoEngine, hive_settings
+from cmroot.store.place import join, normal, store_for
+from replicator.core.engine import AutoEngine, hive_settings
+from replicator.core.progress import Progress
+from replicator.core.roles import follows, mark_of
+from replicator.core.shadow import is_shadow
 from replicator.errors import ObjectNotFound, Refused
-from replicator.guard.audit import begin_audit
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
-from replicator.progress import Progress
-from replicator.purge import matching
-from replicator.purge.ids import Ids, forget, open_ids, read_ids, split_ids
+from replicator.purge.backups.old_versions import parse_name
 from replicator.purge.leftovers import remove_leftovers
-from replicator.purge.old_versions import parse_name
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList, onboard
 from replicator.purge.options import PurgeOptions
+from replicator.purge.search import matching
+from replicator.purge.search.ids import Ids, forget, open_ids, read_ids, split_ids
 from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
 from replicator.purge.tables import TableDone, Work, at
-from replicator.roles import follows, mark_of
-from replicator.shadow import is_shadow
+from replicator.removal.audit import begin_audit
 
 
 @dataclass

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from cmroot.place import is_local, join, store_for
-from replicator.engine import AutoEngine
+from cmroot.store.place import is_local, join, store_for
+from replicator.core.engine import AutoEngine
 from replicator.errors import Error
-from replicator.purge.files import FileDone, FilesTask, FileWork, run_files_task, sweep_asides
-from replicator.purge.formats import FileFormat
 from replicator.purge.parts import Look, Part, is_data, look_at
+from replicator.purge.rewrite.files import FileDone, FilesTask, FileWork, run_files_task, sweep_asides
+from replicator.purge.rewrite.formats import FileFormat
 from replicator.purge.swapping import Figures
 
 BUNDLE_FILES = 64

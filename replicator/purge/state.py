@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.pins import iso
-from cmroot.place import join, store_for
+from cmroot.store.place import join, store_for
 
 VERSION = 1
 PURGE = "purge"

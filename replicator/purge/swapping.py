@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from replicator.core.model import Partition, Skew, Storage, Table
 from replicator.errors import CommitOutcomeUnknown, MetastoreError, ObjectNotFound
 from replicator.metastore.client import Metastore
-from replicator.model import Partition, Skew, Storage, Table
 from replicator.purge.parts import Part, parts_of
 
 STATISTICS_OF_SPARK = "spark.sql.statistics."

@@ -13,29 +13,29 @@ from typing import Any
 
 import msgspec
 
-from cmroot.checksum import checksum_stream
-from cmroot.place import join, store_for
-from replicator.engine import AutoEngine
+from cmroot.store.checksum import checksum_stream
+from cmroot.store.place import join, store_for
+from replicator.core.engine import AutoEngine
 from replicator.errors import Error, ObjectNotFound
-from replicator.guard.audit import AuditLog
-from replicator.guard.legal import LegalHold, read_holds
-from replicator.guard.live import LiveLocations
-from replicator.guard.removal import Removal, forbidden
 from replicator.metastore.client import Metastore
-from replicator.purge import matching
-from replicator.purge.by_spark import stage_by_spark
-from replicator.purge.formats import Unsupported, format_of
-from replicator.purge.ids import Ids
-from replicator.purge.matching import LossyIds, Search
 from replicator.purge.onboarding import Gap, Onboarded
 from replicator.purge.options import PurgeOptions
 from replicator.purge.parts import Part, look_at, new_location, parts_of
-from replicator.purge.placing import Matched, Unplaced, by_part, place_of
-from replicator.purge.proving import prove
-from replicator.purge.searching import look_at_all, searched
+from replicator.purge.rewrite.formats import Unsupported, format_of
+from replicator.purge.search import matching
+from replicator.purge.search.by_spark import stage_by_spark
+from replicator.purge.search.ids import Ids
+from replicator.purge.search.matching import LossyIds, Search
+from replicator.purge.search.placing import Matched, Unplaced, by_part, place_of
+from replicator.purge.search.proving import prove
+from replicator.purge.search.searching import look_at_all, searched
 from replicator.purge.staging import Staged, Staging, stage
 from replicator.purge.state import Run, RunDirectory, State, Unit
 from replicator.purge.swapping import drop_column_statistics, flip, purged, settle_table_statistics
+from replicator.removal.audit import AuditLog
+from replicator.removal.legal import LegalHold, read_holds
+from replicator.removal.live import LiveLocations
+from replicator.removal.removal import Removal, forbidden
 
 BATCH = 100
 """Partitions that are written, compared and swapped together."""

@@ -1,1 +1,1 @@
-"""Retention by policy: which versions of a dataset go, as config store and job file say: docs/retention.md."""
+"""Retention: versions of datasets that go, as a config store says (Gobblin retention)."""

@@ -12,19 +12,19 @@ from itertools import chain
 
 import msgspec
 
-from cmroot.emptied import remove_if_empty
 from cmroot.errors import Error
-from cmroot.place import is_local, local_path, parent
-from replicator.guard.live import LiveLocations
-from replicator.guard.removal import Refusal
-from replicator.guard.remove import Remover
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.place import is_local, local_path, parent
+from replicator.removal.live import LiveLocations
+from replicator.removal.removal import Refusal
+from replicator.removal.remove import Remover
 from replicator.retention.access import is_set, set_access
+from replicator.retention.config.settings import Settings
 from replicator.retention.datasets import explained
 from replicator.retention.dropping import Dropped, Dropper
 from replicator.retention.listing import entry
 from replicator.retention.outcome import RetentionRun
 from replicator.retention.plan import Item
-from replicator.retention.settings import Settings
 
 
 @dataclass(frozen=True)

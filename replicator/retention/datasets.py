@@ -10,18 +10,18 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cmroot.place import is_local, join, normal, scheme, split_authority
+from cmroot.store.place import is_local, join, normal, scheme, split_authority
+from replicator.core.model import Table
+from replicator.core.roles import follows, mark_of
 from replicator.errors import ConfigError, Error, UsageError
 from replicator.metastore.client import MetastoreReader
-from replicator.model import Table
-from replicator.retention.hocon.values import Origin
+from replicator.retention.config.hocon.values import Origin
+from replicator.retention.config.names import FINDERS, known
+from replicator.retention.config.settings import Settings
+from replicator.retention.config.store import ConfigStore, Key, text_of
 from replicator.retention.job import STORE_URI, Job
 from replicator.retention.listing import Found, glob, glob_regex
-from replicator.retention.names import FINDERS, known
-from replicator.retention.settings import Settings
-from replicator.retention.store import ConfigStore, Key, text_of
 from replicator.retention.tables import names_of, tables_of
-from replicator.roles import follows, mark_of
 
 _FINDER = ("gobblin.retention.dataset.profile.class", "gobblin.retention.dataset.finder.class")
 _PATTERN = ("gobblin.dataset.pattern", "gobblin.retention.dataset.pattern")

@@ -14,11 +14,11 @@ from itertools import groupby
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError
-from cmroot.place import join, normal, store_for
+from cmroot.store.place import join, normal, store_for
+from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
-from replicator.guard.audit import AuditLog
 from replicator.metastore.client import Metastore
-from replicator.model import Partition, Table, partition_name
+from replicator.removal.audit import AuditLog
 from replicator.retention.listing import children, entry
 from replicator.retention.plan import Item
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from replicator.retention.hocon.values import Fields, Origin, Raw, Scalar
-from replicator.retention.settings import Settings, shown
-from replicator.retention.store import Resolved, text_of
+from replicator.retention.config.hocon.values import Fields, Origin, Raw, Scalar
+from replicator.retention.config.settings import Settings, shown
+from replicator.retention.config.store import Resolved, text_of
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmroot.place import is_local, name_of, normal, store_for
-from replicator import java_properties
+from cmroot.store.place import is_local, name_of, normal, store_for
 from replicator.errors import ConfigError
-from replicator.retention.hocon.parse import parse
-from replicator.retention.hocon.resolve import resolve
-from replicator.retention.hocon.values import Fields, Origin, Raw, Scalar, merge, merge_fields
-from replicator.retention.settings import Settings
-from replicator.retention.store import STORE, ConfigStore, is_directory
+from replicator.retention.config.hocon.parse import parse
+from replicator.retention.config.hocon.resolve import resolve
+from replicator.retention.config.hocon.values import Fields, Origin, Raw, Scalar, merge, merge_fields
+from replicator.retention.config.settings import Settings
+from replicator.retention.config.store import STORE, ConfigStore, is_directory
+from replicator.text import java_properties
 
 STORE_URI = "gobblin.config.management.store.uri"
 RUNTIME = "gobblin.config.runtime."

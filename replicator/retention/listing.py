@@ -13,7 +13,7 @@ from datetime import datetime
 from stat import S_ISDIR, S_ISLNK
 from typing import Any
 
-from cmroot.place import ASIDE, is_local, join, local_path, name_of, naming, normal, split_authority, store_for
+from cmroot.store.place import ASIDE, is_local, join, local_path, name_of, naming, normal, split_authority, store_for
 from cmroot.text import is_text, shown
 
 

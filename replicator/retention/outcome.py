@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from replicator.guard.removal import Refusal
+from replicator.removal.removal import Refusal
 
 TOLD = 1000  # refusals that a result lists; the record has all
 

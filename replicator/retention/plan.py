@@ -8,17 +8,17 @@ from datetime import datetime
 
 import msgspec
 
+from replicator.core.model import partition_name
 from replicator.errors import ConfigError
-from replicator.guard.removal import Removal
 from replicator.metastore.client import Metastore
-from replicator.model import partition_name
+from replicator.removal.removal import Removal
 from replicator.retention.access import Access, access_policies, wanted_access
+from replicator.retention.config.hocon.values import Fields, Origin, Scalar
+from replicator.retention.config.names import RETENTIONS
+from replicator.retention.config.older_policies import retention_policy
+from replicator.retention.config.settings import Settings
 from replicator.retention.datasets import Dataset, FileDataset, HiveDataset
-from replicator.retention.hocon.values import Fields, Origin, Scalar
-from replicator.retention.names import RETENTIONS
-from replicator.retention.older_policies import retention_policy
 from replicator.retention.selection import Policy, selection_policy
-from replicator.retention.settings import Settings
 from replicator.retention.tables import partition_finder
 from replicator.retention.versions import Listed, Pair, Version, path_finder
 

@@ -18,16 +18,16 @@ import msgspec
 
 from cmroot.errors import Error
 from cmroot.lease import acquire
-from cmroot.log import segments
-from cmroot.place import join
-from replicator.engine import AutoEngine, LocalEngine
+from cmroot.log.captured import segments
+from cmroot.store.place import join
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.events.scope import captured_databases
-from replicator.guard.audit import begin_audit
-from replicator.guard.legal import read_holds
-from replicator.guard.live import LiveLocations, Reference
-from replicator.guard.removal import Limits, Refusal, forbidden, refuse_counts
-from replicator.guard.remove import BATCH, Remover
 from replicator.metastore.client import Metastore
+from replicator.removal.audit import begin_audit
+from replicator.removal.legal import read_holds
+from replicator.removal.live import LiveLocations, Reference
+from replicator.removal.removal import Limits, Refusal, forbidden, refuse_counts
+from replicator.removal.remove import BATCH, Remover
 from replicator.retention.carry_out import Hands
 from replicator.retention.datasets import Dataset, Failed, explained, find_datasets
 from replicator.retention.dropping import DIRECTORY, Dropper

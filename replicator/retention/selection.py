@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cmroot.place import split_authority
+from cmroot.store.place import split_authority
 from replicator.errors import ConfigError
-from replicator.retention.lookback import Lookback
-from replicator.retention.names import SELECTIONS, known
+from replicator.retention.config.lookback import Lookback
+from replicator.retention.config.names import SELECTIONS, known
 from replicator.retention.versions import NONE, TIME, Pair, Version
 
 MOST = 1_000_000  # what a newest-K may keep or take

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
+from replicator.core.shadow import is_shadow
 from replicator.errors import ConfigError, Error
 from replicator.metastore.client import MetastoreReader
-from replicator.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
-from replicator.retention.datetimes import Unreadable
+from replicator.retention.config.datetimes import Unreadable
+from replicator.retention.config.names import VERSIONS
+from replicator.retention.config.settings import Settings
 from replicator.retention.listing import entry
-from replicator.retention.names import VERSIONS
-from replicator.retention.settings import Settings
 from replicator.retention.versions import TIME, Listed, Pair, Version, checked_pattern, doubts
-from replicator.shadow import is_shadow
 
 _TABLES = 500  # fetched at once
 

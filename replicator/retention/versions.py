@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from cmroot.place import join, name_of
+from cmroot.store.place import join, name_of
 from replicator.errors import ConfigError, Error
-from replicator.retention.datetimes import DEFAULT_ZONE, DatePattern, Unreadable, date_pattern
+from replicator.retention.config.datetimes import DEFAULT_ZONE, DatePattern, Unreadable, date_pattern
+from replicator.retention.config.lookback import Lookback, parse_lookback
+from replicator.retention.config.names import VERSIONS, known
+from replicator.retention.config.settings import Settings
 from replicator.retention.listing import Entry, Found, children, entry, files_below, glob, glob_regex
-from replicator.retention.lookback import Lookback, parse_lookback
-from replicator.retention.names import VERSIONS, known
-from replicator.retention.settings import Settings
 
 TIME, MARK, NONE = "time", "mark", "none"
 """What versions are ordered by: a time, a text, or nothing."""

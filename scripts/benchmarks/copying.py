@@ -18,11 +18,11 @@ from typing import Any
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
-from cmroot.place import LocalStore
-from replicator.load.load import Loaded, load
-from replicator.load.planning import LoadOptions
+from cmroot.store.place import LocalStore
+from replicator.core.progress import Silent
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.progress import Silent
+from replicator.replay.apply.load import Loaded, load
+from replicator.replay.apply.planning import LoadOptions
 
 
 @dataclass(frozen=True)

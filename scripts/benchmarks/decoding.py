@@ -11,15 +11,15 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, median, timed
-from replicator.dump.layout import INCREMENTAL, DumpMetadata, Point, Scope
+from replicator.core.model import Database, NotificationEvent
+from replicator.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.events.decode import decode
 from replicator.events.record import ChangeRecord, UnknownEvent, decode_line, encode
-from replicator.load.placement import Placement
-from replicator.load.plan import make_plan
-from replicator.load.squash import squash, surviving_partitions
-from replicator.load.target import TargetDatabase
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.model import Database, NotificationEvent
+from replicator.replay.places.placement import Placement
+from replicator.replay.plan.plan import make_plan
+from replicator.replay.plan.squash import squash, surviving_partitions
+from replicator.replay.plan.target import TargetDatabase
 
 ROUNDS = {"full": 100, "small": 20}  # of about 100 events each
 REPEAT = {"full": 3, "small": 2}

@@ -22,12 +22,12 @@ import xxhash
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
-from cmroot.content import content_name
-from cmroot.entries import PREFIXES
-from cmroot.expire import expire, plan_expiry
-from cmroot.log import ADD, RELEASE, SegmentWriter
+from cmroot.expire.expire import expire, plan_expiry
+from cmroot.keep.content import content_name
+from cmroot.log.captured import ADD, RELEASE, SegmentWriter
 from cmroot.pins import Slot, create_slot, iso
 from cmroot.root import create_or_open
+from cmroot.store.entries import PREFIXES
 
 ENTRIES = {"full": (1_000_000,), "small": (10_000, 40_000)}
 BYTES = 20

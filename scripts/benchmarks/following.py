@@ -13,9 +13,9 @@ from soaking.mortals import Follower
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, median, quantile
+from replicator.core.policy import parse_policy
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.policy import parse_policy
-from replicator.sync.run import Remembering
+from replicator.policies.run import Remembering
 
 SAMPLES = {"full": 20, "small": 20}
 TABLES = {"full": 1_000, "small": 50}  # beside the one that changes

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.dump.dump import Dumped, write_dump
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.events.capture import capture
-from replicator.events.recording import Captured
+from replicator.captures.capture import capture
+from replicator.captures.recording import Captured
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
+from replicator.core.progress import Silent
+from replicator.dumps.dump import Dumped, write_dump
 from replicator.events.scope import Patterns
-from replicator.metastore import embedded
+from replicator.metastore.embedded import running as embedded
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.model import Column, Database, Partition, Serde, Storage, Table
-from replicator.progress import Silent
 
 COLUMNS = tuple(Column(name=f"column_{number:02d}", type="string", comment=f"no {number}") for number in range(20))
 KEYS = (Column(name="day", type="string"),)
@@ -59,9 +59,9 @@ def warm(spark_engine: SparkEngine) -> float:
 
 
 def _import_copying(_: int) -> int:
-    import replicator.load.files
+    import replicator.replay.copy.files as copying
 
-    return len(replicator.load.files.__doc__ or "")
+    return len(copying.__doc__ or "")
 
 
 def create_database(client: ThriftMetastore, db: str) -> Path:

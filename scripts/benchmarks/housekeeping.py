@@ -22,17 +22,17 @@ import msgspec
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, s, timed
 from cmroot.root import create_or_open
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
-from replicator.guard.audit import begin_audit
-from replicator.guard.live import LiveLocations
-from replicator.guard.removal import Limits
-from replicator.guard.remove import Remover
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import plan
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.store import PAGE, Store, store_url
 from replicator.housekeeping.wishes import THREE_DAYS, UNREFERENCED, Defaults
 from replicator.metastore.thrift import connect
+from replicator.removal.audit import begin_audit
+from replicator.removal.live import LiveLocations
+from replicator.removal.removal import Limits
+from replicator.removal.remove import Remover
 
 ITEMS = {"full": (1_000_000,), "small": (20_000, 100_000)}
 TABLES, PARTITIONS = 20, 500

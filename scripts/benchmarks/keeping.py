@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
-from cmroot.checksum import checksum_file
-from cmroot.keep import LinkKeeper, is_kept
+from cmroot.keep.keepers import LinkKeeper, is_kept
 from cmroot.root import create_or_open
-from replicator.engine import LocalEngine
+from cmroot.store.checksum import checksum_file
+from replicator.core.engine import LocalEngine
 
 SIZES = {"full": (100, 1000), "small": (40, 250)}  # directories, files of each
 

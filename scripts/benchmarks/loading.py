@@ -10,10 +10,10 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
-from replicator.load.load import load
-from replicator.load.planning import LoadOptions
+from replicator.core.progress import Silent
 from replicator.metastore.values import partition_to_thrift
-from replicator.progress import Silent
+from replicator.replay.apply.load import load
+from replicator.replay.apply.planning import LoadOptions
 
 PARTITIONS = {"full": 20_000, "small": 3_000}
 WANTED = 1.3

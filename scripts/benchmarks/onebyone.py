@@ -12,6 +12,7 @@ import msgspec
 
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
+from replicator.core.model import Partition, Table
 from replicator.events.record import (
     AddPartitions,
     AlterPartition,
@@ -27,7 +28,6 @@ from replicator.metastore import requests
 from replicator.metastore.requests import Send
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.metastore.values import partition_to_thrift
-from replicator.model import Partition, Table
 
 SLICE = 500  # calls whose requests are built, and directories made, before they are sent and timed
 

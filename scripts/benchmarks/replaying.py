@@ -13,15 +13,15 @@ from benchmarks.measure import Outcome, interleaved, median, timed
 from benchmarks.mixing import MixedWriter
 from benchmarks.onebyone import OneByOne
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.dump.reader import DumpReader
+from replicator.compare.verify import verify
+from replicator.core.model import NotificationEvent
+from replicator.core.progress import Silent
+from replicator.dumps.reader import DumpReader
 from replicator.events.decode import decode
-from replicator.load.load import Loaded, load
-from replicator.load.planning import LoadOptions, plan_load
 from replicator.metastore.client import EVENT_BATCH
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.model import NotificationEvent
-from replicator.progress import Silent
-from replicator.sync.verify import verify
+from replicator.replay.apply.load import Loaded, load
+from replicator.replay.apply.planning import LoadOptions, plan_load
 
 EVENTS = {"full": 100_000, "small": 6_000}
 TABLES = {"full": 200, "small": 30}

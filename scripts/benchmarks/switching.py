@@ -11,14 +11,14 @@ from pathlib import Path
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, median
+from replicator.core.policy import parse_policy
+from replicator.core.progress import Silent
+from replicator.core.roles import Role
 from replicator.metastore.thrift import ThriftMetastore
-from replicator.policy import parse_policy
-from replicator.progress import Silent
-from replicator.roles import Role
-from replicator.sync.roles import read_role
-from replicator.sync.run import sync_once
-from replicator.sync.switchover import SwitchoverOptions, switchover
-from replicator.sync.turn import Sides, StepTold, Turned
+from replicator.policies.roles import read_role
+from replicator.policies.run import sync_once
+from replicator.turnover.switchover import SwitchoverOptions, switchover
+from replicator.turnover.turn import Sides, StepTold, Turned
 
 TABLES = {"full": 500, "small": 20}  # beside the one that is written to
 TURNS = {"full": 6, "small": 2}  # there and back, and so on

@@ -22,7 +22,7 @@ from mutating.near import nearest
 ROOT = Path(__file__).parent.parent.parent
 TESTS = {
     "cmroot": ["tests/cmroot"],
-    "replicator/load": ["tests/test_squash.py", "tests/test_copy_task.py", "tests/test_replay.py",
+    "replicator/replay": ["tests/test_squash.py", "tests/test_copy_task.py", "tests/test_replay.py",
                         "tests/test_publish.py", "tests/test_geometry.py", "tests/test_bad_input.py",
                         "tests/test_left_places.py"],
     "replicator/purge": ["tests/test_purge_avro.py", "tests/test_purge_blocks.py", "tests/test_purge_sequence.py",

@@ -18,14 +18,14 @@ from pathlib import Path
 from benchmarks.__main__ import DOCUMENT
 from benchmarks.measure import Outcome, record
 
+from replicator.compare.verify import verify
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.policy import parse_policy
+from replicator.core.progress import Silent
 from replicator.demo.spark_sql import SparkSql
-from replicator.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.errors import Error
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.policy import parse_policy
-from replicator.progress import Silent
-from replicator.sync.run import Remembering
-from replicator.sync.verify import verify
+from replicator.policies.run import Remembering
 from soaking.mortals import Follower, Killer, Server
 from soaking.watching import METADATA, Marks, Poller
 from soaking.writers import PlainWriter, SqlWriter

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from replicator.metastore import embedded
-from replicator.metastore.embedded import Running
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.running import Running
 
 ENDS_WITHIN = 90.0  # seconds for a follower to end by itself
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.place import join, store_for
-from cmroot.remote import FsspecStore
 from cmroot.root import create_or_open
+from cmroot.store.place import join, store_for
+from cmroot.store.remote import FsspecStore
 
 STORES = ["local", "memory"]
 if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, where its packages are installed

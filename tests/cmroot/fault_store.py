@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cmroot import remote
 from cmroot.lease import Holder
-from cmroot.place import is_local, join, local_path, store_for
+from cmroot.store import remote
+from cmroot.store.place import is_local, join, local_path, store_for
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT)
 _LOCAL = (

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 
 class InProcess:
-    """Runs and groups as `replicator.engine.LocalEngine` does."""
+    """Runs and groups as `replicator.core.engine.LocalEngine` does."""
 
     def run(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         return map(function, tasks)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from cmroot.keep import CopyKeeper, Kept, LinkKeeper
-from cmroot.log import FILES, Segment, SegmentWriter, segments
+from cmroot.keep.keepers import CopyKeeper, Kept, LinkKeeper
+from cmroot.log.captured import FILES, Segment, SegmentWriter, segments
 from cmroot.root import create_or_open
 
 

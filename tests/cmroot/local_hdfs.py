@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import _registry
 
-from cmroot import remote
+from cmroot.store import remote
 
 
 class LocalHdfs(LocalFileSystem):  # type: ignore[misc]

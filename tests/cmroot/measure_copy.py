@@ -16,7 +16,7 @@ import time
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
-from cmroot.checksum import copy_file
+from cmroot.store.checksum import copy_file
 
 TREES = {"A": (8, 256 << 20, 8), "B": (2_000, 1 << 20, 20), "C": (50_000, 10 << 10, 100)}
 

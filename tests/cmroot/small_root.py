@@ -8,14 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from cmroot.content import content_name
-from cmroot.entries import list_entries
-from cmroot.expire import Expired, ExpiryPlan, expire, plan_expiry
+from cmroot.expire.expire import Expired, ExpiryPlan, expire, plan_expiry
+from cmroot.keep.content import content_name
 from cmroot.lease import Lease
-from cmroot.log import FILES, SegmentWriter, segments
+from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.pins import Slot, iso
-from cmroot.place import join, store_for
-from replicator.engine import LocalEngine
+from cmroot.store.entries import list_entries
+from cmroot.store.place import join, store_for
+from replicator.core.engine import LocalEngine
 
 ENGINE = LocalEngine(2)
 HOUR = 3600.0

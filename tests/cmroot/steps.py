@@ -18,7 +18,7 @@ CHANGING = [
 PRELUDE = """
 import os, signal, sys
 sys.path[:0] = {path!r}
-import xxhash, msgspec, cmroot.keep, cmroot.lease, cmroot.root, cmroot.place{imports}
+import xxhash, msgspec, cmroot.keep.keepers, cmroot.lease, cmroot.root, cmroot.store.place{imports}
 left = int(sys.argv[1])
 
 def step(*ignored):

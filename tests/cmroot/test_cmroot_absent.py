@@ -14,10 +14,10 @@ from local_hdfs import local_hdfs
 from small_root import SmallRoot
 
 from cmroot.errors import Error
-from cmroot.listing import list_tree
-from cmroot.log import segments
-from cmroot.place import join, store_for
+from cmroot.log.captured import segments
 from cmroot.root import create_or_open
+from cmroot.store.listing import list_tree
+from cmroot.store.place import join, store_for
 
 ERRORS = {"EIO": "Input/output error", "ESTALE": "Stale file handle", "EACCES": "Permission denied"}
 STAT, OPEN = "stat,lstat,newfstatat,statx", "open,openat"
@@ -44,7 +44,7 @@ def log(local_root: str) -> SmallRoot:
 def test_a_marker_that_cannot_be_looked_at_is_not_absent(log: SmallRoot, error: str) -> None:
     """The sweep of the log took the newest segment for an unfinished one, and removed it."""
     marker = join(segments(log.root)[-1].place, "_segment.json")
-    work = f"from cmroot.log import sweep_log; sweep_log({log.root!r})"
+    work = f"from cmroot.log.captured import sweep_log; sweep_log({log.root!r})"
     done = with_error(marker, STAT, error, work)
     assert [segment.last for segment in segments(log.root)] == [1, 2]
     assert done.returncode == 1 and ERRORS[error] in done.stderr and marker in done.stderr
@@ -53,7 +53,7 @@ def test_a_marker_that_cannot_be_looked_at_is_not_absent(log: SmallRoot, error: 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_directory_that_cannot_be_listed_is_not_empty(log: SmallRoot, error: str) -> None:
     files = join(log.root, "files")
-    work = f"from cmroot.place import LocalStore; LocalStore().find({files!r})"
+    work = f"from cmroot.store.place import LocalStore; LocalStore().find({files!r})"
     for path in (files, join(files, os.listdir(files)[0])):
         done = with_error(path, OPEN, error, work)
         assert done.returncode == 1 and ERRORS[error] in done.stderr and path in done.stderr

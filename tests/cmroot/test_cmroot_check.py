@@ -13,11 +13,11 @@ from history import History
 
 from cmroot import pins
 from cmroot.check import Checked, check
-from cmroot.compact import compact
-from cmroot.content import content_name, locate
-from cmroot.log import segments
+from cmroot.keep.content import content_name, locate
+from cmroot.log.captured import segments
+from cmroot.log.compact import compact
 from cmroot.pins import Slot
-from cmroot.place import store_for
+from cmroot.store.place import store_for
 
 NOW = "2026-11-21T00:00:00+00:00"
 CONTENT = {"t/a": b"aaaa", "t/b": b"bbbb", "u/c": b"cccccc"}
@@ -196,7 +196,7 @@ def test_a_missing_segment_is_found(history: History) -> None:
 
 
 def test_records_out_of_order_are_found(history: History) -> None:
-    from cmroot.log import SegmentWriter
+    from cmroot.log.captured import SegmentWriter
 
     with SegmentWriter(history.root, 2) as writer:
         writer.append_record(b'{"position":3}')
@@ -240,9 +240,9 @@ def test_what_killed_runs_left_is_told_and_no_damage(history: History) -> None:
 def test_a_version_that_its_bucket_lost_is_found(history: History, s3_endpoint: None, tmp_path: Path) -> None:
     import pyarrow as pa
 
-    from cmroot.keep import VersionKeeper
-    from cmroot.log import FILES, SegmentWriter
-    from cmroot.remote import FsspecStore
+    from cmroot.keep.keepers import VersionKeeper
+    from cmroot.log.captured import FILES, SegmentWriter
+    from cmroot.store.remote import FsspecStore
 
     bucket = f"checked-{os.getpid()}"
     store = FsspecStore(f"s3://{bucket}")

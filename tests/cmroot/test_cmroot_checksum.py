@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from cmroot.checksum import BUFFER_SIZE, checksum_descriptor, checksum_file, checksum_stream, copy_file, copy_stream
 from cmroot.errors import NotWritable
+from cmroot.store.checksum import (
+    BUFFER_SIZE,
+    checksum_descriptor,
+    checksum_file,
+    checksum_stream,
+    copy_file,
+    copy_stream,
+)
 
 SIZES = [0, 1, 10_000, BUFFER_SIZE - 1, BUFFER_SIZE, BUFFER_SIZE + 1, 3 * BUFFER_SIZE, 3 * BUFFER_SIZE + 7]
 

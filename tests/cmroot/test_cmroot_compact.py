@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import at_every_step
 
-from cmroot import compact as compacting
-from cmroot.compact import Run, compact, plan_compaction
 from cmroot.errors import FormatError, LeaseHeld, Superseded
 from cmroot.lease import acquire
-from cmroot.log import COVERED_MARGIN, FILES_PART, MARKER, Segment, SegmentWriter, segments, sweep_log
-from cmroot.parts import LINES, PARQUET, Marker, Part, PartsReader
-from cmroot.place import join, name_of, store_for
-from cmroot.remote import FsspecStore
+from cmroot.log import compact as compacting
+from cmroot.log.captured import COVERED_MARGIN, FILES_PART, MARKER, Segment, SegmentWriter, segments, sweep_log
+from cmroot.log.compact import Run, compact, plan_compaction
+from cmroot.log.parts import LINES, PARQUET, Marker, Part, PartsReader
 from cmroot.root import create_or_open
+from cmroot.store.place import join, name_of, store_for
+from cmroot.store.remote import FsspecStore
 
 HOUR = COVERED_MARGIN.total_seconds()
 
@@ -241,8 +241,8 @@ def test_merged_rows_are_counted_before_anything_is_published(local_root: str, m
 def test_an_older_part_without_the_newest_columns_is_read_and_merged(local_root: str) -> None:
     import pyarrow.parquet as pq
 
-    from cmroot.checksum import checksum_file
-    from cmroot.parts import encode_marker
+    from cmroot.log.parts import encode_marker
+    from cmroot.store.checksum import checksum_file
 
     segment = write(local_root, 1, 1)
     path = segment.files_parts()[0]
@@ -286,11 +286,11 @@ def test_a_killed_compaction_leaves_the_same_log(tmp_path: Path) -> None:
         assert content(root) == before and len(segments(root)) == 1
 
     work = f"""
-import cmroot.compact
-cmroot.compact.compact({root!r}, clock=lambda: 1000.0)
-cmroot.compact.sweep_log({root!r}, clock=lambda: 1000.0 + {HOUR})
+import cmroot.log.compact
+cmroot.log.compact.compact({root!r}, clock=lambda: 1000.0)
+cmroot.log.compact.sweep_log({root!r}, clock=lambda: 1000.0 + {HOUR})
 """
-    assert at_every_step(work, lay, check, imports=", cmroot.compact") > 15
+    assert at_every_step(work, lay, check, imports=", cmroot.log.compact") > 15
     assert seen == {1, 3}
     assert not [name for name in os.listdir(tmp_path) if name not in ("cmroot", "model")]
 

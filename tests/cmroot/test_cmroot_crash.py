@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from steps import at_every_step
 
-from cmroot.checksum import checksum_file
 from cmroot.errors import FormatError
-from cmroot.keep import is_kept, sweep_incoming
+from cmroot.keep.keepers import is_kept, sweep_incoming
 from cmroot.lease import acquire
-from cmroot.log import SegmentWriter, segments, sweep_log
+from cmroot.log.captured import SegmentWriter, segments, sweep_log
 from cmroot.root import DIRECTORIES, create_or_open
+from cmroot.store.checksum import checksum_file
 
 CONTENT = {"part-0": b"zero" * 10, "p=1/part-1": b"one" * 100_000, "p=1/q=2/part-2": b"", "p=1/same": b"zero" * 10,
            "p=1/.same.crc": b"crc"}  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_killed_recycling_of_a_directory_is_finished_by_the_sweep(ground: Grou
 def record(recycled):
     with open({str(notes)!r}, "a") as file:
         file.write("".join(one.path + "\\n" for one in recycled))
-cmroot.keep.recycle_tree({ground.root!r}, {str(ground.table)!r}, record=record)
+cmroot.keep.keepers.recycle_tree({ground.root!r}, {str(ground.table)!r}, record=record)
 """
     assert at_every_step(work, lay, check) > 15
     assert told == set(range(len(CONTENT) + 1))
@@ -100,12 +100,12 @@ def test_a_killed_recycling_of_a_file_is_finished_by_the_sweep(ground: Ground) -
         ground.check_swept()
         assert [one.path for one in swept.finished] in ([], [str(ground.table / "p=1/part-1")])
 
-    work = f"cmroot.keep.recycle({ground.root!r}, {str(ground.table / 'p=1/part-1')!r})"
+    work = f"cmroot.keep.keepers.recycle({ground.root!r}, {str(ground.table / 'p=1/part-1')!r})"
     assert at_every_step(work, ground.lay, check) >= 5
 
 
 def test_a_killed_recycling_of_bytes_that_are_kept_already_loses_nothing(ground: Ground) -> None:
-    from cmroot.keep import LinkKeeper
+    from cmroot.keep.keepers import LinkKeeper
 
     def lay() -> None:
         ground.lay()
@@ -117,7 +117,7 @@ def test_a_killed_recycling_of_bytes_that_are_kept_already_loses_nothing(ground:
         ground.check_nothing_is_lost()
         ground.check_swept()
 
-    work = f"cmroot.keep.recycle_tree({ground.root!r}, {str(ground.table)!r})"
+    work = f"cmroot.keep.keepers.recycle_tree({ground.root!r}, {str(ground.table)!r})"
     assert at_every_step(work, lay, check) > 10
 
 
@@ -131,14 +131,14 @@ def test_a_killed_keeper_leaves_the_source_and_true_names(ground: Ground, keeper
         ground.check_kept_names_are_true()
         assert all((ground.table / name).read_bytes() == data for name, data in CONTENT.items())
 
-    work = f"cmroot.keep.{keeper}({ground.root!r}).keep({path!r})"
+    work = f"cmroot.keep.keepers.{keeper}({ground.root!r}).keep({path!r})"
     assert at_every_step(work, ground.lay, check) >= 2
     assert is_kept(ground.root, *checksum_file(path))
 
 
 def test_a_killed_refiling_of_a_damaged_kept_file_loses_neither_content(ground: Ground) -> None:
     """A kept link was written into through its source; then the right bytes arrive again as another file."""
-    from cmroot.keep import LinkKeeper
+    from cmroot.keep.keepers import LinkKeeper
 
     again = ground.top / "w" / "again"
 
@@ -156,7 +156,7 @@ def test_a_killed_refiling_of_a_damaged_kept_file_loses_neither_content(ground: 
         contents = {path.read_bytes() for path in (*ground.kept(), again)}
         assert contents >= {b"EVIL" + CONTENT["part-0"][4:], CONTENT["part-0"]}
 
-    assert at_every_step(f"cmroot.keep.LinkKeeper({ground.root!r}).keep({str(again)!r})", lay, check) >= 4
+    assert at_every_step(f"cmroot.keep.keepers.LinkKeeper({ground.root!r}).keep({str(again)!r})", lay, check) >= 4
     ground.check_kept_names_are_true()
 
 
@@ -173,7 +173,7 @@ os.rename = refused
         ground.check_nothing_is_lost()
         ground.check_swept()
 
-    work = refuse + f"cmroot.keep.recycle_tree({ground.root!r}, {str(ground.table)!r})"
+    work = refuse + f"cmroot.keep.keepers.recycle_tree({ground.root!r}, {str(ground.table)!r})"
     assert at_every_step(work, ground.lay, check) > 20
     assert not ground.table.exists()
 
@@ -235,12 +235,12 @@ def test_a_killed_segment_is_whole_or_not_there(ground: Ground) -> None:
 
     work = f"""
 import pyarrow
-from cmroot.log import SegmentWriter
+from cmroot.log.captured import SegmentWriter
 writer = SegmentWriter({ground.root!r}, 2)
 writer.append_record(b'{{"position":2}}')
 writer.append_record(b'{{"position":3}}')
 writer.append_files(pyarrow.table({{"position": [2], "op": ["add"]}}))
 writer.finish(3)
 """
-    assert at_every_step(work, lay, check, imports=", cmroot.log, pyarrow") > 10
+    assert at_every_step(work, lay, check, imports=", cmroot.log.captured, pyarrow") > 10
     assert seen == {1, 3}

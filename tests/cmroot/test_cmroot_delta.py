@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cmroot.delta import LAST_CHECKPOINT, beyond, checkpoints, commit_version, last_version, rank
+from cmroot.store.delta import LAST_CHECKPOINT, beyond, checkpoints, commit_version, last_version, rank
 
 
 def commits(*versions: int) -> list[str]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cmroot import place as place_module
-from cmroot.keep import CopyKeeper, LinkKeeper, recycle
+from cmroot.keep.keepers import CopyKeeper, LinkKeeper, recycle
+from cmroot.keep.safely import keep_safely
 from cmroot.lease import acquire
-from cmroot.log import SegmentWriter
-from cmroot.place import LocalStore
-from cmroot.safely import keep_safely
+from cmroot.log.captured import SegmentWriter
+from cmroot.store import place as place_module
+from cmroot.store.place import LocalStore
 
 
 class Disk:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.emptied import remove_if_empty
 from cmroot.errors import NotWritable
+from cmroot.store.emptied import remove_if_empty
 
 
 def test_only_an_empty_directory_goes(tmp_path: Path, small: Callable[[str], Path]) -> None:

@@ -16,10 +16,14 @@ from fault_store import expired
 from small_root import ENGINE, HOUR, NOTHING, NOW, WEEK, SmallRoot, checksum, content, history, slot
 
 from cmroot.errors import Error, Filing, FormatError, LeaseHeld, Superseded
-from cmroot.expire import Count, cutoff_position, expire, held_by, plan_expiry
-from cmroot.filing import filing, removing
+from cmroot.expire.expire import Count, cutoff_position, expire, held_by, plan_expiry
+from cmroot.expire.removal import Since, remove
+from cmroot.expire.retention import DECIDED
+from cmroot.keep.filing import filing, removing
+from cmroot.keep.recycle import recycle
 from cmroot.lease import acquire
-from cmroot.log import FILES, SegmentWriter, segments
+from cmroot.log.captured import FILES, SegmentWriter, segments
+from cmroot.log.taken import write_taken
 from cmroot.pins import (
     DumpPin,
     Hold,
@@ -34,13 +38,9 @@ from cmroot.pins import (
     release,
     slots,
 )
-from cmroot.place import is_local, join, store_for
-from cmroot.recycle import recycle
-from cmroot.remote import FsspecStore
-from cmroot.removal import Since, remove
-from cmroot.retention import DECIDED
 from cmroot.root import GUARDS, create_or_open
-from cmroot.taken import write_taken
+from cmroot.store.place import is_local, join, store_for
+from cmroot.store.remote import FsspecStore
 
 
 @pytest.fixture
@@ -366,7 +366,7 @@ def test_too_much_that_came_since_asks_for_a_new_plan(local: SmallRoot, monkeypa
     history(local)
     plan = local.plan()
     local.capture(add="a b c")
-    monkeypatch.setattr("cmroot.removal.MANY", 2)
+    monkeypatch.setattr("cmroot.expire.removal.MANY", 2)
     with pytest.raises(Superseded) as caught:
         expire(local.root, plan, now=lambda: NOW)
     assert caught.value.transient and local.there() == {"a", "b", "c", "d"}

@@ -12,10 +12,10 @@ import pytest
 from small_root import HOUR, NOTHING, NOW, SmallRoot, content, history, slot
 from steps import at_every_step
 
-from cmroot.expire import expire, held_by, plan_expiry
+from cmroot.expire.expire import expire, held_by, plan_expiry
 from cmroot.pins import DumpPin, Hold, create_slot, drop_slot, dump_pins, hold, iso, pin_dump, release, slots
 from cmroot.root import create_or_open
-from replicator.engine import SparkEngine
+from replicator.core.engine import SparkEngine
 from replicator.metastore.java import find_java, spark_environment
 
 
@@ -52,13 +52,13 @@ def test_a_killed_expiry_is_ended_by_the_next(tmp_path: Path) -> None:
 
     work = f"""
 from datetime import timedelta
-from cmroot.expire import expire, plan_expiry
-from replicator.engine import LocalEngine
+from cmroot.expire.expire import expire, plan_expiry
+from replicator.core.engine import LocalEngine
 plan = plan_expiry({root!r}, older_than=timedelta(0), now=lambda: {NOW}, engine=LocalEngine(1),
                    max_slot_lag=timedelta(hours=9))
 expire({root!r}, plan, now=lambda: {NOW})
 """
-    assert at_every_step(work, lay, check, imports=", cmroot.expire, replicator.engine") > 15
+    assert at_every_step(work, lay, check, imports=", cmroot.expire.expire, replicator.core.engine") > 15
     assert seen == {1, 2, 3, 4} and "cmroot" in half_written
 
 

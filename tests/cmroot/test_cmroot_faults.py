@@ -13,15 +13,15 @@ import pytest
 from fault_store import Faults, expired
 from small_root import ENGINE, HOUR, NOTHING, NOW, SmallRoot, checksum, content
 
-from cmroot.checksum import checksum_stream
-from cmroot.content import locate
 from cmroot.errors import Error
-from cmroot.expire import expire, plan_expiry
+from cmroot.expire.expire import expire, plan_expiry
+from cmroot.keep.content import locate
+from cmroot.keep.recycle import recycle, sweep_incoming
 from cmroot.lease import acquire
-from cmroot.log import segments, sweep_log
-from cmroot.place import join, store_for
-from cmroot.recycle import recycle, sweep_incoming
+from cmroot.log.captured import segments, sweep_log
 from cmroot.root import create_or_open
+from cmroot.store.checksum import checksum_stream
+from cmroot.store.place import join, store_for
 
 RATE = 0.02
 NAMES = "abcdefgh"

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cmroot.checksum import checksum_file
-from cmroot.content import locate
 from cmroot.errors import ChecksumMismatch, Exists, FormatError, KeepError
-from cmroot.find import Findings, Query, find
-from cmroot.keep import CopyKeeper
-from cmroot.log import FILES, SegmentWriter, segments
-from cmroot.place import join, normal, parent, store_for
-from cmroot.restore import restore_file
+from cmroot.keep.content import locate
+from cmroot.keep.find import Findings, Query, find
+from cmroot.keep.keepers import CopyKeeper
+from cmroot.keep.restore import restore_file
+from cmroot.log.captured import FILES, SegmentWriter, segments
+from cmroot.store.checksum import checksum_file
+from cmroot.store.place import join, normal, parent, store_for
 
 A, B, C = (digit * 32 for digit in "abc")
 
@@ -202,8 +202,8 @@ def test_a_full_or_forbidden_place_is_named(local_root: str, tmp_path: Path) -> 
 
 
 def test_a_version_of_a_bucket_is_put_back(local_root: str, s3_endpoint: None, tmp_path: Path) -> None:
-    from cmroot.keep import VersionKeeper
-    from cmroot.remote import FsspecStore
+    from cmroot.keep.keepers import VersionKeeper
+    from cmroot.store.remote import FsspecStore
 
     bucket = f"versioned-{os.getpid()}"
     store = FsspecStore(f"s3://{bucket}")

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cmroot import content, objects
-from cmroot.checksum import checksum_file, checksum_stream
 from cmroot.errors import ChecksumMismatch, KeepError, Protected
-from cmroot.keep import (
+from cmroot.keep import content, objects
+from cmroot.keep.keepers import (
     CopyKeeper,
     Keeper,
     Kept,
@@ -29,9 +28,10 @@ from cmroot.keep import (
     recycle_tree,
     sweep_incoming,
 )
-from cmroot.listing import file_state
-from cmroot.place import is_local, join, store_for
 from cmroot.root import create_or_open
+from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.listing import file_state
+from cmroot.store.place import is_local, join, store_for
 
 
 def kept_files(root: str) -> list[str]:

@@ -12,15 +12,15 @@ from grouping import InProcess
 from history import History
 
 from cmroot import pins
-from cmroot.content import locate
 from cmroot.errors import FormatError
-from cmroot.keep import CopyKeeper
-from cmroot.kept import kept
-from cmroot.log import FILES, SegmentWriter, segments
+from cmroot.expire.kept import kept
+from cmroot.keep.content import locate
+from cmroot.keep.keepers import CopyKeeper
+from cmroot.log.captured import FILES, SegmentWriter, segments
+from cmroot.log.references import read_references, sources
 from cmroot.pins import Hold, Slot, read_pins
-from cmroot.place import store_for
-from cmroot.references import read_references, sources
 from cmroot.root import create_or_open
+from cmroot.store.place import store_for
 
 NOW = "2026-11-21T00:00:00+00:00"
 
@@ -115,7 +115,7 @@ def test_an_empty_root_keeps_nothing(history: History) -> None:
 
 
 def test_rows_of_a_taking_that_is_not_recorded_yet_are_needed(history: History) -> None:
-    from cmroot.taken import write_taken
+    from cmroot.log.taken import write_taken
 
     history.write("t/taken", b"taken")
     content = CopyKeeper(history.root).keep(str(history.source / "t/taken"))

@@ -18,10 +18,10 @@ import pytest
 from cmroot import lease as lease_module
 from cmroot.errors import FormatError, LeaseHeld, NotWritable
 from cmroot.lease import acquire
-from cmroot.log import SegmentWriter, segments, sweep_log
-from cmroot.place import join, name_of, store_for
-from cmroot.remote import FsspecStore
+from cmroot.log.captured import SegmentWriter, segments, sweep_log
 from cmroot.root import create_or_open
+from cmroot.store.place import join, name_of, store_for
+from cmroot.store.remote import FsspecStore
 from cmroot.waiting import patiently
 
 HOLD = """
@@ -308,7 +308,7 @@ import os, signal, sys
 from datetime import timedelta
 from cmroot.lease import acquire
 from cmroot.errors import LeaseHeld
-from cmroot.log import SegmentWriter, sweep_log
+from cmroot.log.captured import SegmentWriter, sweep_log
 root, when = sys.argv[1:]
 with acquire(root, "pause", ttl=timedelta(seconds=1)) as lease:
     with SegmentWriter(root, 2, lease=lease) as writer:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.listing import (
+from cmroot.store.listing import (
     DirectoryState,
     changed_directories,
     file_state,
@@ -17,7 +17,7 @@ from cmroot.listing import (
     list_tree,
     unchanged,
 )
-from cmroot.place import is_local, join, store_for
+from cmroot.store.place import is_local, join, store_for
 
 TREE = ["part-0", "_SUCCESS", "p=1/part-1", "p=1/q=a%20b/part-2", "_delta_log/0.json"]
 NOISE = [".part-0.crc", "p=1/.hidden", "_temporary/0/x", "_scratch/y", ".hive-staging_1/z", "p=1/_temporary/w"]

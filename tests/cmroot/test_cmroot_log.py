@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cmroot.errors import FormatError, NotWritable
-from cmroot.log import FILES, MARKER, Segment, SegmentWriter, segments, sweep_log
-from cmroot.parts import LINE_BYTES, ROW_GROUP, Part, PartsReader, PartsWriter
-from cmroot.place import is_local, join, name_of, store_for
+from cmroot.log.captured import FILES, MARKER, Segment, SegmentWriter, segments, sweep_log
+from cmroot.log.parts import LINE_BYTES, ROW_GROUP, Part, PartsReader, PartsWriter
 from cmroot.root import create_or_open, open_existing
+from cmroot.store.place import is_local, join, name_of, store_for
 
 
 def record(position: int, **more: object) -> bytes:
@@ -310,8 +310,8 @@ def test_a_segment_that_was_renamed_by_hand_is_found_out(local_root: str) -> Non
 
 
 def test_many_records_are_split_into_parts(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cmroot.log.RECORDS_PART", 100)
-    monkeypatch.setattr("cmroot.log.FILES_PART", 3)
+    monkeypatch.setattr("cmroot.log.captured.RECORDS_PART", 100)
+    monkeypatch.setattr("cmroot.log.captured.FILES_PART", 3)
     with SegmentWriter(root, 1) as writer:
         for position in range(1, 51):
             writer.append_record(record(position))

@@ -26,7 +26,7 @@ from cmroot.pins import (
     slots,
     unpin_dump,
 )
-from cmroot.place import join, store_for
+from cmroot.store.place import join, store_for
 
 DAY = "2026-11-21T03:27:59+00:00"
 SLOT = Slot("replica", 100, 7, DAY, DAY, "target west")

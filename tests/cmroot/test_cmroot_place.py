@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cmroot.errors import Error, NoSpace, NotWritable, UnknownPlace
-from cmroot.place import (
+from cmroot.root import create_or_open
+from cmroot.store.place import (
     ASIDE,
     LocalStore,
     is_local,
@@ -29,8 +30,7 @@ from cmroot.place import (
     scheme,
     store_for,
 )
-from cmroot.remote import FsspecStore
-from cmroot.root import create_or_open
+from cmroot.store.remote import FsspecStore
 
 ODD_NAMES = ["p=a%20b", "a b", "a:b", "#", "?x", "é", "+", "&", "*", "[b]", "%2F", "__HIVE_DEFAULT_PARTITION__", "a\tb"]
 
@@ -251,8 +251,8 @@ def test_a_directory_without_rights_is_not_writable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["write_bytes", "open_write", "copy_file", "keeper"])
 def test_a_full_disk_is_said_so_and_leaves_nothing(tmp_path: Path, way: str) -> None:
-    from cmroot.checksum import copy_file
-    from cmroot.keep import CopyKeeper
+    from cmroot.keep.keepers import CopyKeeper
+    from cmroot.store.checksum import copy_file
 
     source = tmp_path / "source"
     source.write_bytes(b"1" * 3_000_000)

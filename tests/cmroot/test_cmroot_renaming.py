@@ -9,8 +9,8 @@ import pytest
 from local_hdfs import LocalHdfs, local_hdfs
 
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, read_pins
-from cmroot.place import join, store_for
 from cmroot.root import create_or_open
+from cmroot.store.place import join, store_for
 
 NOW = 2_000_000_000.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.resolve import is_within, resolved, touches
+from cmroot.store.resolve import is_within, resolved, touches
 
 
 def test_a_local_place_has_one_spelling(tmp_path: Path) -> None:

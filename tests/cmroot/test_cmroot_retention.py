@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cmroot.entries import ENTRIES, content_of, estimate, foreign_names, list_entries
 from cmroot.errors import FormatError, Superseded
-from cmroot.log import FILES, SegmentWriter, segments
+from cmroot.expire.retention import DECIDED, Needing, Rules, decide, needing, tally
+from cmroot.log.captured import FILES, SegmentWriter, segments
+from cmroot.log.references import KEY, REFERENCES, FileRows, Listable, count_references, read_references, sources, work
 from cmroot.pins import DumpPin, Hold, Pins, Slot
-from cmroot.place import join, store_for
-from cmroot.references import KEY, REFERENCES, FileRows, Listable, count_references, read_references, sources, work
-from cmroot.retention import DECIDED, Needing, Rules, decide, needing, tally
+from cmroot.store.entries import ENTRIES, content_of, estimate, foreign_names, list_entries
+from cmroot.store.place import join, store_for
 
 DAY = "2026-11-21T00:00:00+00:00"
 CHECKSUMS = [f"ab{number:030x}" for number in range(6)]
@@ -157,7 +157,7 @@ def segment(root: str, first: int, last: int, *tables: pa.Table) -> None:
 
 
 def test_references_are_read_from_every_segment(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cmroot.references.GROUPS_OF_ROWS", 1)
+    monkeypatch.setattr("cmroot.log.references.GROUPS_OF_ROWS", 1)
     segment(root, 1, 3, rows([Interval(CHECKSUMS[0], 1, 2)] * 5))
     segment(root, 4, 8, rows([Interval(CHECKSUMS[1], 5, None)]))
     segment(root, 9, 9)

@@ -12,14 +12,14 @@ import pytest
 import xxhash
 from steps import at_every_step
 
-from cmroot.checksum import checksum_file
-from cmroot.content import is_kept, locate
 from cmroot.errors import FormatError, KeepError, NotWritable
-from cmroot.journal import Owner, Source
-from cmroot.place import join, store_for
+from cmroot.keep.content import is_kept, locate
+from cmroot.keep.journal import Owner, Source
+from cmroot.keep.taking import Taking, sweep_takings, takings
+from cmroot.log.taken import JOURNAL, read_taken, undecided_since
 from cmroot.root import create_or_open
-from cmroot.taken import JOURNAL, read_taken, undecided_since
-from cmroot.taking import Taking, sweep_takings, takings
+from cmroot.store.checksum import checksum_file
+from cmroot.store.place import join, store_for
 
 FILES = {"p=1/a": b"one" * 100_000, "p=1/b": b"two", "p=2/_tmp/c": b"three", "p=2/_temporary/d": b"four", "stray": b"5"}
 RECORDED = {"p=1/a", "p=1/b", "p=2/_tmp/c"}  # what a listing of the two partitions would show
@@ -291,9 +291,9 @@ def test_a_root_inside_what_is_taken_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_kept_leaves_everything_in_place(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is that goes wrong, at the first file or at the last."""
-    import cmroot.taking
+    import cmroot.keep.taking
 
-    real = cmroot.taking.keep_safely
+    real = cmroot.keep.taking.keep_safely
     before = ground.there()
     for fails_at in range(len(FILES)):
         calls = iter(range(100))
@@ -303,7 +303,7 @@ def test_a_file_that_cannot_be_kept_leaves_everything_in_place(ground: Ground, m
                 raise NotWritable("the disk is not what it was")
             return real(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(cmroot.taking, "keep_safely", keep)
+        monkeypatch.setattr(cmroot.keep.taking, "keep_safely", keep)
         with pytest.raises(NotWritable):
             ground.begin().protect()
         assert ground.there() == before and ground.is_clean()
@@ -338,8 +338,8 @@ def test_many_files_are_kept_by_several_threads(tmp_path: Path) -> None:
 # ---- killed at every step -----------------------------------------------------------------------------------------
 
 WORK = """
-from cmroot.journal import Owner, Source
-from cmroot.taking import Taking
+from cmroot.keep.journal import Owner, Source
+from cmroot.keep.taking import Taking
 root, table = {root!r}, {table!r}
 taking = Taking.begin(root, before_event=7, call="drop_table", db="db", table="t", sources=[Source(table, "t")],
                       owners=[Owner("t", f"p={{n}}", f"{{table}}/p={{n}}") for n in (1, 2)])
@@ -388,6 +388,6 @@ def test_a_taking_that_is_killed_at_any_step_loses_nothing(
         assert ground.is_clean() and os.listdir(join(root, "taking")) == []
 
     kills = at_every_step(
-        WORK.format(root=root, table=str(place), dropped=str(dropped)), prepare, check, imports=", cmroot.taking"
+        WORK.format(root=root, table=str(place), dropped=str(dropped)), prepare, check, imports=", cmroot.keep.taking"
     )
     assert kills > 20

@@ -16,14 +16,22 @@ import pytest
 pytest.importorskip("moto.server", reason="moto is not installed")
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 
-from cmroot.checksum import checksum_stream
 from cmroot.errors import KeepError, NotWritable
-from cmroot.keep import CopyKeeper, LinkKeeper, NoKeeper, VersionKeeper, choose_keeper, is_kept
-from cmroot.listing import list_tree, object_state
-from cmroot.place import join, store_for
-from cmroot.remote import FsspecStore
+from cmroot.keep.keepers import CopyKeeper, LinkKeeper, NoKeeper, VersionKeeper, choose_keeper, is_kept
+from cmroot.keep.versions import (
+    BLOCK,
+    NULL,
+    bucket_versioned,
+    noncurrent_days,
+    open_version,
+    version_size,
+    why_unversioned,
+)
 from cmroot.root import create_or_open
-from cmroot.versions import BLOCK, NULL, bucket_versioned, noncurrent_days, open_version, version_size, why_unversioned
+from cmroot.store.checksum import checksum_stream
+from cmroot.store.listing import list_tree, object_state
+from cmroot.store.place import join, store_for
+from cmroot.store.remote import FsspecStore
 
 pytestmark = pytest.mark.usefixtures("s3_endpoint")
 
@@ -88,7 +96,7 @@ def user() -> Iterator[Callable[..., None]]:
 
 def forget_connections() -> None:
     """A filesystem keeps the credentials it was made with."""
-    from cmroot import remote
+    from cmroot.store import remote
 
     remote._filesystem.cache_clear()
 
@@ -192,7 +200,7 @@ def test_an_object_whose_version_is_gone_when_it_is_read_is_copied(
     versioned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody purges versions while we look: the name may still hold bytes, and those are kept."""
-    from cmroot import versions
+    from cmroot.keep import versions
 
     root = create_or_open(f"{versioned}/cmroot").place
     path, name = f"{versioned}/f", versioned.rpartition("/")[2]

@@ -11,8 +11,8 @@ from replicator.cli.options import EngineChoice, Session, cmroot_option, engine_
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
 
 if TYPE_CHECKING:
-    from replicator.lifecycle.files import FoundList
-    from replicator.lifecycle.kept import KeptList
+    from replicator.pitr.files import FoundList
+    from replicator.pitr.kept import KeptList
 
 limit_option = click.option(
     "--limit", type=click.IntRange(0, 1_000_000), default=1000, show_default=True,
@@ -40,7 +40,7 @@ def ls(
       replicator cm ls --cmroot /cm --table sales.orders --needed-by slot
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.kept import list_kept
+    from replicator.pitr.kept import list_kept
 
     root = open_existing(cmroot)
     with session.engines(engine) as engines:
@@ -97,7 +97,7 @@ def find(cmroot: str, path: str, table: str, checksum: str, limit: int, as_json:
       replicator cm find --cmroot /cm --checksum 6bba86c7
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.files import find_files
+    from replicator.pitr.files import find_files
 
     found = find_files(open_existing(cmroot), path=path, table=table, checksum=checksum, limit=limit)
     emit(found, as_json, _found_lines(found))
@@ -143,7 +143,7 @@ def restore(what: str, cmroot: str, at: str | None, to: str | None, overwrite: b
     import msgspec
 
     from cmroot.root import open_existing
-    from replicator.lifecycle.files import put_back
+    from replicator.pitr.files import put_back
 
     restored = put_back(open_existing(cmroot), what, to, at=at, overwrite=overwrite)
     fields = {"status": "restored", **msgspec.to_builtins(restored)}

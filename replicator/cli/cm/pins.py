@@ -16,10 +16,10 @@ from replicator.cli.options import (
     pass_session,
 )
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
-from replicator.quantity import duration_text
+from replicator.text.quantity import duration_text
 
 if TYPE_CHECKING:
-    from replicator.lifecycle.pins import PinList, Pinned
+    from replicator.pitr.pins import PinList, Pinned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,7 +68,7 @@ def slots(
         missing = next(each for each in context.command.params if each.name == "cmroot")
         raise click.MissingParameter(ctx=context, param=missing)
     from cmroot.root import open_existing
-    from replicator.lifecycle.pins import list_pins
+    from replicator.pitr.pins import list_pins
 
     root = open_existing(cmroot)
     with session.engines(engine) as engines:
@@ -126,7 +126,7 @@ def create(name: str, cmroot: str, at: str | None, consumer: str, as_json: bool)
       replicator cm slots create dr --cmroot /cm --consumer "the copy in the other data centre"
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.pins import create_slot
+    from replicator.pitr.pins import create_slot
 
     _tell(create_slot(open_existing(cmroot), name, at, consumer=consumer), as_json)
 
@@ -145,7 +145,7 @@ def confirm(name: str, cmroot: str, at: str, back: bool, as_json: bool) -> None:
       replicator cm slots confirm dr --cmroot /cm --at /dumps/7
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.pins import confirm_slot
+    from replicator.pitr.pins import confirm_slot
 
     _tell(confirm_slot(open_existing(cmroot), name, at, back=back), as_json)
 
@@ -161,7 +161,7 @@ def drop(name: str, cmroot: str, as_json: bool) -> None:
     Example: replicator cm slots drop dr --cmroot /cm
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.pins import drop_slot
+    from replicator.pitr.pins import drop_slot
 
     _tell(drop_slot(open_existing(cmroot), name), as_json)
 
@@ -183,7 +183,7 @@ def hold(name: str, cmroot: str, at: str | None, reason: str, as_json: bool) -> 
       replicator cm hold audit --cmroot /cm --at 2026-03-01T00:00:00Z
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.pins import hold as pin
+    from replicator.pitr.pins import hold as pin
 
     _tell(pin(open_existing(cmroot), name, at, reason=reason), as_json)
 
@@ -200,7 +200,7 @@ def release(name: str, cmroot: str, dump: bool, as_json: bool) -> None:
     Example: replicator cm release before-migration --cmroot /cm
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.pins import release as let_go
+    from replicator.pitr.pins import release as let_go
 
     _tell(let_go(open_existing(cmroot), name, dump=dump), as_json)
 

@@ -21,11 +21,11 @@ from replicator.cli.options import (
     pass_session,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
-from replicator.quantity import duration_text
+from replicator.text.quantity import duration_text
 
 if TYPE_CHECKING:
     from cmroot.check import Checked
-    from cmroot.compact import Compacted
+    from cmroot.log.compact import Compacted
 
 DIFFERENT = 4
 """The exit code of a check that found damage, as of a verify that found differences."""
@@ -53,7 +53,7 @@ def check(session: Session, cmroot: str, no_bytes: bool, limit: int, engine: Eng
       replicator cm check --cmroot s3://bucket/cm --no-bytes --engine spark
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.upkeep import check_root
+    from replicator.pitr.upkeep import check_root
 
     root = open_existing(cmroot)
     with session.engines(engine) as engines:
@@ -100,7 +100,7 @@ def compact(cmroot: str, wait: timedelta, dry_run: bool, as_json: bool) -> None:
     Example: replicator cm compact --cmroot /cm
     """
     from cmroot.root import open_existing
-    from replicator.lifecycle.upkeep import compact_log, plan_log
+    from replicator.pitr.upkeep import compact_log, plan_log
 
     root = open_existing(cmroot)
     if dry_run:
@@ -152,7 +152,7 @@ def expire(
       replicator cm expire --cmroot /cm --older-than 7d --dry-run
       replicator cm expire --cmroot /cm --older-than 7d
     """
-    from replicator.lifecycle.upkeep import expire_root, plan_expired
+    from replicator.pitr.upkeep import expire_root, plan_expired
 
     with opened_root(cmroot, dry_run=dry_run, makes=False) as here, session.engines(engine) as engines:
         if dry_run:

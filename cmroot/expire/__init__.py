@@ -1,0 +1,1 @@
+"""Expiry: kept bytes that nobody needs leave the root."""

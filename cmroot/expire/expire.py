@@ -1,0 +1,214 @@
+"""Expiry: what nobody needs any more leaves the root. A plan is made without the lease, then carried out under it.
+
+Planning reads pins and log, decides over every kept entry on an engine, and changes nothing but its own directory;
+a dry run ends there. Carrying out (`removal`) looks again at what came since. What decides is in `retention`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cmroot.errors import Error
+from cmroot.expire.expiry import Count, Expired, ExpiryPlan, GivenUp, Held
+from cmroot.expire.plans import new_plan, sweep_asides, sweep_plans, write_part
+from cmroot.expire.removal import Since, remove
+from cmroot.expire.retention import DECIDED, GOING, NEVER, TALLY, Rules, decide, needing, tally
+from cmroot.lease import acquire
+from cmroot.log.captured import Segment, segments
+from cmroot.log.references import KEY, Grouping, read_references, sources
+from cmroot.pins import DumpPin, Pins, Slot, give_up_slot, read_pins, seconds, unpin_dump
+from cmroot.store.entries import foreign_names, list_entries
+
+__all__ = ["Count", "Expired", "ExpiryPlan", "GivenUp", "Held", "cutoff_position", "expire", "held_by", "plan_expiry"]
+
+
+def plan_expiry(
+    root: str, *, older_than: timedelta, now: Callable[[], float] = time.time, engine: Grouping,
+    max_slot_lag: timedelta | None = None,
+) -> ExpiryPlan:  # fmt: skip
+    """Decide over every kept entry. Takes no lease and may run beside anything; writes only below `expiring/`.
+
+    Raises FormatError when a pin or the log is damaged or its beginning is missing: then what is needed is not known.
+    """
+    began = time.monotonic()
+    if older_than < timedelta(0):
+        raise Error(f"a retention of {older_than} is in the future", hint="give how long ago, such as 7d")
+    moment = now()
+    pins = read_pins(root).whole()
+    log = segments(root)
+    given_up, left = _without_lagging(pins, moment, max_slot_lag)
+    honoured, forgotten = _without_old_dumps(left, moment - older_than.total_seconds())
+    limit = moment - older_than.total_seconds()
+    rules = Rules(needing(honoured), cutoff_position(log, limit, moment), math.floor(limit * 1e9))
+    directory = new_plan(root, moment)
+    try:
+        counts = _decide(root, log, engine, rules, directory.place)
+    except BaseException:
+        directory.discard()
+        raise
+    return ExpiryPlan(
+        root, moment, older_than, max_slot_lag, log[-1].last if log else 0, rules,
+        {reason: count for reason, count in counts.reasons.items() if reason not in GOING},
+        {reason: count for reason, count in counts.reasons.items() if reason in GOING},
+        _held(honoured, rules, counts, moment), given_up, [pin.name for pin in forgotten], counts.unknown,
+        directory, counts.parts, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time) -> Expired:
+    """Carry out a plan under the lease, but for what is needed by now. Safe beside readers, and to run again after a
+    crash: an entry is whole or gone. Discards the plan.
+
+    Raises LeaseHeld; FormatError when a pin is damaged by now; Filing when a gateway is filing for long.
+    """
+    began = time.monotonic()
+    with plan, acquire(root, "expire", now=now) as lease:
+        lease.check()
+        sweep_plans(root, now(), plan.directory)
+        sweep_asides(root, now())
+        pins = read_pins(root).whole()
+        planned = {slot.slot for slot in plan.given_up}
+        lagging, left = _without_lagging(pins, now(), plan.max_slot_lag, planned)
+        for slot in lagging:
+            lease.check()
+            give_up_slot(root, slot.slot, now=now)  # before anything that it needs goes
+        honoured, forgotten = _without_old_dumps(left, plan.made - plan.older_than.total_seconds())
+        since = Since(root, plan.position, plan.rules.pins, needing(honoured))
+        removed = remove(root, plan.rows(keep=False), since, plan.rules.cutoff_ns, lease, now=now)
+        dropped = [pin.name for pin in forgotten if pin.name in plan.forgotten]
+        for name in dropped:
+            lease.check()
+            unpin_dump(root, name)
+    return Expired(plan, removed, lagging, dropped, time.monotonic() - began + plan.seconds)
+
+
+def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time) -> list[Held]:
+    """What each slot, hold and dump holds back now, whatever its age; changes nothing, writes nothing. FormatError as
+    from `plan_expiry`."""
+    pins = read_pins(root).whole()
+    log = segments(root)
+    rules = Rules(needing(pins), log[-1].last if log else 0, NEVER)
+    return _held(pins, rules, _decide(root, log, engine, rules, None), now())
+
+
+def cutoff_position(log: Sequence[Segment], limit: float, moment: float) -> int:
+    """The last position that was captured at or before `limit` (seconds since 1970); 0 when none was.
+
+    A capture's time counts as at least that of every capture before it, so a clock that jumped back makes later
+    positions younger, never older. One that tells no time is as young as `moment`.
+    """
+    position, latest = 0, -math.inf
+    for segment in log:
+        for capture in segment.captures:
+            told = capture.about.get("time")
+            latest = max(latest, float(told) if isinstance(told, int | float) else moment)
+            if latest > limit:
+                return position
+            position = capture.last
+    return position
+
+
+# Pins at a moment
+
+
+def _without_lagging(
+    pins: Pins, moment: float, allowed: timedelta | None, only: set[str] | None = None
+) -> tuple[list[GivenUp], Pins]:
+    """Slots that lag more than allowed, and the pins without them. `only`: of these."""
+    if allowed is None:
+        return [], pins
+    lagging: list[GivenUp] = []
+    kept: list[Slot] = []
+    for slot in pins.slots:
+        lag = moment - seconds(slot.confirmed)
+        if slot.given_up or lag <= allowed.total_seconds() or (only is not None and slot.name not in only):
+            kept.append(slot)
+        else:
+            lagging.append(GivenUp(slot.name, slot.position, slot.confirmed, lag))
+    return lagging, Pins(kept, pins.holds, pins.dumps, pins.damaged)
+
+
+def _without_old_dumps(pins: Pins, limit: float) -> tuple[Pins, list[DumpPin]]:
+    """The pins without those of dumps made at or before a moment, and these."""
+    young = [pin for pin in pins.dumps if seconds(pin.created) > limit]
+    old = [pin for pin in pins.dumps if seconds(pin.created) <= limit]
+    return Pins(pins.slots, pins.holds, young, pins.damaged), old
+
+
+# On the engine
+
+
+@dataclass
+class _Counts:
+    reasons: dict[str, Count] = field(default_factory=dict)
+    pins: dict[str, tuple[Count, Count]] = field(default_factory=dict)
+    unknown: int = 0
+    parts: list[str] = field(default_factory=list)
+
+    def add(self, row: dict[str, Any]) -> None:
+        name, count = row["name"], Count(row["entries"], row["bytes"] or 0)
+        match row["what"]:
+            case "reason":
+                self.reasons[name] = self.reasons.get(name, Count()) + count
+            case "pin":
+                whole, alone = self.pins.get(name, (Count(), Count()))
+                self.pins[name] = (whole + count, alone + Count(row["alone_entries"], row["alone_bytes"]))
+            case "unknown":
+                self.unknown += count.entries
+            case "part":
+                self.parts.append(name)
+
+
+@dataclass(frozen=True)
+class _Decider:
+    """Lists and decides over one prefix, and writes the rows where they are wanted. Runs in a task."""
+
+    root: str
+    rules: Rules
+    place: str | None
+
+    def __call__(self, group: pa.Table) -> pa.Table:
+        if not group.column("checksum").null_count:  # no directory: nothing is kept of what is referred to
+            return TALLY.empty_table()
+        prefix = group.column(KEY)[0].as_py()
+        listed = list_entries(self.root, prefix)
+        decided = decide(group, listed.entries, self.rules)
+        told: list[dict[str, object]] = [{"what": "unknown", "entries": listed.unknown}]
+        if self.place is not None:
+            for kind, rows in (
+                ("keep", decided.filter(decided["keep"])),
+                ("remove", decided.filter(pc.invert(decided["keep"]))),
+            ):
+                if rows.num_rows:
+                    name = write_part(self.place, kind, prefix, rows.select(DECIDED.names).cast(DECIDED))
+                    told.append({"what": "part", "name": name, "entries": rows.num_rows})
+        return pa.concat_tables([tally(decided, self.rules), pa.Table.from_pylist(told, schema=TALLY)])
+
+
+def _decide(root: str, log: list[Segment], engine: Grouping, rules: Rules, place: str | None) -> _Counts:
+    counts = _Counts(unknown=foreign_names(root))
+    decider = _Decider(root, rules, place)
+    for batch in engine.group(read_references, sources(root, log), KEY, decider, TALLY):
+        for row in batch.to_pylist():
+            counts.add(row)
+    counts.parts.sort()
+    return counts
+
+
+def _held(pins: Pins, rules: Rules, counts: _Counts, moment: float) -> list[Held]:
+    since = {f"slot {slot.name}": slot.confirmed for slot in pins.slots}
+    since |= {f"hold {pin.name}": pin.created for pin in pins.holds}
+    since |= {f"dump {pin.name}": pin.created for pin in pins.dumps}
+    nothing = (Count(), Count())
+    return [
+        Held(pin.reason, pin.position, moment - seconds(since[pin.reason]), *counts.pins.get(pin.reason, nothing))
+        for pin in rules.pins
+    ]

@@ -1,0 +1,140 @@
+"""Plans of expiries on disk: `expiring/<id>/`, Parquet parts that an engine's tasks wrote, one row a kept entry.
+
+A plan is made without the lease and belongs to the process that made it: locally it keeps `<id>.lock` locked, so that
+another expiry does not sweep it. Without its process a plan is worth nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cmroot.errors import Superseded
+from cmroot.store.place import ASIDE, aside_name, is_local, join, local_path, naming, store_for
+
+ABANDONED = timedelta(days=1)
+"""How old something must be to be nobody's, where no lock tells: a plan on an object store, a file half written."""
+
+_ROWS = 8192
+
+
+@dataclass
+class PlanDirectory:
+    """The directory of one plan. `discard` ends it."""
+
+    root: str
+    id: str
+    _descriptor: int | None = field(default=None, repr=False)
+
+    @property
+    def place(self) -> str:
+        return join(self.root, "expiring", self.id)
+
+    def read(self, parts: Iterable[str], columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of some parts, in flat memory. Superseded when they are gone."""
+        for name in parts:
+            try:
+                with store_for(self.root).open_read(join(self.place, name)) as file:
+                    yield from pq.ParquetFile(file).iter_batches(_ROWS, columns=columns)
+            except FileNotFoundError as error:
+                raise Superseded(
+                    f"{self.place}: the plan is gone, another expiry has discarded it", hint="run the command again"
+                ) from error
+
+    def discard(self) -> None:
+        """Safe to run twice."""
+        store_for(self.root).remove_tree(self.place)
+        if self._descriptor is not None:
+            store_for(self.root).remove(self.place + ".lock")
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def new_plan(root: str, moment: float) -> PlanDirectory:
+    """A fresh directory; its name begins with the time, in seconds since 1970."""
+    name = f"{max(0, int(moment)):012d}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+    plan = PlanDirectory(root, name)
+    store_for(root).mkdirs(join(root, "expiring"))
+    if is_local(root):
+        plan = PlanDirectory(root, name, _lock_new(local_path(plan.place) + ".lock"))
+    store_for(root).mkdirs(plan.place)
+    return plan
+
+
+def write_part(place: str, kind: str, prefix: str, rows: pa.Table) -> str:
+    """Write a part under a fresh name, as a task may run twice; the name counts once its writer returned it."""
+    name = f"{kind}-{prefix}-{uuid.uuid4().hex[:12]}.parquet"
+    path = join(place, name)
+    if is_local(place):
+        with naming(path):  # nothing is synced: a plan does not outlive its process
+            pq.write_table(rows, local_path(path), compression="zstd")
+    else:
+        with store_for(path).open_write(path) as file:
+            pq.write_table(rows, file, compression="zstd")
+    return name
+
+
+def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> list[str]:
+    """Remove plans whose processes are gone; under the lease. Returns their names."""
+    store, expiring = store_for(root), join(root, "expiring")
+    swept = []
+    for name in sorted({name.removesuffix(".lock") for name in store.list(expiring)}):
+        if (own and name == own.id) or not name[:1].isdigit() or _alive(root, name, moment):
+            continue
+        store.remove_tree(join(expiring, name))
+        store.remove(join(expiring, name + ".lock"))
+        swept.append(name)
+    return swept
+
+
+def sweep_asides(root: str, moment: float) -> None:
+    """Remove what writers of pins, plans, the lease and the root's own files that were killed left half written. Some
+    take no lease, so only what is old enough to be nobody's goes; on object stores nothing is written aside."""
+    if not is_local(root):
+        return
+    for directory in ("", "slots", "holds", "dumps", "expiring"):
+        with contextlib.suppress(FileNotFoundError), os.scandir(join(local_path(root), directory)) as entries:
+            for entry in entries:
+                if entry.name.startswith(ASIDE) and moment - entry.stat().st_mtime > ABANDONED.total_seconds():
+                    os.unlink(entry.path)
+
+
+def _alive(root: str, name: str, moment: float) -> bool:
+    if not is_local(root):
+        made = name.partition("-")[0]
+        return made.isdecimal() and moment - int(made) < ABANDONED.total_seconds()
+    try:
+        descriptor = os.open(local_path(join(root, "expiring", name)) + ".lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _lock_new(path: str) -> int:
+    """Locked before it has its name, so that nobody finds it free."""
+    aside = aside_name(path)
+    with naming(path):
+        descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(aside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+            os.close(descriptor)
+            raise
+    return descriptor

@@ -1,0 +1,240 @@
+"""Content names, and giving them: the steps that keepers and recycling share. No policy lives here.
+
+A kept file is `files/<ab>/<algorithm>-<hex>-<size>`, where `ab` are the first two digits of the checksum. Bytes get
+there by a link, so a name appears whole and at once; what is still on its way lies in `incoming/`, where the first
+word of a name says what a sweep does with it: `copy-` and `probe-` are removed, `recycle-` and `damaged-` are filed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+
+from cmroot.errors import FormatError, KeepError
+from cmroot.names import HINT
+from cmroot.store.checksum import ALGORITHM, checksum_descriptor, checksum_file, copy_descriptor
+from cmroot.store.place import join, store_for, sync_directory
+
+ATTEMPTS = 3
+"""How often a file that changes while it is read is read again before that is an error."""
+
+_LINK_REFUSED = frozenset({errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""A link is refused: 65,000 links on ext4, another device, another owner's file (fs.protected_hardlinks), FAT."""
+
+
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """What was kept: size and modification time of the source, its identity (see FileState), the content's checksum;
+    `version`: the version id under which the source's store keeps it, where it is kept that way; `changed_ns`: the
+    source's change time once it was kept (a link changes it), 0 where there is none."""
+
+    size: int
+    mtime_ns: int
+    identity: str
+    algorithm: str
+    checksum: str
+    version: str | None = None
+    changed_ns: int = 0
+
+
+def content_name(checksum: str, size: int, algorithm: str = ALGORITHM) -> str:
+    return f"{algorithm}-{checksum}-{size}"
+
+
+def locate(root: str, checksum: str, size: int) -> str:
+    """Where these bytes are, if they are kept. Raises FormatError for a checksum that is none: it would be a path."""
+    if len(checksum) != 32 or not checksum.isalnum():
+        raise FormatError(f"{checksum!r} is not a checksum", hint=HINT)
+    return join(root, "files", checksum[:2], content_name(checksum, size))
+
+
+def is_kept(root: str, checksum: str, size: int) -> bool:
+    """Whether bytes of this name and size are there; reads none of them."""
+    try:
+        return store_for(root).size(locate(root, checksum, size)) == size
+    except FileNotFoundError:
+        return False
+
+
+def fresh_incoming(root: str, kind: str) -> str:
+    """A name in `incoming/` that nobody has used; the directory is made on a local root."""
+    incoming = join(root, "incoming")
+    store_for(root).mkdirs(incoming)
+    return join(incoming, f"{kind}-{os.getpid()}-{uuid.uuid4().hex}")
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[int]:
+    """While a descriptor is open, nobody can take the bytes away: unlinking and replacing only remove names."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def unsteady(path: str) -> KeepError:
+    return KeepError(
+        f"{path}: changed while it was read, {ATTEMPTS} times in a row",
+        hint="a writer has it open; the next run takes it up again once the writer is done",
+    )
+
+
+def read_steadily(descriptor: int, path: str) -> Kept:
+    """Checksum of an open local file, by a reading that no writer disturbed. KeepError when there is none."""
+    before = os.fstat(descriptor)
+    for _ in range(ATTEMPTS):
+        checksum, size = checksum_descriptor(descriptor, before.st_size)
+        after = os.fstat(descriptor)
+        if _steady(before, after, size):
+            return Kept(size, after.st_mtime_ns, str(after.st_ino), ALGORITHM, checksum, changed_ns=after.st_ctime_ns)
+        before = after
+    raise unsteady(path)
+
+
+def file_by_link(root: str, descriptor: int, kept: Kept) -> None:
+    """Give an open file its content name: by a link to exactly this inode, else by a copy of its bytes."""
+    final = locate(root, kept.checksum, kept.size)
+    for _ in range(ATTEMPTS):
+        try:
+            _link_descriptor(descriptor, final)
+            return
+        except FileExistsError:
+            if _holds(root, final, descriptor, kept):
+                return
+        except FileNotFoundError:  # no directory yet; or it was unlinked: the descriptor has its last bytes
+            os.makedirs(os.path.dirname(final), exist_ok=True)
+        except OSError as error:
+            if error.errno not in _LINK_REFUSED:
+                raise
+            break
+    if file_by_copy(root, descriptor, final).checksum != kept.checksum:
+        raise unsteady(final)
+
+
+def file_by_copy(root: str, descriptor: int, path: str) -> Kept:
+    """Copy an open file into the root: aside, synced, then named by what the copy holds."""
+    for _ in range(ATTEMPTS):
+        before = os.fstat(descriptor)
+        aside = fresh_incoming(root, "copy")
+        checksum, size = copy_descriptor(descriptor, aside, sync=True)
+        after = os.fstat(descriptor)
+        if _steady(before, after, size):
+            kept = Kept(size, after.st_mtime_ns, str(after.st_ino), ALGORITHM, checksum, changed_ns=after.st_ctime_ns)
+            name_incoming(root, aside, kept)
+            return kept
+        os.unlink(aside)
+    raise unsteady(path)
+
+
+def file_incoming(root: str, aside: str) -> Kept:
+    """Hash a file in `incoming/` and give its bytes their content name too; it keeps the name it has."""
+    with opened(aside) as descriptor:
+        kept = read_steadily(descriptor, aside)
+    _link_incoming(root, aside, kept)
+    return kept
+
+
+def name_incoming(root: str, aside: str, kept: Kept) -> None:
+    """Move a file in `incoming/` to its content name: link, then unlink, so that one of the two is always there."""
+    _link_incoming(root, aside, kept)
+    remove_name(aside)
+
+
+def sync_name(final: str) -> None:
+    """Make the name of an entry durable: another device may forget its source sooner."""
+    directory = os.path.dirname(final)
+    sync_directory(directory)
+    sync_directory(os.path.dirname(directory))
+
+
+def remove_name(path: str) -> None:
+    """Unlink, where the name may be gone already."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _link_incoming(root: str, aside: str, kept: Kept) -> None:
+    final = locate(root, kept.checksum, kept.size)
+    with opened(aside) as descriptor:
+        for _ in range(ATTEMPTS):
+            try:
+                os.link(aside, final, follow_symlinks=False)
+                return
+            except FileExistsError:
+                if _holds(root, final, descriptor, kept):
+                    return
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(final), exist_ok=True)
+            except OSError as error:
+                if error.errno not in _LINK_REFUSED:
+                    raise
+                os.rename(aside, final)  # no links to be had: a rename replaces equal bytes at worst
+                return
+    raise KeepError(f"{aside}: could not be given its name {final}", hint="run the same command again")
+
+
+def _renew(root: str, final: str, descriptor: int, kept: Kept) -> None:
+    """Makes an entry as young as if it were filed now: its inode's change time moves, from which its age counts. Where
+    that cannot be had (another owner's file, a filesystem that stamps no changes), the equal bytes that are open take
+    its name in one step."""
+    before = os.stat(final)
+    try:
+        os.chmod(final, stat.S_IMODE(before.st_mode))
+    except PermissionError:
+        pass
+    else:
+        if os.stat(final).st_ctime_ns > before.st_ctime_ns:
+            return
+    aside = fresh_incoming(root, "copy")
+    try:
+        _link_descriptor(descriptor, aside)
+    except OSError as error:
+        if error.errno not in _LINK_REFUSED and error.errno != errno.ENOENT:  # unlinked since it was opened
+            raise
+        if copy_descriptor(descriptor, aside, sync=True) != (kept.checksum, kept.size):
+            remove_name(aside)
+            raise unsteady(final) from error
+    os.rename(aside, final)
+    remove_name(aside)  # is left when somebody gave the same inode the name this moment
+
+
+def _steady(before: os.stat_result, after: os.stat_result, size: int) -> bool:
+    return size == after.st_size and before.st_mtime_ns == after.st_mtime_ns
+
+
+def _link_descriptor(descriptor: int, final: str) -> None:
+    """linkat(2) on /proc/self/fd: the inode that was hashed, whatever its path means by now.
+
+    A path could be replaced between hashing and linking; a descriptor cannot. src_dir_fd is there only because Python
+    calls link(2), which does not follow the symbolic link in /proc, unless one is given.
+    """
+    os.link(f"/proc/self/fd/{descriptor}", final, src_dir_fd=descriptor, follow_symlinks=True)
+
+
+def _holds(root: str, final: str, descriptor: int, kept: Kept) -> bool:
+    """Whether the name holds these bytes already; if so, the entry is as young as a new one.
+
+    A kept file that shares its inode with a source may have been written into since. Then it is moved to the name of
+    what it holds now, the good bytes take its place, and nothing is lost. So an equal content that arrives as another
+    file costs one more read; the same file again costs nothing.
+    """
+    try:
+        there, ours = os.stat(final), os.fstat(descriptor)
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+            return True  # who removes the other name moves its change time
+        if there.st_size == kept.size and (kept.size == 0 or checksum_file(final) == (kept.checksum, kept.size)):
+            _renew(root, final, descriptor, kept)
+            return True
+        aside = fresh_incoming(root, "damaged")
+        os.rename(final, aside)
+        file_incoming(root, aside)
+        remove_name(aside)
+    except FileNotFoundError:
+        pass
+    return False

@@ -1,0 +1,183 @@
+"""Keepers: how bytes come to be kept while their source still has them, and which one a store can have. Recycling,
+re-exported here, is for what we remove ourselves. Nothing touches a kept file's times, which a link shares with its
+source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from cmroot.errors import KeepError, NotWritable
+from cmroot.keep.capability import why_no_copy, why_no_link
+from cmroot.keep.content import (
+    Kept,
+    content_name,
+    file_by_copy,
+    file_by_link,
+    is_kept,
+    locate,
+    opened,
+    read_steadily,
+)
+from cmroot.keep.objects import keep_object, read_object
+from cmroot.keep.recycle import Record, Recycled, Swept, recycle, recycle_tree, sweep_incoming
+from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned
+from cmroot.store.place import is_local, local_path, naming, scheme
+
+__all__ = [
+    "CopyKeeper",
+    "Keeper",
+    "Kept",
+    "LinkKeeper",
+    "NoKeeper",
+    "Record",
+    "Recycled",
+    "Swept",
+    "VersionKeeper",
+    "choose_keeper",
+    "content_name",
+    "is_kept",
+    "locate",
+    "recycle",
+    "recycle_tree",
+    "sweep_incoming",
+]
+
+
+class Keeper(Protocol):
+    """Keeps the bytes of one file. A value: may be pickled, and used by several threads and processes at once."""
+
+    name: ClassVar[str]
+
+    def keep(self, path: str) -> Kept:
+        """Safe to run twice. FileNotFoundError: the file was gone when it was opened. KeepError: it could not be
+        kept; the source is as it was."""
+
+
+@dataclass(frozen=True)
+class LinkKeeper:
+    """A hard link per content: no bytes are copied, and whoever unlinks or replaces the source, the bytes stay.
+
+    Root and source lie on one local filesystem. Does not protect against writing into a source file in place. A file
+    that cannot be linked (too many links, another owner's) or was unlinked meanwhile is copied instead. Durable after
+    `Store.sync(root)`, once for any number of files: the captured log does it before its marker.
+    """
+
+    root: str
+    name: ClassVar[str] = "link"
+
+    def keep(self, path: str) -> Kept:
+        path = local_path(path)
+        with naming(path), opened(path) as descriptor:
+            kept = read_steadily(descriptor, path)
+            file_by_link(local_path(self.root), descriptor, kept)
+            return msgspec.structs.replace(kept, changed_ns=os.fstat(descriptor).st_ctime_ns)
+
+
+@dataclass(frozen=True)
+class CopyKeeper:
+    """A copy per content, for another device or store: written aside in `incoming/` while it is hashed, synced, then
+    given its name. Protects against writing in place too."""
+
+    root: str
+    name: ClassVar[str] = "copy"
+
+    def keep(self, path: str) -> Kept:
+        if not (is_local(path) and is_local(self.root)):
+            return keep_object(self.root, path)
+        path = local_path(path)
+        with naming(path), opened(path) as descriptor:
+            return file_by_copy(local_path(self.root), descriptor, path)
+
+
+@dataclass(frozen=True)
+class NoKeeper:
+    """Keeps nothing, only tells what the bytes are. What the source drops before it is copied is lost: by choice."""
+
+    name: ClassVar[str] = "none"
+
+    def keep(self, path: str) -> Kept:
+        if not is_local(path):
+            return read_object(path)
+        path = local_path(path)
+        with naming(path), opened(path) as descriptor:
+            return read_steadily(descriptor, path)
+
+
+def choose_keeper(
+    root: str, example_location: str, requested: str = "auto", *, tell: Callable[[str], None] = lambda _: None
+) -> Keeper:
+    """The keeper for files like those below `example_location`: a link where one can really be made, the store's own
+    versions where the bucket has them, else a copy. All is tried, nothing assumed.
+
+    `requested` is auto, link, version, copy or none. Raises KeepError when what was asked for cannot be had, or when
+    nothing can be kept at all: none is never chosen but by request. `tell` is told what a person should know of the
+    choice: one line, no error.
+    """
+    match requested:
+        case "none":
+            return NoKeeper()
+        case "link":
+            reason = why_no_link(root, example_location)
+            if reason:
+                raise _cannot(
+                    example_location, f"be linked into {root}: {reason}", "put $cmroot on the same filesystem"
+                )
+            return LinkKeeper(root)
+        case "version":
+            reason = why_unversioned(example_location)
+            if reason:
+                hint = "switch the bucket's versioning on"
+                raise _cannot(example_location, f"be kept by version: {reason}", hint)
+            return _by_version(root, example_location, tell)
+        case "copy":
+            reason = why_no_copy(root)
+            if reason:
+                raise _cannot(example_location, f"be copied into {root}: {reason}", "make $cmroot writable")
+            return CopyKeeper(root)
+        case "auto":
+            return _best(root, example_location, tell)
+    raise KeepError(f"there is no keeper {requested!r}", hint="choose auto, link, version, copy or none")
+
+
+def _best(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
+    try:
+        no_link = why_no_link(root, location)
+    except NotWritable as error:
+        no_link = error.message
+    if not no_link:
+        return LinkKeeper(root)
+    no_versions = why_unversioned(location)
+    if not no_versions:
+        return _by_version(root, location, tell)
+    no_copy = why_no_copy(root)
+    if no_copy:
+        raise KeepError(
+            f"{location}: nothing that is dropped here could be kept in {root}: no link ({no_link}), no versions"
+            f" ({no_versions}), no copy ({no_copy})",
+            hint="make $cmroot writable, put it elsewhere, or switch the bucket's versioning on; --keeper none captures"
+            " without keeping anything",
+        )
+    if scheme(location) == "s3" and "not allowed" in no_versions:
+        tell(f"{location}: files are copied into {root}: {no_versions}")
+    elif is_local(root) and is_local(location):
+        tell(
+            f"{location}: bytes are kept by copy, which takes their room a second time ({no_link}): put $cmroot on the "
+            "warehouse's own filesystem to keep them by hard link"
+        )
+    return CopyKeeper(root)
+
+
+def _by_version(root: str, location: str, tell: Callable[[str], None]) -> Keeper:
+    days = noncurrent_days(location)
+    if days is not None:
+        tell(f"{location}: a lifecycle rule of the bucket removes old versions after {days} days, whoever needs them")
+    return VersionKeeper(root)
+
+
+def _cannot(location: str, what: str, hint: str) -> KeepError:
+    return KeepError(f"{location}: files here cannot {what}", hint=f"{hint}, or choose another keeper")

@@ -1,0 +1,98 @@
+"""Keeping between stores of which at least one is behind fsspec: read, hash, copy aside, give the content name.
+
+What a local filesystem does with descriptors and links is done here by comparing what the store says about the
+source before and after.
+"""
+
+from __future__ import annotations
+
+from cmroot.errors import ChecksumMismatch
+from cmroot.keep.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate, name_incoming, unsteady
+from cmroot.store.checksum import ALGORITHM, checksum_stream, copy_stream
+from cmroot.store.listing import FileState, file_state
+from cmroot.store.place import is_local, local_path, same_store, store_for
+from cmroot.store.remote import FsspecStore
+
+
+def read_object(path: str) -> Kept:
+    """Checksum of a file on any store, by a reading that no writer disturbed."""
+    for _ in range(ATTEMPTS):
+        before = file_state(path)
+        with store_for(path).open_read(path) as source:
+            checksum, size = checksum_stream(source)
+        if _steady(path, before, size):
+            return Kept(size, before.mtime_ns, before.identity, ALGORITHM, checksum)
+    raise unsteady(path)
+
+
+def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
+    """Copy a file of any store into a root on any store. A copy inside one object store is the server's work. `renew`:
+    what is kept already is replaced by equal bytes, so that it is as young as a new one; else it stays as it is."""
+    if not is_local(root) and same_store(root, path):
+        return _keep_by_server(root, path, renew)
+    for _ in range(ATTEMPTS):
+        before = file_state(path)
+        aside = fresh_incoming(root, "copy")
+        with store_for(path).open_read(path) as source, store_for(root).open_write(aside) as target:
+            checksum, size = copy_stream(source, target)
+        kept = Kept(size, before.mtime_ns, before.identity, ALGORITHM, checksum)
+        if _steady(path, before, size):
+            _name(root, aside, kept, renew)
+            return kept
+        store_for(root).remove(aside)
+    raise unsteady(path)
+
+
+def keep_and_check(root: str, path: str) -> Kept:
+    """Keep a file for as long as one that is kept now, and read the kept bytes back: what must be done before the
+    source may go."""
+    kept = keep_object(root, path, renew=True)
+    final = locate(root, kept.checksum, kept.size)
+    with store_for(root).open_read(final) as file:
+        again = checksum_stream(file)
+    if again != (kept.checksum, kept.size):
+        raise ChecksumMismatch(
+            f"{final}: holds other bytes than its name says, so {path} was not removed",
+            hint="look at the store for errors, remove the damaged file, then run the same command again",
+        )
+    return kept
+
+
+def remove_source(path: str, kept: Kept) -> None:
+    """Remove a file that is still the one that was kept. Raises KeepError when it is another by now."""
+    now = file_state(path)
+    if (now.identity, now.mtime_ns, now.size) != (kept.identity, kept.mtime_ns, kept.size):
+        raise unsteady(path)
+    store_for(path).remove(path)
+
+
+def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
+    store = store_for(root)
+    assert isinstance(store, FsspecStore)
+    for _ in range(ATTEMPTS):
+        kept = read_object(path)
+        if not renew and is_kept(root, kept.checksum, kept.size):
+            return kept
+        aside = fresh_incoming(root, "copy")
+        store.filesystem.cp_file(store.key(path), store.key(aside))
+        if file_state(path).identity == kept.identity and store.size(aside) == kept.size:
+            _name(root, aside, kept, renew)
+            return kept
+        store.remove(aside)
+    raise unsteady(path)
+
+
+def _name(root: str, aside: str, kept: Kept, renew: bool) -> None:
+    if is_local(root):
+        name_incoming(local_path(root), local_path(aside), kept)
+        return
+    store = store_for(root)
+    if not renew and is_kept(root, kept.checksum, kept.size):
+        store.remove(aside)
+    else:
+        store.move(aside, locate(root, kept.checksum, kept.size))
+
+
+def _steady(path: str, before: FileState, size: int) -> bool:
+    after = file_state(path)
+    return size == after.size and before.identity == after.identity and before.mtime_ns == after.mtime_ns

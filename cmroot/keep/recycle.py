@@ -1,0 +1,305 @@
+"""Recycling: what we remove ourselves (purge, retention, expiry, replaced files) moves into the root instead.
+
+Protect first: one rename takes the file, or the whole directory, into `incoming/recycle-<unique>`; beside it a
+symbolic link `recycle-<unique>.origin`, made before the rename, holds the original path (a link, because making one is
+a single step that a crash cannot tear, and it holds any path). Then hash, then file. A crash leaves the entry in
+`incoming/`, and `sweep_incoming` finishes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+import msgspec
+
+from cmroot.errors import ChecksumMismatch, KeepError
+from cmroot.keep.content import (
+    ATTEMPTS,
+    Kept,
+    file_by_copy,
+    file_incoming,
+    fresh_incoming,
+    locate,
+    opened,
+    remove_name,
+    sync_name,
+    unsteady,
+)
+from cmroot.keep.objects import keep_and_check, remove_source
+from cmroot.store.checksum import checksum_file
+from cmroot.store.place import ASIDE, is_directory, is_local, join, local_path, naming, status_of, store_for
+from cmroot.store.resolve import refuse_root
+from cmroot.text import shown
+
+_ORIGIN = ".origin"
+
+_RENAME_REFUSED = frozenset({errno.EXDEV, errno.EBUSY})
+"""A rename is refused: another device, or a mount point inside a directory."""
+
+
+class Recycled(msgspec.Struct, frozen=True, gc=False):
+    """A file that was taken from `path` (as `text.shown` tells it) and is kept now."""
+
+    path: str
+    kept: Kept
+
+
+Record = Callable[[list[Recycled]], None]
+"""Told what was filed before the last trace of it is removed, so a crash repeats the telling and never skips it: a
+recycled path is told at least once, by the run itself or by the next sweep. It must be durable when it returns."""
+
+
+def forget(recycled: list[Recycled]) -> None:
+    """The record of a caller that needs none."""
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """What a sweep found in `incoming/`: recyclings it finished, and leftovers of copies it removed (names)."""
+
+    finished: list[Recycled]
+    removed: list[str]
+
+
+def recycle(root: str, path: str, known: Kept | None = None, *, record: Record = forget, ours: bool = False) -> Kept:
+    """Move one file into the root; returns what was kept. FileNotFoundError when it is gone, so a second run says so.
+    KeepError for a symbolic link: the bytes behind it are somebody else's. Protected for a place of a root, unless it
+    is `ours`: what this package itself has moved there.
+
+    `known` is what an earlier `keep` of this path said: when the kept file is this very inode with the time and size
+    of then, its name is removed without reading it again. `record`: see Record.
+    """
+    if not ours:
+        refuse_root(root, path)
+    if is_local(path):
+        refuse_link(local_path(path))
+    if not (is_local(root) and is_local(path)):
+        kept = keep_and_check(root, path)
+        record([Recycled(shown(path), kept)])
+        remove_source(path, kept)
+        return kept
+    root, path = local_path(root), local_path(path)
+    with naming(path):
+        if known is not None and _is_linked(root, path, known):
+            record([Recycled(shown(path), known)])
+            os.unlink(path)
+            return known
+        try:
+            entry = _protect(root, path)
+        except OSError as error:
+            if error.errno not in _RENAME_REFUSED:
+                raise
+            return _recycle_by_copy(root, path, record)
+        return _file_entry(root, entry, path, record)[0].kept
+
+
+def recycle_tree(root: str, directory: str, *, record: Record = forget, ours: bool = False) -> list[Recycled]:
+    """Move every file below a directory into the root and remove the directory; [] when it is gone. Record: see there.
+    A single file is moved like a directory of one. KeepError when the directory is a symbolic link; Protected, and
+    `ours`, as for `recycle`.
+
+    Every file is kept, hidden ones (`.hoodie/...`, `.x.crc`) too; symbolic links in it are removed and not followed. On
+    one device the whole directory is protected by a single rename, with whatever is written into it later by a program
+    that has it open.
+    """
+    if not ours:
+        refuse_root(root, directory)
+    if is_local(directory):
+        refuse_link(local_path(directory))
+    if not (is_local(root) and is_local(directory)):
+        return _recycle_each(root, directory, record, ours)
+    root, directory = local_path(root), local_path(directory)
+    with naming(directory):
+        try:
+            entry = _protect(root, directory)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            if error.errno not in _RENAME_REFUSED:
+                raise
+            return _recycle_each(root, directory, record, ours)
+        return _file_entry(root, entry, directory, record)
+
+
+def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
+    """Finish the recyclings and remove the part copies that a crash left; under the lease, before new work.
+
+    Safe to run twice. A copy's source is still where it was. `record`: see Record.
+    """
+    store = store_for(root)
+    incoming = join(root, "incoming")
+    finished: list[Recycled] = []
+    removed: list[str] = []
+    if not is_local(root):
+        for name in store.find(incoming):
+            store.remove(join(incoming, name))
+            removed.append(name)
+        return Swept(finished, removed)
+    root, incoming = local_path(root), local_path(incoming)
+    with naming(incoming):
+        for above in (root, incoming):
+            for name in os.listdir(above) if is_directory(above) else ():
+                if name.startswith(ASIDE):
+                    remove_name(join(above, name))
+                    removed.append(name)
+        names = store.list(incoming)
+        for name in names:
+            entry = join(incoming, name)
+            if name.endswith(_ORIGIN):
+                continue
+            if stat.S_ISLNK(os.lstat(entry).st_mode):
+                _put_back_link(entry)
+                removed.append(name)
+            elif name.startswith("recycle-"):
+                finished += _file_entry(root, entry, os.readlink(entry + _ORIGIN), record)
+            elif name.startswith("damaged-"):  # a kept file; no path of the warehouse led to it
+                file_incoming(root, entry)
+                remove_name(entry)
+            else:
+                remove_name(entry)
+                removed.append(name)
+        for name in names:
+            if name.endswith(_ORIGIN):  # the crash came before the rename, or after the filing
+                remove_name(join(incoming, name))
+    return Swept(finished, removed)
+
+
+def _protect(root: str, path: str) -> str:
+    """One rename out of everybody's reach; the origin first, so that nothing in `incoming/` is ever nameless."""
+    entry = fresh_incoming(root, "recycle")
+    os.symlink(path, entry + _ORIGIN)
+    try:
+        os.rename(path, entry)
+    except OSError:
+        os.unlink(entry + _ORIGIN)
+        raise
+    if stat.S_ISLNK(os.lstat(entry).st_mode):  # since it was looked at
+        _put_back_link(entry)
+        raise _linked(path)
+    return entry
+
+
+def refuse_link(path: str) -> None:
+    """KeepError for a symbolic link, wherever it leads: what is behind it is another's."""
+    status = status_of(path, follow=False)
+    if status is not None and stat.S_ISLNK(status.st_mode):
+        raise _linked(path)
+
+
+def _linked(path: str) -> KeepError:
+    return KeepError(f"{path}: a symbolic link", hint="recycle what it leads to, or remove the link by hand")
+
+
+def _put_back_link(entry: str) -> None:
+    """A link that was protected, by a race or an older release: no bytes of it are here, so it gets its name again,
+    or goes where the name is taken."""
+    with contextlib.suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
+        os.symlink(os.readlink(entry), os.readlink(entry + _ORIGIN))
+    remove_name(entry)
+    remove_name(entry + _ORIGIN)
+
+
+def _file_entry(root: str, entry: str, origin: str, record: Record) -> list[Recycled]:
+    """File what was protected, tell the recorder, and only then remove the traces from `incoming/`."""
+    recycled: list[Recycled] = []
+    for _ in range(ATTEMPTS):
+        is_tree = is_directory(entry, follow=False)
+        paths = files_below(entry) if is_tree else [entry]
+        found = [Recycled(shown(origin + path[len(entry) :]), file_incoming(root, path)) for path in paths]
+        record(found)
+        recycled += found
+        for path in paths:
+            remove_name(path)
+        try:
+            if is_tree:
+                remove_emptied(entry)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            continue  # a program that has the directory open has written a file into it
+        remove_name(entry + _ORIGIN)
+        return recycled
+    raise KeepError(f"{origin}: files keep appearing in it", hint="end their writer; the next sweep finishes this")
+
+
+def files_below(directory: str) -> list[str]:
+    """All files, sorted; also those that listings skip (hidden ones, `_temporary`): removing must not lose them."""
+    found, waiting = [], [directory]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    found.append(entry.path)
+    return sorted(found)
+
+
+def remove_emptied(directory: str) -> None:
+    """Remove directories, symbolic links and pipes. Not a regular file: if there is one, ENOTEMPTY."""
+    with os.scandir(directory) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                remove_emptied(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                os.unlink(entry.path)
+    os.rmdir(directory)
+
+
+def _is_linked(root: str, path: str, known: Kept) -> bool:
+    here = os.stat(path, follow_symlinks=False)
+    try:
+        there = os.stat(locate(root, known.checksum, known.size))
+    except FileNotFoundError:
+        return False
+    same = (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+    return same and not _changed(here, known)
+
+
+def _recycle_each(root: str, directory: str, record: Record, ours: bool) -> list[Recycled]:
+    """Across devices and stores: file by file, then what is left of the directory. A file by itself is one, too."""
+    if is_local(directory):
+        directory = local_path(directory)
+        status = status_of(directory, follow=False)
+        if status is None:
+            return []
+        if stat.S_ISREG(status.st_mode):
+            return [Recycled(shown(directory), recycle(root, directory, record=record, ours=ours))]
+        paths = files_below(directory)
+        recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
+        remove_emptied(directory)
+        return recycled
+    store = store_for(directory)
+    if not store.find(directory) and store.exists(directory):
+        return [Recycled(shown(directory), recycle(root, directory, record=record, ours=ours))]
+    paths = [join(directory, name) for name in store.find(directory)]
+    recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
+    if not store.find(directory):  # a new file may have come
+        store.remove_tree(directory)
+    return recycled
+
+
+def _recycle_by_copy(root: str, path: str, record: Record) -> Kept:
+    """Across devices: a copy, read back, it and its name synced, and only then the source's name goes."""
+    with opened(path) as descriptor:
+        kept = file_by_copy(root, descriptor, path)
+        final = locate(root, kept.checksum, kept.size)
+        if checksum_file(final) != (kept.checksum, kept.size):
+            raise ChecksumMismatch(
+                f"{final}: holds other bytes than its name says, so {path} was not removed",
+                hint="look at the disk for errors, remove the damaged file, then run the same command again",
+            )
+        sync_name(final)
+        record([Recycled(shown(path), kept)])
+        ours, now = os.fstat(descriptor), os.stat(path)
+        if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino) or _changed(ours, kept):
+            raise unsteady(path)
+        os.unlink(path)
+    return kept
+
+
+def _changed(status: os.stat_result, kept: Kept) -> bool:
+    return status.st_mtime_ns != kept.mtime_ns or status.st_size != kept.size

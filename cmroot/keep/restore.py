@@ -1,0 +1,122 @@
+"""Putting one kept file back: from `files/`, or from the version that its bucket keeps. Not whole tables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from cmroot.errors import ChecksumMismatch, Exists, KeepError
+from cmroot.keep.content import content_name, locate
+from cmroot.keep.versions import open_version
+from cmroot.store.checksum import checksum_stream, copy_file, copy_stream
+from cmroot.store.place import LocalStore, aside_name, is_local, local_path, naming, normal, store_for, sync_directory
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """A file that was put back: where, and where its bytes came from."""
+
+    place: str
+    origin: str
+    size: int
+    checksum: str
+
+
+def restore_file(
+    root: str, checksum: str, size: int, to: str, *, overwrite: bool = False, version: tuple[str, str] | None = None
+) -> Restored:
+    """Copy one content of a root to a place, hashed on the way and read back, written aside and then renamed.
+
+    `version`: (path, version id) where the bucket keeps the bytes. Raises Exists for a file that is there already
+    (unless `overwrite`; on a store without conditional writes one that appears meanwhile is replaced), KeepError when
+    the bytes are not kept, ChecksumMismatch when what is kept is damaged: then nothing was written. May run again.
+    """
+    to = normal(to)
+    if not overwrite and store_for(to).exists(to):
+        raise _exists(to)
+    origin = locate(root, checksum, size)
+    if is_local(to):
+        with naming(to):
+            return _to_local(root, origin, checksum, size, local_path(to), overwrite, version)
+    with _opened(root, origin, checksum, size, version) as (name, source), store_for(to).open_write(to) as target:
+        _compare(name, copy_stream(source, target), (checksum, size))  # an error leaves nothing
+    try:
+        with store_for(to).open_read(to) as written:
+            _compare(to, checksum_stream(written), (checksum, size))
+    except ChecksumMismatch:
+        store_for(to).remove(to)
+        raise
+    return Restored(to, name, size, checksum)
+
+
+def _to_local(
+    root: str, origin: str, checksum: str, size: int, to: str, overwrite: bool, version: tuple[str, str] | None
+) -> Restored:
+    LocalStore().mkdirs(os.path.dirname(to))
+    aside = aside_name(to)
+    name = origin
+    try:
+        try:
+            if not is_local(root):
+                raise FileNotFoundError
+            found = copy_file(local_path(origin), aside, reread=True)
+        except FileNotFoundError:
+            with _opened(root, origin, checksum, size, version) as (name, source), open(aside, "xb") as target:
+                found = copy_stream(source, target)
+        _compare(name, found, (checksum, size))
+        descriptor = os.open(aside, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if overwrite:
+            os.replace(aside, to)
+        else:
+            os.link(aside, to)  # unlike a rename it replaces nothing
+    except FileExistsError:
+        raise _exists(to) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+    sync_directory(os.path.dirname(to))
+    return Restored(to, name, size, checksum)
+
+
+@contextlib.contextmanager
+def _opened(
+    root: str, origin: str, checksum: str, size: int, version: tuple[str, str] | None
+) -> Iterator[tuple[str, BinaryIO]]:
+    """The kept bytes, wherever they are, and what to call that."""
+    try:
+        source, name = store_for(root).open_read(origin), origin
+    except FileNotFoundError:
+        if version is None:
+            raise _not_kept(root, checksum, size) from None
+        try:
+            source, name = open_version(*version, size), f"{version[0]} at version {version[1]}"
+        except FileNotFoundError:
+            raise _not_kept(root, checksum, size) from None
+    with source:
+        yield name, source
+
+
+def _compare(name: str, found: tuple[str, int], wanted: tuple[str, int]) -> None:
+    if found != wanted:
+        raise ChecksumMismatch(
+            f"{name}: holds {found[1]} bytes with xxh3_128 {found[0]}, not the {wanted[1]} bytes with {wanted[0]}",
+            hint="a check of the root lists what is damaged, and where the bytes may still be",
+        )
+
+
+def _not_kept(root: str, checksum: str, size: int) -> KeepError:
+    return KeepError(
+        f"{root}: does not keep {content_name(checksum, size)}",
+        hint="it expired, or was never kept; finding it in the log tells where the source had it",
+    )
+
+
+def _exists(to: str) -> Exists:
+    return Exists(f"{to}: there is a file already", hint="name another place, or say that it may be replaced")

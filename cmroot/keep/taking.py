@@ -1,0 +1,323 @@
+"""Taking: what somebody else is about to drop goes into the root first, and comes back if it is not dropped after all.
+
+A taking is `taking/<id>/`: `journal.json` says what is under way, `0`, `1`, ... are directories moved out of reach by
+one rename each, `entries.parquet` is what was kept of them. On stores without a rename, and across devices, the sources
+stay where they are until it is decided; then they are removed. Who decides, and how, is no business of this module.
+What is left for the capture of the event is in `taken`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pyarrow.compute as pc
+
+from cmroot.errors import KeepError
+from cmroot.keep.content import ATTEMPTS, Kept
+from cmroot.keep.filing import filing
+from cmroot.keep.journal import (
+    DIRECTORY,
+    DONE,
+    ENTRIES,
+    SENT,
+    TAKING,
+    VERSION,
+    Journal,
+    Owner,
+    Source,
+    entries,
+    flaw,
+    outermost,
+    read_entries,
+    read_journal,
+    write_entries,
+    write_journal,
+)
+from cmroot.keep.keepers import Keeper, choose_keeper
+from cmroot.keep.safely import files_at, keep_safely, move_aside, move_back, remove_kept_below, unchanged
+from cmroot.log.taken import JOURNAL, write_taken
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.place import (
+    ASIDE,
+    is_local,
+    join,
+    local_path,
+    naming,
+    normal,
+    same_device,
+    split_authority,
+    status_of,
+    store_for,
+)
+from cmroot.store.resolve import refuse_root
+
+THREADS = 8
+LEFT = "it is left as it is, and captures wait for it: look at it, then move it away"
+_BATCH = 64  # files that a thread keeps in a row
+
+log = logging.getLogger(__name__)
+
+
+class Taking:
+    """One taking: `protect`, then `sent`, then `settle` (or `put_back`). Each may be run again after a crash."""
+
+    def __init__(self, root: str, journal: Journal, *, live: bool, stopped: threading.Event | None = None) -> None:
+        """`live`: its sources have not been out of sight since it began; not so for one that a crash left. `stopped`:
+        once it is set, `protect` gives up at the next file."""
+        self.root, self.journal = root, journal
+        self.place = join(root, DIRECTORY, journal.id)
+        self.open = True  # until all is done
+        self._live = live
+        self._stopped = stopped or threading.Event()
+        self._kept: dict[str, Kept] = {}  # by the place that the file had
+        self._keepers: dict[object, Keeper] = {}
+        self._filing = contextlib.ExitStack()
+        self._is_filing = False
+
+    @classmethod
+    def begin(
+        cls, root: str, *, before_event: int, call: str, db: str, table: str, sources: Sequence[Source],
+        owners: Sequence[Owner], empties: bool = False, about: Mapping[str, Any] | None = None,
+        stopped: threading.Event | None = None,
+    ) -> Taking:  # fmt: skip
+        """Writes the journal; nothing is moved yet. Raises NotWritable or NoSpace when the root takes nothing, and
+        Protected for a source that lies in a root, or around one. The arguments are those of Journal."""
+        chosen = outermost(sources)
+        for source in chosen:
+            refuse_root(root, source.place)
+        taken = tuple(
+            msgspec.structs.replace(source, entry=str(number) if same_device(root, source.place) else "")
+            for number, source in enumerate(chosen)
+        )
+        journal = Journal(
+            VERSION, uuid.uuid4().hex, TAKING, before_event, call, db, table,
+            datetime.now(UTC).isoformat(timespec="seconds"), taken, tuple(owners), empties, dict(about or {}),
+        )  # fmt: skip
+        taking = cls(root, journal, live=True, stopped=stopped)
+        try:
+            store_for(root).mkdirs(taking.place)
+            taking._save()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                taking._forget()
+            raise
+        return taking
+
+    @property
+    def files(self) -> int:
+        return len(self._kept)
+
+    @property
+    def bytes(self) -> int:
+        return sum(kept.size for kept in self._kept.values())
+
+    @property
+    def tables(self) -> set[str]:
+        return {source.table for source in self.journal.sources}
+
+    def protect(self) -> None:
+        """Keeps every file, then moves what can be moved, then keeps what a writer added meanwhile. When it returns the
+        bytes are in `files/`, whatever happens to the sources. An error leaves all as it was."""
+        try:
+            self._begin_filing()
+            for source in self.journal.sources:
+                self._keep(source.place, source.place, stopped=self._stopped)
+            moved = [self._move(source) for source in self.journal.sources]
+            self.journal = msgspec.structs.replace(self.journal, sources=tuple(moved))
+            self._keep_late()
+            write_entries(self.place, entries(self.journal, self._kept))
+        except BaseException:
+            self.put_back()
+            raise
+
+    def sent(self) -> None:
+        """To be called before the drop is sent: from here on only who was asked knows the outcome. An error leaves all
+        as it was."""
+        try:
+            self._save(state=SENT, sent_at=time.time())
+        except BaseException:
+            self.put_back()
+            raise
+
+    def put_back(self) -> None:
+        """Nothing was dropped: every source is where it was, and the taking is gone. Where something has the name of a
+        file meanwhile, that stays, and ours stays kept."""
+        self._restore(self.journal.sources)
+        self._forget()
+
+    def settle(self, events: Mapping[str, int]) -> None:
+        """The tables named here were dropped (or lost partitions, or were emptied), by the event given; the others were
+        not. Leaves the entries for the capture of that event, and removes what was taken; the rest goes back."""
+        if not events:
+            self.put_back()
+            return
+        if self.journal.state != DONE:
+            self._save(state=DONE, events=dict(events))
+        self._begin_filing()
+        self._kept = self._kept or read_entries(self.root, self.place)
+        gone = [source for source in self.journal.sources if source.table in self.journal.events]
+        self._restore(source for source in self.journal.sources if source.table not in self.journal.events)
+        for _ in range(ATTEMPTS):
+            self._keep_late()
+            self._leave_for_capture()
+            if all(self._remove(source) for source in gone):
+                self._forget()
+                return
+        raise KeepError(
+            f"{self.journal.db}.{self.journal.table}: files keep appearing in what was dropped",
+            hint="end their writer; the taking is finished then",
+        )
+
+    # ---- keeping --------------------------------------------------------------------------------------------------
+
+    def _begin_filing(self) -> None:
+        if not self._is_filing:
+            self._filing.enter_context(filing(self.root))
+            self._is_filing = True
+
+    def _keep(self, place: str, named: str, stopped: threading.Event | None = None) -> None:
+        """Keeps the files at `place` that are not yet; they had the name `named`."""
+        fresh = [
+            (join(place, relative), key)
+            for relative, state in files_at(place)
+            if (key := normal(join(named, relative))) not in self._kept or not unchanged(state, self._kept[key])
+        ]
+        if not fresh:
+            return
+        keeper = self._keeper(place)
+
+        def keep_some(some: Sequence[tuple[str, str]]) -> list[tuple[str, Kept]]:
+            found = []
+            for path, key in some:
+                if stopped is not None and stopped.is_set():
+                    raise KeepError(f"{place}: stopped before all of it was kept")
+                with contextlib.suppress(FileNotFoundError):  # vanished, as files in a live table do
+                    found.append((key, keep_safely(keeper, self.root, path)))
+            return found
+
+        batches = [fresh[at : at + _BATCH] for at in range(0, len(fresh), _BATCH)]
+        if len(batches) == 1:
+            self._kept.update(keep_some(fresh))
+            return
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="taking") as pool:
+            try:
+                for pairs in pool.map(keep_some, batches):
+                    self._kept.update(pairs)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _keep_late(self) -> None:
+        """What appeared in the sources after they were looked at. One that a crash left where it was may be another
+        table's by now, and one that was emptied is in use: these are not looked at again."""
+        in_place = self._live and not (self.journal.empties and self.journal.state == DONE)
+        for source in self.journal.sources:
+            if source.entry:
+                self._keep(self._entry(source), source.place)
+            elif in_place:
+                self._keep(source.place, source.place)
+
+    def _keeper(self, place: str) -> Keeper:
+        key = os.stat(local_path(place)).st_dev if is_local(place) else split_authority(normal(place))[0]
+        if key not in self._keepers:
+            self._keepers[key] = choose_keeper(self.root, place)
+        return self._keepers[key]
+
+    # ---- moving and removing --------------------------------------------------------------------------------------
+
+    def _move(self, source: Source) -> Source:
+        """The source as the journal is to name it: without an entry when it could not be moved."""
+        refuse_root(self.root, source.place)
+        if source.entry and not move_aside(local_path(source.place), self._entry(source), stays=self.journal.empties):
+            return msgspec.structs.replace(source, entry="")
+        return source
+
+    def _restore(self, sources: Iterable[Source]) -> None:
+        for source in reversed(list(sources)):
+            if source.entry and status_of(self._entry(source), follow=False) is not None:
+                refuse_root(self.root, source.place)
+                with naming(source.place):
+                    move_back(self.root, self._entry(source), local_path(source.place))
+
+    def _remove(self, source: Source) -> bool:
+        """Removes what is kept, and the directory; False when there is something that is not kept yet. Of what was
+        never moved, only the kept files go when the place may be in use."""
+        if source.entry:
+            return remove_kept_below(self._entry(source), source.place, self._kept, whole=True)
+        refuse_root(self.root, source.place)
+        alone = self._live and not self.journal.empties
+        return remove_kept_below(source.place, source.place, self._kept, whole=alone) or not alone
+
+    def _entry(self, source: Source) -> str:
+        return local_path(join(self.place, source.entry))
+
+    # ---- the taking's own files -----------------------------------------------------------------------------------
+
+    def _save(self, **changes: Any) -> None:
+        journal = msgspec.structs.replace(self.journal, **changes)
+        write_journal(self.place, journal)
+        self.journal = journal
+
+    def _leave_for_capture(self) -> None:
+        rows = entries(self.journal, self._kept)
+        for table, event in self.journal.events.items():
+            of_table = rows.filter(pc.equal(rows["table"], table))
+            if of_table.num_rows:
+                write_taken(self.root, event, of_table, uuid.uuid5(uuid.UUID(self.journal.id), table).hex)
+
+    def _forget(self) -> None:
+        """The journal last: while it is there, captures wait and a restart looks here."""
+        store = store_for(self.root)
+        store.remove(join(self.place, ENTRIES))
+        store.remove(join(self.place, JOURNAL))
+        _remove_empty(self.place)
+        self._filing.close()
+        self.open, self._is_filing = False, False
+
+
+def takings(root: str, refuse: Callable[[str, Journal], str] = lambda place, journal: "") -> list[Taking]:
+    """Those that are not finished, the oldest first: of a gateway at work, or left by a crash. Raises FormatError for a
+    journal that is damaged or of another version.
+
+    A journal says what is moved and removed, so it is believed only when it has no flaw, and `refuse`, asked with the
+    taking's place, has nothing against it; else it is logged and left as it is."""
+    found = []
+    for name in store_for(root).list(join(root, DIRECTORY)):
+        place = join(root, DIRECTORY, name)
+        journal = read_journal(place)
+        if journal is None:
+            continue
+        if why := flaw(journal, name) or refuse(place, journal):
+            log.warning("%s is not followed: %r; %s", join(place, JOURNAL), why, LEFT)
+            continue
+        found.append(Taking(root, journal, live=False))
+    return sorted(found, key=lambda taking: (taking.journal.before_event, taking.journal.created))
+
+
+def sweep_takings(root: str) -> None:
+    """Removes what a crash left of takings that had no journal yet, or none any more: empty directories."""
+    store = store_for(root)
+    for name in store.list(join(root, DIRECTORY)):
+        place = join(root, DIRECTORY, name)
+        if not store.exists(join(place, JOURNAL)):
+            _remove_empty(place)
+
+
+def _remove_empty(place: str) -> None:
+    if is_local(place):
+        path = local_path(place)
+        with naming(path), contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(path):
+                if name.startswith(ASIDE):
+                    os.unlink(join(path, name))
+        remove_if_empty(path)

@@ -1,0 +1,160 @@
+"""Versions: an S3 bucket with versioning keeps what is overwritten or deleted by itself; we only note which version.
+
+Whether a bucket does, reading an object at a version, and the keeper that copies nothing. Versions are read by ranged
+requests of the ordinary filesystem: a `version_aware` one would ask for versions in every listing, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from dataclasses import dataclass
+from typing import Any, BinaryIO, ClassVar, cast
+
+from cmroot.errors import KeepError, NotWritable
+from cmroot.keep.content import Kept
+from cmroot.keep.objects import keep_object
+from cmroot.store.checksum import ALGORITHM, checksum_stream
+from cmroot.store.listing import object_state
+from cmroot.store.place import naming, scheme
+from cmroot.store.remote import FsspecStore
+
+NULL = "null"
+"""S3's version id of an object that was written while its bucket had no versioning. It is kept like any other while
+versioning is on, and overwritten like any object when it is suspended."""
+
+BLOCK = 8 * 1024 * 1024
+"""Bytes of one ranged request."""
+
+_NOT_KNOWN_THERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Some stores that speak S3 have no versioning, and say so when asked."""
+
+
+def bucket_versioned(location: str) -> bool:
+    """Whether what is deleted or overwritten at a location stays readable by its version; see `why_unversioned`."""
+    return not why_unversioned(location)
+
+
+def why_unversioned(location: str) -> str:
+    """Empty when the bucket of a location has versioning switched on, else the reason why it cannot be relied on.
+    Not being allowed to ask counts as no."""
+    if scheme(location) != "s3":
+        return "only S3 keeps versions that this release can name"
+    try:
+        answer = _call(location, "get_bucket_versioning", Bucket=_bucket(location))
+    except PermissionError:
+        return "not allowed to ask for the bucket's versioning (s3:GetBucketVersioning)"
+    except FileNotFoundError:
+        return "the bucket does not exist"
+    except OSError as error:
+        if error.errno not in _NOT_KNOWN_THERE:
+            raise
+        return f"the store has no versioning: {error.strerror or error}"
+    match answer.get("Status"):
+        case "Enabled":
+            return ""
+        case "Suspended":
+            return "the bucket's versioning is suspended"
+    return "the bucket has no versioning"
+
+
+def noncurrent_days(location: str) -> int | None:
+    """After how many days, at the earliest, a lifecycle rule of the bucket removes versions that are no longer current;
+    None when there is no such rule, or asking is not allowed. A rule for some prefix counts for all."""
+    try:
+        answer = _call(location, "get_bucket_lifecycle_configuration", Bucket=_bucket(location))
+    except OSError:  # there is none, or one may not ask: then nobody promised anything
+        return None
+    days = [
+        rule["NoncurrentVersionExpiration"].get("NoncurrentDays")
+        for rule in answer.get("Rules", ())
+        if rule.get("Status") == "Enabled" and "NoncurrentVersionExpiration" in rule
+    ]
+    return min((int(each) for each in days if each is not None), default=None)
+
+
+def version_size(path: str, version: str) -> int:
+    """Bytes of an object at a version. FileNotFoundError when there is no such version (any more)."""
+    return int(_head(path, version)["size"])
+
+
+def open_version(path: str, version: str, size: int | None = None) -> BinaryIO:
+    """Reads an object as it was at a version, whatever its name holds by now. `size`: when it is known, to save a
+    request. FileNotFoundError when there is no such version (any more), NotWritable without s3:GetObjectVersion."""
+    length = version_size(path, version) if size is None else size
+    return io.BufferedReader(_Version(path, version, length), BLOCK)
+
+
+@dataclass(frozen=True)
+class VersionKeeper:
+    """The version that the bucket keeps itself: bytes are read once, for their checksum, and never copied.
+
+    Protects from deletes and overwrites by anyone, once the object was seen: the file entry names its version. Not from
+    whoever deletes versions, nor from lifecycle rules that do. An object whose version is gone already is copied into
+    the root instead.
+    """
+
+    root: str
+    name: ClassVar[str] = "version"
+
+    def keep(self, path: str) -> Kept:
+        head = _head(path)
+        state = object_state(path, head)
+        version = head.get("VersionId") or NULL
+        try:
+            with open_version(path, version, state.size) as source:
+                checksum, size = checksum_stream(source)
+        except FileNotFoundError:  # removed since, or not to be had by that name
+            return keep_object(self.root, path)
+        except NotWritable as error:
+            raise KeepError(
+                f"{path}: may not be read at its version {version}: {error.message}",
+                hint="allow s3:GetObjectVersion on the bucket, or choose the copy keeper",
+            ) from error
+        return Kept(size, state.mtime_ns, state.identity, ALGORITHM, checksum, version)
+
+
+class _Version(io.RawIOBase):
+    """One object at one version, by ranged requests; each is tried again by the filesystem when it breaks off."""
+
+    def __init__(self, path: str, version: str, size: int) -> None:
+        self._path, self._version, self._size, self._at = path, version, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._size, self._at + len(buffer))
+        if self._at >= end:
+            return 0
+        store = FsspecStore(self._path)
+        with naming(self._path):
+            block: bytes = store.filesystem.cat_file(
+                store.key(self._path), version_id=self._version, start=self._at, end=end
+            )
+        buffer[: len(block)] = block
+        self._at += len(block)
+        return len(block)
+
+
+def _head(path: str, version: str = "") -> dict[str, Any]:
+    """What S3 says of an object, in the words that a listing uses."""
+    bucket, _, key = FsspecStore(path).key(path).partition("/")
+    about = {"Bucket": bucket, "Key": key} | ({"VersionId": version} if version else {})
+    with naming(path):
+        try:
+            answer = _call(path, "head_object", **about)
+        except OSError as error:
+            if version and error.errno == errno.EINVAL:  # not a version id as this store makes them
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{path} at {version}") from error
+            raise
+    return {**answer, "size": answer["ContentLength"]}
+
+
+def _call(place: str, operation: str, **arguments: str) -> dict[str, Any]:
+    return cast(dict[str, Any], FsspecStore(place).filesystem.call_s3(operation, **arguments))
+
+
+def _bucket(location: str) -> str:
+    return FsspecStore(location).key(location).partition("/")[0]

@@ -1,0 +1,1 @@
+"""The captured log: parts, segments, and the references that they hold."""

@@ -1,0 +1,286 @@
+"""The captured log: which segments there are, and how the next is written; one after the other, immutable.
+
+A segment is `log/<first>-<last>/`; what is in it, and reading it, is in `segment`. It is written in
+`log/<first>-writing/` and renamed when done. One that was merged out of others (see `compact`) counts in their place.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import pyarrow.parquet as pq
+
+from cmroot.errors import FormatError
+from cmroot.lease import Lease
+from cmroot.log.parts import LINES, PARQUET, LinesWriter, ParquetWriter, Part, PartsReader, PartsWriter
+from cmroot.log.segment import (
+    ADD,
+    DICTIONARY,
+    FILES,
+    FORMAT,
+    MARKER,
+    RELEASE,
+    REMOVE,
+    SEGMENT_NAME,
+    VERSION,
+    Capture,
+    Segment,
+)
+from cmroot.store.place import is_local, join, local_path, name_of, naming, store_for, sync_directory
+
+__all__ = [
+    "ADD", "DICTIONARY", "FILES", "FILES_PART", "FORMAT", "MARKER", "RECORDS_PART", "RELEASE", "REMOVE", "VERSION",
+    "Capture", "Segment", "SegmentWriter", "finished", "segments", "sweep_log",
+]  # fmt: skip
+
+RECORDS_PART = 256 * 1024 * 1024
+FILES_PART = 4 * 1024 * 1024
+"""A new part is begun after this many bytes of lines before compression, or this many rows of file entries."""
+
+COVERED_MARGIN = timedelta(hours=1)
+"""How long merged segments stay beside the one they went into: readers that listed them before are at work."""
+
+
+def segments(root: str) -> list[Segment]:
+    """The finished segments in order, each beginning where the one before ended; else FormatError. Those that were
+    merged into another are left out."""
+    found, _ = finished(root)
+    for before, after in pairwise(found):
+        if after.first != before.last + 1:
+            raise FormatError(
+                f"{join(root, 'log')}: positions {before.last + 1} to {after.first - 1} are missing"
+                if after.first > before.last
+                else f"{after.place}: overlaps {before.place}",
+                hint="restore the segment from a copy of the root; until then consumers need a new bootstrap",
+            )
+    return found
+
+
+def finished(root: str) -> tuple[list[Segment], list[tuple[Segment, Segment]]]:
+    """Finished segments by first position, not compared with each other, and (merged away, into which)."""
+    found: list[Segment] = []
+    covered: list[tuple[Segment, Segment]] = []
+    for segment in sorted(_marked(root), key=lambda segment: (segment.first, -segment.last)):
+        if found and segment.last <= found[-1].last and found[-1].covers(segment):
+            covered.append((segment, found[-1]))
+        else:
+            found.append(segment)
+    return found, covered
+
+
+def _marked(root: str) -> Iterator[Segment]:
+    """Every segment with a marker; without one it is unfinished, and swept by the next writer."""
+    log, store = join(root, "log"), store_for(root)
+    if is_local(root):
+        names = [name for name in store.list(log) if SEGMENT_NAME.fullmatch(name)]
+        names = [name for name in names if store.exists(join(log, name, MARKER))]
+    else:  # one listing of all instead of a request for each segment
+        below = (name.rpartition("/") for name in store.find(log))
+        names = [above for above, _, name in below if name == MARKER]
+    for name in names:
+        if match := SEGMENT_NAME.fullmatch(name):
+            yield Segment(join(log, name), int(match[1]), int(match[2]))
+
+
+def sweep_log(root: str, lease: Lease | None = None, *, clock: Callable[[], float] = time.time) -> list[str]:
+    """Remove unfinished segments, which no reader has ever seen, and those that were merged into another more than an
+    hour ago; under the lease, which is asked again before each removal. Returns their names.
+
+    One without a marker whose positions lie before the log's end and in no other segment was finished once: it stays,
+    and `segments` names the gap, until its marker is restored."""
+    log, store = join(root, "log"), store_for(root)
+    names = store.list(log)  # before it is known which are finished: what others finish later is not among them
+    found, covered = finished(root)
+    staying = {segment.place for segment in found}
+    for segment, by in covered:
+        if by.merged_at is None or clock() - by.merged_at < COVERED_MARGIN.total_seconds():
+            staying.add(segment.place)
+        else:
+            _ask(lease)
+            store.remove(join(segment.place, MARKER))  # first: from here on it is not a damaged segment but none
+    swept = []
+    for name in names:
+        if join(log, name) not in staying and not _is_lost(name, found):
+            _ask(lease)
+            store.remove_tree(join(log, name))
+            swept.append(name)
+    return swept
+
+
+def _ask(lease: Lease | None) -> None:
+    if lease is not None:
+        lease.check()
+
+
+def _is_lost(name: str, found: list[Segment]) -> bool:
+    """Whether a directory without a marker has the place of positions that the finished segments lack."""
+    match = SEGMENT_NAME.fullmatch(name)
+    if not match or not found:
+        return False
+    missing = int(match[1])
+    for segment in found:
+        if segment.first <= missing <= segment.last:
+            missing = segment.last + 1
+    return missing <= min(int(match[2]), found[-1].last)
+
+
+class SegmentWriter:
+    """Writes the next segment, under the lease. Nothing of it is visible before `finish` returns; memory stays flat.
+
+    Records are appended in order of position. As a `with` block: an error aborts.
+    """
+
+    def __init__(
+        self, root: str, first_position: int, *, over: Sequence[Segment] = (), lease: Lease | None = None
+    ) -> None:
+        """`over`: adjacent finished segments that this one takes the place of; see `finish_merged`. `lease`: the
+        writer's; with it nothing is published after the lease was lost, and LeaseHeld is raised."""
+        before = segments(root)
+        if not over and before and before[-1].last + 1 != first_position:
+            raise FormatError(
+                f"{root}: the log ends at position {before[-1].last}, a segment cannot begin at {first_position}",
+                hint="another writer has been here: read the log again",
+            )
+        self._root = root
+        self._over = over
+        self._first = first_position
+        self._lease = lease
+        # On object stores two writers may be at work for a while, of whom one has lost the lease: names of their own.
+        self._own = f"-{lease.epoch}" if lease is not None and not is_local(root) else ""
+        self._place = join(root, "log", f"{first_position:020d}-writing{self._own}")
+        store_for(root).remove_tree(self._place)
+        store_for(root).mkdirs(self._place)
+        self._writer = PartsWriter(self._place)
+        self._records: LinesWriter | None = None
+        self._records_bytes = 0
+        self._records_parts = 0
+        self._files: ParquetWriter | None = None
+        self._files_parts = 0
+        self._done = False
+
+    def append_record(self, line: bytes) -> None:
+        """One JSON record with a key `position`, no line end in it."""
+        if self._records is None:
+            self._records = self._writer.lines(f"records-{self._records_parts:05d}{self._own}.jsonl.gz")
+            self._records_parts += 1
+        self._records.write(line)
+        self._records_bytes += len(line)
+        if self._records_bytes >= RECORDS_PART:
+            self._records.close()
+            self._records, self._records_bytes = None, 0
+
+    def append_files(self, table: Any) -> None:
+        """File entries: an Arrow table with columns of FILES; those left out are null."""
+        if self._files is None:
+            self._files = self._writer.parquet(self._next_files(), FILES, DICTIONARY)
+        self._files.write(table)
+        if self._files.rows >= FILES_PART:
+            self._files.close()
+            self._files = None
+
+    def adopt_files(self, path: str) -> Part:
+        """Take over a Parquet file of schema FILES that an executor wrote; it is moved."""
+        with store_for(path).open_read(path) as file:
+            schema = pq.read_schema(file)
+        if not schema.equals(FILES):
+            raise FormatError(f"{path}: its columns are not those of file entries", hint="report this as a bug")
+        return self._writer.adopt(path, self._next_files())
+
+    def _next_files(self) -> str:
+        self._files_parts += 1
+        return f"files-{self._files_parts - 1:05d}{self._own}.parquet"
+
+    def finish(self, last_position: int, **metadata: Any) -> Segment:
+        """Publish: parts durable, kept bytes durable, marker, then the name that readers look for."""
+        if last_position < self._first:
+            raise FormatError(f"{self._place}: ends at {last_position}, before it begins", hint="report this as a bug")
+        self._close_parts()
+        if is_local(self._root):
+            store_for(self._root).sync(self._root)  # links in files/ that these records name
+        return self._finish(last_position, {"about": metadata}, lambda: None)
+
+    def finish_merged(self, merged_at: int, before_publishing: Callable[[], None]) -> Segment:
+        """Publish in place of the segments `over`, read back. From here on readers prefer it to those.
+
+        `merged_at`: now, in seconds since the epoch. Raises FormatError when it has not all of their rows."""
+        self._close_parts()
+        wanted = (sum(each.record_count for each in self._over), sum(each.file_count for each in self._over))
+        found = {kind: sum(part.rows for part in self._writer.parts if part.kind == kind) for kind in (LINES, PARQUET)}
+        if (found[LINES], found[PARQUET]) != wanted:
+            raise FormatError(f"{self._place}: has {found}, of {wanted} rows", hint="report this as a bug")
+        metadata = {
+            "about": self._over[-1].metadata,
+            "captures": [msgspec.to_builtins(capture) for segment in self._over for capture in segment.captures],
+            "merged_at": merged_at,
+        }
+
+        def check() -> None:
+            PartsReader(self._place, MARKER, format=FORMAT, version=VERSION).verify()
+            before_publishing()
+
+        return self._finish(self._over[-1].last, metadata, check)
+
+    def _close_parts(self) -> None:
+        for part in (self._records, self._files):
+            if part is not None:
+                part.close()
+
+    def _finish(self, last: int, metadata: dict[str, Any], before_publishing: Callable[[], None]) -> Segment:
+        self._writer.finish(
+            MARKER,
+            {"first": self._first, "last": last, **metadata},
+            format=FORMAT,
+            version=VERSION,
+        )
+        before_publishing()
+        final = join(self._root, "log", f"{self._first:020d}-{last:020d}")
+        self._publish(final)
+        self._done = True
+        return Segment(final, self._first, last)
+
+    def _publish(self, final: str) -> None:
+        """Locally one rename. On object stores part by part, the marker last, as nothing counts without it: under a
+        lease by the one write that is refused once the lease was taken over."""
+        store = store_for(self._root)
+        _ask(self._lease)
+        if is_local(self._root):
+            with naming(final):
+                os.rename(local_path(self._place), local_path(final))
+                sync_directory(os.path.dirname(local_path(final)))
+            return
+        if self._lease is None:
+            store.remove_tree(final)  # part of an attempt that a crash ended here
+        for part in self._writer.parts:
+            store.move(join(self._place, part.name), join(final, part.name))
+        if self._lease is None:
+            store.move(join(self._place, MARKER), join(final, MARKER))
+        else:
+            marker = store.read_bytes(join(self._place, MARKER))
+            self._lease.publish(f"log/{name_of(final)}/{MARKER}", marker)
+        store.remove_tree(self._place)
+
+    def abort(self) -> None:
+        """Leave nothing; safe to run twice, and after `finish` does nothing."""
+        if self._done:
+            return
+        for part in (self._records, self._files):
+            if part is not None:
+                part.abort()
+        store_for(self._root).remove_tree(self._place)
+        self._done = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()

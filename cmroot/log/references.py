@@ -1,0 +1,175 @@
+"""Who refers to which bytes: the file entries of the captured log, read as references with a beginning and an end.
+
+Every entry of op `add` with a checksum begins one, every `release` ends one (docs/decisions/0005). They are read on an
+engine and brought together by the first two digits of their checksum; what follows from them is decided in
+`retention` and shown by whoever lists what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmroot.errors import FormatError, Superseded
+from cmroot.log.captured import ADD, RELEASE, segments
+from cmroot.log.parts import conform, reading
+from cmroot.log.segment import Segment
+from cmroot.log.taken import read_taken
+from cmroot.names import check_entries
+from cmroot.store.entries import estimate, prefixes
+from cmroot.store.place import store_for
+
+KEY = "prefix"
+
+REFERENCES = pa.schema(
+    [
+        (KEY, pa.string()),  # first two digits of the checksum
+        ("checksum", pa.string()),  # null: the row is there only so that its prefix is
+        ("size", pa.int64()),
+        ("adds", pa.int64()),  # how many references the row begins
+        ("releases", pa.int64()),  # how many it ends
+        ("since", pa.int64()),  # where the earliest of them began
+        ("end", pa.int64()),  # where they ended; null for adds
+    ]
+)
+"""Equal references are counted, not repeated."""
+
+GROUPS_OF_ROWS = 16
+"""Row groups (of 65,536 entries) that one task reads."""
+
+Source = TypeVar("Source")
+
+
+class Grouping(Protocol):
+    """What is asked of an engine: bring rows together by a key and decide over each group; see docs/design.md."""
+
+    def group(
+        self, read: Callable[[Source], Iterator[pa.RecordBatch]], sources: Iterable[Source], key: str,
+        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]: ...  # fmt: skip
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """A stretch of a Parquet file of file entries: row groups `first` to `last`, without `last`. `pending`: rows of a
+    taking that no capture has recorded yet; each is a reference without an end, whatever its op."""
+
+    place: str
+    first: int
+    last: int
+    pending: bool = False
+
+
+@dataclass(frozen=True)
+class Listable:
+    """A row for each prefix that has a directory, so that it has a group also where nothing refers to anything."""
+
+    prefixes: tuple[str, ...]
+
+
+def sources(root: str, log: list[Segment]) -> list[FileRows | Listable]:
+    """Everything to read for a root. FormatError when the log's beginning is missing: then what is live is not
+    known, and nothing may go."""
+    if log and log[0].first > 1:
+        raise FormatError(
+            f"{log[0].place}: the log begins at position {log[0].first}, so what was there before is not known",
+            hint="restore the missing segments from a copy of the root; until then nothing can expire",
+        )
+    found: list[FileRows | Listable] = [Listable(prefixes(root))]
+    for segment in log:
+        segment.verify_entries()
+        for place in segment.files_parts():
+            groups = _row_groups(place)
+            found += [
+                FileRows(place, first, min(first + GROUPS_OF_ROWS, groups))
+                for first in range(0, groups, GROUPS_OF_ROWS)
+            ]
+    found += [FileRows(taken.place, 0, _row_groups(taken.place), True) for taken in read_taken(root, _ALL_EVENTS)]
+    return found
+
+
+_ALL_EVENTS = (1 << 63) - 1
+
+
+def work(root: str) -> int:
+    """About how many rows and entries an expiry or a listing has to look at: to choose an engine by."""
+    return max(sum(segment.file_count for segment in segments(root)), estimate(root))
+
+
+def read_references(source: FileRows | Listable) -> Iterator[pa.RecordBatch]:
+    """Batches of REFERENCES. Superseded when the part is gone: it was merged into another."""
+    if isinstance(source, Listable):
+        yield from conform(pa.table({KEY: pa.array(source.prefixes, pa.string())}), REFERENCES).to_batches()
+        return
+    for entries in _entries(source):
+        yield from count_references(entries, pending=source.pending).to_batches()
+
+
+def count_references(entries: pa.Table, *, pending: bool = False) -> pa.Table:
+    """REFERENCES of file entries: adds and releases of known bytes, equal ones counted."""
+    known = pc.and_(pc.is_valid(entries["checksum"]), pc.is_valid(entries["size"]))
+    if not pending:
+        known = pc.and_(known, pc.is_in(entries["op"], pa.array([ADD, RELEASE])))
+    entries = entries.filter(known)
+    ended = pa.chunked_array([pa.repeat(False, entries.num_rows)]) if pending else pc.equal(entries["op"], RELEASE)
+    table = pa.table(
+        {
+            "checksum": entries["checksum"],
+            "size": entries["size"],
+            "since": pc.if_else(ended, pc.fill_null(entries["since"], -1), entries["position"]),
+            "end": pc.if_else(ended, entries["position"], pa.scalar(None, pa.int64())),
+            "adds": pc.cast(pc.invert(ended), pa.int64()),
+            "releases": pc.cast(ended, pa.int64()),
+        }
+    )
+    releases = table.filter(ended).group_by(["checksum", "size", "since", "end"], use_threads=False)
+    adds = table.filter(pc.invert(ended)).group_by(["checksum", "size"], use_threads=False)
+    counted = pa.concat_tables(
+        [
+            _named(releases.aggregate([("adds", "sum"), ("releases", "sum")])),
+            _named(adds.aggregate([("adds", "sum"), ("releases", "sum"), ("since", "min"), ("end", "max")])),
+        ],
+        promote_options="default",
+    )
+    return conform(counted.append_column(KEY, pc.utf8_slice_codeunits(counted["checksum"], 0, 2)), REFERENCES)
+
+
+def _entries(source: FileRows) -> Iterator[pa.Table]:
+    columns = ["position", "op", "size", "checksum", "since"]
+    try:
+        with store_for(source.place).open_read(source.place) as file, reading(source.place):
+            parquet = pq.ParquetFile(file)
+            there = [
+                name for name in columns if name in parquet.schema_arrow.names
+            ]  # `since` is younger than the others
+            for number in range(source.first, source.last):
+                rows = parquet.read_row_group(number, columns=there)
+                if "since" not in there:
+                    rows = rows.append_column("since", pa.nulls(rows.num_rows, pa.int64()))
+                check_entries(rows, source.place, pending=source.pending)
+                yield rows
+    except FileNotFoundError as error:
+        raise Superseded(f"{source.place}: gone while it was to be read", hint="run the same command again") from error
+
+
+def _row_groups(place: str) -> int:
+    try:
+        with store_for(place).open_read(place) as file, reading(place):
+            return int(pq.ParquetFile(file).metadata.num_row_groups)
+    except FileNotFoundError as error:
+        raise Superseded(f"{place}: gone while it was to be read", hint="run the same command again") from error
+
+
+def _named(aggregated: pa.Table) -> pa.Table:
+    """Without the suffixes that an aggregation gives."""
+    return aggregated.rename_columns(
+        [name.removesuffix("_sum").removesuffix("_min").removesuffix("_max") for name in aggregated.column_names]
+    )

@@ -1,0 +1,106 @@
+"""Files that were taken into the root before an event was written: by whom deletes first and lets the event follow.
+
+`taken/<event>-<unique>.parquet` holds their file entries (cmroot.log.FILES, positions null) until a capture has
+read the event and recorded them. `taking/<id>/journal.json` says that a taking is under way whose outcome is not known
+yet; its key `before_event` is the newest event from before it. Nothing here takes or files bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cmroot.errors import UNREADABLE, FormatError
+from cmroot.log.captured import FILES
+from cmroot.log.parts import conform
+from cmroot.names import check_entries
+from cmroot.store.place import join, store_for
+
+_NAME = re.compile(r"(\d{20})-[0-9a-f]{32}\.parquet")
+JOURNAL = "journal.json"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was taken before an event: its id, and the file that holds the entries."""
+
+    event: int
+    place: str
+
+    def rows(self) -> pa.Table:
+        """The entries. FormatError when the file is damaged."""
+        try:
+            with store_for(self.place).open_read(self.place) as file:
+                rows = conform(pq.read_table(file), FILES)
+                check_entries(rows, self.place, pending=True)
+                return rows
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(
+                f"{self.place}: {error}", hint="remove it: the bytes stay kept, the record will not name them"
+            ) from error
+
+
+def write_taken(root: str, event: int, rows: pa.Table, unique: str | None = None) -> Taken:
+    """Leave entries for the capture that reads an event; durable when it returns. The bytes must be kept by then.
+
+    `unique`: 32 hex digits of the caller's; writing again with the same ones replaces what was written."""
+    place = join(root, "taken", f"{event:020d}-{unique or uuid.uuid4().hex}.parquet")
+    store_for(root).mkdirs(join(root, "taken"))
+    with store_for(root).open_write(place) as file:
+        pq.write_table(conform(rows, FILES), file, compression="zstd")
+    return Taken(event, place)
+
+
+def read_taken(root: str, until: int) -> list[Taken]:
+    """Everything that was taken before events up to and with `until`, in their order."""
+    names = sorted(store_for(root).list(join(root, "taken")))
+    found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
+    return [Taken(event, join(root, "taken", name)) for event, name in found if event <= until]
+
+
+def remove_taken(taken: Taken) -> None:
+    """After the segment that records it was published. Safe to run twice."""
+    try:
+        store_for(taken.place).remove(taken.place)
+    except FileNotFoundError:
+        return
+
+
+class _Source(msgspec.Struct, frozen=True):
+    table: str
+
+
+class _Journal(msgspec.Struct, frozen=True):
+    before_event: int
+    db: str = ""
+    sources: tuple[_Source, ...] = ()
+
+
+def undecided_since(root: str) -> int | None:
+    """The newest event from before the oldest taking that is under way; None when there is none. Events after it may
+    be about files whose entries are yet to come."""
+    return min((journal.before_event for journal in _journals(root)), default=None)
+
+
+def under_way(root: str) -> set[tuple[str, str]]:
+    """(database, table) of what is being taken: its directories may be out of sight, and may come back."""
+    return {(journal.db, source.table) for journal in _journals(root) for source in journal.sources}
+
+
+def _journals(root: str) -> Iterator[_Journal]:
+    store, taking = store_for(root), join(root, "taking")
+    for name in store.list(taking):
+        try:
+            yield msgspec.json.decode(store.read_bytes(join(taking, name, JOURNAL)), type=_Journal)
+        except FileNotFoundError:
+            continue  # decided this moment
+        except UNREADABLE as error:
+            raise FormatError(
+                f"{join(taking, name, JOURNAL)}: {error}", hint="start the gateway on this root once: it puts it right"
+            ) from error

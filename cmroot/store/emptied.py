@@ -1,0 +1,24 @@
+"""Emptied directories: whoever takes the last out of one takes it away, too, and nobody else's with it. Acts."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from cmroot.store.place import naming
+
+_STAYS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EBUSY})
+"""It holds something, is gone, is a file or a symbolic link by now, or something is mounted there."""
+
+
+def remove_if_empty(path: str) -> bool:
+    """Whether an empty local directory went. Raises NotWritable, or the OSError, for one that is empty, as far as one
+    can tell, and does not go. May run twice."""
+    with naming(path):
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            if error.errno not in _STAYS:
+                raise
+            return False
+    return True

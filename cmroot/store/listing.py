@@ -1,0 +1,321 @@
+"""What lies below a location, and which recorded directories have changed since. Reads only; hashes nothing.
+
+A directory's modification time moves when a name in it is added, removed or replaced; it does not move when a file's
+bytes are changed in place, which no table format does. (The checksum notices that when the bytes are used.)
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from cmroot.store.delta import LOG, beyond
+from cmroot.store.place import is_local, local_path, name_of, naming
+from cmroot.store.remote import FsspecStore
+from cmroot.text import is_text, shown
+
+RACY_MARGIN = timedelta(seconds=2)
+"""How much older than its listing a directory must be before an equal modification time proves anything.
+
+A change that follows the listing within one tick of the clock leaves the same modification time (git calls such
+entries racy). Ticks: ext4 and xfs stamp with the kernel's coarse clock (1 to 10 ms), ext3, HDFS and many NFS servers
+with whole seconds, FAT with two seconds. A directory inside the margin is only listed again: it costs time, not data.
+"""
+
+_MARGIN_NS = RACY_MARGIN // timedelta(microseconds=1) * 1000
+
+UNFINISHED = frozenset({"_temporary", "_scratch"})
+"""Directories in which Hadoop committers and Hive hold files that belong to no table yet."""
+
+
+class FileState(msgspec.Struct, frozen=True, gc=False):
+    """A file as a listing shows it: name relative to the location ("": the location is this file), bytes, nanoseconds
+    since the epoch, and identity:
+    the inode number locally, the store's own tag (ETag, generation, ...) elsewhere. Another identity is another
+    file; `changed_ns` is the change time of a local one (0: not told), which no tool can set: an inode's number is
+    given again, and a modification time can be restored."""
+
+    path_relative: str
+    size: int
+    mtime_ns: int
+    identity: str
+    changed_ns: int = 0
+
+    @property
+    def full_identity(self) -> str:
+        """As recorded in the log: `<inode>:<change time in ns>` locally, else the identity."""
+        return full_identity(self.identity, self.changed_ns)
+
+    def is_recorded(self, size: int | None, mtime_ns: int | None, identity: str | None) -> bool:
+        """Whether this is the file of an entry, so that it need not be read. `identity` as recorded; entries of
+        releases before the change time was recorded have the inode's number alone."""
+        if (size, mtime_ns) != (self.size, self.mtime_ns) or identity is None:
+            return False
+        return identity == (self.full_identity if ":" in identity else self.identity)
+
+
+def full_identity(identity: str, changed_ns: int) -> str:
+    return f"{identity}:{changed_ns}" if changed_ns else identity
+
+
+class DirectoryState(msgspec.Struct, frozen=True, gc=False):
+    """A directory, or a location that is one file, as it was just before it was listed. `relative` is "" for the
+    location itself; `listed_ns` is a
+    moment before the listing; `identity` is `<inode>:<ctime in ns>`, which a rename into place or a modification
+    time set by hand (rsync -t, DistCp -pt) cannot fake. Empty identity: not recorded, not compared."""
+
+    relative: str
+    mtime_ns: int
+    listed_ns: int
+    identity: str = ""
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """All files below a location, and its directories (none on an object store), each sorted by name. `unnamed`: files,
+    and directories with a slash, whose names are not UTF-8, as `text.shown`; neither of the others has them."""
+
+    files: list[FileState]
+    directories: list[DirectoryState]
+    unnamed: list[str] = []
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether the location is no directory, but this file."""
+        return bool(self.files) and not self.files[0].path_relative
+
+
+def hidden(name: str) -> bool:
+    """Names that are never data: `.crc` sidecars, staging directories (`.hive-staging_...`), our own asides."""
+    return name.startswith(".")
+
+
+def skipped_directory(name: str) -> bool:
+    return hidden(name) or name in UNFINISHED
+
+
+def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Listing | None:
+    """Every file below a location; None when there is no such directory (on object stores: nothing below it). A
+    location that is one file, as a Spark table may name it, has that file, with the name "".
+
+    A file or directory that vanishes meanwhile is left out: its parent's recorded time is older than that change.
+    `now_ns` is the filesystem's idea of now; `filesystem_clock` gives one where clocks may differ (NFS).
+    """
+    return _list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
+
+
+def filesystem_clock(directory: str) -> Callable[[], int]:
+    """A clock that is never ahead of the filesystem's: the earlier of this host's and the time a fresh file in
+    `directory` is given there. For a `$cmroot` on the same server as the warehouse."""
+
+    def now() -> int:
+        probe = os.path.join(local_path(directory), f".clock-{os.getpid()}-{time.monotonic_ns()}")
+        with naming(probe):
+            descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+            try:
+                return min(os.fstat(descriptor).st_mtime_ns, time.time_ns())
+            finally:
+                os.close(descriptor)
+                os.unlink(probe)
+
+    return now
+
+
+def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:
+    """A Delta table's log is listed before everything else: what lies there later holds all that it names."""
+    listed_ns = now_ns()  # once, before everything: earlier is only more careful
+    files: list[FileState] = []
+    directories: list[DirectoryState] = []
+    unnamed: list[str] = []
+    waiting = [""]
+    log_listed = False
+    seen: set[tuple[int, int]] = set()  # a symbolic link to a parent must not go round for ever
+    while waiting:
+        relative = waiting.pop()
+        path = f"{top}/{relative}" if relative else top
+        prefix = relative + "/" if relative else ""
+        try:
+            with naming(path):
+                status = os.stat(path)  # before listing: what changes during it makes the time look old, not new
+                if not relative and not stat.S_ISDIR(status.st_mode):
+                    return _one_file(status, listed_ns)
+                if (status.st_dev, status.st_ino) in seen:
+                    continue
+                found, below, strange = _scan(path, prefix)
+                if LOG in below and not log_listed:  # and then the table again
+                    waiting, log_listed = ["", LOG], True
+                    continue
+        except FileNotFoundError:
+            if not relative:
+                return None
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        whole = _readable(found) if relative == LOG else found
+        identity = f"{status.st_ino}:{status.st_ctime_ns}"
+        # Else it is to be listed again; so is one with strange names, to tell them each time.
+        proved = len(whole) == len(found) and not strange
+        changed_ns = status.st_mtime_ns if proved else listed_ns
+        directories.append(DirectoryState(relative, changed_ns, listed_ns, identity))
+        files += whole
+        unnamed += strange
+        waiting += below
+    files.sort(key=lambda file: file.path_relative)
+    directories.sort(key=lambda directory: directory.relative)
+    return Listing(files, directories, sorted(unnamed))
+
+
+def _one_file(status: os.stat_result, listed_ns: int) -> Listing | None:
+    """Its times and inode tell a change of it, as a directory's do."""
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    file = FileState("", status.st_size, status.st_mtime_ns, str(status.st_ino), status.st_ctime_ns)
+    return Listing([file], [DirectoryState("", status.st_mtime_ns, listed_ns, f"{status.st_ino}:{status.st_ctime_ns}")])
+
+
+def _readable(log: list[FileState]) -> list[FileState]:
+    """A Delta log's own files without versions that follow a hole: somebody wrote while it was listed."""
+    skipped = beyond(name_of(file.path_relative) for file in log)
+    return [file for file in log if name_of(file.path_relative) not in skipped] if skipped else log
+
+
+def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]]:
+    """Files, directories, and what has no name that could be told."""
+    files, below, unnamed = [], [], []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith("."):
+                continue
+            if not is_text(name):
+                unnamed.append(shown(prefix + name) + ("/" if entry.is_dir() else ""))
+                continue
+            if entry.is_dir():
+                if name not in UNFINISHED:
+                    below.append(prefix + name)
+                continue
+            if not entry.is_file():  # a pipe, a socket, a link to nowhere
+                continue
+            try:
+                status = entry.stat()
+            except FileNotFoundError:  # vanished
+                continue
+            files.append(
+                FileState(prefix + name, status.st_size, status.st_mtime_ns, str(status.st_ino), status.st_ctime_ns)
+            )
+    return files, below, unnamed
+
+
+def file_state(place: str) -> FileState:
+    """One file of any store as a listing would show it; `path_relative` is its name. FileNotFoundError when gone."""
+    if is_local(place):
+        with naming(place):
+            status = os.stat(local_path(place))
+        return FileState(name_of(place), status.st_size, status.st_mtime_ns, str(status.st_ino), status.st_ctime_ns)
+    store = FsspecStore(place)
+    with naming(place):
+        info: dict[str, Any] = store.filesystem.info(store.key(place))
+    return object_state(name_of(place), info)
+
+
+def object_state(name: str, info: dict[str, Any]) -> FileState:
+    """An object as fsspec describes it, in a listing or asked for alone: both give one FileState."""
+    mtime_ns = object_time_ns(info)
+    return FileState(name, int(info["size"]), mtime_ns, object_identity(info, mtime_ns))
+
+
+def _list_objects(location: str) -> Listing | None:
+    store = FsspecStore(location)
+    prefix = store.key(location).rstrip("/") + "/"
+    found = store.tree(location)
+    log = {key: info for key, info in found.items() if key.startswith(f"{prefix}{LOG}/")}
+    if log:  # a Delta table: what lies there after its log was listed holds all that the log names
+        skipped = beyond(key[len(prefix) + len(LOG) + 1 :] for key in log)
+        log = {key: info for key, info in log.items() if key[len(prefix) + len(LOG) + 1 :] not in skipped}
+        found = {key: info for key, info in store.tree(location).items() if not key.startswith(f"{prefix}{LOG}/")} | log
+    files = []
+    for key, info in found.items():
+        relative = key[len(prefix) :]
+        if not key.startswith(prefix) or not relative or relative.endswith("/") or info.get("type") == "directory":
+            continue
+        *above, name = relative.split("/")
+        if hidden(name) or any(skipped_directory(part) for part in above):
+            continue
+        files.append(object_state(relative, info))
+    files.sort(key=lambda file: file.path_relative)
+    if found.keys() == {prefix[:-1]}:
+        (info,) = found.values()
+        if info.get("type") != "directory" and info["size"]:  # one of no bytes is a mark that tools leave
+            files = [object_state("", info)]
+    return Listing(files, []) if found else None
+
+
+def object_identity(info: dict[str, Any], mtime_ns: int) -> str:
+    """What the store itself says tells two contents of one name apart; the time where it says nothing. Not S3's version
+    id: its listings do not have it."""
+    for key in ("generation", "ETag", "etag", "md5Hash", "content_md5"):
+        value = info.get(key)
+        if value:
+            return str(value).strip('"')
+    return str(mtime_ns)
+
+
+def object_time_ns(info: dict[str, Any]) -> int:
+    for key in ("LastModified", "last_modified", "updated", "mtime", "modified", "modificationTime", "created"):
+        value = info.get(key)
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            value = value.timestamp()
+            if key == "LastModified":  # S3: an answer about one object has whole seconds, some stores' listings more
+                value = int(value)
+        if key == "modificationTime" and isinstance(value, int):  # WebHDFS: milliseconds
+            return value * 1_000_000
+        if isinstance(value, int | float):
+            return round(value * 1_000_000) * 1000  # a double holds microseconds, and stores tell no more
+    return 0
+
+
+def unchanged(directory: DirectoryState, location: str) -> bool:
+    """Whether a directory of a location provably holds the names it held when it was recorded. Local only:
+    elsewhere, and for a directory that is gone, False."""
+    if not is_local(location):
+        return False
+    path = local_path(location)
+    if directory.relative:
+        path += "/" + directory.relative
+    return not changed_directories([path], [directory.mtime_ns], [directory.listed_ns], [directory.identity])
+
+
+def changed_directories(
+    paths: Sequence[str],
+    mtimes_ns: Iterable[int],
+    listed_ns: Iterable[int],
+    identities: Iterable[str | None] | None = None,
+) -> list[int]:
+    """Indexes of the recorded directories that are not proved unchanged: gone, another time or identity, or recorded
+    within the racy margin. Costs one stat each, none for the racy ones. `paths` are whole local places (or URIs)."""
+    status_of = os.stat
+    changed = []
+    for index, (place, mtime, listed, identity) in enumerate(
+        zip(paths, mtimes_ns, listed_ns, identities or [None] * len(paths), strict=True)
+    ):
+        if mtime + _MARGIN_NS >= listed:
+            changed.append(index)
+            continue
+        try:
+            status = status_of(place if place[:1] == "/" else local_path(place))
+        except OSError:  # whatever is wrong, listing it will say so
+            changed.append(index)
+            continue
+        if status.st_mtime_ns != mtime or (identity and not _same(status, identity, listed)):
+            changed.append(index)
+    return changed
+
+
+def _same(status: os.stat_result, identity: str, listed: int) -> bool:
+    return status.st_ctime_ns + _MARGIN_NS < listed and identity == f"{status.st_ino}:{status.st_ctime_ns}"

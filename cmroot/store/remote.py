@@ -1,0 +1,300 @@
+"""Stores behind fsspec: object stores, HDFS, SFTP. What a store must offer, and what its names mean, says `place`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, BinaryIO, cast
+
+from cmroot.errors import NotWritable, UnknownPlace
+from cmroot.store.place import (
+    ASIDE,
+    Names,
+    aside_name,
+    naming,
+    normal,
+    parent,
+    scheme,
+    split_authority,
+)
+from cmroot.store.renaming import RENAMING, in_two_steps, is_there, meant, next_of, rename_onto_free, replace
+
+_CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
+"""fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
+
+_ASKED_AT_ONCE = 32
+"""Requests about single objects at one time: a thousand of them take about as long as removing a thousand."""
+
+Infos = list[dict[str, Any] | None]  # the store below has a method called list
+
+_MEMORY_CREATE = threading.Lock()  # fsspec's memory store looks, then writes; it lives in one process
+
+
+@lru_cache(maxsize=32)
+def _filesystem(process: int, store: str) -> Any:
+    """The filesystem of a store in this process; none survives a fork, which fsspec's event loop does not either.
+
+    One per store and process: opening an S3 client takes 0.2 s. Neither listings nor fsspec's own instances are
+    cached: both answer from the past.
+    """
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(store, use_listings_cache=False, skip_instance_cache=True)[0]
+    except (ImportError, ValueError) as error:
+        hint = "install the extra for this store, or mend the URL"
+        raise UnknownPlace(f"{store}: {error}", hint=hint) from error
+
+
+@dataclass(frozen=True)
+class FsspecStore:
+    """A store behind fsspec, named by any place in it. Holds no connection, so it may be pickled and forked."""
+
+    place: str
+
+    @property
+    def filesystem(self) -> Any:
+        return _filesystem(os.getpid(), split_authority(normal(self.place))[0])
+
+    def key(self, path: str) -> str:
+        """The name that the filesystem itself uses for a place."""
+        return cast(str, self.filesystem._strip_protocol(normal(path)))
+
+    @property
+    def _renames(self) -> bool:
+        return scheme(self.place) in RENAMING
+
+    def read_bytes(self, path: str) -> bytes:
+        with naming(path):
+            return cast(bytes, self._current(self.key(path), self.filesystem.cat_file))
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        with naming(path):
+            if not self._renames:
+                self.filesystem.pipe_file(self.key(path), data)
+                return
+            aside = self._aside(path)
+            self.filesystem.pipe_file(aside, data)
+            self._replace(aside, self.key(path))
+
+    def create_exclusive(self, path: str, data: bytes) -> bool:
+        with naming(path):
+            if self._renames:
+                return self._create_by_rename(path, data)
+            if scheme(self.place) == "memory":
+                with _MEMORY_CREATE:
+                    return self._create(path, data)
+            if scheme(self.place) not in _CONDITIONAL:
+                raise NotWritable(
+                    f"{path}: no conditional write on {scheme(self.place)}:, so nothing here can be exclusive",
+                    hint="put leases and $cmroot on a local, HDFS, S3, GCS or Azure store",
+                )
+            return self._create(path, data)
+
+    def _create(self, path: str, data: bytes) -> bool:
+        try:
+            self.filesystem.pipe_file(self.key(path), data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if any(
+                word in str(error) for word in ("PreconditionFailed", "ConditionNotMet", "ConditionalRequestConflict")
+            ):
+                return False
+            raise
+        return True
+
+    def _create_by_rename(self, path: str, data: bytes) -> bool:
+        """HDFS refuses to rename onto a file, and WebHDFS drops the refusal: whether the aside is left tells. (HDFS
+        by pyarrow overwrites, so there only the look before excludes.)"""
+        if self.exists(path):
+            return False
+        aside = self._aside(path)
+        self.filesystem.pipe_file(aside, data)
+        rename_onto_free(self.filesystem, scheme(self.place), aside, self.key(path))
+        if not is_there(self.filesystem, aside):
+            return True
+        self.filesystem.rm_file(aside)
+        return False
+
+    def open_read(self, path: str) -> BinaryIO:
+        with naming(path):
+            if scheme(path) == "memory":  # its open files share one position
+                import io
+
+                return io.BytesIO(self.filesystem.cat_file(self.key(path)))
+            return cast(BinaryIO, self.filesystem.open(self.key(path), "rb"))
+
+    @contextlib.contextmanager
+    def open_write(self, path: str) -> Iterator[BinaryIO]:
+        # Spooled to a local file first: fsspec's own files upload what they have when they are closed by an error.
+        with naming(path), tempfile.NamedTemporaryFile() as spool:
+            yield cast(BinaryIO, spool)
+            spool.flush()
+            if self._renames:
+                aside = self._aside(path)
+                self.filesystem.put_file(spool.name, aside)
+                self._replace(aside, self.key(path))
+            else:
+                self.filesystem.put_file(spool.name, self.key(path))
+
+    def exists(self, path: str) -> bool:
+        try:
+            with naming(path):
+                self._current(self.key(path), self.filesystem.info)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def size(self, path: str) -> int:
+        with naming(path):
+            return int(self.filesystem.info(self.key(path))["size"])
+
+    def infos(self, paths: Sequence[str]) -> Infos:
+        """What the store says of each file, side by side where it may be asked so; None: it is not there."""
+        threads = _ASKED_AT_ONCE if getattr(self.filesystem, "async_impl", False) else 1
+        with ThreadPoolExecutor(threads, thread_name_prefix="infos") as pool:
+            return list(pool.map(self._info, paths))
+
+    def _info(self, path: str) -> dict[str, Any] | None:
+        with naming(path):
+            try:
+                return cast(dict[str, Any], self.filesystem.info(self.key(path)))
+            except FileNotFoundError:
+                return None
+
+    def list(self, path: str) -> Names:
+        key = self.key(path)
+        try:
+            keys = [str(name).rstrip("/") for name in self.filesystem.ls(key, detail=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        names = {meant(name.rpartition("/")[2]) for name in keys if name != key.rstrip("/")}
+        return sorted(name for name in names if not name.startswith(ASIDE))
+
+    def find(self, path: str) -> Names:
+        prefix = self.key(path).rstrip("/") + "/"
+        keys = [key for key in self.tree(path) if key.startswith(prefix) and key != prefix]
+        parts = (key[len(prefix) :].rpartition("/") for key in keys)
+        return sorted({above + slash + meant(name) for above, slash, name in parts if not _is_aside(name)})
+
+    def tree(self, path: str, *, directories: bool = False) -> dict[str, dict[str, Any]]:
+        """Every file at and below a place by its key, with what the store says about it; with `directories` these, too.
+        {} when there is none. What cannot be listed is an error: most of fsspec's drivers would leave it out."""
+        top = self.key(path).rstrip("/")
+        with naming(path):
+            if _lists_trees(self.filesystem):
+                return cast(dict[str, Any], self.filesystem.find(top, withdirs=directories, detail=True))
+            return self._walk(top, directories)
+
+    def _walk(self, top: str, directories: bool) -> dict[str, dict[str, Any]]:
+        found, waiting = dict[str, dict[str, Any]](), [top]
+        while waiting:
+            above = waiting.pop()
+            try:
+                listed = self.filesystem.ls(above, detail=True)
+            except (FileNotFoundError, NotADirectoryError):  # gone, or never there
+                continue
+            for info in listed:
+                key = str(info["name"]).rstrip("/")
+                if info["type"] != "directory":
+                    found[key] = info
+                elif key != above:
+                    waiting.append(key)
+                    if directories:
+                        found[key] = info
+        return found
+
+    def move(self, path: str, target: str) -> None:
+        with naming(target):
+            old, new = self.key(path), self.key(target)
+            if self._renames:
+                self.mkdirs(parent(target))
+                self._replace(old, new)
+            else:  # never fs.mv: it reads * ? [ ] in names as patterns
+                self.filesystem.cp_file(old, new)
+                self.filesystem.rm_file(old)
+
+    def remove(self, path: str) -> None:
+        keys = [self.key(path)]
+        if in_two_steps(scheme(self.place)):
+            keys.insert(0, next_of(keys[0]))  # first, or it would count once the other is gone
+        for key in keys:
+            with naming(path), contextlib.suppress(FileNotFoundError):
+                self.filesystem.rm_file(key)
+
+    def remove_many(self, paths: Sequence[str]) -> None:
+        """Remove files, in few requests where the store has one for many; missing ones are no error."""
+        keys = [self.key(path) for path in paths]
+        with contextlib.suppress(FileNotFoundError), naming(self.place):
+            if keys and not any(set(key) & set("*?[]") for key in keys):  # fs.rm reads them as patterns
+                self.filesystem.rm(keys)
+                return
+        for path in paths:
+            self.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        # never fs.rm of a tree: it reads * ? [ ] in names as patterns
+        prefix = self.key(path).rstrip("/")
+        with naming(path):
+            found = self.tree(path, directories=True)
+            directories = [prefix]
+            for key, info in found.items():
+                if not key.startswith(prefix + "/"):
+                    continue
+                if info["type"] == "directory":
+                    directories.append(key)
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    self.filesystem.rm_file(key)
+            if self._renames or scheme(self.place) == "memory":  # elsewhere a directory goes with its last object
+                for key in sorted(directories, reverse=True):
+                    with contextlib.suppress(FileNotFoundError):
+                        self.filesystem.rmdir(key)
+
+    def mkdirs(self, path: str) -> None:
+        if self._renames:
+            with naming(path):
+                self.filesystem.makedirs(self.key(path), exist_ok=True)
+
+    def sync(self, path: str) -> None:
+        pass  # an upload that has ended is durable
+
+    def _aside(self, path: str) -> str:
+        self.mkdirs(parent(path))
+        return self.key(aside_name(path))
+
+    def _replace(self, aside: str, key: str) -> None:
+        replace(self.filesystem, scheme(self.place), aside, key)
+
+    def _current(self, key: str, ask: Callable[[str], Any]) -> Any:
+        """What `ask` says of a name, or of its `next` while that is being replaced. FileNotFoundError for neither."""
+        if not in_two_steps(scheme(self.place)):
+            return ask(key)
+        for _ in range(_LOOKS):
+            for name in (key, next_of(key)):
+                with contextlib.suppress(FileNotFoundError):
+                    return ask(name)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+
+
+_LOOKS = 3
+"""How often both names of a file are looked for: between two looks it may have been replaced, whole."""
+
+
+def _is_aside(name: str) -> bool:
+    return meant(name).startswith(ASIDE)
+
+
+def _lists_trees(filesystem: Any) -> bool:
+    """Whether the store lists a tree with requests of its own; fsspec's walk takes what it may not list for empty."""
+    from fsspec.asyn import AsyncFileSystem
+
+    return isinstance(filesystem, AsyncFileSystem) and type(filesystem)._find is not AsyncFileSystem._find

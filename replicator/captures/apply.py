@@ -1,0 +1,408 @@
+"""Applying records to the manifest: what each change does to the known state. SQL only; `manifest` holds the file and
+answers questions about it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from cmroot.log.captured import ADD, RELEASE
+from replicator.captures.ends import Ends
+from replicator.core.model import Column, Partition, Table
+from replicator.core.table_format import PLAIN, table_format
+from replicator.events.record import (
+    AddPartitions,
+    AlterDatabase,
+    AlterPartition,
+    AlterTable,
+    ChangeFiles,
+    ChangeRecord,
+    CreateDatabase,
+    CreateFunction,
+    CreateTable,
+    DropDatabase,
+    DropFunction,
+    DropPartitions,
+    DropTable,
+    SetStatistics,
+    partition_names,
+)
+
+_ROW = (
+    "position", "op", "db", "table", "partition", "location",
+    "path", "size", "mtime_ns", "identity", "checksum", "kept", "version",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A table (db, name), or a partition (db, table, name), that has another name from a position on."""
+
+    position: int
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def follow(self, key: tuple[str, str, str], position: int) -> tuple[str, str, str] | None:
+        """The key (db, table, partition) of an object seen at a position, after this rename; None when the object was
+        gone by then: another took its name."""
+        if self.position <= position:
+            return key
+        if key[: len(self.before)] == self.before:
+            db, table, partition = (*self.after, *key[len(self.before) :])
+            return db, table, partition
+        return None if key[: len(self.after)] == self.after else key
+
+    @classmethod
+    def of(cls, record: ChangeRecord) -> Rename | None:
+        change = record.change
+        if isinstance(change, AlterTable) and change.renames:
+            return cls(record.position, (change.db, change.name), (change.table.db, change.table.name))
+        if isinstance(change, AlterPartition) and change.before != change.name:
+            table = (change.db, change.table)
+            return cls(record.position, (*table, change.before), (*table, change.name))
+        return None
+
+
+def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]) -> tuple[str, str, str] | None:
+    """What an object seen at a position is called after renames, in their order; None when it was gone by then."""
+    now: tuple[str, str, str] | None = key
+    for rename in renames:
+        now = rename.follow(now, position) if now else None
+    return now
+
+
+class Fold:
+    """Changes a manifest's database, inside the transaction that its owner opens and ends."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._columns: dict[tuple[Column, ...], int] = {}
+        self.ends = Ends(db)
+
+    def forget(self) -> None:
+        """After a transaction: numbers handed out in it may not exist."""
+        self._columns.clear()
+
+    def apply(self, record: ChangeRecord) -> None:
+        """Folds one record's metadata. Objects whose files may have changed become unlisted."""
+        change, at = record.change, record.position
+        match change:
+            case CreateDatabase(database=database) | AlterDatabase(database=database):
+                body = msgspec.json.encode(database)
+                self._db.execute("INSERT OR REPLACE INTO databases VALUES (?, ?)", (database.name, body))
+                self._db.execute("INSERT OR IGNORE INTO scope VALUES (?)", (database.name,))
+            case DropDatabase(db=db):
+                for name in self._table_names(db):
+                    self._drop_table(db, name, at)
+                self._db.execute("DELETE FROM functions WHERE db = ?", (db,))
+                self._db.execute("DELETE FROM databases WHERE name = ?", (db,))
+            case CreateTable(table=table):
+                self._drop_table(table.db, table.name, at)
+                self._db.execute(
+                    "INSERT INTO tables (db, name, location, body, since, named, touched, listed)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        table.db,
+                        table.name,
+                        table.location,
+                        msgspec.json.encode(table),
+                        at,
+                        at,
+                        at,
+                        not has_files(table),
+                    ),
+                )
+                self._note_format(table)
+            case AlterTable():
+                self._alter_table(change, at)
+            case DropTable(db=db, name=name):
+                self._drop_table(db, name, at)
+            case AddPartitions():
+                self._add_partitions(change, at)
+            case AlterPartition():
+                self._alter_partition(change, at)
+            case DropPartitions(db=db, table=table_name, names=names):
+                self._drop_partitions(self._table_id(db, table_name), names, at)
+            case ChangeFiles(db=db, table=table_name, partition=partition) if not record.observed:
+                self._touch(db, table_name, partition, at)
+            case CreateFunction(function=function):
+                self._db.execute(
+                    "INSERT OR REPLACE INTO functions VALUES (?, ?, ?)",
+                    (function.db, function.name, msgspec.json.encode(function)),
+                )
+            case DropFunction(db=db, name=name):
+                self._db.execute("DELETE FROM functions WHERE db = ? AND name = ?", (db, name))
+            case SetStatistics(db=db, table=table_name, statistics=statistics):
+                table_id = self._table_id(db, table_name)
+                self._db.executemany(
+                    "INSERT OR REPLACE INTO statistics VALUES (?, ?, ?)",
+                    [
+                        (table_id, each.partition or "", msgspec.json.encode(each))
+                        for each in statistics
+                        if each.columns
+                    ],
+                )
+                self._db.executemany(
+                    "DELETE FROM statistics WHERE table_id = ? AND partition = ?",
+                    [(table_id, each.partition or "") for each in statistics if not each.columns],
+                )
+
+    def apply_files(self, rows: pa.Table, renames: Sequence[Rename] = ()) -> None:
+        """Folds file rows (cmroot.log.FILES): what objects, by name, gained and lost. Rows of objects that are gone, or
+        that began anew after the row's position, are skipped. `renames`: those folded already, among them any that came
+        after a row, which has the name of its position."""
+        ids: dict[tuple[str, str, str] | None, tuple[int, int, int, bool] | None] = {}
+        last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None where it is removed
+        replacing: list[tuple[int, int, int, str]] = []
+        unused: list[tuple[Any, ...]] = []
+        for position, op, db, table, partition, location, path, *file in zip(
+            *(rows[name].to_pylist() for name in _ROW), strict=True
+        ):
+            if op == RELEASE:
+                continue
+            key = followed((db, table, partition), position, renames)
+            if key not in ids:
+                ids[key] = self._object_ids(*key) if key else None
+            found = ids[key]
+            if found is None or position < found[2]:
+                if op == ADD:
+                    unused.append((position, db, table, partition, location, path, *file, position))
+                continue
+            place = (*found[:2], path)
+            before = last.get(place)
+            if before is not None and before[1] is not None:
+                unused.append((position, db, table, partition, location, path, *before[1], before[0]))
+            elif before is None and found[3]:
+                replacing.append((position, *place))
+            last[place] = (position, file if op == ADD else None)
+        self.ends.of_files(replacing)
+        self.ends.at_once(unused)
+        self._db.executemany(
+            "DELETE FROM files WHERE table_id = ? AND partition_id = ? AND path = ?",
+            [place for place, (_, file) in last.items() if file is None],
+        )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*place, *file, position) for place, (position, file) in last.items() if file is not None],
+        )
+
+    def _alter_table(self, change: AlterTable, at: int) -> None:
+        table = change.table
+        row = self._db.execute(
+            "SELECT id, location FROM tables WHERE db = ? AND name = ?", (change.db, change.name)
+        ).fetchone()
+        if change.renames:
+            self._drop_table(table.db, table.name, at)
+        if (
+            row is None
+        ):  # an alter of a table that was not known: its object is complete, its files are yet to be listed
+            self.apply(ChangeRecord(position=at, event=0, time=0, change=CreateTable(table=table)))
+            return
+        table_id, old_location = row
+        elsewhere = table.location != old_location
+        self._db.execute(
+            "UPDATE tables SET db = ?, name = ?, location = ?, body = ?, touched = ?, listed = ? WHERE id = ?",
+            (table.db, table.name, table.location, msgspec.json.encode(table), at, not has_files(table), table_id),
+        )
+        self._note_format(table)
+        if change.renames:
+            self._db.execute("UPDATE tables SET named = ? WHERE id = ?", (at, table_id))
+        if elsewhere and change.moved and old_location and table.location:
+            self._move_partitions(table_id, old_location, table.location)
+            self._look_again(table_id)
+        elif elsewhere:
+            self._forget_files(table_id, 0, at)
+            self._db.execute("UPDATE tables SET since = ? WHERE id = ?", (at, table_id))
+
+    def note_formats(self) -> None:
+        """For every table that is known."""
+        for (body,) in self._db.execute("SELECT body FROM tables").fetchall():
+            self._note_format(msgspec.json.decode(body, type=Table))
+
+    def _note_format(self, table: Table) -> None:
+        found, table_id = table_format(table), self._table_id(table.db, table.name)
+        if found == PLAIN:
+            self._db.execute("DELETE FROM formats WHERE table_id = ?", (table_id,))
+        else:
+            self._db.execute("INSERT OR REPLACE INTO formats VALUES (?, ?)", (table_id, found))
+
+    def _move_partitions(self, table_id: int, old: str, new: str) -> None:
+        """A managed table's directory moved: partitions below it follow (HiveAlterHandler.alterTable)."""
+        rows = self._db.execute(
+            "SELECT id, location, columns, body FROM partitions WHERE table_id = ?", (table_id,)
+        ).fetchall()
+        moved = []
+        for row_id, location, _, body in rows:
+            if location and (location == old or location.startswith(old.rstrip("/") + "/")):
+                there = new + location[len(old) :]
+                partition = msgspec.json.decode(body, type=Partition)
+                if partition.storage is not None:
+                    storage = msgspec.structs.replace(partition.storage, location=there)
+                    partition = msgspec.structs.replace(partition, storage=storage)
+                moved.append((there, msgspec.json.encode(partition), row_id))
+        self._db.executemany("UPDATE partitions SET location = ?, body = ? WHERE id = ?", moved)
+
+    def _look_again(self, table_id: int, partition_id: int | None = None) -> None:
+        """Files whose bytes a bucket keeps by name and version: under other names they are other objects. Of a whole
+        table, or of one partition."""
+        which = "table_id = ? AND version IS NOT NULL AND (? IS NULL OR partition_id = ?)"
+        about = (table_id, partition_id, partition_id)
+        self._db.execute(
+            f"UPDATE partitions SET listed = 0 WHERE id IN (SELECT partition_id FROM files WHERE {which})", about
+        )
+        self._db.execute(f"UPDATE files SET kept = 0, version = NULL WHERE {which}", about)
+
+    def _add_partitions(self, change: AddPartitions, at: int) -> None:
+        table_id = self._table_id(change.db, change.table)
+        if table_id is None:
+            return
+        names = list(partition_names(change.keys, change.partitions))
+        if change.replace:
+            self._drop_partitions(table_id, names, at)
+        else:
+            self._move_elsewhere(table_id, names, change.partitions, at)
+        self._db.executemany(
+            "INSERT INTO partitions (table_id, name, location, columns, body, since, touched, listed)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT (table_id, name) DO UPDATE SET location = excluded.location,"
+            " columns = excluded.columns,"
+            " body = excluded.body, touched = excluded.touched, listed = 0",
+            [
+                (table_id, name, *self._pack(partition), at, at)
+                for name, partition in zip(names, change.partitions, strict=True)
+            ],
+        )
+
+    def _move_elsewhere(self, table_id: int, names: Sequence[str], partitions: Sequence[Partition], at: int) -> None:
+        """Partitions of a batch of alters that have another location now have other files."""
+        for name, partition in zip(names, partitions, strict=True):
+            row = self._db.execute(
+                "SELECT id FROM partitions WHERE table_id = ? AND name = ? AND location IS NOT ?",
+                (table_id, name, partition.location),
+            ).fetchone()
+            if row is not None:
+                self._forget_files(table_id, row[0], at)
+                self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, row[0]))
+
+    def _alter_partition(self, change: AlterPartition, at: int) -> None:
+        table_id = self._table_id(change.db, change.table)
+        if table_id is None:
+            return
+        row = self._db.execute(
+            "SELECT id, location FROM partitions WHERE table_id = ? AND name = ?", (table_id, change.before)
+        ).fetchone()
+        if change.before != change.name:
+            self._drop_partitions(table_id, [change.name], at)
+        location, columns, body = self._pack(change.partition)
+        if row is None:
+            self._db.execute(
+                "INSERT INTO partitions (table_id, name, location, columns, body, since, touched, listed)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
+                (table_id, change.name, location, columns, body, at, at),
+            )
+            return
+        self._db.execute(
+            "UPDATE partitions SET name = ?, location = ?, columns = ?, body = ?, touched = ?, listed = 0 WHERE id = ?",
+            (change.name, location, columns, body, at, row[0]),
+        )
+        self._db.execute(
+            "UPDATE OR REPLACE statistics SET partition = ? WHERE table_id = ? AND partition = ?",
+            (change.name, table_id, change.before),
+        )
+        if location != row[1] and not change.moved:
+            self._forget_files(table_id, row[0], at)
+            self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, row[0]))
+        elif location != row[1]:
+            self._look_again(table_id, row[0])
+
+    def _drop_table(self, db: str, name: str, at: int) -> None:
+        table_id = self._table_id(db, name)
+        if table_id is not None:
+            self.ends.of_table(table_id, at)
+            for table in ("files", "directories", "statistics", "partitions", "formats"):
+                self._db.execute(f"DELETE FROM {table} WHERE table_id = ?", (table_id,))
+            self._db.execute("DELETE FROM tables WHERE id = ?", (table_id,))
+
+    def _drop_partitions(self, table_id: int | None, names: Iterable[str], at: int) -> None:
+        if table_id is None:
+            return
+        for name in names:
+            row = self._db.execute(
+                "SELECT id FROM partitions WHERE table_id = ? AND name = ?", (table_id, name)
+            ).fetchone()
+            if row is not None:
+                self._forget_files(table_id, row[0], at)
+                self._db.execute("DELETE FROM partitions WHERE id = ?", row)
+                self._db.execute("DELETE FROM statistics WHERE table_id = ? AND partition = ?", (table_id, name))
+
+    def _forget_files(self, table_id: int, partition_id: int, at: int) -> None:
+        self.ends.of_object(table_id, partition_id, at)
+        for table in ("files", "directories"):
+            self._db.execute(f"DELETE FROM {table} WHERE table_id = ? AND partition_id = ?", (table_id, partition_id))
+
+    def _touch(self, db: str, table: str, partition: str | None, at: int) -> None:
+        if partition:
+            self._db.execute(
+                "UPDATE partitions SET touched = ?, listed = 0 WHERE name = ? AND table_id ="
+                " (SELECT id FROM tables WHERE db = ? AND name = ?)",
+                (at, partition, db, table),
+            )
+            return
+        known = self._table(db, table)
+        if known is not None:
+            self._db.execute(
+                "UPDATE tables SET touched = ?, listed = ? WHERE db = ? AND name = ?",
+                (at, not has_files(known), db, table),
+            )
+
+    def _pack(self, partition: Partition) -> tuple[str | None, int, bytes]:
+        """Location, id of the shared columns, and the JSON of the rest."""
+        storage = partition.storage
+        if storage is None:
+            return None, 0, msgspec.json.encode(partition)
+        number = self._columns.get(storage.columns)
+        if number is None:
+            body = msgspec.json.encode(storage.columns)
+            self._db.execute("INSERT OR IGNORE INTO columns (body) VALUES (?)", (body,))
+            number = int(self._db.execute("SELECT id FROM columns WHERE body = ?", (body,)).fetchone()[0])
+            self._columns[storage.columns] = number
+        slim = msgspec.structs.replace(partition, storage=msgspec.structs.replace(storage, columns=()))
+        return storage.location, number, msgspec.json.encode(slim)
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _table_id(self, db: str, name: str) -> int | None:
+        row = self._db.execute("SELECT id FROM tables WHERE db = ? AND name = ?", (db, name)).fetchone()
+        return int(row[0]) if row else None
+
+    def _table_names(self, db: str) -> list[str]:
+        return [name for (name,) in self._db.execute("SELECT name FROM tables WHERE db = ?", (db,))]
+
+    def _table(self, db: str, name: str) -> Table | None:
+        row = self._db.execute("SELECT body FROM tables WHERE db = ? AND name = ?", (db, name)).fetchone()
+        return msgspec.json.decode(row[0], type=Table) if row else None
+
+    def _object_ids(self, db: str, table: str, partition: str) -> tuple[int, int, int, bool] | None:
+        """(table_id, partition_id, position it began at, whether files are known) of an object by name."""
+        if not partition:
+            query, names = "SELECT id, 0, since FROM tables WHERE db = ? AND name = ?", (db, table)
+        else:
+            query = (
+                "SELECT t.id, p.id, p.since FROM tables t JOIN partitions p ON p.table_id = t.id"
+                " WHERE t.db = ? AND t.name = ? AND p.name = ?"
+            )
+            names = (db, table, partition)  # type: ignore[assignment]
+        row: tuple[int, int, int] | None = self._db.execute(query, names).fetchone()
+        if row is None:
+            return None
+        any_file = self._db.execute("SELECT 1 FROM files WHERE table_id = ? AND partition_id = ? LIMIT 1", row[:2])
+        return *row, any_file.fetchone() is not None
+
+
+def has_files(table: Table) -> bool:
+    return not table.is_view and not table.is_partitioned and bool(table.location)

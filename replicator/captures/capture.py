@@ -1,0 +1,315 @@
+"""Capture: the source's notification log, and what left no event, become records of the captured log.
+
+`capture` reads top to bottom: take the lease, sweep what a crash left, catch up the manifest, fold the events, walk new
+databases, scan for silent changes, list and keep files (`contents`), publish the segment (`recording`).
+"""
+
+from __future__ import annotations
+
+import json
+import time as clocks
+from collections.abc import Callable, Iterable, Sequence
+
+from cmroot.keep.recycle import sweep_incoming
+from cmroot.lease import Lease, acquire
+from cmroot.log.captured import sweep_log
+from cmroot.log.taken import undecided_since
+from cmroot.root import ChangeRoot
+from cmroot.store.listing import changed_directories
+from replicator.captures.contents import Contents
+from replicator.captures.fold import open_manifest
+from replicator.captures.left_out import left_out
+from replicator.captures.manifest import Manifest
+from replicator.captures.recording import Captured, Recording
+from replicator.captures.takings import Takings
+from replicator.captures.unseen import Key, Sight, parse_name
+from replicator.captures.walk import refresh_tables, walk_database
+from replicator.core.engine import AutoEngine
+from replicator.core.model import NotificationEvent
+from replicator.core.progress import Progress
+from replicator.core.shadow import is_shadow
+from replicator.errors import BootstrapNeeded, ObjectNotFound
+from replicator.events.compare import same_database
+from replicator.events.decode import decode
+from replicator.events.reader import read_events
+from replicator.events.record import (
+    AddPartitions,
+    AlterDatabase,
+    AlterTable,
+    Change,
+    CreateDatabase,
+    CreateTable,
+    DropPartitions,
+    DropTable,
+    EventsLost,
+    UnknownEvent,
+    touched_table,
+)
+from replicator.events.scope import changes_in_scope
+from replicator.metastore.client import EVENT_BATCH, MetastoreReader
+
+ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends the capture
+
+
+def capture(
+    source: MetastoreReader, root: ChangeRoot, *, databases: Sequence[str] = (), everything: bool = False,
+    scan: bool = True, compare: bool = True, deep: bool = False, repair: bool = False, keeper: str = "auto",
+    empty: Sequence[str] = (),
+    engine: AutoEngine, progress: Progress, clock: Callable[[], float] = clocks.time,
+) -> Captured:  # fmt: skip
+    """Brings the captured log up to now. May run again at any time, also after a crash.
+
+    databases: captured from now on, beside those captured before. None at all: those captured before; with
+    `everything`, or where nothing was captured before, every database of the metastore but a drill's.
+    scan: look for changes that left no event, in directories and, with `compare`, in the metastore: databases,
+    functions and tables. deep: compare partitions one by one, too.
+    repair: after lost events, compare everything instead of raising BootstrapNeeded.
+    keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none. Raises KeepError
+    when a store can keep nothing.
+    empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
+    word, what nobody can see keeps the files that the log knows. Raises UsageError for what is not captured."""
+    began = clocks.monotonic()
+    with acquire(root.place, "capture") as lease:
+        lease.check()
+        sweep_incoming(root.place)
+        sweep_log(root.place, lease)
+        with open_manifest(root) as manifest:
+            run = _Run(source, root, manifest, keeper, engine, progress, clock, lease)
+            try:
+                run.read(first=True, repair=repair)
+                run.walk_new(_wanted(source, manifest, databases, everything=everything))
+                if (scan and compare) or run.holed:
+                    run.compare(deep=deep or run.holed)
+                looked = clocks.monotonic()
+                if scan or run.holed:
+                    run.scan()
+                run.settle([parse_name(text) for text in empty])
+                run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
+                report = run.publish()
+            except BaseException:
+                run.abandon()
+                raise
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def _wanted(
+    source: MetastoreReader, manifest: Manifest, databases: Sequence[str], *, everything: bool
+) -> list[str]:  # fmt: skip
+    """Databases to walk for the first time. Raises ObjectNotFound for one that does not exist."""
+    known = manifest.scope()
+    if known and known.issuperset(databases) and not everything:
+        return []
+    existing = source.database_names()
+    for name in databases:
+        if name not in existing and name not in known:
+            raise ObjectNotFound(
+                f"database {name} does not exist in {source.uri}",
+                hint=f"it has: {', '.join(sorted(existing)[:20])}",
+            )
+    if databases and not everything:
+        return [name for name in databases if name not in known]
+    return [name for name in existing if name not in known and not is_shadow(source.database(name))]
+
+
+class _Run:
+    """One capture at work: the records so far, and the manifest as it will be."""
+
+    def __init__(
+        self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, keeper: str, engine: AutoEngine,
+        progress: Progress, clock: Callable[[], float], lease: Lease,
+    ) -> None:  # fmt: skip
+        self._source, self._root, self._manifest, self._progress = source, root, manifest, progress
+        self._log = Recording(source, root, manifest, clock, lease)
+        self._contents = Contents(self._log, root.place, keeper, engine, progress)
+        self._dirty: dict[tuple[str, str], None] = {}
+        self._takings = Takings(root.place)
+        self._sight = Sight()
+        self.holed = False
+        self.report = self._log.report
+
+    # ---- events ---------------------------------------------------------------------------------------------------
+
+    def read(self, *, first: bool = False, repair: bool = False) -> int:
+        """Folds every event up to now; the number of those that concern captured databases. Raises BootstrapNeeded at a
+        hole in the ids, unless `repair` or it was repaired in this run."""
+        if first and self._log.began_anew:
+            return 0
+        concerned, more = 0, True
+        while more:
+            some, more = self._read_some(repair=repair)
+            concerned += some
+        return concerned
+
+    def _read_some(self, *, repair: bool) -> tuple[int, bool]:
+        """Folds the next events, a page of them; whether there are more."""
+        seen = json.loads(self._manifest.recall("rows") or "{}")
+        reading = read_events(
+            self._source, self._log.cursor, seen, lambda: undecided_since(self._root.place), limit=EVENT_BATCH
+        )
+        if reading.events:
+            self._takings.look(reading.events[-1].id)
+        if reading.hole is not None:
+            self._note_hole(*reading.hole, repair=repair or self.holed)
+        concerned = sum(self._fold_event(event) for event in reading.events)
+        for row in reading.late:  # its contents are older than what was folded since: ask the metastore instead
+            if row.db and row.table and row.db in self._manifest.scope():
+                self._dirty[row.db, row.table] = None
+        if reading.events:
+            self._log.cursor = reading.events[-1].id
+        elif reading.hole is not None:
+            self._log.cursor = reading.hole[1] - 1
+        self._manifest.remember("rows", json.dumps(reading.seen))
+        self.report.events += len(reading.events)
+        return concerned, reading.more
+
+    def _note_hole(self, last: int, following: int, *, repair: bool) -> None:
+        if not repair:
+            raise BootstrapNeeded(
+                f"events {last + 1} to {following - 1} of {self._source.uri} were cleaned before capture read them",
+                hint="run `replicator capture --repair` (compares every captured table with the metastore and records "
+                "the differences), or dump without --since, which does the same; capture more often than "
+                "hive.metastore.event.db.listener.timetolive",
+            )
+        self.holed = True
+        self._log.append(EventsLost(after=last, next=following, repaired=True), following - 1, self._log.now())
+        self.report.warnings.append(
+            f"events {last + 1} to {following - 1} were lost; every captured table was compared"
+        )
+
+    def _fold_event(self, event: NotificationEvent) -> bool:
+        decoded = decode(event)
+        concerned = False
+        for change in changes_in_scope(decoded.change, self._manifest.scope()):
+            if isinstance(change, AlterDatabase) and self._only_role(change):
+                continue
+            concerned = True
+            if isinstance(change, UnknownEvent):
+                self.report.unknown.append(f"event {event.id}: {change.type}")
+            if isinstance(change, CreateDatabase) and change.database.location is None:
+                change = self._completed(change)
+            self._attach(event, change)
+            self._watch(change)
+            position = self._log.append(change, event.id, event.time)
+            self._contents.expect(change, position, decoded.files)
+        return concerned
+
+    def _only_role(self, change: AlterDatabase) -> bool:
+        known = self._manifest.database(change.database.name)
+        return known is not None and same_database(known, change.database)
+
+    def _completed(self, change: CreateDatabase) -> CreateDatabase:
+        """2.3 announces a database by name only; one that is gone by now stays bare until its drop event."""
+        try:
+            return CreateDatabase(database=self._source.database(change.database.name))
+        except ObjectNotFound:
+            return change
+
+    def _attach(self, event: NotificationEvent, change: Change) -> None:
+        """What was taken before the event: unseen files among it belong to the record that touched their object."""
+        table = touched_table(change)
+        for partition, rows in self._takings.of(event.id, *table) if table else ():
+            thing = self._manifest.object(*table, partition) if table else None
+            if thing is not None:
+                self._contents.attach(thing, rows)
+
+    def _watch(self, change: Change) -> None:
+        """Marks tables that an event does not tell whole, and saves what the message knew of files that go unseen."""
+        known = self._manifest
+        match change:
+            case AlterTable(table=table):
+                before = known.table(change.db, change.name)
+                columns = before.storage.columns if before and before.storage else None
+                cascade = table.is_partitioned and table.storage and table.storage.columns != columns
+                if before is None or cascade or (change.moved and table.is_partitioned):
+                    self._dirty[table.db, table.name] = None
+            case AddPartitions(db=db, table=name) if known.table(db, name) is None:
+                self._dirty[db, name] = None
+            case UnknownEvent(db=str(db), table=str(name)):  # its message cannot be read: the metastore can
+                self._dirty[db, name] = None
+            case CreateTable(table=table):
+                self._contents.give_up_on(table.db, table.name, None)
+            case DropTable(db=db, name=name):
+                self._contents.give_up_on(db, name, None)
+                self._dirty.pop((db, name), None)
+            case DropPartitions(db=db, table=name, names=names):
+                self._contents.give_up_on(db, name, set(names))
+
+    # ---- what left no event ---------------------------------------------------------------------------------------
+
+    def walk_new(self, databases: Iterable[str]) -> None:
+        """The first walk of databases: all that they hold becomes records."""
+        for db in databases:
+            with self._progress.task(f"walk {db}") as advance:
+                for change in walk_database(self._source, self._manifest, db, deep=True):
+                    self._log.observe(change)
+                    advance(len(change.partitions) if isinstance(change, AddPartitions) else 1)
+
+    def compare(self, *, deep: bool) -> None:
+        """Compares captured databases with the metastore. Differences of tables that events arrived for meanwhile are
+        left to those events."""
+        began = clocks.monotonic()
+        existing = set(self._source.database_names())
+        fresh = {db for db in self._manifest.scope() if db in existing}
+        for db in sorted(fresh):
+            changes = walk_database(self._source, self._manifest, db, deep=deep)
+            if deep:
+                for change in changes:
+                    self._log.observe(change)
+                continue
+            differences = list(changes)
+            if differences:
+                moving = self._tables_in_new_events()
+                for change in differences:
+                    if touched_table(change) not in moving:
+                        self._log.observe(change)
+        self.report.compare_seconds = round(clocks.monotonic() - began, 3)
+
+    def scan(self) -> None:
+        """Compares recorded directories with the store."""
+        stale: set[tuple[int, int]] = set()
+        for rows in self._manifest.directories():
+            table_ids, partition_ids, *recorded = zip(*rows, strict=True)
+            for index in changed_directories(*recorded):
+                stale.add((table_ids[index], partition_ids[index]))
+        self._manifest.unlist(stale)
+        self._manifest.unlist_objects_on_stores()
+
+    def _tables_in_new_events(self) -> set[tuple[str, str] | None]:
+        found: set[tuple[str, str] | None] = set()
+        for event in read_events(self._source, self._log.cursor, {}).events:
+            change = decode(event).change
+            found.add(touched_table(change))
+            if isinstance(change, AlterTable):
+                found.add((change.db, change.name))
+        return found
+
+    def settle(self, empty: Sequence[Key]) -> None:
+        """Reads and lists in turns until a reading brings nothing new, so that the end is one state of the source."""
+        for _ in range(ROUNDS):
+            self._refresh()
+            missing = self._contents.list_changed()
+            if self.read() == 0 and not self._dirty:
+                break
+        else:
+            self._refresh()
+            missing = self._contents.list_changed()
+        self._sight = self._contents.found_missing(missing, empty)
+
+    def _refresh(self) -> None:
+        dirty, self._dirty = list(self._dirty), {}
+        for change in refresh_tables(self._source, self._manifest, dirty):
+            self._log.observe(change)
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def publish(self) -> Captured:
+        """Makes the capture durable; then what a gateway had left for it can go."""
+        self.report.formats = left_out(self._manifest, self._root.place, sorted(self._manifest.scope()))
+        self._contents.remember_unnamed()
+        self._log.publish(self._contents.keepers.names, self._sight)
+        self._takings.finish()
+        return self.report
+
+    def abandon(self) -> None:
+        self._log.abandon()

@@ -1,0 +1,203 @@
+"""Contents: the files of a capture's objects. Lists what may have changed, keeps bytes on an engine, and gives each row
+of a file the record that it belongs to.
+
+What a task does with its objects is in `listing`; how bytes are kept, in `keepers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import pyarrow as pa
+
+from cmroot.log.taken import under_way
+from cmroot.store.place import normal
+from replicator.captures.apply import followed
+from replicator.captures.keeping import Keepers
+from replicator.captures.listing import Listed, ListTask, list_objects, nothing_left, unseen_files
+from replicator.captures.manifest import DataObject, KnownFile
+from replicator.captures.recording import Recording
+from replicator.captures.takings import not_known
+from replicator.captures.unnamed import not_text, remember, remembered
+from replicator.captures.unseen import Empty, Key, Sight, Unseen, gathered
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import NotReplicated
+from replicator.core.progress import Progress
+from replicator.errors import UsageError
+from replicator.events.decode import NamedFile
+from replicator.events.record import Change, ChangeFiles, touched_table
+
+LIST_BATCH = 500  # objects of a listing task, at most
+
+
+class Contents:
+    """Files of one capture."""
+
+    def __init__(self, log: Recording, root: str, keeper: str, engine: AutoEngine, progress: Progress) -> None:
+        """root: the place of the `$cmroot`; keeper: as asked for."""
+        self._log, self._root, self._engine, self._progress = log, root, engine, progress
+        self.keepers = Keepers(root, keeper, log.report.warnings.append)
+        self._named: dict[tuple[str, str, str], dict[str, int]] = {}  # object -> file name -> position that names it
+        self._written: dict[tuple[str, str], int] = {}
+        self._unnamed: dict[tuple[str, str, str], NotReplicated | None] = {}
+        self._known_unnamed = {
+            (*each.object.split(".", 1), each.partition) for each in remembered(log.manifest)
+        }  # objects that had such files
+        self._list_batch = LIST_BATCH  # fewer where objects have many files
+
+    # ---- what events say of files -----------------------------------------------------------------------------------
+
+    def expect(self, change: Change, position: int, files: Sequence[NamedFile]) -> None:
+        """Files that a record names belong to it, once they are seen."""
+        table = touched_table(change)
+        if table is not None:
+            for file in files:
+                named = self._named.setdefault((*table, file.partition or ""), {})
+                named.setdefault(file.uri, position)
+
+    def give_up_on(self, db: str, table: str, partitions: set[str] | None) -> None:
+        """Objects added and dropped within one reading: their bytes were never seen, their names are recorded."""
+        for key in list(self._named):
+            now = followed(key, min(self._named[key].values()), self._log.renames)
+            if now is not None and now[:2] == (db, table) and (partitions is None or now[2] in partitions):
+                self._log.files(unseen_files(*key, self._named.pop(key)))
+
+    def attach(self, thing: DataObject, rows: pa.Table) -> None:
+        """Files that a gateway took: unseen ones belong to the record that touched their object."""
+        fresh = not_known(rows, self._log.manifest.files(thing.table_id, thing.partition_id))
+        self._log.files(self._placed(fresh, [thing], [0] * fresh.num_rows))
+        self._named.pop((thing.db, thing.table, thing.partition), None)
+
+    # ---- what directories hold --------------------------------------------------------------------------------------
+
+    def list_changed(self) -> list[tuple[DataObject, str]]:
+        """Lists every object whose files may have changed; those whose directory cannot be seen are returned with the
+        reason, and stay unlisted."""
+        count = self._log.manifest.unlisted_count()
+        if not count:
+            return []
+        missing: list[tuple[DataObject, str]] = []
+        taken = under_way(self._root)
+        engine = self._engine.for_work(count)
+        with self._progress.task("list and keep files", total=count) as advance:
+            postponed = True
+            while postponed:
+                postponed = False
+                for listed in engine.run(list_objects, self._list_tasks(missing)):
+                    self._record_listing(listed)
+                    missing += listed.missing
+                    advance(len(listed.objects))
+                    if listed.postponed:
+                        postponed = True
+                        self._list_batch = max(1, len(listed.objects))
+                        self._log.manifest.unlist([(each.table_id, each.partition_id) for each in listed.postponed])
+        self._log.manifest.unlist([(thing.table_id, thing.partition_id) for thing, _ in missing])
+        self._named.clear()
+        if missing:  # what a gateway has out of sight is not lost: its event will tell, or it comes back
+            taken |= under_way(self._root)
+        return [(thing, why) for thing, why in missing if (thing.db, thing.table) not in taken]
+
+    def found_missing(self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key] = ()) -> Sight:
+        """Objects whose directories cannot be seen are told, and keep the files that the log knows; those that are
+        declared `empty` have none any more. Raises UsageError for a declaration of what is not captured."""
+        unseen, declared, gone = [], [], list[DataObject]()
+        used: set[Key] = set()
+        for thing, why in missing:
+            named = [each for each in empty if each[:2] == (thing.db, thing.table) and each[2] in ("", thing.partition)]
+            count, size = self._log.manifest.weight(thing)
+            if named:
+                used.update(named)
+                gone.append(thing)
+                if not any(each[2] == "" and thing.partition for each in named):
+                    declared.append(Empty(thing.db, thing.table, thing.partition, thing.location))
+            elif count or not self._log.before.is_empty(thing):
+                unseen.append(Unseen(thing.db, thing.table, why, thing.partition, thing.location, size))
+                self._log.report.missing_directories.append(thing.label)
+        declared += [Empty(*each) for each in used if each[2] == "" and self._is_partitioned(each)]
+        self._refuse_unknown(set(empty) - used)
+        if gone:
+            self._record_listing(nothing_left(gone, self._known_files(gone)))
+        still = self._still_empty([thing for thing, _ in missing])
+        sight = Sight(gathered(unseen, self._log.before, self._log.now()), tuple(dict.fromkeys([*still, *declared])))
+        self._log.report.not_replicated += [each.told() for each in sight.unseen]
+        return sight
+
+    def _is_partitioned(self, key: Key) -> bool:
+        table = self._log.manifest.table(*key[:2])
+        return table is not None and table.is_partitioned
+
+    def _still_empty(self, missing: Sequence[DataObject]) -> list[Empty]:
+        """What was declared empty before, as long as it has no directory."""
+        return [
+            each
+            for each in self._log.before.empty
+            if any((each.db, each.table) == (thing.db, thing.table) for thing in missing)
+            and (not each.partition or any(each.partition == thing.partition for thing in missing))
+        ]
+
+    def _refuse_unknown(self, empty: Collection[Key]) -> None:
+        for db, table, partition in sorted(empty):
+            name = f"{db}.{table}/{partition}" if partition else f"{db}.{table}"
+            known = self._log.manifest.table(db, table)
+            if known is None or (partition and self._log.manifest.object(db, table, partition) is None):
+                raise UsageError(f"--empty {name}: is not captured", hint="name a table or partition of the source")
+            self._log.report.warnings.append(f"{name} was not declared empty: its directory is there, and tells")
+
+    def _list_tasks(self, missing: list[tuple[DataObject, str]]) -> Iterator[ListTask]:
+        """What cannot be listed at all goes to `missing`."""
+
+        def failed(thing: DataObject, error: OSError) -> None:
+            missing.append((thing, f"its directory cannot be looked at: {error}"))
+
+        for objects in self._log.manifest.unlisted(LIST_BATCH):
+            self._log.manifest.mark_listed(objects)
+            for keeper, theirs in self.keepers.grouped(objects, failed):
+                start = 0
+                while some := theirs[start : start + self._list_batch]:
+                    start += len(some)
+                    yield ListTask(objects=some, known=self._known_files(some), keeper=keeper)
+
+    def _known_files(self, objects: Sequence[DataObject]) -> list[dict[str, KnownFile]]:
+        return [self._log.manifest.files(thing.table_id, thing.partition_id) for thing in objects]
+
+    def remember_unnamed(self) -> None:
+        """Tells the files that are left out for their names, those of captures before included."""
+        remember(self._log.manifest, self._unnamed)
+        self._log.report.not_replicated += remembered(self._log.manifest)
+
+    def _record_listing(self, listed: Listed) -> None:
+        for index, thing in enumerate(listed.objects):
+            names = listed.unnamed.get(index)
+            key = (thing.db, thing.table, thing.partition)
+            if names or key in self._known_unnamed:
+                self._unnamed[key] = not_text(thing, names) if names else None
+        self._log.manifest.set_directories(listed.objects, listed.directories)
+        self._log.manifest.set_identities(listed.objects, listed.same)
+        self._log.report.files += listed.files_hashed
+        self._log.report.bytes += listed.bytes_hashed
+        self._log.files(self._placed(listed.rows, listed.objects, listed.owners))
+
+    def _placed(self, rows: pa.Table, objects: Sequence[DataObject], owners: Sequence[int]) -> pa.Table:
+        """File rows with the positions of the records they belong to; each row is about `objects[owner]`."""
+        default = {owner: self._position_for(objects[owner]) for owner in sorted(set(owners))}
+        named = {owner: self._names_of(objects[owner]) for owner in default}
+        paths = rows["path"].to_pylist() if any(named.values()) else [None] * len(owners)
+        positions = [named[owner].get(path, default[owner]) for owner, path in zip(owners, paths, strict=True)]
+        index = rows.schema.get_field_index("position")
+        return rows.set_column(index, rows.schema.field(index), pa.array(positions, pa.int64()))
+
+    def _names_of(self, thing: DataObject) -> dict[str | None, int]:
+        """Files that an event of this run named, by path: they belong to that event, later ones to the last. Those it
+        named at another location are not these."""
+        named = self._named.get((thing.db, thing.table, thing.partition), {})
+        parted = ((uri.rpartition("/"), position) for uri, position in named.items())
+        return {name: position for (above, _, name), position in parted if normal(above) == normal(thing.location)}
+
+    def _position_for(self, thing: DataObject) -> int:
+        """The record a file change belongs to: the last that touched the object in this run, else an observed one."""
+        if thing.touched > self._log.base:
+            return thing.touched
+        table = (thing.db, thing.table)
+        if table not in self._written:
+            self._written[table] = self._log.observe(ChangeFiles(db=thing.db, table=thing.table))
+        return self._written[table]

@@ -1,0 +1,74 @@
+"""Tables that are captured and that no load brings: in formats of which a copy of the files is no copy of the table.
+
+Which they are tells the manifest; only of a Delta table the log has to be read, each of its files once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO
+
+import msgspec
+import pyarrow as pa
+
+from cmroot.keep.content import locate
+from cmroot.keep.versions import open_version
+from cmroot.store.place import store_for
+from replicator.captures.manifest import KnownFile, Manifest
+from replicator.core.delta_log import names_outside
+from replicator.core.not_replicated import NotReplicated
+from replicator.core.table_format import DELTA, OUTSIDE, reason_of
+
+
+def left_out(
+    manifest: Manifest, root: str, databases: Iterable[str], holds: Callable[[tuple[str, str]], bool] = lambda _: True
+) -> dict[str, str]:
+    """Tables of some databases at the manifest's position: "db.table" -> why it is not replicated. `root`: the
+    `$cmroot` that keeps their logs' bytes; `holds`: whether a table (db, name) is asked for."""
+    found = {}
+    for db in databases:
+        for name, format in manifest.formats(db).items():
+            if holds((db, name)):
+                reason = reason_of(format)
+                if format == DELTA and any(_outside(manifest, root, db, name)):
+                    reason = OUTSIDE
+                if reason:
+                    found[f"{db}.{name}"] = reason
+    return found
+
+
+def gaps(tables: dict[str, str]) -> list[NotReplicated]:
+    """What `left_out` found, as reports name it."""
+    return [NotReplicated(name, reason) for name, reason in tables.items()]
+
+
+def _outside(manifest: Manifest, root: str, db: str, name: str) -> Iterator[bool]:
+    """For each file of a Delta table's log, whether it names files outside of the table."""
+    for place, file, known in manifest.delta_log(db, name):
+        if known is None and file.checksum is not None:
+            known = _names_outside(place, file, root)
+            if known is not None:
+                manifest.remember_delta_log(file.checksum, known)
+        yield bool(known)
+
+
+def _names_outside(place: str, file: KnownFile, root: str) -> bool | None:
+    """None where its bytes are not to be had any more. One that cannot be understood is a file like any other."""
+    for open_file in _openings(place, file, root):
+        try:
+            with open_file() as stream:
+                return names_outside(place, stream)
+        except FileNotFoundError:
+            continue
+        except (msgspec.DecodeError, pa.ArrowException, KeyError, TypeError, ValueError):
+            return False
+    return None
+
+
+def _openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], BinaryIO]]:
+    assert file.checksum is not None and file.size is not None
+    kept = locate(root, file.checksum, file.size)
+    yield lambda: store_for(kept).open_read(kept)
+    yield lambda: store_for(place).open_read(place)
+    if version := file.version:
+        yield lambda: open_version(place, version, file.size)

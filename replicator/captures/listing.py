@@ -1,0 +1,228 @@
+"""Listing objects: which files a table or partition has now, and what changed since they were last recorded.
+
+`list_objects` is what an engine runs, on executors too: it lists directories, hashes and keeps the files that are new
+or changed, and returns file rows. It talks to no metastore and writes nothing but kept bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from cmroot.errors import NotWritable
+from cmroot.keep.keepers import Keeper, Kept
+from cmroot.keep.versions import NULL
+from cmroot.log.captured import FILES
+from cmroot.store.listing import FileState, Listing, full_identity, list_tree
+from cmroot.store.place import is_local, join
+from replicator.captures.manifest import DataObject, KnownFile
+
+ROWS = 10_000  # of one outcome, from which on a task leaves the rest of its objects: bounds what a driver gathers
+REQUESTS = 16  # objects of one listing that are read at the same time: a store takes 10 to 100 ms to begin
+STABLE_TRIES = 3  # listings of a directory that changes while its files are read
+
+
+@dataclass(frozen=True)
+class ListTask:
+    """Objects to list, what is known of the files of each, and how bytes are kept."""
+
+    objects: Sequence[DataObject]
+    known: Sequence[Mapping[str, KnownFile]]
+    keeper: Keeper
+
+
+@dataclass
+class Listed:
+    """The outcome: rows for the captured log (positions are the caller's to fill), the object each row is about, each
+    object's directories, the objects whose directory could not be seen, each with the reason, and how much was read.
+    `postponed`: objects that are not in it, because it grew too large; they are to be listed by another task.
+    `unnamed`: the object, and the names that are not UTF-8 in it. `same`: (object, path, identity) of files that were
+    read for nothing: only their identity is another."""
+
+    objects: Sequence[DataObject]
+    rows: pa.Table
+    owners: list[int]
+    directories: list[tuple[int, str, int, int, str]] = field(default_factory=list)  # object, then DirectoryState
+    missing: list[tuple[DataObject, str]] = field(default_factory=list)
+    postponed: Sequence[DataObject] = ()
+    files_hashed: int = 0
+    bytes_hashed: int = 0
+    unnamed: dict[int, list[str]] = field(default_factory=dict)
+    same: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+def list_objects(task: ListTask) -> Listed:
+    """Lists each object and keeps what is new. May run twice: kept bytes are content-addressed."""
+    rows = _Rows()
+    missing: list[tuple[DataObject, str]] = []
+    directories = []
+    unnamed: dict[int, list[str]] = {}
+    done = 0
+    for index, (thing, known) in enumerate(zip(task.objects, task.known, strict=True)):
+        if len(rows.owner) + len(rows.same) >= ROWS:
+            break
+        done += 1
+        for last_try in (False,) * (STABLE_TRIES - 1) + (True,):
+            try:
+                listing = list_tree(thing.location)
+            except (ConnectionError, TimeoutError):
+                raise
+            except (OSError, NotWritable) as error:  # of one place: the others go on
+                missing.append((thing, f"its directory cannot be listed: {error}"))
+                break
+            if listing is None and not known and not is_local(thing.location):
+                break  # a store without directories shows nothing where nothing was written yet
+            if listing is None:
+                missing.append((thing, f"its directory {thing.location} is not there"))
+                break
+            if thing.partition and listing.is_one_file:  # no server makes such a partition; one may become so
+                missing.append((thing, f"its location {thing.location} is one file, and no directory"))
+                break
+            if _record(rows, index, thing, listing, known, task.keeper, tolerant=last_try):
+                directories += [
+                    (index, each.relative, each.mtime_ns, each.listed_ns, each.identity) for each in listing.directories
+                ]
+                if listing.unnamed:
+                    unnamed[index] = listing.unnamed
+                break
+    return Listed(
+        objects=task.objects[:done], rows=rows.table(task.objects), owners=rows.owner, directories=directories,
+        missing=missing, postponed=task.objects[done:], files_hashed=rows.files_hashed, bytes_hashed=rows.bytes_hashed,
+        unnamed=unnamed, same=rows.same,
+    )  # fmt: skip
+
+
+def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:
+    """The listing of objects that were declared empty: every file that was known is removed."""
+    rows = _Rows()
+    for index, files in enumerate(known):
+        for path in files:
+            rows.add(index, "remove", path, *_NOTHING)
+    return Listed(objects=objects, rows=rows.table(objects), owners=rows.owner)
+
+
+def unseen_files(db: str, table: str, partition: str, named: Mapping[str, int]) -> pa.Table:
+    """Rows for files that an event named (URI -> position) and that were gone before they could be read: the checksum
+    is unknown, nothing is kept, and a load that needs them says so."""
+    rows = _Rows()
+    objects: list[DataObject] = []
+    for uri in named:
+        location, _, path = uri.rpartition("/")
+        rows.add(len(objects), "add", path, *_UNREAD)
+        objects.append(DataObject(0, 0, db, table, partition, location, 0))
+    unplaced = rows.table(objects)
+    positions = pa.array(list(named.values()), pa.int64())
+    return unplaced.set_column(0, unplaced.schema.field(0), positions)
+
+
+def _record(
+    rows: _Rows, index: int, thing: DataObject, listing: Listing, known: Mapping[str, KnownFile], keeper: Keeper,
+    *, tolerant: bool,
+) -> bool:  # fmt: skip
+    """Adds one object's rows. False, with nothing added, when a file vanished meanwhile; `tolerant` leaves it out."""
+    start = len(rows.owner), len(rows.same)
+    remaining = dict(known)
+    changed = []
+    for file in listing.files:
+        before = remaining.pop(file.path_relative, None)
+        if before is None or not _same(before, file, keeper):
+            changed.append((file.path_relative, before))
+    places = (join(thing.location, path) for path, _ in changed)
+    for (path, before), kept in zip(changed, _each_kept(keeper, places, thing.location), strict=True):
+        if kept is None and not tolerant:
+            rows.cut(*start)
+            return False
+        identity = full_identity(kept.identity, kept.changed_ns) if kept else ""
+        if kept is not None and before is not None and _is_same_entry(before, kept, keeper):
+            rows.same.append((index, path, identity))
+        elif kept is not None:
+            rows.add(index, "add", path, kept.size, kept.mtime_ns, identity, kept.checksum,
+                     keeper.name != "none", kept.version)  # fmt: skip
+        elif before is not None:
+            remaining[path] = before
+    for path in remaining:
+        rows.add(index, "remove", path, *_NOTHING)
+    return True
+
+
+def _each_kept(keeper: Keeper, places: Iterable[str], location: str) -> Iterator[Kept | None]:
+    """Keeps files in turn; None for one that vanished. Those of a store that answers slowly are asked for together."""
+    if is_local(location):
+        for place in places:
+            yield _kept(keeper, place)
+        return
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        places = iter(places)
+        while some := list(itertools.islice(places, 16 * REQUESTS)):
+            yield from pool.map(_kept, itertools.repeat(keeper), some)
+
+
+def _kept(keeper: Keeper, place: str) -> Kept | None:
+    try:
+        return keeper.keep(place)
+    except FileNotFoundError:
+        return None
+
+
+def _same(before: KnownFile, now: FileState, keeper: Keeper) -> bool:
+    """Whether a file needs no reading: size, times and identity as recorded, and kept where it is to be kept.
+    A null version is safe only while its bucket has versioning."""
+    return (
+        before.checksum is not None
+        and now.is_recorded(before.size, before.mtime_ns, before.identity)
+        and (before.kept or keeper.name == "none")
+        and (before.version != NULL or keeper.name in ("version", "none"))
+    )
+
+
+def _is_same_entry(before: KnownFile, kept: Kept, keeper: Keeper) -> bool:
+    """Whether a file that was read again is what its entry says: a change of owner or mode, or a link to it, moves the
+    change time."""
+    now = (kept.size, kept.mtime_ns, kept.checksum, keeper.name != "none", kept.version)
+    return (before.size, before.mtime_ns, before.checksum, bool(before.kept), before.version) == now
+
+
+class _Rows:
+    """Columns of file rows under construction."""
+
+    def __init__(self) -> None:
+        self.owner: list[int] = []
+        self.same: list[tuple[int, str, str]] = []
+        self.columns: dict[str, list[object]] = {name: [] for name in _WRITTEN}
+        self.files_hashed = 0
+        self.bytes_hashed = 0
+
+    def add(self, owner: int, *values: object) -> None:
+        self.owner.append(owner)
+        for name, value in zip(_WRITTEN, values, strict=True):
+            self.columns[name].append(value)
+        if values[0] == "add" and values[5] is not None:
+            self.files_hashed += 1
+            self.bytes_hashed += int(values[2])  # type: ignore[call-overload]
+
+    def cut(self, length: int, same: int) -> None:
+        del self.owner[length:], self.same[same:]
+        for column in self.columns.values():
+            del column[length:]
+
+    def table(self, objects: Sequence[DataObject]) -> pa.Table:
+        names = {
+            "db": [thing.db for thing in objects],
+            "table": [thing.table for thing in objects],
+            "partition": [thing.partition for thing in objects],
+            "location": [thing.location for thing in objects],
+        }
+        columns: dict[str, list[object]] = {"position": [0] * len(self.owner)}
+        for name, values in names.items():
+            columns[name] = [values[owner] for owner in self.owner]
+        columns |= self.columns
+        return pa.table({name: pa.array(values, FILES.field(name).type) for name, values in columns.items()})
+
+
+_WRITTEN = ("op", "path", "size", "mtime_ns", "identity", "checksum", "kept", "version")
+_NOTHING = (None, None, None, None, None, None)
+_UNREAD = (None, None, None, None, False, None)

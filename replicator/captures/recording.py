@@ -1,0 +1,133 @@
+"""Recording: what one capture finds, on its way into the log: records and file rows become a segment and the manifest.
+
+The segment is published before the manifest's transaction commits, and the manifest is only an index: a crash anywhere
+leaves the log as it was, or whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from cmroot.lease import Lease
+from cmroot.log.captured import SegmentWriter, segments
+from cmroot.root import ChangeRoot
+from replicator.captures.apply import Rename
+from replicator.captures.manifest import Manifest
+from replicator.captures.unseen import Sight, sight_at
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated
+from replicator.core.report import json_text
+from replicator.events.record import Change, ChangeRecord, EventsRead, encode
+from replicator.metastore.client import MetastoreReader
+
+
+@dataclass
+class Captured:
+    """What a capture did. `through_event` and `position`: how far the captured log is; `keeper`: those used, such as
+    "link, version"; `unknown`: events kept unread; scan_seconds, compare_seconds: what looking at directories took
+    (listing what changed in them included), and comparing tables with the metastore;
+    `databases`: all that the root captures, not only those of this call;
+    `formats`: tables whose format loads leave out, and why;
+    `warnings`: objects whose directory is missing, fields that would be lost, repairs."""
+
+    root: str
+    first_position: int
+    position: int
+    through_event: int
+    events: int = 0
+    records: int = 0
+    observed: int = 0
+    files: int = 0
+    bytes: int = 0
+    keeper: str = ""
+    databases: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    missing_directories: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    formats: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    scan_seconds: float = 0.0
+    compare_seconds: float = 0.0
+    status: str = "captured"
+
+    __str__ = json_text
+
+
+class Recording:
+    """The log of one capture, and the manifest as it will be. `base`: the position before it; `cursor`: the event up to
+    which it has read; `renames`: in the order of their positions; `before`: what the last capture did not see."""
+
+    def __init__(
+        self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, clock: Callable[[], float], lease: Lease
+    ) -> None:
+        self._source, self._root, self._clock, self._lease = source, root, clock, lease
+        self.manifest = manifest
+        self.base = self.position = manifest.position
+        self.began_anew = manifest.event is None
+        # Invariant 1: the newest event id is taken before anything is listed.
+        self.cursor = source.current_event_id() if manifest.event is None else manifest.event
+        self.renames: list[Rename] = []
+        self.before = sight_at(segments(root.place), self.base)
+        self.report = Captured(str(root.place), self.base + 1, self.base, self.cursor)
+        self._segment: SegmentWriter | None = None
+
+    def observe(self, change: Change) -> int:
+        """A change that no event announced. Returns its position."""
+        self.report.observed += 1
+        return self.append(change, self.cursor, self.now(), observed=True)
+
+    def append(self, change: Change, event: int, time: int, *, observed: bool = False) -> int:
+        """Returns the record's position."""
+        self.position += 1
+        record = ChangeRecord(position=self.position, event=event, time=time, change=change, observed=observed)
+        self._writer().append_record(encode(record))
+        self.manifest.apply(record)
+        if rename := Rename.of(record):
+            self.renames.append(rename)
+        self.report.records += 1
+        return self.position
+
+    def files(self, rows: pa.Table) -> None:
+        """File entries, with the positions of their records."""
+        if rows.num_rows:
+            self._writer().append_files(rows)
+            self.manifest.apply_files(rows)
+
+    def publish(self, keeper: str, sight: Sight) -> None:
+        """Makes the segment durable, then the manifest. `keeper`: those used, as the report names them; `sight`: what
+        this capture did not see, which the marker says. Raises LeaseHeld when the lease was taken over; then nothing
+        was published."""
+        if self._segment is None and (self.cursor != self.manifest.event or sight.differs(self.before)):
+            self.append(EventsRead(), self.cursor, self.now())
+        self.report.position, self.report.through_event = self.position, self.cursor
+        self.report.keeper, self.report.databases = keeper, sorted(self.manifest.scope())
+        self.report.status = INCOMPLETE if self.report.not_replicated else "captured"
+        for struct, fields in self._source.unknown_fields().items():
+            self.report.warnings.append(f"the metastore sends fields of {struct} that would be lost: {fields}")
+        if self._segment is not None:
+            for rows in self.manifest.ended():
+                self._segment.append_files(rows)
+            self._segment.finish(
+                self.position, event=self.cursor, time=self.now(), source=self._source.uri, keeper=keeper,
+                databases=self.report.databases, **sight.about(),
+            )  # fmt: skip
+        self.manifest.advance(self.position, self.cursor, self.now())
+        self.manifest.commit()
+
+    def abandon(self) -> None:
+        """Leaves no trace but kept bytes, which a later capture finds in place."""
+        self.manifest.rollback()
+        if self._segment is not None:
+            self._segment.abort()
+
+    def now(self) -> int:
+        """In whole seconds since 1970."""
+        return int(self._clock())
+
+    def _writer(self) -> SegmentWriter:
+        if self._segment is None:
+            self._segment = SegmentWriter(self._root.place, self.base + 1, lease=self._lease)
+        return self._segment

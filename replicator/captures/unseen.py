@@ -1,0 +1,136 @@
+"""Unseen: objects whose files a capture could not see, as a directory was not there or could not be listed.
+
+Not to be seen is not to be empty: a mount that went away, a directory that somebody moves. What the log knew of such
+an object stays, and each capture's marker names it, until it is seen again, dropped, or declared empty by a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cmroot.errors import FormatError
+from cmroot.log.captured import Segment
+from replicator.captures.manifest import DataObject
+from replicator.core.model import Value
+from replicator.core.not_replicated import NotReplicated
+from replicator.errors import UsageError
+
+UNSEEN, EMPTY = "unseen", "declared_empty"  # keys of a marker's `about`
+NAMED = 20  # partitions of one table that are named; of more the table is, so that a marker stays small
+
+Key = tuple[str, str, str]
+
+
+class Unseen(Value, frozen=True, omit_defaults=True):
+    """One object, or a table for many of its partitions. `reason`: a sentence. `bytes`: of the files that were seen
+    last; `since`: the first capture that did not see it, in seconds."""
+
+    db: str
+    table: str
+    reason: str
+    partition: str = ""
+    location: str = ""
+    bytes: int = 0
+    since: int = 0
+
+    @property
+    def key(self) -> Key:
+        return self.db, self.table, self.partition
+
+    @property
+    def label(self) -> str:
+        """For people: `db.table/partition at location`."""
+        name = f"{self.db}.{self.table}" + (f"/{self.partition}" if self.partition else "")
+        return f"{name} at {self.location}" if self.location else name
+
+    def told(self) -> NotReplicated:
+        return NotReplicated(
+            f"{self.db}.{self.table}", self.reason, self.partition, self.bytes or None, self.since or None, unknown=True
+        )
+
+
+class Empty(Value, frozen=True, omit_defaults=True):
+    """An object without a directory that a person has declared empty; a table: so are all of its partitions that have
+    neither a directory nor files in the log."""
+
+    db: str
+    table: str
+    partition: str = ""
+    location: str = ""
+
+
+class Sight(Value, frozen=True, omit_defaults=True):
+    """What the end of a capture did not see."""
+
+    unseen: tuple[Unseen, ...] = ()
+    empty: tuple[Empty, ...] = ()
+
+    def about(self) -> dict[str, Any]:
+        """For a segment's marker; nothing when everything was seen."""
+        lists = {UNSEEN: self.unseen, EMPTY: self.empty}
+        return {key: msgspec.to_builtins(value) for key, value in lists.items() if value}
+
+    def differs(self, other: Sight) -> bool:
+        """Whether other objects are unseen, or declared; figures may move."""
+        return {(each.key, each.location) for each in self.unseen} != {
+            (each.key, each.location) for each in other.unseen
+        } or set(self.empty) != set(other.empty)
+
+    def is_empty(self, thing: DataObject) -> bool:
+        """Whether it was declared so. `thing`: one of which the log has no file."""
+        return any(
+            (each.db, each.table) == (thing.db, thing.table)
+            and (not each.partition or each.partition == thing.partition)
+            and (not each.location or each.location == thing.location)
+            for each in self.empty
+        )
+
+
+def sight_at(log: Sequence[Segment], position: int) -> Sight:
+    """What the last capture that ended at or before a position did not see."""
+    for segment in reversed(log):
+        for capture in reversed(segment.captures) if segment.first <= position else ():
+            if capture.last <= position:
+                return _read(capture.about, segment.place)
+    return Sight()
+
+
+def _read(about: Mapping[str, Any], place: str) -> Sight:
+    try:
+        return msgspec.convert({"unseen": about.get(UNSEEN, ()), "empty": about.get(EMPTY, ())}, Sight)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{place}: its marker cannot be read: {error}", hint="restore it from a copy") from error
+
+
+def gathered(things: Iterable[Unseen], before: Sight, now: int) -> tuple[Unseen, ...]:
+    """Sorted, each with the moment since when it is unseen; tables in place of many partitions."""
+    tables: dict[tuple[str, str], list[Unseen]] = {}
+    for each in things:
+        tables.setdefault((each.db, each.table), []).append(each)
+    known = {each.key: each.since for each in before.unseen}
+    found = [one for some in tables.values() for one in _few(some)]
+    dated = (msgspec.structs.replace(each, since=known.get(each.key, now)) for each in found)
+    return tuple(sorted(dated, key=lambda each: each.key))
+
+
+def _few(some: Sequence[Unseen]) -> Iterator[Unseen]:
+    if len(some) <= NAMED:
+        yield from some
+        return
+    first = some[0]
+    reason = f"{len(some):,} of its partitions cannot be seen, such as {first.partition}: {first.reason}"
+    yield Unseen(first.db, first.table, reason, bytes=sum(each.bytes for each in some))
+
+
+def parse_name(text: str) -> Key:
+    """`db.table` or `db.table/partition`. Raises UsageError for anything else."""
+    table, _, partition = text.partition("/")
+    db, dot, name = table.lower().partition(".")
+    if not (db and dot and name) or "." in name:
+        raise UsageError(
+            f"--empty {text!r} is neither a table nor a partition", hint="write db.table, or db.table/day=2026-01-01"
+        )
+    return db, name, partition

@@ -1,0 +1,282 @@
+"""Check: what can be proved of a policy before its first run, and at any time after. Reads both metastores and the
+policy's places; writes and removes small files where a run will write.
+
+Each thing looked at is a finding, and a failure to look at it is one, too: nothing but the program's own faults is
+raised. What is looked at, and how it is judged, is in `checks`.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+
+from cmroot.errors import Error
+from cmroot.store.place import join
+from replicator.checks import formats, lacking, metastores, places, proofs, standing
+from replicator.checks.finding import Finding, Health, worst
+from replicator.checks.places import Probed, Room, told
+from replicator.core.not_replicated import NotReplicated, merged
+from replicator.core.policy import Policy, same_metastore
+from replicator.core.report import json_text
+from replicator.drills.drill_record import Drills
+from replicator.errors import FormatError
+from replicator.events.reach import newest_event, read_reach
+from replicator.events.scope import Patterns
+from replicator.metastore.client import MetastoreReader
+from replicator.metastore.thrift import ThriftMetastore
+from replicator.policies.memory import History, Memory
+from replicator.policies.status import Status, status
+from replicator.policies.way import Pair, former_replicas, runs_backwards, survey
+from replicator.replay.plan.target import default_warehouse
+
+SAMPLE = 200  # tables of a database whose locations are looked at
+RUNS = 20  # of the history, newest first
+TIMEOUT = 60.0  # seconds for one answer, and one repeat: a check that hangs tells nothing
+RETRIES = 1
+
+Connect = Callable[[str], AbstractContextManager[MetastoreReader]]
+
+
+def impatient(uri: str) -> ThriftMetastore:
+    """A metastore by its URI that is given up on soon."""
+    return ThriftMetastore(uri, timeout=TIMEOUT, retries=RETRIES)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`status`: the worst of the findings. `backwards`: roles were turned, the target is the primary. `not_replicated`:
+    tables that runs leave out, and what else the replicas say that they lack."""
+
+    policy: str
+    status: Health
+    backwards: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    seconds: float = 0.0
+
+    __str__ = json_text
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Who is replicated to whom now, as `sync.way` would have it; but no root is made here. `pairs`: in this direction;
+    `named`: as the policy names them."""
+
+    source: MetastoreReader
+    target: MetastoreReader
+    cmroot: str
+    pairs: Sequence[Pair]
+    named: Sequence[Pair]
+    backwards: bool
+
+
+def check(
+    policy: Policy, *, others: Sequence[Policy] = (), connect: Connect = impatient,
+    clock: Callable[[], float] = clocks.time, room: Callable[[str], Room] = places.disk_room,
+) -> Checked:  # fmt: skip
+    """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its URI."""
+    began = clocks.monotonic()
+    run = _Check(policy, clock, room)
+    way = None
+    with ExitStack() as stack:
+        source = run.reach("source", policy.source, connect, stack)
+        target = run.reach("target", policy.target, connect, stack)
+        if source and target:
+            way = run.scope(source, target)
+            run.sides(source, target)
+        if way:
+            run.progress(way)
+        if source:
+            run.overlaps(source, others, connect)
+        run.runs()
+        run.places(way, target)
+    status = worst(each.health for each in run.findings)
+    backwards = way is not None and way.backwards
+    seconds = round(clocks.monotonic() - began, 3)
+    return Checked(policy.name, status, backwards, run.findings, run.not_replicated, seconds)
+
+
+def _way(policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair]) -> _Way:
+    try:
+        backwards = runs_backwards([pair for pair in pairs if pair.matches])
+    except FormatError:  # a finding of its own
+        backwards = False
+    if not backwards:
+        return _Way(source, target, policy.cmroot, pairs, pairs, backwards)
+    turned = [Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs]
+    return _Way(target, source, policy.target_cmroot, turned, pairs, backwards)
+
+
+class _Check:
+    """The findings of one check, in the order in which they were made."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float], room: Callable[[str], Room]) -> None:
+        self.policy, self._clock, self._room = policy, clock, room
+        self.findings: list[Finding] = []
+        self.not_replicated: list[NotReplicated] = []
+
+    def _look(self, name: str, look: Callable[[], Finding | Iterable[Finding]], failed: Health = "unknown") -> None:
+        """Adds what `look` finds; what it raises is a finding of this name."""
+        try:
+            found = look()
+            self.findings += [found] if isinstance(found, Finding) else list(found)
+        except (Error, OSError) as error:
+            self.findings.append(Finding(name, failed, *told(error)))
+
+    def reach(self, side: str, uri: str, connect: Connect, stack: ExitStack) -> MetastoreReader | None:
+        """The metastore, or None, and then that is critical."""
+        before = len(self.findings)
+        metastore = None
+        try:
+            metastore = stack.enter_context(connect(uri))
+            self.findings.append(metastores.answers(side, metastore, clocks.monotonic))
+        except (Error, OSError) as error:
+            self.findings.append(Finding(side, "critical", *told(error)))
+        return metastore if self.findings[before].health != "critical" else None
+
+    def scope(self, source: MetastoreReader, target: MetastoreReader) -> _Way | None:
+        """The policy's databases, and the direction in which it runs."""
+        try:
+            root = standing.root_of(self.policy.target_cmroot)
+            remembered = Memory(root, self.policy.name).read_scope() if root else None
+        except (Error, OSError) as error:
+            self.findings.append(Finding("scope", "warning", *told(error)))
+            remembered = None
+        try:
+            pairs = survey(self.policy, source, target, remembered)
+        except (Error, OSError) as error:
+            self.findings.append(Finding("databases", "unknown", *told(error)))
+            return None
+        way = _way(self.policy, source, target, pairs)
+        if not way.backwards:  # else what left is looked for at the other side
+            former = former_replicas(self.policy, target, remembered, pairs)
+            self._look("databases", lambda: standing.judge_databases(self.policy, pairs, former))
+            self._look("partitions", lambda: standing.judge_filters(self.policy, source))
+        self._look("roles", lambda: standing.judge_roles(pairs))
+        return way
+
+    def sides(self, source: MetastoreReader, target: MetastoreReader) -> None:
+        defaults = metastores.default_database
+        self._look("versions", lambda: metastores.levels_fit(defaults(source), defaults(target)))
+        self._look("sides", lambda: metastores.are_two(source, target))
+        for side, metastore in (("source", source), ("target", target)):
+            self._look(
+                f"clock {side}",
+                lambda side=side, metastore=metastore: metastores.judge_clock(  # type: ignore[misc]
+                    side, newest_event(metastore), now=self._clock()
+                ),
+                "ok" if side == "target" else "unknown",  # a target need not keep a log
+            )
+
+    def progress(self, way: _Way) -> None:
+        """The log, the slot, and the lag, in the direction in which the policy runs now."""
+        self._look("log", lambda: metastores.log_is_on(way.source, way.source.database_names()))
+        try:
+            root = standing.root_of(way.cmroot)
+            cursor = standing.captured_event(root)
+        except (Error, OSError) as error:
+            self.findings.append(Finding("cmroot", "critical", *told(error)))
+            return
+        root_id = root.id if root else None
+        self._look("formats", lambda: self._formats(way))
+        self._look("not replicated", lambda: self._lacking(way))
+        if not way.backwards:
+            self._look("replicas", lambda: standing.judge_target(way.pairs, way.target, root_id))
+        self._look("events", lambda: self._reach(way.source, cursor))
+        self._look("slot", lambda: standing.judge_slot(self.policy, root, way.pairs))
+        self._look("lag", lambda: standing.judge_lag(self.policy, list(self._lags(way))))
+
+    def _formats(self, way: _Way) -> list[Finding]:
+        self.not_replicated, unseen = formats.find_left_out(self.policy, way.pairs, way.source)
+        return formats.judge_formats(self.not_replicated, unseen, way.pairs, way.target)
+
+    def _lacking(self, way: _Way) -> Finding:
+        said = lacking.said_lacking(way.pairs)
+        left_out = {each.object for each in self.not_replicated}
+        self.not_replicated = merged(said, self.not_replicated)
+        return lacking.judge_lacking([each for each in said if each.object not in left_out])
+
+    def runs(self) -> None:
+        """What the policy remembers, which stays on the target's side when roles are turned."""
+        try:
+            root = standing.root_of(self.policy.target_cmroot)
+            history = Memory(root, self.policy.name).runs(RUNS) if root else History([], [])
+        except (Error, OSError) as error:
+            self.findings.append(Finding("last run", "unknown", *told(error)))
+            return
+        schedule = self.policy.schedule
+        self._look("last run", lambda: standing.judge_runs(history, schedule=schedule, now=self._clock()))
+        self._look("verified", lambda: proofs.judge_verified(self.policy, history, now=self._clock()))
+        if root:
+            drills = Drills(Memory(root, self.policy.name))
+            self._look("drill", lambda: proofs.judge_drills(drills.read(RUNS)[0], now=self._clock()))
+            self._look("turn", lambda: standing.judge_turn(Memory(root, self.policy.name).read_turn()), "critical")
+
+    def _reach(self, source: MetastoreReader, cursor: int | None) -> Finding:
+        reach = read_reach(source, cursor)
+        return metastores.judge_reach(reach, now=self._clock(), schedule=self.policy.schedule)
+
+    def _lags(self, way: _Way) -> Iterator[Status]:
+        for pair in way.pairs:
+            if pair.position is not None and pair.matches:
+                yield status(way.target, pair.replica, source=way.source, source_db=pair.name, clock=self._clock)
+
+    def overlaps(self, source: MetastoreReader, others: Sequence[Policy], connect: Connect) -> None:
+        beside = [other for other in others if same_metastore(other.target, self.policy.target)]
+        existing: dict[str, list[str]] = {}
+        for uri in {self.policy.source, *(other.source for other in beside)}:
+            try:
+                if uri == self.policy.source:
+                    existing[uri] = source.database_names()
+                    continue
+                with connect(uri) as metastore:
+                    existing[uri] = metastore.database_names()
+            except (Error, OSError):
+                continue  # told as unknown, for the policies that it concerns
+        self._look("overlap", lambda: standing.judge_overlaps(self.policy, beside, existing))
+
+    def places(self, way: _Way | None, target: MetastoreReader | None) -> None:
+        written = dict(self._written(way, target))
+        probes: list[Probed] = []
+        for key, place in written.items():
+            root = key in ("cmroot", "target_cmroot")
+            found, probed = places.judge_place(key, place, root=root, clock=self._clock)
+            self.findings.append(found)
+            probes += [probed] if probed else []
+        self._look("clock stores", lambda: places.judge_store_clocks(probes))
+        self._look("room", lambda: places.judge_room(written, self._room))
+        if way is not None:
+            self._look("keeper", lambda: places.judge_keepers(way.cmroot, self._locations(way), self.policy.keeper))
+
+    def _written(self, way: _Way | None, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
+        """The places that runs write to, by their keys; backwards, the warehouse that the data goes back to."""
+        policy, backwards = self.policy, way is not None and way.backwards
+        yield from (("cmroot", policy.cmroot), ("target_cmroot", policy.target_cmroot))
+        yield "dumps", join(policy.dumps, policy.name)
+        receiver = way.target if way is not None else target
+        if policy.warehouse and not backwards:
+            yield "warehouse", policy.warehouse
+        elif receiver is not None:
+            try:
+                yield "warehouse", default_warehouse(receiver)
+            except Error as error:
+                self.findings.append(Finding("write warehouse", "unknown", *told(error)))
+        if policy.external_base and not backwards:
+            yield "external", policy.external_base
+        for before, after in policy.map_location.items():
+            yield f"map_location {before}", before if backwards else after
+
+    def _locations(self, way: _Way) -> list[str]:
+        """Of the databases, and of some tables of each: more would take as long as a capture."""
+        patterns = Patterns.parse(self.policy.include, self.policy.exclude)
+        found = []
+        for pair in way.pairs:
+            if pair.here is None or not pair.matches:
+                continue
+            names = [name for name in way.source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
+            tables = [table for table in way.source.tables(pair.name, names) if not table.is_view]
+            found += [table.location for table in tables if table.location]
+            found += [pair.here.location] if pair.here.location else []
+        return found

@@ -1,0 +1,1 @@
+"""Comparing two sides, and the repair of differences."""

@@ -1,0 +1,190 @@
+"""Comparing files: what an engine runs, on executors too. Lists both sides of objects and compares by relative path.
+
+It knows no metastore and returns counts and differences only: no list of files ever reaches the driver.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import xxhash
+
+from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.delta import LOG
+from cmroot.store.listing import FileState, Listing, list_tree
+from cmroot.store.place import is_local, join, local_path, store_for
+from replicator.compare.differences import Difference, Differences
+from replicator.core.delta_log import is_whole, named_files
+from replicator.errors import FormatError
+from replicator.replay.copy.emptied import empty_directories
+
+SIZE = "size"
+CHECKSUM = "checksum"
+
+
+@dataclass(frozen=True)
+class FilePair:
+    """A table or partition that holds files, by the source's name, and where they lie on either side. `size`: bytes, as
+    far as the metastore knows. `delta`: a Delta table, whose log is read, too."""
+
+    name: str
+    source: str
+    target: str
+    size: int = 0
+    delta: bool = False
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """Objects to compare. Contents of those with more than `largest` bytes are put off; a task with `shares` reads the
+    contents of every file whose path falls into `share`, and nothing else. `part`: (number, of how many) of each
+    object's contents that are to be read at all."""
+
+    pairs: Sequence[FilePair]
+    level: str
+    largest: int
+    share: int = 0
+    shares: int = 0
+    part: tuple[int, int] = (0, 1)
+
+
+@dataclass
+class FilesCompared:
+    """Files and bytes compared, what differs, and the objects put off with their (files, bytes)."""
+
+    files: int = 0
+    bytes: int = 0
+    objects: int = 0
+    differences: Differences = field(default_factory=Differences)
+    later: list[tuple[FilePair, int, int]] = field(default_factory=list)
+
+
+def compare_files(task: FileTask) -> FilesCompared:
+    """Reads only, so it may run twice. A file that vanishes meanwhile is reported as missing on its side."""
+    report = FilesCompared()
+    for pair in task.pairs:
+        _compare(pair, task, report)
+        report.objects += 1
+    return report
+
+
+def _compare(pair: FilePair, task: FileTask, report: FilesCompared) -> None:
+    here, there = list_tree(pair.source), list_tree(pair.target)
+    source, target = _files(here), _files(there)
+    alike = [path for path, state in source.items() if path in target and target[path].size == state.size]
+    part, parts = task.part
+    if parts > 1:  # other bits of the digest than for shares
+        alike = [path for path in alike if (_digest(path) >> 32) % parts == part]
+    if task.shares:
+        for path in alike:
+            if _digest(path) % task.shares == task.share:
+                _compare_contents(pair, path, report)
+        return
+    _tell_unnamed(pair, here, there, report)
+    _compare_names(pair, source, target, report)
+    if pair.delta:
+        _compare_log(pair, target, report)
+    same = {each.relative for each in here.directories} if here else set()
+    for name in empty_directories(there):
+        if name not in same:  # some readers fail at it; one that only the source has harms nobody here
+            _add(report, pair, "directory extra", name, None, "empty")
+    if task.level != CHECKSUM:
+        return
+    total = sum(source[path].size for path in alike)
+    if total > task.largest and len(alike) > 1:
+        report.later.append((pair, len(alike), total))
+        return
+    for path in alike:
+        _compare_contents(pair, path, report)
+
+
+def _digest(path: str) -> int:
+    return xxhash.xxh3_64_intdigest(os.fsencode(path))
+
+
+def _files(listing: Listing | None) -> dict[str, FileState]:
+    """By relative path; a location without a directory has none."""
+    return {file.path_relative: file for file in listing.files} if listing else {}
+
+
+def _tell_unnamed(pair: FilePair, source: Listing | None, target: Listing | None, report: FilesCompared) -> None:
+    """Files whose names are not UTF-8 are never replicated: each is a difference."""
+    for name in source.unnamed if source else ():
+        report.files += 1
+        _add(report, pair, "file missing", name, "not UTF-8", None)
+    for name in target.unnamed if target else ():
+        report.files += 1
+        _add(report, pair, "file extra", name, None, "not UTF-8")
+
+
+def _compare_names(
+    pair: FilePair, source: dict[str, FileState], target: dict[str, FileState], report: FilesCompared
+) -> None:
+    for path in sorted(source.keys() | target.keys()):
+        wanted, found = source.get(path), target.get(path)
+        report.files += 1
+        report.bytes += wanted.size if wanted else 0
+        if found is None:
+            _add(report, pair, "file missing", path, _bytes(wanted), None)
+        elif wanted is None:
+            _add(report, pair, "file extra", path, None, _bytes(found))
+        elif wanted.size != found.size:
+            _add(report, pair, "file size", path, _bytes(wanted), _bytes(found))
+
+
+def _compare_log(pair: FilePair, target: dict[str, FileState], report: FilesCompared) -> None:
+    """Whether the target has what the last version of its own log names: files may be the same as the source's, and a
+    version that no reader can read."""
+    try:
+        named = _named(pair.target, target)
+    except (FormatError, OSError) as error:
+        _add(report, pair, "log", LOG, "a Delta log that can be read", str(error))
+        return
+    for path in sorted(named):
+        if is_whole(path) or path.startswith("../"):
+            _add(report, pair, "names the source", path, "a file of the table", path)
+        elif path not in target:
+            _add(report, pair, "file missing", path, "named by the last version", None)
+
+
+def _named(location: str, files: Iterable[str]) -> set[str]:
+    store, log = store_for(location), f"{LOG}/"
+    names = [path[len(log) :] for path in files if path.startswith(log)]
+    return named_files(names, lambda name: store.open_read(join(location, LOG, name)))
+
+
+def names_whole_paths(location: str) -> bool:
+    """Whether the last version of the Delta log at a place names files outside of it; not where there is no log, or
+    none that can be read."""
+    try:
+        return any(is_whole(path) or path.startswith("../") for path in _named(location, _files(list_tree(location))))
+    except (FormatError, FileNotFoundError):
+        return False
+
+
+def _compare_contents(pair: FilePair, path: str, report: FilesCompared) -> None:
+    wanted, found = _checksum(join(pair.source, path)), _checksum(join(pair.target, path))
+    if wanted != found:
+        kind = "file content" if wanted and found else "file missing" if wanted else "file extra"
+        _add(report, pair, kind, path, wanted, found)
+
+
+def _checksum(place: str) -> str | None:
+    """None when the file is gone."""
+    try:
+        if is_local(place):
+            return checksum_file(local_path(place))[0]
+        with store_for(place).open_read(place) as file:
+            return checksum_stream(file)[0]
+    except FileNotFoundError:
+        return None
+
+
+def _add(report: FilesCompared, pair: FilePair, kind: str, path: str, wanted: str | None, found: str | None) -> None:
+    report.differences.add(Difference(pair.name, kind, wanted, found, path))
+
+
+def _bytes(state: FileState | None) -> str | None:
+    return None if state is None else f"{state.size} bytes"

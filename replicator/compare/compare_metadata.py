@@ -1,0 +1,342 @@
+"""Comparing metadata: every object of a source's database with what the target holds, field by field.
+
+What the target should have is what a load would make of the source's object (`load.replica`), with the target's own
+table as the truth for where the table lies. Reads both sides a batch at a time; files are not looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from cmroot.store.place import normal
+from replicator.compare.compare_files import FilePair, names_whole_paths
+from replicator.compare.differences import Differences, Homes, compare, difference
+from replicator.core.model import Database, Partition, Statistics, Table, Value, partition_name
+from replicator.core.not_replicated import NotReplicated
+from replicator.core.table_format import (
+    AS_THEY_ARE,
+    DELTA,
+    OUTSIDE,
+    SUPPORTED,
+    FormatChoice,
+    table_format,
+    why_not_replicated,
+)
+from replicator.errors import ObjectNotFound
+from replicator.events.compare import comparable, has_column_statistics
+from replicator.events.scope import Patterns, matches_name
+from replicator.metastore.client import MetastoreReader
+from replicator.replay.places.named_paths import NamedPath, named_paths
+from replicator.replay.places.placement import Placement, is_published, relative
+from replicator.replay.places.replica import (
+    Mark,
+    has_sources_data,
+    own_parameters,
+    replica_database,
+    replica_function,
+    replica_partition,
+    replica_table,
+)
+from replicator.replay.plan.published import at_place
+
+TABLE_BATCH = 200
+NO_STATISTICS = "DO_NOT_UPDATE_STATS"  # an instruction to the server, which takes it out when it creates a table
+NOWHERE = "/dev/null/external"  # where placement would put what lies outside its database; never compared
+
+V = TypeVar("V", bound=Value)
+_NO_MARK = Mark(event=0, position=0, source="")
+
+
+@dataclass(frozen=True)
+class Sides:
+    """One database on both sides."""
+
+    source: Database
+    target: Database
+
+
+class MetadataComparison:
+    """Metadata of both sides, compared as it is read. `objects`: compared so far; `differences`: found so far;
+    `not_replicated`: tables that loads leave out."""
+
+    def __init__(
+        self, source: MetastoreReader, target: MetastoreReader, rename: Mapping[str, str],
+        mappings: Sequence[tuple[str, str]], patterns: Patterns, advance: Callable[[int], None], *,
+        formats: FormatChoice = SUPPORTED,
+    ) -> None:  # fmt: skip
+        self._formats = formats
+        self._source, self._target = source, target
+        self._rename = {before.lower(): after.lower() for before, after in rename.items()}
+        self._mappings, self._patterns, self._advance = mappings, patterns, advance
+        self.objects = 0
+        self.not_replicated: list[NotReplicated] = []
+        self._named: set[str] = set()  # paths of the target that properties name and that were looked for
+        self.differences = Differences()
+
+    def database(self, name: str) -> Iterator[FilePair]:
+        """Compares a database and all in it."""
+        sides = self.itself(name)
+        if sides is not None:
+            wanted, found = (
+                self._names(side, db)
+                for side, db in ((self._source, sides.source.name), (self._target, sides.target.name))
+            )
+            yield from self.tables(sides, sorted(wanted | found))
+
+    def itself(self, name: str) -> Sides | None:
+        """Compares a database's own properties and its functions. None when the target does not have it."""
+        sides = self.sides(name)
+        if sides is not None:
+            self._count()
+            self._compare_database(sides)
+            self._compare_functions(sides)
+        return sides
+
+    def sides(self, name: str) -> Sides | None:
+        """A database on both sides; None, and a difference, when the target does not have it. Raises ObjectNotFound
+        when the source does not."""
+        source = self._source.database(name)
+        try:
+            return Sides(source, self._target.database(self._rename.get(name, name)))
+        except ObjectNotFound:
+            self._count()
+            self._differs(name, "database missing", source.location or name, None)
+            return None
+
+    def tables(self, sides: Sides, names: Sequence[str]) -> Iterator[FilePair]:
+        """Compares some tables of a database; a name that neither side has is none."""
+        db = sides.source.name
+        for batch in _batches(names, TABLE_BATCH):
+            here = {table.name: table for table in self._source.tables(db, batch)}
+            there = {table.name: table for table in self._target.tables(sides.target.name, batch)}
+            for name in batch:
+                wanted, found = here.get(name), there.get(name)
+                self._count(wanted is not None or found is not None)
+                if wanted and (reason := self._left_out(wanted, found)):
+                    self.not_replicated.append(NotReplicated(f"{db}.{name}", reason))
+                    if found:
+                        self._differs(
+                            f"{db}.{name}", "format", reason, f"{sides.target.name}.{name}, a copy of its files"
+                        )
+                elif wanted and found:
+                    yield from self._table(sides, wanted, found)
+                elif wanted:
+                    self._differs(f"{db}.{name}", "table missing", f"{db}.{name}", None)
+                elif found:
+                    self._differs(f"{db}.{name}", "table extra", None, f"{sides.target.name}.{name}")
+
+    def _left_out(self, source: Table, target: Table | None) -> str:
+        """Why loads leave a table out; nothing when they do not."""
+        if self._formats == AS_THEY_ARE:
+            return ""
+        if reason := why_not_replicated(source):
+            return reason
+        clone = target is None and table_format(source) == DELTA and source.location
+        return OUTSIDE if clone and names_whole_paths(source.location or "") else ""
+
+    def _names(self, side: MetastoreReader, db: str) -> set[str]:
+        return set(filter(self._patterns.match, side.table_names(db)))
+
+    def _compare_database(self, sides: Sides) -> None:
+        placement = self._placement(sides, None, None)
+        wanted = replica_database(sides.source, placement) if sides.source.location else sides.source
+        wanted = msgspec.structs.replace(wanted, name=sides.target.name, location=sides.target.location)
+        homes = Homes(None, sides.source.location, sides.target.location)
+        self._compare(sides.source.name, _plain(wanted), _plain(sides.target), homes)
+
+    def _compare_functions(self, sides: Sides) -> None:
+        placement = self._placement(sides, None, None)
+        here = {each.name: each for each in self._source.functions(sides.source.name)}
+        wanted = {name: replica_function(each, placement) for name, each in here.items()}
+        found = {each.name: each for each in self._target.functions(sides.target.name)}
+        for name in sorted(wanted.keys() | found.keys()):
+            self._count()
+            thing = f"{sides.source.name}.{name}"
+            if name not in found:
+                self._differs(thing, "function missing", wanted[name].class_name, None)
+            elif name not in wanted:
+                self._differs(thing, "function extra", None, found[name].class_name)
+            else:
+                homes = Homes(None, sides.source.location, sides.target.location)
+                self._compare(thing, _plain(wanted[name]), _plain(found[name]), homes)
+                self._look_for(thing, named_paths(here[name], wanted[name]))
+
+    def _table(self, sides: Sides, source: Table, target: Table) -> Iterator[FilePair]:
+        """Compares one table; yields its files' places, or its partitions'."""
+        name = f"{source.db}.{source.name}"
+        shared = source.is_external and has_sources_data(target)  # then its places are right as they are
+        own = (None, None) if shared else (source.location, target.location)
+        placement = self._placement(sides, *own)
+        homes = Homes(None, None, None) if shared else Homes(own[0], sides.source.location, sides.target.location)
+        replica = replica_table(source, placement, _NO_MARK, shared=shared)
+        self._compare(name, _at(_plain(replica), target.location), _plain(target), homes)
+        if not source.is_view:
+            self._look_for(name, named_paths(source, replica))
+        columns = [column.name for column in source.storage.columns] if source.storage else []
+        if _has_statistics(source) or _has_statistics(target):
+            self._compare_statistics(
+                name,
+                self._source.table_statistics(source.db, source.name, columns),
+                self._target.table_statistics(target.db, target.name, columns),
+            )
+        if source.is_view:
+            return
+        if source.is_partitioned and target.is_partitioned:
+            for pair in self._partitions(source, target, placement, homes):
+                if not shared:
+                    yield pair
+        elif source.location and target.location and not shared:
+            delta = table_format(source) == DELTA and self._formats == SUPPORTED
+            yield FilePair(name, source.location, target.location, _size(source.parameters), delta)
+
+    # ---- partitions ------------------------------------------------------------------------------------------------
+
+    def _partitions(self, source: Table, target: Table, placement: Placement, homes: Homes) -> Iterator[FilePair]:
+        table = f"{source.db}.{source.name}"
+        held = self._patterns.filter_for(source)  # names are the source's, on both sides
+        wanted, found = (
+            {name for name in names if held is None or matches_name(held, name)}
+            for names in (
+                self._source.partition_names(source.db, source.name),
+                self._target.partition_names(target.db, target.name),
+            )
+        )
+        for name in sorted(wanted - found):
+            self._differs(f"{table}/{name}", "partition missing", name, None)
+        for name in sorted(found - wanted):
+            self._differs(f"{table}/{name}", "partition extra", None, name)
+        self._count(len(wanted ^ found))
+        common = sorted(wanted & found)
+        del wanted, found
+        here = self._source.partitions(source.db, source.name, common)
+        there = self._target.partitions(target.db, target.name, common)
+        for some, others in zip(here, there, strict=True):
+            yield from self._partition_batch(source, target, some, others, placement, homes)
+
+    def _partition_batch(
+        self, source: Table, target: Table, here: Sequence[Partition], there: Sequence[Partition], placement: Placement,
+        homes: Homes,
+    ) -> Iterator[FilePair]:  # fmt: skip
+        others = {partition.values: partition for partition in there}
+        marked = []
+        for partition in here:
+            other = others.get(partition.values)
+            key = partition_name(source.partition_keys, partition.values)
+            name = f"{source.db}.{source.name}/{key}"
+            self._count()
+            if other is None:  # dropped while we read
+                self._differs(name, "partition missing", key, None)
+                continue
+            self._compare_partition(name, source, target, partition, other, placement, homes)
+            if _has_statistics(partition) or _has_statistics(other):
+                marked.append(key)
+            if partition.location and other.location:
+                yield FilePair(name, partition.location, other.location, _size(partition.parameters))
+        if marked:
+            self._compare_partition_statistics(source, target, marked)
+
+    def _compare_partition(
+        self, name: str, table: Table, replica: Table, source: Partition, target: Partition, placement: Placement,
+        homes: Homes,
+    ) -> None:  # fmt: skip
+        shared = homes.source_table is None
+        whole = replica_partition(source, table, placement, shared=shared)
+        self._look_for(name, named_paths(source, whole))
+        wanted, found = _plain(whole), _plain(target)
+        below = shared or (source.location and table.location and relative(source.location, table.location) is not None)
+        published = any(map(is_published, (target.location, source.location, replica.location)))
+        if not shared and target.location and published:
+            wanted = at_place(wanted, target.location)  # a snapshot's, one whose table stepped aside, or back from one
+        wanted = _at(wanted, target.location, anywhere=not below)
+        if wanted != found or not below:  # else nothing names the source: what lies in the table was rewritten
+            self._compare(name, wanted, found, homes)
+
+    def _compare_partition_statistics(self, source: Table, target: Table, names: Sequence[str]) -> None:
+        columns = [column.name for column in source.storage.columns] if source.storage else []
+        here = self._source.partition_statistics(source.db, source.name, columns, names)
+        there = self._target.partition_statistics(target.db, target.name, columns, names)
+        wanted, found = ({each.partition: each for each in side} for side in (here, there))
+        for name in names:
+            self._compare_statistics(f"{source.db}.{source.name}/{name}", wanted.get(name), found.get(name))
+
+    # ---- each ------------------------------------------------------------------------------------------------------
+
+    def _placement(self, sides: Sides, source: str | None, target: str | None) -> Placement:
+        """Where things have to be on the target, with the target's own table as the truth for where the table is."""
+        own = ((source, target),) if source and target else ()
+        names = self._rename | {sides.source.name: sides.target.name}
+        return Placement(
+            databases=names, source_locations={sides.source.name: sides.source.location or NOWHERE},
+            target_locations={sides.source.name: sides.target.location or NOWHERE}, external=NOWHERE,
+            mappings=(*own, *self._mappings),
+        )  # fmt: skip
+
+    def _compare_statistics(self, name: str, source: Statistics | None, target: Statistics | None) -> None:
+        wanted, found = (
+            {each.column: each for each in side.columns} if side is not None else {} for side in (source, target)
+        )
+        for column in sorted(wanted.keys() | found.keys()):
+            a, b = wanted.get(column), found.get(column)
+            if a != b:
+                wanted_data, found_data = (each and {each.type: each.data} for each in (a, b))
+                self.differences.add(difference(name, "statistics", wanted_data, found_data, column))
+
+    def _compare(self, name: str, wanted: Value, found: Value, homes: Homes) -> None:
+        for each in compare(name, wanted, found, homes):
+            self.differences.add(each)
+
+    def _look_for(self, name: str, paths: Iterable[NamedPath]) -> None:
+        """What properties name by a path that loads rewrite: is it there?"""
+        for path in paths:
+            if path.target not in self._named:
+                self._named.add(path.target)
+                if path.dangles():
+                    self.differences.add(difference(name, "file missing", path.source, None, path.key))
+
+    def _count(self, objects: int = 1) -> None:
+        self.objects += objects
+        self._advance(objects)
+
+    def _differs(self, name: str, kind: str, source: str | None, target: str | None) -> None:
+        self.differences.add(difference(name, kind, source, target))
+
+
+def _plain(thing: V) -> V:
+    """Without what cannot be the same on both sides: the servers' own times, and marks of replication."""
+    if isinstance(thing, Table | Partition):
+        thing = comparable(thing)  # type: ignore[assignment]
+        parameters = own_parameters(thing.parameters)
+        parameters.pop(NO_STATISTICS, None)
+        return msgspec.structs.replace(thing, create_time=0, parameters=parameters)
+    if isinstance(thing, Database):
+        return msgspec.structs.replace(thing, parameters=own_parameters(thing.parameters), extra={})
+    return msgspec.structs.replace(thing, create_time=0, extra={})
+
+
+def _at(thing: V, location: str | None, *, anywhere: bool = False) -> V:
+    """A table or partition with its location as the target spells it, where it is that place (or `anywhere`)."""
+    assert isinstance(thing, Table | Partition)
+    storage = thing.storage
+    if storage is None or not storage.location or not location or storage.location == location:
+        return thing
+    if not anywhere and normal(storage.location) != normal(location):
+        return thing
+    return msgspec.structs.replace(thing, storage=msgspec.structs.replace(storage, location=location))
+
+
+def _has_statistics(thing: Table | Partition) -> bool:
+    return has_column_statistics(thing.parameters)
+
+
+def _size(parameters: Mapping[str, str]) -> int:
+    text = parameters.get("totalSize", "")
+    return int(text) if text.isdigit() else 0
+
+
+def _batches(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]

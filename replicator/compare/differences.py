@@ -1,0 +1,188 @@
+"""Differences: where two metadata objects differ, field by field, and how a report holds very many of them. Pure.
+
+The fields are those of `model`: one that is added there is compared from then on, whatever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from replicator.core.model import Column, Serde, Skew, Storage, Value
+from replicator.replay.places.placement import relative
+
+LIMIT = 10_000  # differences held; beyond it they are only counted
+SHORT = 160  # characters of a value that are shown
+
+_KINDS = {
+    "columns": "column", "partition_keys": "partition key", "kind": "kind", "view_original": "view text",
+    "view_expanded": "expanded view text", "class_name": "function class", "name": "name",
+}  # fmt: skip
+_MAPS = {"Serde": "serde parameter", "Storage": "storage parameter"}
+_SERDE = {"name": "serde", "library": "serde name"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not as it should be. `object`: the source's name of it; `field`: which column, property or
+    file; `source`: what the target should have, `target`: what it has; None: nothing."""
+
+    object: str
+    kind: str
+    source: str | None
+    target: str | None
+    field: str = ""
+
+
+@dataclass
+class Differences:
+    """At most LIMIT differences, and how many there are. `objects`: every table or function that has any, as db.name,
+    and every database that itself has."""
+
+    found: list[Difference] = field(default_factory=list)
+    count: int = 0
+    objects: set[str] = field(default_factory=set)
+
+    def add(self, difference: Difference) -> None:
+        self.count += 1
+        self.objects.add(difference.object.partition("/")[0])
+        if len(self.found) < LIMIT:
+            self.found.append(difference)
+
+    def merge(self, other: Differences) -> None:
+        self.found += other.found[: LIMIT - len(self.found)]
+        self.count += other.count
+        self.objects |= other.objects
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Locations that nothing on the target may name: the source table's and its database's. The target's own database
+    may lie below the source's (a warehouse directory that is the default database's). None at all: its data is the
+    source's."""
+
+    source_table: str | None
+    source_db: str | None
+    target_db: str | None
+
+    def cover(self, text: str) -> bool:
+        """Whether a value is a path that belongs to the source."""
+        if not (text.startswith("/") or ":/" in text):
+            return False
+        if self.source_table and relative(text, self.source_table) is not None:
+            return True
+        if not self.source_db or relative(text, self.source_db) is None:
+            return False
+        nested = self.target_db and relative(self.target_db, self.source_db)  # "" is the same place: not nested
+        return not (nested and self.target_db and relative(text, self.target_db) is not None)
+
+
+def compare(name: str, wanted: Value, found: Value, homes: Homes) -> Iterator[Difference]:
+    """Fields in which `found` is not `wanted`, and values of `found` that name the source, one entry each."""
+    naming = {(kind, key): value for kind, key, value in _texts(found) if homes.cover(value)}
+    for kind, key, a, b in _fields(wanted, found):
+        if naming.pop((kind, key), None) is not None:
+            yield _named(name, kind, key, a, b)
+        else:
+            yield difference(name, kind, a, b, key)
+    for (kind, key), value in naming.items():
+        yield _named(name, kind, key, "a place of the target", value)
+
+
+def difference(name: str, kind: str, source: Any, target: Any, key: str = "") -> Difference:
+    """With both values as short text that shows where they part."""
+    a, b = _text(source), _text(target)
+    start = 0
+    if a is not None and b is not None and max(len(a), len(b)) > SHORT:
+        start = max(0, _common(a, b) - SHORT // 4)
+    return Difference(name, kind, _cut(a, start), _cut(b, start), key)
+
+
+def _named(name: str, kind: str, key: str, a: Any, b: Any) -> Difference:
+    return difference(name, "names the source", a, b, f"{kind} {key}".strip())
+
+
+def _fields(wanted: Value, found: Value) -> Iterator[tuple[str, str, Any, Any]]:
+    """(kind, key, wanted value, found value) of every field that differs."""
+    owner = type(wanted).__name__
+    for attribute in wanted.__struct_fields__:
+        a, b = getattr(wanted, attribute), getattr(found, attribute)
+        if a == b:
+            continue
+        kind = _kind(owner, attribute)
+        if attribute in ("columns", "partition_keys") and isinstance(wanted, Value) and not isinstance(wanted, Skew):
+            yield from _columns(kind, a, b)
+        elif isinstance(a, dict) and isinstance(b, dict):
+            for key in sorted(a.keys() | b.keys()):
+                if a.get(key) != b.get(key):
+                    yield *_map_kind(kind, key), a.get(key), b.get(key)
+        elif isinstance(a, Storage | Serde) and type(b) is type(a):
+            yield from _fields(a, b)
+        else:
+            yield kind, "", a, b
+
+
+def _kind(owner: str, attribute: str) -> str:
+    if attribute == "parameters":
+        return _MAPS.get(owner, "property")
+    if owner == "Serde":
+        return _SERDE.get(attribute, f"serde {attribute}")
+    return _KINDS.get(attribute, attribute.replace("_", " "))
+
+
+def _map_kind(kind: str, key: str) -> tuple[str, str]:
+    return ("comment", "") if (kind, key) == ("property", "comment") else (kind, key)
+
+
+def _columns(kind: str, wanted: Sequence[Column], found: Sequence[Column]) -> Iterator[tuple[str, str, Any, Any]]:
+    names, others = [column.name for column in wanted], [column.name for column in found]
+    if names != others:
+        yield f"{kind}s", "", names, others
+    there = {column.name: column for column in found}
+    for column in wanted:
+        other = there.get(column.name, column)
+        if column.type != other.type:
+            yield f"{kind} type", column.name, column.type, other.type
+        if (column.comment or "") != (other.comment or ""):
+            yield f"{kind} comment", column.name, column.comment, other.comment
+
+
+def _texts(thing: Value) -> Iterator[tuple[str, str, str]]:
+    """(kind, key, value) of everything in an object that can hold a path."""
+    owner = type(thing).__name__
+    for attribute in thing.__struct_fields__:
+        value = getattr(thing, attribute)
+        kind = _kind(owner, attribute)
+        if isinstance(value, Storage | Serde):
+            yield from _texts(value)
+        elif attribute == "location" and value:
+            yield kind, "", value
+        elif isinstance(value, Mapping):
+            yield from ((*_map_kind(kind, key), text) for key, text in value.items() if isinstance(text, str))
+        elif isinstance(value, Skew):
+            yield from ((kind, "", place) for _, place in value.locations)
+        elif attribute == "resources":
+            yield from ((kind, "", place) for _, place in value)
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return ", ".join(value)
+    return msgspec.json.encode(value).decode()
+
+
+def _common(a: str, b: str) -> int:
+    """How many characters the two begin with alike."""
+    return next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _cut(text: str | None, start: int) -> str | None:
+    if text is None:
+        return None
+    end = start + SHORT
+    return ("..." if start else "") + text[start:end] + ("..." if len(text) > end else "")

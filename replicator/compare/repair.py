@@ -1,0 +1,321 @@
+"""Repair: a replica that differs becomes again what it was loaded as, by copying only what differs.
+
+The truth is the captured log at the target's own checkpoint: a bootstrap dump of the differing tables as of that
+position is loaded by difference. So the checkpoint does not move, nothing is claimed for tables that were not touched,
+and changes that the source has made since are left to the next load. Bytes come from the source, or from its `$cmroot`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time as clocks
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from cmroot.log.captured import segments
+from cmroot.pins import unpin_dump
+from cmroot.root import ChangeRoot
+from cmroot.store.place import join, normal
+from replicator.captures.fold import read_records
+from replicator.compare.differences import Difference
+from replicator.compare.verify import Level, Verified, verify
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
+from replicator.core.progress import Progress
+from replicator.core.report import json_text
+from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.dumps.dump import write_dump
+from replicator.dumps.layout import Point
+from replicator.dumps.reader import DumpReader
+from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
+from replicator.events.scope import Patterns
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.replay.apply.brake import Brake
+from replicator.replay.apply.load import load
+from replicator.replay.apply.planning import LoadOptions, plan_load
+from replicator.replay.apply.pricing import Price, describe, price
+from replicator.replay.copy.copying import Roots
+from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
+from replicator.replay.plan.difference import ByDifference
+from replicator.replay.plan.target import default_warehouse
+from replicator.text.quantity import count_text
+
+REPAIR = "repair-"  # begins the id of a repair's dump, and so what a database says while it is repaired
+
+
+@dataclass(frozen=True)
+class RepairOptions:
+    """What is repaired, and how.
+
+    db: the database, by its source name; rename: its name on the target (None: the same). tables: only these, by their
+    source names, without the database's own properties and functions (none: what differs by `differing`).
+    differing: names as in Verified.differing (None: they are looked for). level: how files are compared; by checksum,
+    files of the right size and time are read, too. drop_extra: tables that only the target has, and that replication
+    did not make, go to its $cmroot. cmroot, warehouse, external, map_locations, jobs: as the loads were given them; a
+    table stays where it is on the target. scratch: a directory for the passing dump, which executors must be able to
+    read (None: the system's). brake: as a load's."""
+
+    db: str
+    rename: str | None = None
+    tables: Sequence[str] = ()
+    differing: Sequence[str] | None = None
+    patterns: Patterns = field(default_factory=Patterns)
+    level: Level = "checksum"
+    drop_extra: bool = False
+    cmroot: str | None = None
+    warehouse: str | None = None
+    external: str | None = None
+    map_locations: Sequence[tuple[str, str]] = ()
+    source_root: str | None = None
+    jobs: int = 2
+    scratch: str | None = None
+    formats: FormatChoice = SUPPORTED
+    brake: Brake | None = None
+
+    @property
+    def target_db(self) -> str:
+        return self.rename or self.db
+
+
+@dataclass
+class Repaired:
+    """What a repair did. `status`: same (nothing differed), repaired, or different: something remains, listed in
+    `remaining` (the first of `remaining_count`), or incomplete: nothing remains but `not_replicated`, what the replica
+    lacks and no repair can bring. `found`: differences before it; None where it was told what differs. `event`,
+    `position`: the target's checkpoint, before and after. `tables`: those that were looked at."""
+
+    db: str
+    target: str
+    event: int
+    position: int
+    status: str = "same"
+    found: int | None = None
+    tables: list[str] = field(default_factory=list)
+    files_copied: int = 0
+    bytes_copied: int = 0
+    files_from_source: int = 0
+    files_from_cmroot: int = 0
+    files_from_target: int = 0
+    files_skipped: int = 0
+    files_removed: int = 0
+    objects_changed: int = 0
+    remaining_count: int = 0
+    remaining: list[Difference] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    __str__ = json_text
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """A repair, decided. `tables`: source names of what is looked at; `reader`: their state at the target's
+    checkpoint (None: nothing differs). `lacking`: what the replica lacks, as it says itself and as was found."""
+
+    point: Point
+    found: Verified | None
+    tables: list[str]
+    reader: DumpReader | None
+    options: LoadOptions
+    lacking: list[NotReplicated]
+
+    def described(self, target: MetastoreReader, engine: AutoEngine, progress: Progress) -> dict[str, object]:
+        """For `--dry-run`: what would be changed and copied, compared by contents. Changes nothing."""
+        head: dict[str, object] = {
+            "event": self.point.event, "position": self.point.position,
+            "found": self.found.difference_count if self.found else None, "tables": self.tables,
+        }  # fmt: skip
+        if self.reader is None:
+            return head | _priced({}, Price(0, 0, 0, 0, 0, 0), self.lacking)
+        plan = plan_load(self.reader, target, self.options)
+        root = self.options.cmroot or join(normal(self.options.warehouse or default_warehouse(target)), ".cmroot")
+        roots = Roots(self.options.source_root or self.reader.metadata.root, normal(root))
+        cost = price(plan, self.reader, target, roots, engine=engine, progress=progress)
+        return head | _priced(describe(plan, self.reader), cost, merged(self.lacking, plan.not_replicated))
+
+
+def _priced(load: dict[str, object], cost: Price, lacking: Sequence[NotReplicated]) -> dict[str, object]:
+    return {
+        "drop_tables": load.get("drop_tables", []), "create_tables": load.get("create_tables", []),
+        "alter_tables": load.get("alter_tables", []), "files_to_copy": cost.files, "bytes_to_copy": cost.bytes,
+        "files_to_remove": cost.files_removed, "bytes_to_remove": cost.bytes_removed,
+        "partitions_to_drop": cost.partitions_removed, "files_missing": cost.missing,
+        "not_replicated": [asdict(each) for each in lacking],
+        "warnings": load.get("warnings", []),
+    }  # fmt: skip
+
+
+@contextmanager
+def planned(
+    root: ChangeRoot, source: MetastoreReader, target: MetastoreReader, options: RepairOptions, *, engine: AutoEngine,
+    progress: Progress,
+) -> Iterator[RepairPlan]:  # fmt: skip
+    """Decides a repair; the plan holds for the length of the block. Changes nothing on the target.
+
+    `root`: the source's. Raises BootstrapNeeded for a target without a checkpoint of this source, Refused for one whose
+    load has begun and not ended, ObjectNotFound for a database or named table that does not exist."""
+    point, begun = _checkpoint(root, target, options)
+    found = None
+    names = options.tables or options.differing
+    if names is None:
+        found = verify(
+            source, target, [options.db], rename=_rename(options), map_locations=options.map_locations,
+            patterns=options.patterns, level=options.level, formats=options.formats, engine=engine, progress=progress,
+        )  # fmt: skip
+        names = found.differing
+    tables = sorted({name.rpartition(".")[2] for name in names if name != options.db})
+    chosen = LoadOptions(
+        warehouse=options.warehouse, cmroot=options.cmroot, rename=_rename(options),
+        map_locations=options.map_locations, external=options.external, overwrite=True, jobs=options.jobs,
+        source_root=options.source_root or root.place, as_they_are=options.formats == AS_THEY_ARE, brake=options.brake,
+        by_difference=ByDifference(
+            reread=options.level == "checksum", drop_extra=options.drop_extra, only_tables=bool(options.tables)
+        ),
+    )  # fmt: skip
+    lacking = merged(_said(target, options), found.not_replicated if found else ())
+    if not names and not begun:  # one that was killed at its very end still has its mark to take off
+        yield RepairPlan(point, found, [], None, chosen, lacking)
+        return
+    with _state(root, source.uri, options, tables, point, progress) as reader:
+        _require_tables(reader, options)
+        yield RepairPlan(point, found, tables, reader, chosen, lacking)
+
+
+def carry_out(
+    plan: RepairPlan, source: MetastoreReader, target: Metastore, options: RepairOptions, *, engine: AutoEngine,
+    progress: Progress,
+) -> Repaired:  # fmt: skip
+    """Does what a plan says, and compares again. A repair that was killed is run again. Raises what a load raises:
+    FilesMissing, before anything is changed, when bytes are neither at the source nor in its `$cmroot`."""
+    began = clocks.monotonic()
+    report = Repaired(
+        db=options.db, target=target.uri, event=plan.point.event, position=plan.point.position, tables=plan.tables,
+        found=plan.found.difference_count if plan.found else None,
+    )  # fmt: skip
+    if plan.reader is None:
+        report.not_replicated = plan.lacking
+        report.status = INCOMPLETE if plan.lacking else "same"
+        return report
+    loaded = load(plan.reader.place, target, plan.options, engine=engine, progress=progress)
+    for name in ("files_copied", "bytes_copied", "files_from_source", "files_from_cmroot", "files_from_target",
+                 "files_skipped", "files_removed", "objects_changed", "warnings"):  # fmt: skip
+        setattr(report, name, getattr(loaded, name))
+    remaining = verify(
+        source, target, () if options.tables else [options.db], rename=_rename(options),
+        map_locations=options.map_locations, patterns=options.patterns, tables={options.db: plan.tables},
+        level=options.level, formats=options.formats, engine=engine, progress=progress,
+    )  # fmt: skip
+    report.remaining, report.remaining_count = remaining.differences, remaining.difference_count
+    report.not_replicated = merged(_said(target, options), loaded.not_replicated, remaining.not_replicated)
+    report.status = "different" if report.remaining_count else INCOMPLETE if report.not_replicated else "repaired"
+    report.warnings += _reasons(plan.point, source, remaining)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def repair(
+    root: ChangeRoot, source: MetastoreReader, target: Metastore, options: RepairOptions, *, engine: AutoEngine,
+    progress: Progress,
+) -> Repaired:  # fmt: skip
+    """Plans and does it; see `planned` and `carry_out` for what is raised. May run twice, and again after a crash."""
+    began = clocks.monotonic()
+    with planned(root, source, target, options, engine=engine, progress=progress) as plan:
+        report = carry_out(plan, source, target, options, engine=engine, progress=progress)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+# ---- the target's checkpoint, and the state there -----------------------------------------------------------------
+
+
+def _checkpoint(root: ChangeRoot, target: MetastoreReader, options: RepairOptions) -> tuple[Point, bool]:
+    """Up to where the target was loaded completely, and whether a repair has begun and not ended."""
+    parameters = target.database(options.target_db).parameters
+    position, event = (parameters.get(key, "") for key in (POSITION, LAST_ID))
+    if not position.isdigit() or not event.isdigit():
+        raise BootstrapNeeded(
+            f"database {options.target_db} of the target has no checkpoint: nobody knows what it should hold",
+            hint="dump without --since and load that; what the target holds already is not copied again",
+        )
+    if parameters.get(SOURCE) != root.id:
+        raise Refused(
+            f"database {options.target_db} of the target replicates another source ($cmroot {parameters.get(SOURCE)})",
+            hint="name the $cmroot that its dumps were written from",
+        )
+    unfinished = parameters.get(LOADING, "")
+    if unfinished and not unfinished.startswith(REPAIR):
+        raise Refused(
+            f"the load of dump {unfinished} into {options.target_db} has begun and not ended",
+            hint="run that load again, then repair",
+        )
+    for segment in segments(root.place):
+        if segment.first <= int(position) <= segment.last:
+            for record in read_records(segment, int(position) - 1, int(position)):
+                return Point(record.position, int(event), record.time), bool(unfinished)
+    raise BootstrapNeeded(
+        f"{root.place}: the captured log does not have position {position}, where the target is",
+        hint="dump without --since and load that",
+    )
+
+
+def _said(target: MetastoreReader, options: RepairOptions) -> list[NotReplicated]:
+    """What the replica says that it lacks of the tables that a repair is about; of the whole database anyway."""
+    said = from_property(target.database(options.target_db).parameters.get(PROPERTY), options.db)
+    held = Patterns.of_names(options.tables) if options.tables else options.patterns
+    return [each for each in said if "." not in each.object or held.match(each.object.partition(".")[2])]
+
+
+@contextmanager
+def _state(
+    root: ChangeRoot, source: str, options: RepairOptions, tables: Sequence[str], point: Point, progress: Progress
+) -> Iterator[DumpReader]:
+    """The tables at a point, as a passing dump. Its id says what is repaired, so that one that was killed knows its
+    own; what it names is pinned in the root for as long."""
+    filters = {name: each.text for name, each in options.patterns.partitions.items()}
+    about = [root.id, options.db, options.target_db, list(tables), bool(options.tables), point.position, filters]
+    key = REPAIR + xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
+    with tempfile.TemporaryDirectory(prefix="replicator-repair-", dir=options.scratch) as scratch:
+        place = str(Path(scratch) / "dump")
+        write_dump(
+            root, place, source=source, databases=[options.db],
+            patterns=Patterns.of_names(tables, options.patterns.partitions), until=point, id=key, empty=True,
+            progress=progress,
+        )  # fmt: skip
+        try:
+            yield DumpReader(place)
+        finally:
+            unpin_dump(root.place, key)
+
+
+def _require_tables(reader: DumpReader, options: RepairOptions) -> None:
+    gone = sorted({*options.tables} - {table.name for table in reader.tables()})
+    if gone and not options.drop_extra:
+        raise ObjectNotFound(
+            f"{', '.join(f'{options.db}.{name}' for name in gone)} did not exist at event {reader.metadata.end.event}, "
+            "where the target is",
+            hint="a table that the source has made since comes with the next load; --drop-extra takes away one that "
+            "only the target has",
+        )
+
+
+def _rename(options: RepairOptions) -> list[tuple[str, str]]:
+    return [(options.db, options.rename)] if options.rename else []
+
+
+def _reasons(point: Point, source: MetastoreReader, remaining: Verified) -> Iterator[str]:
+    """Why something may remain."""
+    extra = [each.object for each in remaining.differences if each.kind == "table extra"]
+    if extra:
+        yield f"not made by replication, and left: {', '.join(extra[:10])}; --drop-extra takes them away"
+    if remaining.difference_count > len(extra):
+        ahead = source.current_event_id() - point.event
+        yield (
+            f"the source is {count_text(ahead, 'event')} further than the target, or was changed without an event: "
+            "capture and load, then compare again"
+        )

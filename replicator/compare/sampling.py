@@ -1,0 +1,313 @@
+"""Sampling: verification that never stops. Each run compares some tables of a replica, those first that were compared
+longest ago, within a budget; what was compared when is remembered on the target's side.
+
+The memory is one file per database (`verified/<database>.parquet`, a row a table), rewritten aside and renamed while a
+run goes on, so a run that is killed has lost little. Losing all of it costs nothing but a round from the beginning. A
+table with more bytes than the budget is read in shares, one a run; its names and sizes are compared each time.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+
+from cmroot.lease import acquire
+from cmroot.store.place import join
+from replicator.compare.differences import LIMIT, Difference
+from replicator.compare.suspects import OWN, Batch, Changed, Suspect, changed_by_events, table_of
+from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
+from replicator.compare.verify import Level, Verified, verify
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated
+from replicator.core.progress import Progress
+from replicator.core.report import json_text
+from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.errors import ObjectNotFound
+from replicator.events.scope import Patterns
+from replicator.metastore.client import MetastoreReader
+from replicator.replay.places.replica import LAST_ID
+
+BATCH = 100  # tables compared together
+SAVE_SECONDS = 30.0  # how much of a run a crash may forget
+NAMED = 100  # tables that are different, told by name
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much one run compares: at most `tables` tables and `bytes` bytes of contents, at least one table. None: no
+    limit of this kind."""
+
+    tables: int | None = None
+    bytes: int | None = None
+
+
+@dataclass
+class Sampled:
+    """As `Verified`, of what was compared in this run. `tables`: that there are; `sampled`: compared now, `partly` of
+    them with a share of their contents; `behind`: different, and changed at the source after the target's checkpoint,
+    so nothing is known of them and they count as neither compared nor different. After the run: `never`: tables never
+    compared; `oldest`: seconds since the comparison of the table that waits longest, None when none ever was;
+    `open`: tables that were different when they were compared last, `open_names` the first of them."""
+
+    status: str = "same"
+    level: str = "checksum"
+    databases: list[str] = field(default_factory=list)
+    tables: int = 0
+    sampled: int = 0
+    partly: int = 0
+    never: int = 0
+    oldest: float | None = None
+    open: int = 0
+    open_names: list[str] = field(default_factory=list)
+    behind: list[str] = field(default_factory=list)
+    objects: int = 0
+    files: int = 0
+    bytes: int = 0
+    difference_count: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    __str__ = json_text
+
+
+def verify_sample(
+    source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], budget: Budget, place: str, *,
+    rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
+    patterns: Patterns | None = None, level: Level = "checksum", formats: FormatChoice = SUPPORTED,
+    engine: AutoEngine, progress: Progress,
+    changed: Changed | None = None, enough: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = clocks.time,
+) -> Sampled:  # fmt: skip
+    """Compares the next tables of some databases, and the databases' own properties and functions.
+
+    place: a directory of the target's side that is this purpose's alone. changed: tells what is only behind; without
+    it, the source's events do. enough: asked before each table or hundred, whether to end early. The rest is as for
+    `verify`. Raises LeaseHeld when another run is sampling there, ObjectNotFound for a database the source does not
+    have."""
+    began = clocks.monotonic()
+    with acquire(place, "verify a sample"):
+        run = _Run(
+            source, target, [name.lower() for name in databases], budget, place, dict(rename),
+            _Comparing(source, target, rename, map_locations, patterns or Patterns(), level, formats, engine, progress),
+            clock, changed,
+        )  # fmt: skip
+        run.compare_databases()
+        try:
+            for batch in run.batches():
+                if enough():
+                    break
+                run.compare(batch)
+            run.settle()
+        finally:
+            run.save()
+        report = run.finish()
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def memory_of(cmroot: str) -> str:
+    """Where samples that belong to no policy are remembered: in the target's root."""
+    return join(cmroot, "verified")
+
+
+@dataclass(frozen=True)
+class _Comparing:
+    """`verify` with all that stays the same during a run."""
+
+    source: MetastoreReader
+    target: MetastoreReader
+    rename: Sequence[tuple[str, str]]
+    map_locations: Sequence[tuple[str, str]]
+    patterns: Patterns
+    level: Level
+    formats: FormatChoice
+    engine: AutoEngine
+    progress: Progress
+
+    def databases(self, names: Sequence[str]) -> Verified:
+        return self._verify(names, {}, self.level)
+
+    def tables(
+        self, db: str, names: Sequence[str], *, level: Level | None = None, share: tuple[int, int] = (0, 1)
+    ) -> Verified:  # fmt: skip
+        return self._verify((), {db: names}, level or self.level, share)
+
+    def _verify(
+        self, databases: Sequence[str], tables: dict[str, Sequence[str]], level: Level, share: tuple[int, int] = (0, 1)
+    ) -> Verified:
+        return verify(
+            self.source, self.target, databases, rename=self.rename, map_locations=self.map_locations,
+            patterns=self.patterns, tables=tables, level=level, part=share, formats=self.formats, engine=self.engine,
+            progress=self.progress,
+        )  # fmt: skip
+
+
+class _Run:
+    """One run at work: what is remembered, and the report."""
+
+    def __init__(
+        self, source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], budget: Budget, place: str,
+        rename: dict[str, str], comparing: _Comparing, clock: Callable[[], float], changed: Changed | None,
+    ) -> None:  # fmt: skip
+        self._source, self._target, self._budget, self._place = source, target, budget, place
+        self._rename, self._comparing, self._clock = rename, comparing, clock
+        self._changed = changed or self._changed_since
+        self._events = {db: self._checkpoint(db) for db in databases}
+        self._suspects: list[Suspect] = []
+        self._compared = 0
+        self._report = Sampled(level=comparing.level, databases=list(databases))
+        self._memories: dict[str, Memory] = {}
+        self._saved, self._unsaved = clocks.monotonic(), False
+        for db in databases:
+            memory, warning = read_memory(place, self._target_name(db))
+            self._report.warnings += [warning] if warning else []
+            self._memories[db] = memory.of_tables(self._names(db))
+        self._report.tables = sum(len(memory.tables) for memory in self._memories.values())
+
+    def _target_name(self, db: str) -> str:
+        return self._rename.get(db, db).lower()
+
+    def _names(self, db: str) -> set[str]:
+        """Tables that either side has."""
+        names = set(self._source.table_names(db))
+        try:
+            names |= set(self._target.table_names(self._target_name(db)))
+        except ObjectNotFound:
+            return set()  # one difference tells it: the database is missing
+        return set(filter(self._comparing.patterns.match, names))
+
+    # ---- what is due ----------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[Batch]:
+        """What is compared in this run, longest waiting first, as far as the budget goes."""
+        memories = self._memories.items()
+        due = sorted((about.turn, db, name) for db, memory in memories for name, about in memory.tables.items())
+        due = self._again(due)[: self._budget.tables]
+        if self._budget.bytes is None:
+            for db in self._memories:
+                names = [name for _, owner, name in due if owner == db]
+                for start in range(0, len(names), BATCH):
+                    yield Batch(db, names[start : start + BATCH])
+            return
+        for _, db, name in due:
+            size = self._size(db, name)
+            if self._compared and self._report.bytes + min(size, self._budget.bytes) > self._budget.bytes:
+                return
+            shares = max(1, -(-size // max(1, self._budget.bytes)))
+            yield Batch(db, [name], self._memories[db].tables[name].share % shares, shares)
+
+    def _again(self, due: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
+        """With one of the tables that were different first, so that a repair is soon seen; where it leaves room for
+        others."""
+        tables, size = self._budget.tables, self._budget.bytes
+        for each in due if tables is None or tables > 1 else ():
+            about = self._memories[each[1]].tables[each[2]]
+            if about.outcome == "different" and (size is None or (about.size or 0) <= size // 2):
+                return [each, *(other for other in due if other != each)]
+        return due
+
+    def _size(self, db: str, name: str) -> int:
+        """Bytes of a table as of its last comparison; of one of which they are not known, by listing it."""
+        known = self._memories[db].tables[name].size
+        return self._comparing.tables(db, [name], level="size").bytes if known is None else known
+
+    # ---- comparing ------------------------------------------------------------------------------------------------
+
+    def compare_databases(self) -> None:
+        """Their own properties, and their functions."""
+        for db in self._memories:
+            found = self._comparing.databases([db])
+            self._count(found)
+            if found.differing:
+                self._suspects.append(Suspect(Batch(db, [OWN]), found, frozenset([OWN])))
+
+    def compare(self, batch: Batch) -> None:
+        """Compares some tables, and notes when for those that are the same."""
+        found = self._comparing.tables(batch.db, batch.names, share=(batch.share, batch.shares))
+        self._count(found, batch.shares)
+        self._compared += len(batch.names)
+        differing = frozenset(map(table_of, found.differing))
+        for name in set(batch.names) - differing:
+            self._note(batch, name, "same", found.bytes)
+        if differing:
+            self._suspects.append(Suspect(batch, found, differing))
+        if clocks.monotonic() - self._saved > SAVE_SECONDS:
+            self.save()
+
+    def settle(self) -> None:
+        """At the end: what differs and was changed by the source since is only behind; it keeps the time it had."""
+        names: dict[str, set[str]] = {}
+        for suspect in self._suspects:
+            names.setdefault(suspect.batch.db, set()).update(suspect.names)
+        behind = {db: self._changed(db, found) & found for db, found in names.items()}
+        for suspect in self._suspects:
+            batch, late = suspect.batch, suspect.names & behind[suspect.batch.db]
+            self._report.behind += sorted(f"{batch.db}.{name}".rstrip(".") for name in late)
+            self._differences(suspect, late)
+            tables = self._memories[batch.db].tables
+            for name in late - {OWN}:
+                tables[name] = tables[name]._replace(tried=self._clock())
+            for name in suspect.names - late - {OWN}:
+                self._note(batch, name, "different", suspect.found.bytes)
+        self._unsaved = True
+
+    def _note(self, batch: Batch, name: str, outcome: str, size: int) -> None:
+        tables = self._memories[batch.db].tables
+        known = size if len(batch.names) == 1 else tables[name].size
+        tables[name] = TableMemory(self._clock(), outcome, known, (batch.share + 1) % batch.shares)
+        self._report.sampled += 1
+        self._report.partly += batch.shares > 1
+        self._unsaved = True
+
+    def _count(self, found: Verified, shares: int = 1) -> None:
+        self._report.objects += found.objects
+        self._report.not_replicated += found.not_replicated
+        self._report.files += found.files
+        self._report.bytes += found.bytes // shares  # a share is about as large as another
+
+    def _differences(self, suspect: Suspect, behind: Set[str]) -> None:
+        report, found = self._report, suspect.found
+        hidden = found.difference_count - len(found.differences)
+        mine = [each for each in found.differences if suspect.key(each.object) not in behind]
+        report.difference_count += len(mine) + (hidden if not behind else 0)
+        report.differences += mine[: LIMIT - len(report.differences)]
+        report.differing += [name for name in found.differing if suspect.key(name) not in behind]
+
+    def _checkpoint(self, db: str) -> int | None:
+        """The target's event, as of the beginning: a load that is at work meanwhile moves it at its end, and what it
+        had half done was compared."""
+        try:
+            mark = self._target.database(self._target_name(db)).parameters.get(LAST_ID, "")
+        except ObjectNotFound:
+            return None
+        return int(mark) if mark.isdigit() else None
+
+    def _changed_since(self, db: str, names: Set[str]) -> Set[str]:
+        after = self._events[db]
+        return set() if after is None else changed_by_events(self._source, after, db, names)
+
+    # ---- memory ---------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        if self._unsaved:
+            for db, memory in self._memories.items():
+                write_memory(self._place, self._target_name(db), memory)
+            self._saved, self._unsaved = clocks.monotonic(), False
+
+    def finish(self) -> Sampled:
+        report = self._report
+        known = [about for memory in self._memories.values() for about in memory.tables.values()]
+        compared = [about.verified for about in known if about.outcome]
+        report.never = len(known) - len(compared)
+        report.oldest = round(max(0.0, self._clock() - min(compared)), 3) if compared else None
+        different = sorted(
+            f"{db}.{name}" for db, memory in self._memories.items() for name, about in memory.tables.items()
+            if about.outcome == "different"
+        )  # fmt: skip
+        report.open, report.open_names = len(different), different[:NAMED]
+        report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
+        return report

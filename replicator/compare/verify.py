@@ -1,0 +1,177 @@
+"""Verify: is the target what the source is? Both metastores and both file systems are read anew; nothing that capture,
+dump or load wrote is believed, and nothing is changed.
+
+Metadata is compared in `compare_metadata`, files in `compare_files`, on the engine. A source that is written to
+meanwhile shows differences that the next load takes away.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time as clocks
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
+from replicator.compare.compare_metadata import MetadataComparison
+from replicator.compare.differences import Difference, Differences
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated
+from replicator.core.progress import Progress
+from replicator.core.report import json_text
+from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.events.scope import Patterns
+from replicator.metastore.client import MetastoreReader
+
+Level = Literal["metadata", "size", "checksum"]
+Later = tuple[FilePair, int, int]  # an object, and the files and bytes of it that are still to be read
+
+TASK_OBJECTS = 500  # of a Spark task, which costs 25 to 50 ms before it does anything
+THREAD_OBJECTS = 25
+TASK_BYTES = 1 << 30  # of one task; an object with more is read by several
+
+
+@dataclass
+class Verified:
+    """The outcome. `status`: same, different, or incomplete (same, but for what was not compared); `objects`:
+    databases, tables, partitions and functions compared; `differences`: at most 10,000 of the `difference_count`;
+    `differing`: all tables, functions and databases that have any, by their source names; `not_replicated`: tables that
+    were not compared, as loads leave them out."""
+
+    status: str = "same"
+    level: str = "checksum"
+    databases: list[str] = field(default_factory=list)
+    objects: int = 0
+    files: int = 0
+    bytes: int = 0
+    difference_count: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    seconds: float = 0.0
+
+    __str__ = json_text
+
+
+def verify(
+    source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], *,
+    rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
+    patterns: Patterns | None = None, tables: Mapping[str, Sequence[str]] | None = None, level: Level = "checksum",
+    part: tuple[int, int] = (0, 1), formats: FormatChoice = SUPPORTED, engine: AutoEngine, progress: Progress,
+) -> Verified:  # fmt: skip
+    """Compares databases of the source with what they are on the target.
+
+    rename, map_locations: as the loads were given them; map_locations is needed only for partitions and properties that
+    lie neither in their table nor in their database. tables: by database only these, by their source names; no other is
+    asked for. Of `databases` then only their own properties and their functions are compared. part: (number, of how
+    many) of the files' contents to read; names and sizes are compared all. formats: as the loads were given it. Raises
+    ObjectNotFound for a database the source does not have."""
+    began = clocks.monotonic()
+    names = [name.lower() for name in databases]
+    report = Verified(level=level, databases=list(dict.fromkeys([*names, *(tables or ())])))
+    with progress.task("compare objects") as advance:
+        metadata = MetadataComparison(
+            source, target, dict(rename), map_locations, patterns or Patterns(), advance, formats=formats
+        )  # fmt: skip
+        pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
+        later = _compare_pairs(pairs, level, part, engine, report, metadata.differences)
+    if later:
+        _compare_large(later, level, part, engine, progress, report, metadata.differences)
+    report.objects = metadata.objects
+    report.differences, report.difference_count = metadata.differences.found, metadata.differences.count
+    report.differing = sorted(metadata.differences.objects)
+    report.not_replicated = metadata.not_replicated
+    report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def _all_pairs(metadata: MetadataComparison, databases: Sequence[str]) -> Iterator[FilePair]:
+    for name in databases:
+        yield from metadata.database(name)
+
+
+def _chosen_pairs(
+    metadata: MetadataComparison, databases: Sequence[str], tables: Mapping[str, Sequence[str]]
+) -> Iterator[FilePair]:
+    for name in dict.fromkeys([*databases, *tables]):
+        sides = metadata.itself(name) if name in databases else metadata.sides(name)
+        if sides is not None:
+            yield from metadata.tables(sides, tables.get(name, ()))
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def _compare_pairs(
+    pairs: Iterator[FilePair], level: Level, part: tuple[int, int], engines: AutoEngine, report: Verified,
+    differences: Differences,
+) -> list[Later]:  # fmt: skip
+    """Compares metadata by drawing `pairs`, and their files as they come; the first of them choose the engine. Returns
+    the objects whose contents were too much for one task."""
+    if level == "metadata":
+        deque(pairs, maxlen=0)
+        return []
+    ahead, size = _look_ahead(pairs, level)
+    if not ahead:
+        return []
+    engine = engines.for_work(len(ahead), size)
+    objects = TASK_OBJECTS if engine.name == "spark" else THREAD_OBJECTS
+    later: list[Later] = []
+    for compared in engine.run(compare_files, _tasks(itertools.chain(ahead, pairs), level, part, objects)):
+        _take(compared, report, differences)
+        later += compared.later
+    return later
+
+
+def _compare_large(
+    later: Sequence[Later], level: Level, part: tuple[int, int], engines: AutoEngine, progress: Progress,
+    report: Verified, differences: Differences,
+) -> None:  # fmt: skip
+    engine = engines.for_work(sum(files for _, files, _ in later), sum(size for _, _, size in later))
+    tasks = list(_shares(later, level, part))
+    with progress.task("compare large objects", total=len(tasks)) as advance:
+        for compared in engine.run(compare_files, tasks):
+            _take(compared, report, differences)
+            advance(1)
+
+
+def _look_ahead(pairs: Iterator[FilePair], level: Level) -> tuple[list[FilePair], int]:
+    """All pairs, or as many as are work for Spark, and the bytes to read as far as the metastore knows."""
+    ahead, size = [], 0
+    for pair in pairs:
+        ahead.append(pair)
+        size += pair.size if level == "checksum" else 0
+        if len(ahead) > AutoEngine.SMALL_ITEMS or size > AutoEngine.SMALL_BYTES:
+            break
+    return ahead, size
+
+
+def _take(compared: FilesCompared, report: Verified, differences: Differences) -> None:
+    report.files += compared.files
+    report.bytes += compared.bytes
+    differences.merge(compared.differences)
+
+
+def _shares(later: Sequence[Later], level: Level, part: tuple[int, int]) -> Iterator[FileTask]:
+    """Objects of more than TASK_BYTES: several tasks read a share of each one's files."""
+    for pair, _, size in later:
+        shares = -(-size // TASK_BYTES)
+        for share in range(shares):
+            yield FileTask([pair], level, TASK_BYTES, share, shares, part)
+
+
+def _tasks(pairs: Iterable[FilePair], level: Level, part: tuple[int, int], objects: int) -> Iterator[FileTask]:
+    """Fat tasks: so many objects, or so many bytes as far as the metastore knows them."""
+    batch: list[FilePair] = []
+    size = 0
+    for pair in pairs:
+        batch.append(pair)
+        size += pair.size
+        if len(batch) == objects or size > TASK_BYTES:
+            yield FileTask(batch, level, TASK_BYTES, part=part)
+            batch, size = [], 0
+    if batch:
+        yield FileTask(batch, level, TASK_BYTES, part=part)

@@ -1,0 +1,1 @@
+"""Values and services that all rooms share: objects, policies, configuration, engines, progress."""

@@ -1,0 +1,217 @@
+"""Configuration: `replicator.toml` as a value. What a key means to a command is the command's; see docs/cli.md.
+Policies are read by `policy`; see docs/policies.md.
+
+[metastores.prod]
+uri = "thrift://meta-1:9083,thrift://meta-2:9083"
+
+[defaults]
+cmroot = "/warehouse/.cmroot"
+engine = "auto"
+
+[spark]
+executor.memory = "4g"
+
+[policies.west]
+source = "prod"
+...
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replicator.core.policy import Policy, parse_policy
+from replicator.errors import ConfigError, UsageError
+
+NAME = "replicator.toml"
+
+
+class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One metastore: its thrift URI, or several separated by commas for failover."""
+
+    uri: str
+
+
+class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values of options that neither the command line nor the environment gives. `cmroot` is the source's,
+    `target_cmroot` what `load` takes for its own `--cmroot`."""
+
+    source: str | None = None
+    target: str | None = None
+    cmroot: str | None = None
+    target_cmroot: str | None = None
+    source_cmroot: str | None = None
+    warehouse: str | None = None
+    external_base: str | None = None
+    keeper: str | None = None
+    engine: str | None = None
+    master: str | None = None
+    jobs: int | None = None
+
+
+class GuardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What no job removes, and how much one run may: see `replicator.removal.removal.Limits`. max_bytes: a size."""
+
+    max_share: float | None = None
+    max_bytes: int | str | None = None
+    min_depth: int | None = None
+    protected: tuple[str, ...] = ()
+
+
+class HousekeepingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where items of housekeeping are kept (a URL; default: beside the log), and periods for tables that give none.
+    Names of the delays as in Beekeeper's configuration."""
+
+    store: str | None = None
+    default_cleanup_delay: str = "P3D"
+    default_expiration_delay: str = "P30D"
+    allow_immediate: bool = False
+
+
+class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`environment`: names of the process's environment that a job file or config store may read as `${NAME}`."""
+
+    environment: tuple[str, ...] = ()
+
+    def allowed(self, environment: Mapping[str, str]) -> dict[str, str | None]:
+        """The environment as `replicator.retention.job.read_job` takes it: None for what may not be read."""
+        return {name: text if name in self.environment else None for name, text in environment.items()}
+
+
+class PurgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values of options of `replicator purge` that the command line does not give; durations as there."""
+
+    ids: str | None = None
+    table_whitelist: str | None = None
+    field_path: str | None = None
+    versions: int | None = None
+    days: str | None = None
+    readers: str | None = None
+    trash: str | None = None
+
+
+class DumpsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of every dump that is written or loaded. key_file: its keys sign and verify them (docs/decisions/0009)."""
+
+    key_file: str | None = None
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file. `spark`: settings for Spark, full names as keys. `policies`: by name, read and valid."""
+
+    metastores: dict[str, MetastoreConfig] = {}
+    defaults: Defaults = Defaults()
+    guard: GuardConfig = GuardConfig()
+    housekeeping: HousekeepingConfig = HousekeepingConfig()
+    retention: RetentionConfig = RetentionConfig()
+    purge: PurgeConfig = PurgeConfig()
+    dumps: DumpsConfig = DumpsConfig()
+    spark: dict[str, str] = {}
+    policies: dict[str, Policy] = {}
+    looked_for: str = NAME  # no key of the file, but which file it was
+
+    def policy(self, name: str) -> Policy:
+        """A policy by its name. Raises UsageError, with the names there are, for another one."""
+        if name in self.policies:
+            return self.policies[name]
+        known = ", ".join(sorted(self.policies)) or "(none is configured)"
+        raise UsageError(
+            f"{name!r} is no policy of {self.looked_for}",
+            hint=f"policies: {known}; --config or REPLICATOR_CONFIG names another file; see docs/policies.md",
+        )
+
+    def metastore_uri(self, text: str) -> str:
+        """The URI of a metastore given by its name in this file or as a URI. Raises UsageError for neither."""
+        if text in self.metastores:
+            return self.metastores[text].uri
+        if ":" in text:
+            return text
+        raise UsageError(
+            f"{text!r} is neither a metastore's URI nor one's name in {self.looked_for}",
+            hint=f"write thrift://host:port, or one of: {', '.join(self.metastores) or '(none is configured)'}",
+        )
+
+    def default_values(self) -> dict[str, Any]:
+        """The defaults that are set, by name."""
+        values = msgspec.to_builtins(self.defaults)
+        return {key: value for key, value in values.items() if value is not None}
+
+
+def read_config(path: Path | None) -> Config:
+    """The file at `path`; None: `replicator.toml` of the working directory, or nothing configured when there is none.
+
+    Raises ConfigError naming the key that is unknown or wrong."""
+    given = path is not None
+    path = path or Path(NAME)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not given:
+            return Config(looked_for=f"{path.absolute()}, which does not exist")
+        raise ConfigError(f"{path}: there is no such file", hint="check --config and REPLICATOR_CONFIG") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", hint="check its rights, and that it is UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}", hint="see https://toml.io; strings need quotes") from error
+    return parse_config(values, str(path.absolute()))
+
+
+def parse_config(values: Mapping[str, Any], name: str) -> Config:
+    """Raises ConfigError naming the key; `name` says where the values are from."""
+    values = dict(values)
+    if "looked_for" in values:
+        raise ConfigError(f"{name}: unknown key `looked_for`")
+    if isinstance(values.get("spark"), dict):
+        values["spark"] = {_spark_key(key): value for key, value in _flat(values["spark"])}
+    policies = values.pop("policies", {})
+    try:
+        config = msgspec.convert(values, Config)
+        written = msgspec.convert({"policies": policies}, _Policies).policies
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{name}: {_as_key(str(error))}",
+            hint=f"tables: metastores.NAME (uri), defaults ({', '.join(Defaults.__struct_fields__)}), spark, "
+            f"policies.NAME, guard ({', '.join(GuardConfig.__struct_fields__)}), "
+            f"housekeeping ({', '.join(HousekeepingConfig.__struct_fields__)}), "
+            f"purge ({', '.join(PurgeConfig.__struct_fields__)}), "
+            f"dumps ({', '.join(DumpsConfig.__struct_fields__)})",
+        ) from error
+    try:
+        read = {key: parse_policy(key, value, config.metastore_uri) for key, value in written.items()}
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}", hint=error.hint) from error
+    if config.dumps.key_file:
+        read = {key: msgspec.structs.replace(policy, key_file=config.dumps.key_file) for key, policy in read.items()}
+    return msgspec.structs.replace(config, policies=read, looked_for=name)
+
+
+class _Policies(msgspec.Struct):
+    """`[policies.NAME]` before each is read by itself, so that its errors can name it."""
+
+    policies: dict[str, dict[str, Any]]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """TOML reads a dotted key as tables in tables: back to dotted keys."""
+    found = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{key}.")
+        else:
+            found.append((prefix + key, str(value).lower() if isinstance(value, bool) else str(value)))
+    return found
+
+
+def _spark_key(key: str) -> str:
+    return key if key.startswith("spark.") else f"spark.{key}"
+
+
+def _as_key(text: str) -> str:
+    """msgspec's "Object contains unknown field `x` - at `$.defaults`" with the whole key."""
+    text = text.replace("Object contains unknown field", "unknown key")
+    return text.replace(" - at `$.", " in `").replace("`$.", "`")

@@ -1,0 +1,346 @@
+"""Policies: what is replicated from where to where, and how often, as a frozen value of `replicator.toml`. Pure.
+
+What a policy remembers between its runs is no part of it (docs/decisions/0006). Keys: docs/policies.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from itertools import combinations
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from cmroot.store.place import is_local, normal
+from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.errors import ConfigError, Error
+from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
+from replicator.text.quantity import parse_duration, parse_size
+
+T = TypeVar("T")
+
+MIRROR = "mirror"
+METADATA = "metadata"
+Keeper = Literal["auto", "link", "version", "copy", "none"]
+Publish = Literal["mirror", "snapshot"]
+EngineName = Literal["auto", "local", "spark"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a policy's name is a slot's (cmroot.pins) and a directory's
+_DEFAULT_PORT = "9083"
+_TABLE = re.compile(r"[^.\s]+\.[^.\s]+")
+
+
+class VerifyBudget(msgspec.Struct, frozen=True):
+    """How much one run compares after its load: at most so many objects, and so many bytes; None: no limit of this
+    kind. One of both is given."""
+
+    objects: int | None = None
+    bytes: int | None = None
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy, valid when complete.
+
+    source, target: URIs; names of the file are resolved when it is read. databases, include, exclude: regular
+    expressions for whole names of databases and tables, regardless of case. partitions: "db.table" of the source, lower
+    case -> which of its partitions. rename_db: source name -> target name, lower case. map_location: source prefix ->
+    target prefix. cmroot: the source's; target_cmroot: the target's, which also remembers the policy's runs. dumps:
+    directory of the policies' dumps. warehouse: the target's, None: as its metastore says. external: "mirror",
+    "metadata", or a place below which external data go. schedule: from the begin of one run to the next. retention: of
+    dumps and runs. max_lag: an objective, None: none. verify: None: runs compare nothing. publish_delay:
+    how long what a snapshot has replaced stays where it was.
+    smoke: queries on the replica that drills ask. key_file: of `[dumps]`, with the keys that sign its dumps. formats:
+    "as-they-are" replicates tables in every format as if it was a plain one."""
+
+    name: str
+    source: str
+    target: str
+    databases: tuple[str, ...]
+    cmroot: str
+    target_cmroot: str
+    dumps: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    partitions: dict[str, PartitionFilter] = {}
+    rename_db: dict[str, str] = {}
+    map_location: dict[str, str] = {}
+    warehouse: str | None = None
+    external: str = MIRROR
+    keeper: Keeper = "auto"
+    schedule: timedelta = timedelta(minutes=5)
+    retention: timedelta = timedelta(days=7)
+    max_lag: timedelta | None = None
+    verify: VerifyBudget | None = None
+    publish: Publish = "mirror"
+    publish_delay: timedelta = timedelta(hours=1)
+    engine: EngineName = "auto"
+    smoke: tuple[str, ...] = ()
+    key_file: str | None = None
+    formats: FormatChoice = SUPPORTED
+
+    @property
+    def slot(self) -> str:
+        """The name of its slot in the source's `$cmroot`."""
+        return self.name
+
+    @property
+    def external_base(self) -> str | None:
+        """The place below which external data go; None for "mirror" and "metadata"."""
+        return None if self.external in (MIRROR, METADATA) else self.external
+
+    def target_name(self, db: str) -> str:
+        """What a database of the source is called on the target."""
+        return self.rename_db.get(db.lower(), db.lower())
+
+    def partition_filter(self, db: str, table: str) -> PartitionFilter | None:
+        """Which partitions of a source table are wanted; None: all."""
+        return self.partitions.get(f"{db}.{table}".lower())
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """Two policies that write one database: `policies` are their names, `sources` what they replicate there."""
+
+    target: str
+    db: str
+    policies: tuple[str, str]
+    sources: tuple[str, str]
+
+    def __str__(self) -> str:
+        one, other = self.policies
+        here, there = self.sources
+        return f"policies {one} (from {here}) and {other} (from {there}) both write database {self.db} of {self.target}"
+
+
+def matching_databases(policy: Policy, existing: Iterable[str]) -> list[str]:
+    """Those of the source's databases that the policy replicates, in the order given."""
+    patterns = [re.compile(text, re.IGNORECASE) for text in policy.databases]
+    return [name for name in existing if any(pattern.fullmatch(name) for pattern in patterns)]
+
+
+def overlaps(policies: Sequence[Policy], existing: Mapping[str, Iterable[str]]) -> list[Overlap]:
+    """Pairs of policies that write one database of one target. `existing`: the databases of each source, by its URI
+    (`Policy.source`); a source that is not there has none."""
+    names = {uri: list(found) for uri, found in existing.items()}
+    written = {
+        policy.name: {policy.target_name(db): db for db in matching_databases(policy, names.get(policy.source, ()))}
+        for policy in policies
+    }
+    found = []
+    for one, other in combinations(policies, 2):
+        if not same_metastore(one.target, other.target):
+            continue
+        for db in sorted(written[one.name].keys() & written[other.name].keys()):
+            sources = written[one.name][db], written[other.name][db]
+            found.append(Overlap(one.target, db, (one.name, other.name), sources))
+    return found
+
+
+def refuse_overlaps(policies: Sequence[Policy], existing: Mapping[str, Iterable[str]]) -> None:
+    """Raises ConfigError naming both policies of each pair that `overlaps` finds."""
+    found = overlaps(policies, existing)
+    if found:
+        raise ConfigError(
+            "; ".join(map(str, found)),
+            hint="give them other `databases`, or another name on the target with `rename_db`",
+            details={"overlaps": [msgspec.to_builtins(overlap) for overlap in found]},
+        )
+
+
+def same_metastore(one: str, other: str) -> bool:
+    """Whether two URIs name an address in common. Two names of one host are not noticed."""
+    return bool(_addresses(one) & _addresses(other))
+
+
+def _addresses(uri: str) -> set[str]:
+    found = set()
+    for part in uri.lower().split(","):
+        address = part.strip().rpartition("://")[2].rstrip("/")
+        host, colon, port = address.rpartition(":")
+        found.add(f"{host}:{port or _DEFAULT_PORT}" if colon and port.isdigit() else f"{address}:{_DEFAULT_PORT}")
+    return found
+
+
+# Reading
+
+
+class _VerifyInFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    objects: int | None = None
+    bytes: int | str | None = None
+
+
+class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`[policies.NAME]` as it is written; the meaning of the keys is that of Policy."""
+
+    source: str
+    target: str
+    databases: str | list[str]
+    cmroot: str
+    target_cmroot: str
+    dumps: str
+    include: str | list[str] = []
+    exclude: str | list[str] = []
+    partitions: dict[str, str] = {}
+    rename_db: dict[str, str] = {}
+    map_location: dict[str, str] = {}
+    warehouse: str | None = None
+    external: str = MIRROR
+    keeper: Keeper = "auto"
+    schedule: str | int = "5m"
+    retention: str | int = "7d"
+    max_lag: str | int | None = None
+    verify: _VerifyInFile | None = None
+    publish: Publish = "mirror"
+    publish_delay: str | int = "1h"
+    engine: EngineName = "auto"
+    smoke: str | list[str] = []
+    formats: FormatChoice = SUPPORTED
+
+
+KEYS = _InFile.__struct_fields__
+
+
+def parse_policy(name: str, values: Any, uri: Callable[[str], str]) -> Policy:
+    """A policy from its table in the file. `uri(text)`: a metastore's URI from its name or URI, raising an Error.
+
+    Raises ConfigError naming the policy and the key."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"policies.{name}: not a name for a policy", hint="letters, digits, dot, dash, underscore; at most 63"
+        )
+    try:
+        written = msgspec.convert(values, _InFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"policies.{name}: {_told(str(error))}", hint=f"keys: {', '.join(KEYS)}") from error
+    reading = _Reading(name)
+    policy = Policy(
+        name=name,
+        source=reading.key("source", uri, written.source),
+        target=reading.key("target", uri, written.target),
+        databases=reading.patterns("databases", written.databases),
+        include=reading.patterns("include", written.include),
+        exclude=reading.patterns("exclude", written.exclude),
+        partitions=reading.partitions(written.partitions),
+        rename_db=reading.renames(written.rename_db),
+        map_location=reading.mapping(written.map_location),
+        cmroot=reading.place("cmroot", written.cmroot),
+        target_cmroot=reading.place("target_cmroot", written.target_cmroot),
+        dumps=reading.place("dumps", written.dumps),
+        warehouse=None if written.warehouse is None else reading.place("warehouse", written.warehouse),
+        external=reading.external(written.external),
+        keeper=written.keeper,
+        schedule=reading.duration("schedule", written.schedule),
+        retention=reading.duration("retention", written.retention),
+        max_lag=None if written.max_lag is None else reading.duration("max_lag", written.max_lag),
+        verify=None if written.verify is None else reading.budget(written.verify),
+        publish=written.publish,
+        publish_delay=reading.duration("publish_delay", written.publish_delay),
+        engine=written.engine,
+        smoke=(written.smoke,) if isinstance(written.smoke, str) else tuple(written.smoke),
+        formats=written.formats,
+    )
+    _fits_together(reading, policy)
+    return policy
+
+
+def _fits_together(reading: _Reading, policy: Policy) -> None:
+    """What no single key can be blamed for."""
+    if not policy.databases:
+        raise reading.wrong("databases", "is empty", "'.*' is every database")
+    if same_metastore(policy.source, policy.target):
+        raise reading.wrong("target", f"is the source: {policy.target}", "a policy needs two metastores")
+    names = matching_databases(policy, policy.rename_db)
+    for db in policy.rename_db:
+        if db not in names:
+            raise reading.wrong(f"rename_db.{db}", "is none of its databases", "see `databases`")
+    for table in policy.partitions:
+        if not matching_databases(policy, [table.partition(".")[0]]):
+            raise reading.wrong(f"partitions.{table!r}", "is in none of its databases", "see `databases`")
+    places = {"cmroot": policy.cmroot, "target_cmroot": policy.target_cmroot, "dumps": policy.dumps}
+    for (key, place), (other, above) in [*combinations(places.items(), 2), *combinations(reversed(places.items()), 2)]:
+        if f"{normal(place)}/".startswith(f"{normal(above)}/"):
+            raise reading.wrong(key, f"lies in {other}: {place}", "each needs a directory of its own")
+
+
+class _Reading:
+    """The keys of one policy, one by one; each error names the policy and the key."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+
+    def wrong(self, key: str, what: str, hint: str) -> ConfigError:
+        return ConfigError(f"policies.{self._policy}.{key}: {what}", hint=hint)
+
+    def key(self, key: str, parse: Callable[[str], T], text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise self.wrong(key, str(error), "see docs/policies.md") from error
+        except Error as error:
+            raise self.wrong(key, error.message, error.hint) from error
+
+    def patterns(self, key: str, texts: str | list[str]) -> tuple[str, ...]:
+        found = (texts,) if isinstance(texts, str) else tuple(texts)
+        for text in found:
+            try:
+                re.compile(text, re.IGNORECASE)
+            except re.error as error:
+                hint = "patterns match whole names, e.g. 'sales_.*'"
+                raise self.wrong(key, f"not a regular expression: {text!r}: {error}", hint) from error
+        return found
+
+    def place(self, key: str, text: str) -> str:
+        """Absolute: a run that cron starts has another working directory. As written: `s3a` and `s3` are one store to
+        us, and two to who reads the target's locations."""
+        if is_local(text) and not text.startswith(("/", "file:/", "local:/")):
+            raise self.wrong(key, f"not an absolute path or URL: {text!r}", "write /a/b or s3a://bucket/a")
+        self.key(key, normal, text)
+        return text
+
+    def external(self, text: str) -> str:
+        return text if text in (MIRROR, METADATA) else self.place("external", text)
+
+    def duration(self, key: str, text: str | int) -> timedelta:
+        found = self.key(key, parse_duration, str(text))
+        if not found:
+            raise self.wrong(key, "is zero", "write a duration such as 10s, 5m or 1h")
+        return found
+
+    def budget(self, written: _VerifyInFile) -> VerifyBudget:
+        size = None if written.bytes is None else self.key("verify.bytes", parse_size, str(written.bytes))
+        if written.objects is None and size is None:
+            raise self.wrong("verify", "has no budget", 'write verify = { objects = 20, bytes = "10GiB" }')
+        if (written.objects is not None and written.objects < 1) or size == 0:
+            raise self.wrong("verify", "a budget must be positive", "leave `verify` out to compare nothing")
+        return VerifyBudget(written.objects, size)
+
+    def partitions(self, written: Mapping[str, str]) -> dict[str, PartitionFilter]:
+        found = {}
+        for table, text in written.items():
+            key = f"partitions.{table!r}"
+            if not _TABLE.fullmatch(table):
+                raise self.wrong(key, "is not a table's name", 'write "db.table" = "day >= \'2026-01-01\'"')
+            found[table.lower()] = self.key(key, parse_partition_filter, text)
+        return found
+
+    def renames(self, written: Mapping[str, str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for before, after in written.items():
+            if not after.strip() or after.lower() in found.values():
+                raise self.wrong(f"rename_db.{before}", f"{after!r} is empty or taken", "each database needs its own")
+            found[before.lower()] = after.lower()
+        return found
+
+    def mapping(self, written: Mapping[str, str]) -> dict[str, str]:
+        return {
+            self.place(f"map_location.{before!r}", before): self.place(f"map_location.{before!r}", after)
+            for before, after in written.items()
+        }
+
+
+def _told(text: str) -> str:
+    """msgspec's words with ours for a key: "unknown key `x`", "`x` is missing"."""
+    text = text.replace("Object contains unknown field", "unknown key")
+    text = re.sub(r"Object missing required field (`\w+`)", r"\1 is missing", text)
+    return text.replace(" - at `$.", " in `").replace("`$.", "`")

@@ -1,0 +1,183 @@
+"""Roles: which side of a replication a database is, and what may be done with it. Pure.
+
+A role is two properties of a database in its own metastore, `replicator.role` and `replicator.epoch`; a third,
+`replicator.role.by`, says who set them. The epoch grows at each change of roles, so of two sides that contradict each
+other, the one with the highest epoch is right. Exactly one side is `primary`. Reading and setting roles in a metastore
+is `replicator.policies.roles`; why it is so, docs/decisions/0006.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from replicator.errors import FormatError, Refused
+
+ROLE = "replicator.role"
+EPOCH = "replicator.epoch"
+BY = "replicator.role.by"
+PROPERTIES = (ROLE, EPOCH, BY)
+
+
+class Role(StrEnum):
+    """`primary`: takes writes, is dumped, never loaded into. `replica`: is loaded into, not dumped. `fenced`: neither;
+    on its way from one to the other, or a primary that was replaced. `none`: nobody's; no rule of roles holds."""
+
+    PRIMARY = "primary"
+    REPLICA = "replica"
+    FENCED = "fenced"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class RoleMark:
+    """A database's role and epoch (0: it never had one). `by`: who set them and when; no part of the comparison."""
+
+    role: Role = Role.NONE
+    epoch: int = 0
+    by: str = field(default="", compare=False)
+
+    def parameters(self) -> dict[str, str]:
+        """As properties of a database. A database that is nobody's keeps the epoch that it once had."""
+        role = {} if self.role is Role.NONE else {ROLE: self.role.value}
+        epoch = {EPOCH: str(self.epoch)} if self.epoch else {}
+        return role | epoch | ({BY: self.by} if self.by else {})
+
+    def __str__(self) -> str:
+        return f"{self.role} at epoch {self.epoch}"
+
+
+def mark_of(parameters: Mapping[str, str], name: str, *, repair: bool = False) -> RoleMark:
+    """What a database's properties say. Raises FormatError, naming the database, for a role or epoch that is none: a
+    role that cannot be read must not be taken for no role, unless it is to be repaired."""
+    role, epoch = parameters.get(ROLE, Role.NONE.value), parameters.get(EPOCH, "0")
+    counts = epoch.isascii() and epoch.isdigit()
+    if role not in set(Role) or not counts:
+        if repair:
+            return RoleMark(Role.NONE, int(epoch) if counts else 0)
+        raise FormatError(
+            f"{name}: {ROLE}={role}, {EPOCH}={epoch} is no role that this release knows",
+            hint="set it anew with `replicator role set --force`, or use the release that wrote it",
+        )
+    return RoleMark(Role(role), int(epoch), parameters.get(BY, ""))
+
+
+def marked(parameters: Mapping[str, str], mark: RoleMark) -> dict[str, str]:
+    """A database's properties with this role in the place of the one they had."""
+    return without_role(parameters) | mark.parameters()
+
+
+def without_role(parameters: Mapping[str, str]) -> dict[str, str]:
+    """A database's properties without its role. What compares databases over time compares these."""
+    return {key: value for key, value in parameters.items() if key not in PROPERTIES}
+
+
+# ---- what may be done ---------------------------------------------------------------------------------------------
+
+
+def may_dump_from(
+    name: str, source: RoleMark, *, known_epoch: int = 0, allow_replica: bool = False, draining: bool = False
+) -> None:
+    """Raises Refused for a source that is not the one to replicate from. `name`: as a person knows the database.
+
+    known_epoch: the highest epoch that the target has heard of (0: none). allow_replica: the replica is itself to be
+    replicated on. draining: a fenced source's last changes are being fetched, by who fenced it."""
+    if source.role is Role.REPLICA and not allow_replica:
+        raise Refused(
+            f"{name} is a replica (epoch {source.epoch}): what it holds is another's, and may be behind it",
+            hint="dump from the primary; to replicate a replica on, say so with --allow-replica",
+            details={"role": source.role.value, "epoch": source.epoch},
+        )
+    if source.role is Role.FENCED and not draining:
+        raise Refused(
+            f"{name} is fenced (epoch {source.epoch}): it gave up being the primary, or was replaced",
+            hint="dump from the side that is primary (`replicator role show` on both); finish a switchover that was "
+            "interrupted by running it again, or take the old primary back with failback",
+            details={"role": source.role.value, "epoch": source.epoch},
+        )
+    if source.epoch < known_epoch:
+        raise Refused(
+            f"{name} is at epoch {source.epoch}, the target knows epoch {known_epoch}: another side became the primary "
+            "since",
+            hint="the side with the highest epoch is right: replicate from there. If this database was only made anew, "
+            f"`replicator role set --role primary --epoch {known_epoch + 1}` says that it is right",
+            details={"role": source.role.value, "epoch": source.epoch, "known_epoch": known_epoch},
+        )
+
+
+def follows(name: str, mark: RoleMark, job: str = "") -> str:
+    """Why no job may remove or rewrite anything of a database here: what a replica loses comes back, or stands against
+    its source. Empty: it is neither a replica nor fenced. `job`: what to do at the primary instead."""
+    if mark.role not in (Role.REPLICA, Role.FENCED):
+        return ""
+    return f"{name} is {mark}: {job or 'run this'} at its primary, whose changes are replicated"
+
+
+def may_load_into(name: str, target: RoleMark, *, source_epoch: int | None = None) -> None:
+    """Raises Refused for a target that is not one to load into. `source_epoch`: the epoch of what is loaded; None when
+    it is not known (a dump that was made without asking the source), then it is not compared."""
+    details: dict[str, object] = {"role": target.role.value, "epoch": target.epoch}
+    if target.role is Role.PRIMARY:
+        raise Refused(
+            f"{name} is the primary (epoch {target.epoch}): a load would overwrite what is written there",
+            hint="load into the replica; if this side is to be the replica again, use switchover or failback",
+            details=details,
+        )
+    if target.role is Role.FENCED:
+        raise Refused(
+            f"{name} is fenced (epoch {target.epoch}): it may hold changes that were replicated nowhere",
+            hint="failback keeps those changes and makes it a replica; a switchover that was interrupted is run again",
+            details=details,
+        )
+    if source_epoch is not None and source_epoch < target.epoch:
+        raise Refused(
+            f"{name} knows epoch {target.epoch}, the dump is of epoch {source_epoch}: another side became the primary "
+            "since",
+            hint="the side with the highest epoch is right: dump from there",
+            details=details | {"source_epoch": source_epoch},
+        )
+
+
+def after_load(target: RoleMark, source_epoch: int | None) -> RoleMark:
+    """The role of a database that something is loaded into. What takes part in roles passes them on: what is loaded
+    from a source with an epoch is its replica. A source without one, or an unknown one, leaves the target's role."""
+    if not source_epoch:
+        return target
+    if target.role is Role.REPLICA and target.epoch >= source_epoch:
+        return target
+    return RoleMark(Role.REPLICA, max(source_epoch, target.epoch), "load")
+
+
+def after_restore(target: RoleMark, name: str) -> RoleMark:
+    """The role of a database that something is restored into: a primary stays it, a replica is nobody's from then on,
+    and an epoch is never forgotten. Raises Refused for a fenced one."""
+    if target.role is Role.FENCED:
+        raise Refused(
+            f"{name} is fenced (epoch {target.epoch}): nothing is to be written there",
+            hint="restore into another database with --into",
+        )
+    return target if target.role is Role.PRIMARY else RoleMark(Role.NONE, target.epoch)
+
+
+# ---- what a change of role means ----------------------------------------------------------------------------------
+
+
+def consequence(before: Role, after: Role) -> str:
+    """What somebody must know who changes a role by hand; nothing when the change can do no harm by itself."""
+    if before is after:
+        return ""
+    match after:
+        case Role.PRIMARY if before is not Role.NONE:
+            return (
+                "if another side is primary too, both take writes and neither is replicated: changes will be lost. "
+                "switchover and failover look first, this does not"
+            )
+        case Role.REPLICA if before in (Role.PRIMARY, Role.FENCED):
+            return (
+                "the next load overwrites what was written here and not replicated, without listing it. failback keeps "
+                "and lists it"
+            )
+        case Role.NONE:
+            return "no rule protects it any more: it may be dumped as if it were a primary, and be loaded into"
+    return ""

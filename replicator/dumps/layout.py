@@ -1,0 +1,163 @@
+"""Layout of a dump directory, and what its `_dumpmetadata` says. docs/dump-format.md specifies it for strangers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+import msgspec
+
+from cmroot.errors import UNREADABLE
+from cmroot.log.parts import PartsReader
+from cmroot.names import HINT, LARGEST, check_id, check_name
+from cmroot.store.place import join, store_for
+from replicator.core.not_replicated import NotReplicated
+from replicator.errors import FormatError
+
+FORMAT = "replicator-dump"
+VERSION = 1
+METADATA = "_dumpmetadata"  # JSON: what the dump is, and its parts with their checksums
+FINISHED = "_finished_dump"  # written last; nothing reads a dump without it
+RECORDS = "_metadata/records-{:05d}.jsonl.gz"
+TABLES = "_metadata/tables.jsonl.gz"
+FILES = "_files/bucket-{:04d}.parquet"
+LOADS = "_finished_load"  # one acknowledgement per target
+
+Kind = Literal["bootstrap", "incremental"]
+BOOTSTRAP: Kind = "bootstrap"
+INCREMENTAL: Kind = "incremental"
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """What a dump covers: databases, the patterns its tables match, and "db.table" -> the filter of its partitions."""
+
+    databases: tuple[str, ...]
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    partitions: dict[str, str] = {}
+
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A place in the captured log: position, event id, and time in seconds."""
+
+    position: Number
+    event: Number
+    time: Annotated[int, msgspec.Meta(ge=0, le=253402300799)]
+
+
+class DumpMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dump is. `begin`: the state it builds on (None for a bootstrap); `end`: the state it leads to. `source`:
+    the metastore; `root`, `root_id`: its $cmroot; `locations`: database -> location at the source; `removed`: file
+    entries that take files away; `slot`: the consumer it was made for, which its load confirms; `epochs`: database ->
+    epoch of its role at the source (0: it had none; absent: the source was not asked); `not_replicated`: what a load
+    cannot bring as the source has it; `formats`: tables that loads leave out for their format, and why; `empty`: tables
+    and partitions (`db.table/p=1`) without a directory that a person has declared empty; `held`: bytes of all files in
+    scope at `end`, where an increment takes files away."""
+
+    id: str
+    kind: Kind
+    created: str
+    scope: Scope
+    source: str
+    root: str
+    root_id: str
+    begin: Point | None
+    end: Point
+    locations: dict[str, str]
+    records: int
+    files: int
+    removed: int
+    bytes: int
+    observed: int
+    buckets: int
+    missing_directories: tuple[str, ...] = ()
+    unknown_events: tuple[str, ...] = ()
+    slot: str | None = None
+    epochs: dict[str, int] = {}
+    not_replicated: tuple[NotReplicated, ...] = ()
+    formats: dict[str, str] = {}
+    empty: tuple[str, ...] = ()
+    held: int | None = None
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The marker: the id of the dump it finishes, and the checksum of its `_dumpmetadata`."""
+
+    format: str
+    version: int
+    id: str
+    xxh3_128: str
+
+
+def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
+    """A finished dump's parts and metadata. Raises FormatError for anything else, saying which."""
+    import xxhash
+
+    store = store_for(place)
+    try:
+        data = store.read_bytes(join(place, FINISHED))
+    except FileNotFoundError:
+        raise _no_dump(place) from None
+    try:
+        version = msgspec.json.decode(data, type=_Versioned)
+        if version.format != FORMAT or version.version != VERSION:
+            raise FormatError(
+                f"{place}: dump format {version.format} version {version.version}; this release reads "
+                f"{FORMAT} version {VERSION}",
+                hint="use the release that wrote it, or dump again",
+            )
+        finished = msgspec.json.decode(data, type=Finished)
+        found_checksum = xxhash.xxh3_128_hexdigest(store.read_bytes(join(place, METADATA)))
+    except UNREADABLE as error:
+        raise FormatError(f"{place}/{FINISHED}: damaged: {error}", hint="dump again") from error
+    except FileNotFoundError:
+        raise FormatError(f"{place}/{METADATA}: missing", hint="dump again, or restore the file") from None
+    if found_checksum != finished.xxh3_128:
+        raise FormatError(f"{place}/{METADATA}: damaged (its checksum is not the marker's)", hint="dump again")
+    reader = PartsReader(place, METADATA, format=FORMAT, version=VERSION)
+    path = join(place, METADATA)
+    try:
+        metadata = msgspec.convert(reader.metadata, type=DumpMetadata)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{path}: cannot be read: {error}", hint=HINT) from error
+    if finished.id != metadata.id:
+        raise FormatError(f"{path}: is of the dump {metadata.id!r}, the marker of {finished.id!r}", hint=HINT)
+    _check_names(metadata, path)
+    return reader, metadata
+
+
+def _check_names(metadata: DumpMetadata, path: str) -> None:
+    """Ids and names become parts of paths, and of the target's properties. Raises FormatError."""
+    check_id(path, "the id", metadata.id)
+    check_id(path, "the id of the root", metadata.root_id)
+    if metadata.slot is not None:
+        check_id(path, "slot", metadata.slot)
+    for name in (*metadata.scope.databases, *metadata.locations, *metadata.epochs):
+        check_name(path, "database", name)
+
+
+def _no_dump(place: str) -> FormatError:
+    """What a place is that has no marker."""
+    names = store_for(place).list(place)
+    if {METADATA, "_metadata", "_files"} & set(names):
+        text, hint = f"an unfinished dump ({FINISHED} is missing)", "run the dump again; it writes the marker last"
+    elif {"FORMAT", "log"} <= set(names):
+        text, hint = "no dump, but a $cmroot", "`replicator dump --cmroot` writes a dump from it; load that"
+    elif any(store_for(place).exists(join(place, name, FINISHED)) for name in names[:100]):
+        text, hint = "no dump, but a directory of dumps", "load one of them"
+    else:
+        text = "no dump" if names else "no dump: there is nothing"
+        hint = "check the path; a dump is the directory that `replicator dump --out` wrote"
+    return FormatError(f"{place}: {text}", hint=hint)
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+
+
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,56 @@
+"""How far a notification log reaches, and what its newest event is. Reads only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from replicator.core.model import NotificationEvent
+from replicator.metastore.client import MetastoreReader
+from replicator.text.quantity import parse_duration
+
+TTL = "hive.metastore.event.db.listener.timetolive"
+
+
+def newest_event(metastore: MetastoreReader) -> NotificationEvent | None:
+    """The newest row of the log, or None when it has none. Raises NotificationLogOff."""
+    newest = metastore.current_event_id()
+    rows = metastore.next_events(newest - 1, 1) if newest else []
+    return rows[-1] if rows else None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a notification log reaches. `oldest`: its first row; `needed`: the first row after `cursor`, the id that
+    was captured last (None: nothing was captured). `life`: how long the server keeps events; None: it does not tell."""
+
+    newest: int
+    oldest: NotificationEvent | None
+    cursor: int | None
+    needed: NotificationEvent | None
+    life: timedelta | None
+
+
+def read_reach(source: MetastoreReader, cursor: int | None) -> Reach:
+    """Raises NotificationLogOff."""
+    newest = source.current_event_id()
+    oldest = source.next_events(0, 1)
+    needed = source.next_events(cursor, 1) if cursor is not None and cursor < newest else []
+    return Reach(newest, _first(oldest), cursor, _first(needed), event_life(source.setting(TTL)))
+
+
+def _first(rows: Sequence[NotificationEvent]) -> NotificationEvent | None:
+    return rows[0] if rows else None
+
+
+def event_life(text: str) -> timedelta | None:
+    """The setting's value: `86400s`, `1d`, `1440m`, `86400000ms`, `2days`; a bare number is seconds."""
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)?[a-z]*", text.strip().lower())
+    if not match:
+        return None
+    return parse_duration(f"{match[1]}{match[2] or 's'}") or None
+
+
+# Clocks

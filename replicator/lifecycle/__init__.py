@@ -1,1 +1,0 @@
-"""What becomes of captured data later on: a database or table as it was."""

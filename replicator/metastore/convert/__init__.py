@@ -1,0 +1,1 @@
+"""Metastore objects from and to thrift, and from the JSON of events."""

@@ -1,0 +1,1 @@
+"""A Hive metastore started here: its jars, its database, its process."""

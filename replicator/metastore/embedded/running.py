@@ -1,0 +1,185 @@
+"""A real Hive metastore in a directory: the server of pyspark's jars, Derby on disk, the notification log on.
+
+    DIR/warehouse       where databases and tables are made
+    DIR/metastore_db    Derby's database
+    DIR/metastore.json  which process serves it, written when it is started
+    DIR/metastore.log   what that process says (metastore.log.1: the one before)
+    DIR/conf, DIR/tmp   its configuration, written anew at each start, and its scratch space
+
+For tests, demonstrations and small work: anyone who reaches the port may do anything, as in any metastore without
+Kerberos, and the server listens on all interfaces (Hive 2.3 knows no other way).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+
+from replicator.errors import FormatError, MetastoreStartError
+from replicator.metastore.binding import LOOPBACK
+from replicator.metastore.embedded.server import (
+    INSTANCE,
+    Runtime,
+    answers,
+    began,
+    end,
+    find_runtime,
+    free_port,
+    spawn,
+    wait,
+)
+from replicator.metastore.embedded.template import locked, new_database
+from replicator.metastore.java import write_aside
+
+FORMAT = 1  # of metastore.json
+PATIENCE = timedelta(seconds=90)
+GRACE = timedelta(seconds=10)
+ATTEMPTS = 3  # at a port of our choice, which another process may take before the server does
+
+
+@dataclass(frozen=True)
+class Running:
+    """A metastore that answered when this was made. `warehouse` is a plain path, not a URI."""
+
+    uri: str
+    warehouse: Path
+    pid: int
+    directory: Path
+    log: Path
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "uri": self.uri, "warehouse": str(self.warehouse), "pid": self.pid, "directory": str(self.directory),
+            "log": str(self.log),
+        }  # fmt: skip
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    """metastore.json. `pid` and `began` are None once the metastore was stopped; the port is for the next start."""
+
+    format: int = FORMAT
+    port: int
+    uri: str
+    host: str = LOOPBACK  # that it listens on
+    instance: str
+    pid: int | None = None
+    began: str | None = None
+
+
+def start(
+    directory: Path,
+    *,
+    port: int | None = None,
+    host: str = LOOPBACK,
+    settings: Mapping[str, str] = {},
+    env: Mapping[str, str],
+    timeout: timedelta = PATIENCE,
+) -> Running:
+    """Start the metastore of `directory`, made when it is not there, and return when it answers.
+
+    One that runs already is returned as it is. Without `port`, the port it had before when that is free, else any.
+    `host`: the address it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
+    `settings` are Hive's, for this start only, and win over ours. Raises MetastoreStartError with the log's last
+    lines, JavaError, ChecksumMismatch; then no process is left behind. May run twice, also at the same time.
+    """
+    directory = directory.absolute()
+    (directory / "warehouse").mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        before = _read_state(directory)
+        if before and before.pid and began(before.pid) == before.began:
+            # Also one whose starter was killed while it waited: the lock is ours, so nobody waits for it any more.
+            try:
+                wait(before.pid, before.began, before.port, before.instance, directory / "metastore.log", timeout,
+                     _reached(before.host))  # fmt: skip
+                return _as_running(directory, before, before.pid)
+            except MetastoreStartError:
+                if began(before.pid) == before.began:
+                    raise
+                # It was ending, after a kill, say: another one takes its place.
+        runtime = find_runtime(env)
+        if not (directory / "metastore_db").exists():
+            new_database(runtime, directory / "metastore_db")
+        for attempt in range(ATTEMPTS):
+            chosen = port or free_port(before.port if before and attempt == 0 else None)
+            try:
+                return _start(runtime, directory, host, chosen, settings, timeout)
+            except MetastoreStartError as error:
+                if port or attempt == ATTEMPTS - 1 or "Address already in use" not in error.message:
+                    raise
+        raise AssertionError("unreachable")
+
+
+def stop(directory: Path) -> bool:
+    """Stop the metastore of `directory`; False when none ran. Its data stay."""
+    directory = directory.absolute()
+    if not directory.is_dir():
+        return False
+    with locked(directory):
+        state = _read_state(directory)
+        if state is None or state.pid is None:
+            return False
+        ended = end(state.pid, state.began, GRACE)
+        _write_state(directory, msgspec.structs.replace(state, pid=None, began=None))
+        return ended
+
+
+def status(directory: Path) -> Running | None:
+    """The metastore of `directory` if its process runs and answers."""
+    directory = directory.absolute()
+    return _running(directory, _read_state(directory))
+
+
+def _reached(host: str) -> str:
+    """Where a server that listens there is reached from here."""
+    return LOOPBACK if host in ("", "0.0.0.0", "::") else host
+
+
+def _start(
+    runtime: Runtime, directory: Path, host: str, port: int, settings: Mapping[str, str], timeout: timedelta
+) -> Running:  # fmt: skip
+    instance, log = uuid.uuid4().hex, directory / "metastore.log"
+    pid = spawn(runtime, directory, port, {**settings, INSTANCE: instance}, host=host)
+    start = began(pid)
+    try:
+        uri = f"thrift://{_reached(host)}:{port}"
+        state = _State(port=port, uri=uri, host=host, instance=instance, pid=pid, began=start)
+        _write_state(directory, state)  # before it answers: if we die here, `stop` and the next `start` find it
+        wait(pid, start, port, instance, log, timeout, _reached(host))
+    except BaseException:
+        end(pid, start, timedelta(0))
+        raise
+    return _as_running(directory, state, pid)
+
+
+def _running(directory: Path, state: _State | None) -> Running | None:
+    if state is None or state.pid is None or state.began is None or began(state.pid) != state.began:
+        return None
+    if not answers(state.port, state.instance, host=_reached(state.host)):
+        return None
+    return _as_running(directory, state, state.pid)
+
+
+def _as_running(directory: Path, state: _State, pid: int) -> Running:
+    return Running(state.uri, directory / "warehouse", pid, directory, directory / "metastore.log")
+
+
+def _read_state(directory: Path) -> _State | None:
+    path = directory / "metastore.json"
+    try:
+        state = msgspec.json.decode(path.read_bytes(), type=_State)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise FormatError(f"{path}: {error}", hint="if no metastore runs there, remove the file") from None
+    if state.format != FORMAT:
+        raise FormatError(f"{path} has format {state.format}, this release knows {FORMAT}", hint="use a newer release")
+    return state
+
+
+def _write_state(directory: Path, state: _State) -> None:
+    write_aside(directory / "metastore.json", msgspec.json.format(msgspec.json.encode(state)) + b"\n")

@@ -1,0 +1,267 @@
+"""The metastore server's process: how it is configured, started, asked whether it answers, and ended.
+
+Nothing here knows which directory belongs to whom or remembers anything; that is `embedded`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.Thrift import TException
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TBufferedTransport
+
+from replicator.errors import MetastoreStartError
+from replicator.metastore.binding import HOST, LOOPBACK, binding_jar
+from replicator.metastore.embedded.jars import hive_version, listener_jar, pyspark_jars
+from replicator.metastore.java import Java, cache_directory, find_java, utf8_locale, write_aside
+
+# A server is asked for this setting to know that it is the one that was started, not another one on its port.
+# The metastore tells only settings whose names begin with `hive`, `hdfs` or `mapred`.
+INSTANCE = "hive.replicator.instance"
+
+CLASSES = 1  # of the class path: another one makes classes that were kept useless
+
+SETTINGS = {
+    "hive.metastore.schema.verification": "false",
+    "hive.metastore.transactional.event.listeners": "org.apache.hive.hcatalog.listener.DbNotificationListener",
+    # True, the default, forks a shell for each directory created: 63 partitions a second instead of 260.
+    "hive.warehouse.subdir.inherit.perms": "false",
+    # The default, BoneCP, is not among pyspark's jars: without this drop_database fails after it has happened.
+    "datanucleus.connectionPoolingType": "HikariCP",
+    "datanucleus.connectionPool.maxPoolSize": "32",
+    # Limits one string or list, not the message: 100 MB unless told.
+    "hive.metastore.server.max.message.size": str(1 << 30),
+    "hive.metastore.server.min.threads": "16",
+    "hive.metastore.server.max.threads": "500",
+}
+
+_OPEN = ("java.lang", "java.net", "java.nio", "java.util", "java.util.concurrent", "sun.nio.ch", "java.io")
+_LOGGING = """status = error
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d %p %c{1}: %m%n
+# Loggers that warn at each start about what is meant to be so.
+logger.conf.name = org.apache.hadoop.hive.conf.HiveConf
+logger.conf.level = error
+logger.driver.name = com.zaxxer.hikari.util.DriverDataSource
+logger.driver.level = error
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+"""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a server is started with."""
+
+    java: Java
+    jars: Path
+    listener: Path
+    binding: Path
+    env: Mapping[str, str]
+
+    @property
+    def class_path(self) -> str:
+        return os.pathsep.join(map(str, (self.binding, self.jars / "*", self.listener)))
+
+    @property
+    def classes(self) -> Path:
+        """Where this machine keeps the server's classes as Java has read them once: a start from there takes half the
+        time. Java passes over most that do not fit; of one made with other paths it took some classes and not the
+        rest, and no server started (a sealing violation). So each class path has its own."""
+        path = hashlib.blake2s(self.class_path.encode(), digest_size=8).hexdigest()
+        name = f"hive-{hive_version(self.jars)}-java-{self.java.version}-{CLASSES}-{path}.jsa"
+        return cache_directory(self.env) / "classes" / name
+
+
+def find_runtime(env: Mapping[str, str]) -> Runtime:
+    """Java, pyspark's jars and the notification listener; fetches what is missing the first time on a machine."""
+    java = find_java(env)
+    binding = binding_jar(cache_directory(env) / "jars" / f"metastore-binding-{CLASSES}.jar")
+    return Runtime(java, pyspark_jars(), listener_jar(java, env), binding, env)
+
+
+def spawn(
+    runtime: Runtime, directory: Path, port: int, settings: Mapping[str, str], *, host: str = LOOPBACK,
+    classes_to: Path | None = None,
+) -> int:  # fmt: skip
+    """Start a server on `directory` in its own session and return its process id. It may still fail to start:
+    what it says is in `directory/metastore.log`, the start before that in `metastore.log.1`. `host`: the address it
+    listens on, see `binding`. `classes_to`: where it leaves its classes when it ends, for `Runtime.classes`."""
+    secured = settings.get("hive.metastore.use.SSL", "").lower() == "true"  # another socket: not bound to an address
+    class_path = runtime.class_path.removeprefix(f"{runtime.binding}{os.pathsep}") if secured else runtime.class_path
+    conf = directory / "conf"
+    write_aside(conf / "hive-site.xml", _hive_site(directory, settings).encode())
+    write_aside(conf / "log4j2.properties", _LOGGING.encode())
+    log = directory / "metastore.log"
+    if log.exists():
+        os.replace(log, directory / "metastore.log.1")
+    command = [
+        str(runtime.java.executable), *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPEN),
+        # One thread of garbage collection and no file in /tmp: several servers share a small machine.
+        "-Xmx1g", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Xshare:auto", *_shared_classes(runtime, classes_to),
+        "-Dhive.async.log.enabled=false", f"-D{HOST}={host}", f"-Dlog4j.configurationFile={conf / 'log4j2.properties'}",
+        f"-Dderby.stream.error.file={directory / 'derby.log'}", f"-Djava.io.tmpdir={_temporary(directory)}",
+        "-cp", class_path, "org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port),
+    ]  # fmt: skip
+    # A shell in between, which ends at once: the server then is nobody's child here, and never a zombie of ours.
+    started = subprocess.run(
+        ["/bin/sh", "-c", 'log=$1; shift; "$@" </dev/null >"$log" 2>&1 & echo $!', "sh", str(log), *command],
+        env={
+            **runtime.env,
+            **utf8_locale(runtime.env),
+            "HIVE_CONF_DIR": str(conf),
+            "JAVA_HOME": str(runtime.java.home),
+            # Hadoop runs chmod for each directory it makes: without it no database can be created.
+            "PATH": os.pathsep.join([*filter(None, [runtime.env.get("PATH")]), os.defpath]),
+        },
+        cwd=directory, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    return int(started.stdout)
+
+
+def _shared_classes(runtime: Runtime, classes_to: Path | None) -> list[str]:
+    if classes_to is not None:
+        return [f"-XX:ArchiveClassesAtExit={classes_to}", "-Xlog:disable"]
+    return [f"-XX:SharedArchiveFile={runtime.classes}", "-Xlog:disable"] if runtime.classes.exists() else []
+
+
+def answers(port: int, instance: str, patience: timedelta = timedelta(seconds=5), host: str = LOOPBACK) -> bool:
+    """Whether the server started as `instance` answers a thrift call on `port`."""
+    seconds = patience.total_seconds()
+    try:  # first without thrift, which logs each refusal
+        socket.create_connection((host, port), timeout=seconds).close()
+    except OSError:
+        return False
+    connection = TSocket(host, port)
+    connection.setTimeout(seconds * 1000)
+    transport = TBufferedTransport(connection)
+    try:
+        transport.open()
+        client = ThriftHiveMetastore.Client(TBinaryProtocol(transport))
+        return bool(client.get_config_value(INSTANCE, "") == instance)
+    except (TException, OSError, EOFError):
+        return False
+    finally:
+        transport.close()
+
+
+def wait(
+    pid: int, start: str | None, port: int, instance: str, log: Path, timeout: timedelta, host: str = LOOPBACK
+) -> None:  # fmt: skip
+    """Return when the server answers. MetastoreStartError when its process ends or `timeout` passes first."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not answers(port, instance, host=host):
+        if start is None or began(pid) != start:
+            what = f"the metastore's process ended before it answered on port {port}"
+        elif time.monotonic() >= deadline:
+            what = f"the metastore did not answer on port {port} within {timeout.total_seconds():.0f} s"
+        else:
+            time.sleep(0.03)
+            continue
+        raise MetastoreStartError(f"{what}; {log} ends with:\n{last_lines(log)}", hint=_hint(log))
+
+
+def began(pid: int) -> str | None:
+    """When process `pid` began, in the system's own terms; None when it is gone. Tells it from a later one that got
+    the same number."""
+    stat = Path(f"/proc/{pid}/stat")
+    if stat.parent.parent.joinpath("self").exists():
+        try:
+            state, *fields = stat.read_text().rpartition(")")[2].split()
+            # The first thread of a process that ends is a zombie while others still hold the port and the database.
+            ended = state in "ZX" and len(os.listdir(stat.with_name("task"))) <= 1
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if ended else fields[18]  # starttime, in ticks since boot: field 22 of proc(5)
+    asked = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
+    state, _, start = asked.stdout.strip().partition(" ")
+    return None if not state or state.startswith("Z") else start.strip()
+
+
+def end(pid: int, start: str | None, grace: timedelta) -> bool:
+    """End process `pid` that began at `start`: ask, wait `grace`, then kill. False when it was gone already."""
+    if start is None or began(pid) != start:
+        return False
+    for sign, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, timedelta(seconds=30))):
+        try:
+            os.kill(pid, sign)
+        except ProcessLookupError:
+            return True
+        deadline = time.monotonic() + patience.total_seconds()
+        while began(pid) == start and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if began(pid) != start:
+            break
+    return True
+
+
+def free_port(preferred: int | None = None) -> int:
+    """`preferred` when it is free, else one that is free now: below the range from which systems give outgoing
+    connections theirs, which would now and then take the port of a stopped metastore; any, when none is free there."""
+    for port in [preferred, *random.sample(range(20_000, 32_768), 20), 0]:
+        if port is None:
+            continue
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Java does: TIME_WAIT is no obstacle
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError("no free port")
+
+
+def last_lines(log: Path, count: int = 15) -> str:
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return "(no log)"
+    return "\n".join([line[:500] for line in lines if line.strip()][-count:]) or "(the log is empty)"
+
+
+def _hint(log: Path) -> str:
+    text = last_lines(log, 60)
+    if "Address already in use" in text:
+        return "another process listens on that port: give another one, or none"
+    if "Another instance of Derby" in text:
+        return "another metastore runs on this directory: stop it, or use another directory"
+    if "OutOfMemoryError" in text or "insufficient memory" in text:
+        return "free some memory: a metastore takes up to 1 GB"
+    return f"read {log}; a longer timeout helps on a busy machine"
+
+
+def _hive_site(directory: Path, settings: Mapping[str, str]) -> str:
+    values = {
+        "hive.metastore.warehouse.dir": f"file://{directory / 'warehouse'}",  # Hadoop does not decode %20: as it is
+        "javax.jdo.option.ConnectionURL": f"jdbc:derby:{directory / 'metastore_db'}",
+        "datanucleus.schema.autoCreateAll": "false",
+        **SETTINGS,
+        **settings,
+    }
+    rows = (f"  <property><name>{escape(k)}</name><value>{escape(v)}</value></property>" for k, v in values.items())
+    return "\n".join(["<configuration>", *rows, "</configuration>", ""])
+
+
+def _temporary(directory: Path) -> Path:
+    place = directory / "tmp"
+    place.mkdir(exist_ok=True)
+    return place

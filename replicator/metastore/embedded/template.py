@@ -1,0 +1,134 @@
+"""An empty metastore database, made once per machine and copied for each new metastore.
+
+The server makes its tables when it first needs them, one class at a time, which is slow, and in Derby it makes two
+of them wrong (reference: hive-schema-2.3.0.derby.sql). So: one start that makes every table, then the repairs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from replicator.errors import MetastoreStartError
+from replicator.metastore.embedded.jars import hive_version
+from replicator.metastore.embedded.server import INSTANCE, Runtime, began, end, free_port, last_lines, spawn, wait
+from replicator.metastore.java import cache_directory
+
+FORMAT = 2  # of the template; a change to what is below makes it another one
+
+# MESSAGE is made LONG VARCHAR, 32,700 characters: an event of a dozen partitions does not fit. Without the index two
+# writers at once get the same event id, and Derby now and then fails to read a long backlog.
+# The default database's row names the warehouse: the server makes it again for the directory it runs on.
+_REPAIRS = """connect 'jdbc:derby:{database}';
+alter table APP.NOTIFICATION_LOG drop column MESSAGE;
+alter table APP.NOTIFICATION_LOG add column MESSAGE clob;
+create unique index APP.NOTIFICATION_LOG_EVENT_ID on APP.NOTIFICATION_LOG (EVENT_ID);
+delete from APP.NOTIFICATION_LOG;
+delete from APP.NOTIFICATION_SEQUENCE;
+delete from APP.DATABASE_PARAMS;
+delete from APP.DBS;
+{lock_tables}disconnect;
+connect 'jdbc:derby:{database};shutdown=true';
+"""
+
+
+def new_database(runtime: Runtime, database: Path) -> None:
+    """Make an empty metastore database at `database`, whole or not at all."""
+    aside = database.with_name(f".{database.name}.new")
+    shutil.rmtree(aside, ignore_errors=True)  # of a start that was killed; the caller holds the directory's lock
+    shutil.copytree(template(runtime), aside, ignore=shutil.ignore_patterns("*.lck"))
+    os.replace(aside, database)
+
+
+def template(runtime: Runtime) -> Path:
+    """The directory of this machine's template, which is made when it is not there yet."""
+    derby = next(runtime.jars.glob("derby-*.jar")).stem
+    kept = cache_directory(runtime.env) / "templates" / f"hive-{hive_version(runtime.jars)}-{derby}-{FORMAT}"
+    if not kept.is_dir():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with locked(kept.parent):
+            if not kept.is_dir():
+                _make(runtime, kept)
+    return kept
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold `directory` against other processes that do the same; it frees itself when the holder dies."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _make(runtime: Runtime, kept: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new.") as aside:
+        directory, port, instance = Path(aside), free_port(), uuid.uuid4().hex
+        settings = {
+            INSTANCE: instance,
+            "javax.jdo.option.ConnectionURL": f"jdbc:derby:{directory / 'metastore_db'};create=true",
+            "datanucleus.schema.autoCreateAll": "true",
+            "hive.metastore.schema.verification.record.version": "true",
+            "datanucleus.autoStartMechanism": "Classes",
+            "datanucleus.autoStartClassNames": ",".join(_persistent_classes(runtime.jars)),
+        }
+        classes = directory / "classes.jsa"
+        pid = spawn(runtime, directory, port, settings, classes_to=classes)
+        start = began(pid)
+        try:
+            wait(pid, start, port, instance, directory / "metastore.log", timedelta(seconds=180))
+        finally:
+            end(pid, start, timedelta(seconds=60))  # it writes its classes at its end
+        if classes.exists():
+            runtime.classes.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(classes, runtime.classes)
+        _repair(runtime, directory)
+        os.replace(directory / "metastore_db", kept)
+
+
+def _repair(runtime: Runtime, directory: Path) -> None:
+    script = directory / "repair.sql"
+    script.write_text(_REPAIRS.format(database=directory / "metastore_db", lock_tables=_lock_tables(runtime.jars)))
+    done = subprocess.run(
+        [runtime.java.executable, f"-Dderby.stream.error.file={directory / 'derby.log'}", "-Dij.showErrorCode=true",
+         "-cp", runtime.class_path, "org.apache.derby.tools.ij", script],
+        env=dict(runtime.env), cwd=directory, capture_output=True, text=True, errors="replace", timeout=120,
+    )  # fmt: skip
+    failed = [line for line in done.stdout.splitlines() if line.startswith("ERROR") and "08006" not in line]
+    if failed or done.returncode or "ERROR 08006" not in done.stdout:  # 08006: shut down, as asked for
+        raise MetastoreStartError(
+            "the template database cannot be repaired:\n"
+            + "\n".join(failed or [done.stdout[-2000:], done.stderr[-2000:]]),
+            hint=f"Derby's log ends with: {last_lines(directory / 'derby.log')}",
+        )
+
+
+def _persistent_classes(jars: Path) -> list[str]:
+    """Every class of the metastore that has a table of its own."""
+    with zipfile.ZipFile(next(jars.glob("hive-metastore-*.jar"))) as jar:
+        declared = re.findall(r'<class name="(\w+)"([^>]*)', jar.read("package.jdo").decode())
+    package = "org.apache.hadoop.hive.metastore.model"
+    return [f"{package}.{name}" for name, attributes in declared if 'embedded-only="true"' not in attributes]
+
+
+def _lock_tables(jars: Path) -> str:
+    """The statements that make the tables of locks and transactions, which no JDO class stands for: clients such as
+    Iceberg take locks. The server has them in a class that only its own tests call; they are read from there."""
+    with zipfile.ZipFile(next(jars.glob("hive-metastore-*.jar"))) as jar:
+        code = jar.read("org/apache/hadoop/hive/metastore/txn/TxnDbUtil.class")
+    # A string in a class file: a byte 1, two bytes of length, the text (Java Virtual Machine Specification, 4.4.7).
+    found = re.finditer(rb"\x01(..)(?=CREATE |INSERT )", code, re.DOTALL)
+    statements = [code[each.end() : each.end() + int.from_bytes(each[1])].decode() for each in found]
+    return "".join(f"{statement};\n" for statement in statements)

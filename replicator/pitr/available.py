@@ -1,0 +1,172 @@
+"""Where the bytes of a state are to be had: at their old path, in `$cmroot`, as a version of their store, or nowhere.
+
+Asked before a restore touches anything. `look` is what an engine runs: it lists what is there, reads no bytes where
+size, time and identity are those that capture saw, and hashes where they are not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from cmroot.keep.content import locate
+from cmroot.keep.versions import version_size
+from cmroot.log.parts import reading
+from cmroot.names import check_entries
+from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.listing import FileState, file_state, list_tree
+from cmroot.store.place import is_local, join, local_path, store_for
+
+SHOWN = 1000  # missing files that are named; more are counted
+
+_COLUMNS = [
+    "db", "table", "partition", "location", "path", "size", "mtime_ns", "identity", "checksum", "version"
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LookTask:
+    """File entries to look for: those of `parts` whose location falls to `share` of `shares`. `root`: the `$cmroot`."""
+
+    parts: Sequence[str]
+    root: str
+    share: int = 0
+    shares: int = 1
+
+
+@dataclass
+class Tally:
+    """A number of files, and their bytes."""
+
+    files: int = 0
+    bytes: int = 0
+
+    def count(self, files: int, size: int) -> None:
+        self.files += files
+        self.bytes += size
+
+
+@dataclass
+class Available:
+    """Files of a state by where their bytes are. `named`: the first missing ones, each `file` (where it was), `object`,
+    `bytes` and `reason`."""
+
+    source: Tally = field(default_factory=Tally)
+    cmroot: Tally = field(default_factory=Tally)
+    version: Tally = field(default_factory=Tally)
+    missing: Tally = field(default_factory=Tally)
+    named: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, other: Available) -> None:
+        for name in ("source", "cmroot", "version", "missing"):
+            theirs: Tally = getattr(other, name)
+            getattr(self, name).count(theirs.files, theirs.bytes)
+        self.named = (self.named + other.named)[:SHOWN]
+
+    @property
+    def found(self) -> Tally:
+        """All that can be copied."""
+        kinds = (self.source, self.cmroot, self.version)
+        return Tally(sum(each.files for each in kinds), sum(each.bytes for each in kinds))
+
+
+def look(task: LookTask) -> Available:
+    """Looks for each file of a task. Changes nothing; may run twice."""
+    found = Available()
+    for location, rows in _by_location(task).items():
+        there = _files_at(location)
+        for row in rows:
+            size = row["size"] or 0
+            origin, reason = _origin(row, join(location, row["path"]), there, task.root)
+            getattr(found, origin).count(1, size)
+            if origin == "missing" and len(found.named) < SHOWN:
+                partition = f"/{row['partition']}" if row["partition"] else ""
+                found.named.append(
+                    {
+                        "file": join(location, row["path"]), "object": f"{row['db']}.{row['table']}{partition}",
+                        "bytes": row["size"], "reason": reason,
+                    }
+                )  # fmt: skip
+    return found
+
+
+def _by_location(task: LookTask) -> Mapping[str, list[dict[str, Any]]]:
+    """The rows of a share. One location is listed by one task only."""
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for table in _tables(task.parts):
+        for row in table.to_pylist():
+            if xxhash.xxh3_64_intdigest(row["location"].encode()) % task.shares == task.share:
+                rows[row["location"]].append(row)
+    return rows
+
+
+def _tables(parts: Iterable[str]) -> Iterator[pa.Table]:
+    for part in parts:
+        with store_for(part).open_read(part) as file, reading(part):
+            parquet = pq.ParquetFile(file)
+            columns = [name for name in _COLUMNS if name in parquet.schema_arrow.names]
+            for batch in parquet.iter_batches(columns=columns):
+                check_entries(batch, part)
+                yield pa.Table.from_batches([batch])
+
+
+def _files_at(location: str) -> dict[str, FileState]:
+    listing = list_tree(location)
+    return {file.path_relative: file for file in listing.files} if listing else {}
+
+
+def _origin(row: Mapping[str, Any], path: str, there: Mapping[str, FileState], root: str) -> tuple[str, str]:
+    """(source | cmroot | version | missing, the reason why it is missing)."""
+    checksum, size = row["checksum"], row["size"]
+    if checksum is None or size is None:
+        return "missing", "it was gone before a capture could read it"
+    now = there.get(row["path"])
+    recorded = now is not None and now.is_recorded(size, row["mtime_ns"], row["identity"])
+    if recorded or (now is not None and now.size == size and _checksum(path) == (checksum, size)):
+        return "source", ""
+    kept = _kept(root, checksum, size, row["mtime_ns"])
+    if kept == "kept":
+        return "cmroot", ""
+    if row.get("version") and _version_is_there(path, row["version"], size):
+        return "version", ""
+    at_source = "its path holds other bytes" if now is not None else "its path is gone"
+    return "missing", f"{at_source}, and $cmroot {kept}"
+
+
+def _kept(root: str, checksum: str, size: int, mtime_ns: int | None) -> str:
+    """`kept`, or what is wrong. A kept link that was written into shows by its time, which it shares with its source;
+    a kept copy has another time too, and is read to tell them apart."""
+    place = locate(root, checksum, size)
+    try:
+        there = file_state(place)
+        if there.size != size:
+            return "keeps a damaged copy"
+        if is_local(place) and there.mtime_ns != mtime_ns and _checksum(place) != (checksum, size):
+            return "keeps a damaged copy"
+    except FileNotFoundError:
+        return "does not keep them"
+    return "kept"
+
+
+def _checksum(place: str) -> tuple[str, int] | None:
+    """None when it went away meanwhile."""
+    try:
+        if is_local(place):
+            return checksum_file(local_path(place))
+        with store_for(place).open_read(place) as stream:
+            return checksum_stream(stream)
+    except FileNotFoundError:
+        return None
+
+
+def _version_is_there(path: str, version: str, size: int) -> bool:
+    try:
+        return version_size(path, version) == size
+    except FileNotFoundError:
+        return False

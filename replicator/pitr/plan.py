@@ -1,0 +1,227 @@
+"""Planning a restore: the state at a moment as a dump, where it goes, what is in the way, and where its bytes are.
+
+Nothing on the target is changed here, nor in `$cmroot`; the dump lies in a scratch directory for as long as the plan
+holds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from cmroot.log.captured import segments
+from cmroot.pins import unpin_dump
+from cmroot.root import ChangeRoot
+from cmroot.store.place import join, normal, store_for
+from replicator.core.engine import AutoEngine
+from replicator.core.model import Database
+from replicator.core.progress import Progress
+from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.dumps.dump import write_dump
+from replicator.dumps.layout import Point
+from replicator.dumps.reader import DumpReader
+from replicator.errors import ObjectNotFound, Refused
+from replicator.events.scope import Patterns
+from replicator.metastore.client import MetastoreReader
+from replicator.pitr.available import Available, LookTask, look
+from replicator.pitr.moments import moment, moment_text
+from replicator.replay.apply.planning import LoadOptions, plan_load
+from replicator.replay.apply.pricing import describe
+from replicator.replay.places.placement import relative
+from replicator.replay.places.replica import RESTORING, SOURCE
+from replicator.replay.plan.target import database_location, default_warehouse
+
+OUTSIDE = "external-data"  # in the new database's directory; no table has a hyphen in its name
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """What is restored, and where to.
+
+    db, tables: what (no tables: all of the database). to: the event id or time. into: the database that is made (None:
+    `<db>_restored_<event>`). warehouse, cmroot: the target's own, as for a load. force: write into a database that
+    exists, the live one too; what it holds in the restored scope is replaced and goes to the target's $cmroot.
+    allow_missing: restore without the files that exist nowhere. scratch: a directory for the passing dump, which
+    executors must be able to read (None: the system's). jobs: tables committed side by side. formats: "as-they-are"
+    restores tables of formats that name their files by whole paths, too."""
+
+    db: str
+    to: str
+    tables: Sequence[str] = ()
+    into: str | None = None
+    warehouse: str | None = None
+    cmroot: str | None = None
+    force: bool = False
+    allow_missing: bool = False
+    scratch: str | None = None
+    jobs: int = 2
+    formats: FormatChoice = SUPPORTED
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """A restore, decided: the state as a dump, where it goes, and where its bytes are. `existing`: the database of the
+    target as it is (None: to be made); `key`: which restore this is, so that one that was killed knows its own; `load`:
+    what the load says it will do; `warnings`: what a person should know before."""
+
+    point: Point
+    into: str
+    location: str
+    existing: Database | None
+    key: str
+    reader: DumpReader
+    tables: list[str]
+    options: LoadOptions
+    available: Available
+    load: dict[str, Any]
+    warnings: list[str]
+
+    @property
+    def dropped(self) -> list[str]:
+        """Tables of an existing database that the state does not have."""
+        again = {*self.load["create_tables"], *self.load["alter_tables"]}
+        return [name for name in self.load["drop_tables"] if name not in again]
+
+    def described(self) -> dict[str, Any]:
+        """For `--dry-run`."""
+        there = self.available
+        return {
+            "into": self.into, "location": self.location, "event": self.point.event, "position": self.point.position,
+            "time": moment_text(self.point), "tables": self.tables,
+            "files": self.reader.metadata.files, "bytes": self.reader.metadata.bytes,
+            "files_to_copy": there.found.files, "bytes_to_copy": there.found.bytes,
+            "files_from_source": there.source.files, "bytes_from_source": there.source.bytes,
+            "files_from_cmroot": there.cmroot.files + there.version.files,
+            "bytes_from_cmroot": there.cmroot.bytes + there.version.bytes,
+            "files_missing": there.missing.files, "bytes_missing": there.missing.bytes, "missing": there.named,
+            "replaced": sorted({*self.load["drop_tables"]} - {*self.dropped}), "dropped": self.dropped,
+            "not_replicated": self.load["not_replicated"], "locations": self.load["locations"],
+            "warnings": self.warnings,
+        }  # fmt: skip
+
+
+@contextmanager
+def planned(
+    root: ChangeRoot, target: MetastoreReader, options: RestoreOptions, *, engine: AutoEngine, progress: Progress
+) -> Iterator[RestorePlan]:
+    """Decides a restore; the plan holds for the length of the block. Changes nothing on the target.
+
+    Raises what `moment` says for a moment that cannot be told, ObjectNotFound for what did not exist then, Refused for
+    a database that exists (unless forced)."""
+    log = segments(root.place)
+    point = moment(log, options.db, options.to)
+    into = (options.into or f"{options.db}_restored_{point.event}").lower()
+    key = _key(root, options, point)
+    existing = _existing(target, into, options, key)
+    with _state(root, str(log[-1].metadata.get("source", "")), options, point, key, progress) as reader:
+        tables = _tables(reader, options, point)
+        location = _location(target, into, existing, options)
+        live = existing is not None and relative(location, reader.metadata.locations[options.db]) == ""
+        chosen = LoadOptions(
+            warehouse=options.warehouse, cmroot=options.cmroot, rename=[(options.db, into)],
+            external=None if live else join(location, OUTSIDE), overwrite=existing is not None, jobs=options.jobs,
+            source_root=root.place, exact=True, allow_missing=options.allow_missing,
+            as_they_are=options.formats == AS_THEY_ARE,
+        )  # fmt: skip
+        yield RestorePlan(
+            point=point, into=into, location=location, existing=existing, key=key, reader=reader, tables=tables,
+            options=chosen, available=_look(reader, root, engine, progress),
+            load=describe(plan_load(reader, target, chosen), reader), warnings=_warnings(existing, key),
+        )  # fmt: skip
+
+
+@contextmanager
+def _state(
+    root: ChangeRoot, source: str, options: RestoreOptions, point: Point, key: str, progress: Progress
+) -> Iterator[DumpReader]:
+    """The state at a point as a passing dump; what it names is pinned in the root for as long."""
+    patterns = Patterns.parse([re.escape(name) for name in options.tables])
+    with tempfile.TemporaryDirectory(prefix="replicator-restore-", dir=options.scratch) as scratch:
+        place = str(Path(scratch) / "dump")
+        write_dump(
+            root, place, source=source, databases=[options.db], patterns=patterns, until=point, id=key,
+            empty=True, progress=progress,
+        )  # fmt: skip
+        try:
+            yield DumpReader(place)
+        finally:
+            unpin_dump(root.place, key)
+
+
+def _key(root: ChangeRoot, options: RestoreOptions, point: Point) -> str:
+    """What is restored, in 32 hex digits: the log never changes, so neither does the state that this names."""
+    about = [root.id, options.db, sorted(set(options.tables)), point.position]
+    return xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
+
+
+def _existing(target: MetastoreReader, into: str, options: RestoreOptions, key: str) -> Database | None:
+    """The target's database of this name. Raises Refused, unless forced, or when this restore has begun it."""
+    try:
+        there = target.database(into)
+    except ObjectNotFound:
+        return None
+    if not options.force and there.parameters.get(RESTORING) != key:
+        begun = ", begun by another restore that did not end" if RESTORING in there.parameters else ""
+        raise Refused(
+            f"database {into} exists in {target.uri}{begun}",
+            hint="choose another name with --into, or --force to replace what it holds (its data goes to the target's "
+            "$cmroot)",
+        )
+    return there
+
+
+def _location(
+    target: MetastoreReader, into: str, existing: Database | None, options: RestoreOptions
+) -> str:  # fmt: skip
+    """Where the database lies, or will. Raises Refused for a new one in a directory that holds something."""
+    if existing is not None and existing.location:
+        return existing.location
+    place = database_location(normal(options.warehouse or default_warehouse(target)), into)
+    if not options.force and store_for(place).list(place):
+        raise Refused(
+            f"{place}, where {into} would lie, is not empty",
+            hint="choose another name with --into, another place with --warehouse, or --force (what lies where a table "
+            "goes then goes to the target's $cmroot)",
+        )
+    return place
+
+
+def _tables(reader: DumpReader, options: RestoreOptions, point: Point) -> list[str]:
+    """Names of the restored tables. Raises ObjectNotFound when one that was asked for did not exist."""
+    names = sorted(table.name for table in reader.tables())
+    gone = sorted(set(options.tables) - set(names))
+    if gone:
+        raise ObjectNotFound(
+            f"{', '.join(f'{options.db}.{name}' for name in gone)} did not exist at event {point.event} "
+            f"({moment_text(point)})",
+            hint="leave out --table to restore what there was; `replicator show` of the $cmroot tells its history",
+        )
+    return names
+
+
+def _warnings(existing: Database | None, key: str) -> list[str]:
+    if existing is None or SOURCE not in existing.parameters or existing.parameters.get(RESTORING) == key:
+        return []
+    return [f"{existing.name} is a replica and ends to be one: the next load into it needs --overwrite and a bootstrap"]
+
+
+def _look(reader: DumpReader, root: ChangeRoot, engines: AutoEngine, progress: Progress) -> Available:
+    """Looks for every file of the state."""
+    found, metadata = Available(), reader.metadata
+    buckets = reader.buckets() if metadata.files else []
+    engine = engines.for_work(metadata.files)
+    shares = max(1, -(-engine.parallelism // max(1, len(buckets))))
+    tasks = [LookTask([place], root.place, share, shares) for place, _ in buckets for share in range(shares)]
+    with progress.task("look for files", total=len(tasks)) as advance:
+        for report in engine.run(look, tasks):
+            found.add(report)
+            advance(1)
+    return found

@@ -1,0 +1,97 @@
+"""Upkeep of a `$cmroot`: checking it, compacting its log, letting expire what nobody needs.
+
+The engine is chosen by the amount of work; a lease that another run holds is waited for.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from cmroot.check import Checked, check
+from cmroot.check.finding import FINDINGS
+from cmroot.expire.expire import Expired, expire, plan_expiry
+from cmroot.lease import acquire
+from cmroot.log.captured import finished, segments
+from cmroot.log.compact import Compacted, compact, plan_compaction
+from cmroot.log.references import work
+from cmroot.root import ChangeRoot
+from cmroot.store.entries import estimate
+from cmroot.waiting import patiently
+from replicator.core.engine import AutoEngine
+from replicator.pitr.clock import IDLE, refuse_clock_ahead
+
+PATIENCE = timedelta(minutes=1)
+"""How long the lease of another run is waited for, by default."""
+
+AVERAGE = 64 << 20
+"""Bytes that an entry is taken for when an engine is chosen for reading all of them; nobody knows before."""
+
+
+def check_root(root: ChangeRoot, engine: AutoEngine, *, bytes: bool = True, limit: int = FINDINGS) -> Checked:
+    """See cmroot.check.check. Changes nothing, takes no lease."""
+    entries = estimate(root.place)
+    rows = sum(segment.file_count for segment in finished(root.place)[0] if _readable(segment))
+    return check(
+        root.place, engine.for_work(max(entries, rows), entries * AVERAGE if bytes else 0), bytes=bytes, limit=limit
+    )
+
+
+def _readable(segment: Any) -> bool:
+    """A damaged marker is a finding, not the end of a check."""
+    from cmroot.errors import Error
+
+    try:
+        return bool(segment.marker)
+    except Error:
+        return False
+
+
+def plan_log(root: ChangeRoot) -> dict[str, Any]:
+    """What a compaction would do."""
+    log = segments(root.place)
+    runs = plan_compaction(log)
+    merged = sum(len(run.segments) for run in runs)
+    return {
+        "status": "planned", "root": root.place, "runs": len(runs), "merged": merged, "segments_before": len(log),
+        "segments_after": len(log) - merged + len(runs),
+    }  # fmt: skip
+
+
+def compact_log(root: ChangeRoot, *, patience: timedelta = PATIENCE) -> Compacted:
+    """See cmroot.log.compact.compact. `patience`: how long the lease of another run is waited for, each time."""
+
+    def take_lease(place: str, purpose: str) -> Any:
+        return patiently(partial(acquire, place, purpose), patience)
+
+    return compact(root.place, take_lease=take_lease)
+
+
+def plan_expired(
+    root: ChangeRoot, engine: AutoEngine, older_than: timedelta, *, max_slot_lag: timedelta | None = None,
+    clock: Callable[[], float] = clocks.time, idle: timedelta = IDLE,
+) -> dict[str, Any]:  # fmt: skip
+    """What an expiry would do, and nothing of it done. Raises Refused as `expire_root`."""
+    refuse_clock_ahead(root, clock, idle)
+    chosen = engine.for_work(work(root.place))
+    with plan_expiry(root.place, older_than=older_than, now=clock, engine=chosen, max_slot_lag=max_slot_lag) as plan:
+        return {"status": "planned", "root": root.place, **plan.as_json()}
+
+
+def expire_root(
+    root: ChangeRoot, engine: AutoEngine, older_than: timedelta, *, max_slot_lag: timedelta | None = None,
+    patience: timedelta = PATIENCE, clock: Callable[[], float] = clocks.time, idle: timedelta = IDLE,
+) -> Expired:  # fmt: skip
+    """Plans an expiry and carries it out; plans anew when another run held the lease meanwhile. See cmroot.expire.
+    Raises Refused when the clock is ahead of the store's, or the newest capture was longer ago than `idle`."""
+    refuse_clock_ahead(root, clock, idle)
+
+    def once() -> Expired:
+        chosen = engine.for_work(work(root.place))
+        plan = plan_expiry(root.place, older_than=older_than, now=clock, engine=chosen, max_slot_lag=max_slot_lag)
+        return expire(root.place, plan, now=clock)
+
+    return patiently(once, patience)

@@ -1,0 +1,1 @@
+"""Policies: their runs, plans, memory, schedule and lag."""

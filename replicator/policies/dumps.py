@@ -1,0 +1,64 @@
+"""A policy's dumps: `<dumps>/<policy>/<event>-<id>/`. An id begins with the time, so that a name tells its age.
+
+4711-20260301T120000Z-5f2a90c1/
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from cmroot.pins import unpin_dump
+from cmroot.root import ChangeRoot
+from cmroot.store.place import join, normal, store_for
+from replicator.dumps.layout import FINISHED, LOADS
+
+KEPT_DUMPS = 1000  # that were loaded: a policy that runs each second makes more in an hour than anybody looks at
+
+_NAME = re.compile(r"(\d+)-((\d{8}T\d{6}Z)-[0-9a-f]{8})")
+_TIME = "%Y%m%dT%H%M%SZ"
+
+
+def new_dump_id(clock: Callable[[], float]) -> str:
+    return f"{datetime.fromtimestamp(clock(), UTC).strftime(_TIME)}-{uuid.uuid4().hex[:8]}"
+
+
+class PolicyDumps:
+    """The directory of one policy's dumps. Who holds the policy's lease writes."""
+
+    def __init__(self, dumps: str, policy: str) -> None:
+        self.place = join(normal(dumps), policy)
+        self._store = store_for(self.place)
+
+    def place_of(self, event: int, id: str) -> str:
+        return join(self.place, f"{event}-{id}")
+
+    def find(self, id: str) -> str | None:
+        """The finished dump of this id."""
+        for name in self._store.list(self.place):
+            match = _NAME.fullmatch(name)
+            if match and match[2] == id and self._store.exists(join(self.place, name, FINISHED)):
+                return join(self.place, name)
+        return None
+
+    def tidy(self, root: ChangeRoot, retention: timedelta, *, clock: Callable[[], float]) -> list[str]:
+        """Removes dumps that are older than the retention, loaded ones beyond the newest thousand, and those that a
+        killed run did not finish, with their pins in the source's `$cmroot`. Returns their places. Safe to run twice.
+
+        A dump that was finished and not loaded stays as long as a plan may want it. What has another name stays."""
+        names = [match for name in self._store.list(self.place) if (match := _NAME.fullmatch(name))]
+        names.sort(key=lambda match: match[2], reverse=True)
+        oldest = datetime.fromtimestamp(clock(), UTC) - retention
+        removed = []
+        for rank, match in enumerate(names):
+            place = join(self.place, match[0])
+            old = datetime.strptime(match[3], _TIME).replace(tzinfo=UTC) < oldest
+            surplus = rank >= KEPT_DUMPS and bool(self._store.list(join(place, LOADS)))
+            if old or surplus or not self._store.exists(join(place, FINISHED)):
+                self._store.remove(join(place, FINISHED))  # first what makes it count
+                self._store.remove_tree(place)
+                unpin_dump(root.place, match[2])
+                removed.append(place)
+        return removed

@@ -1,0 +1,185 @@
+"""Following: a policy's runs again and again, until somebody says stop. Schedule, back-off and their jitter; what one
+run does is `run`.
+
+Every failure is retried but those of the configuration: a metastore that restarts, a Spark that died, a lease that
+another holds, a table in the way that an operator will move. Each stands in the history, and is told.
+"""
+
+from __future__ import annotations
+
+import random
+import time as clocks
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from typing import Protocol
+
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import NotReplicated
+from replicator.core.report import json_text
+from replicator.errors import ConfigError, LeaseHeld, MetastoreError, MetastoreUnreachable, Refused, UsageError
+from replicator.policies.memory import Compared
+from replicator.policies.run import SyncRun
+from replicator.policies.verifying import Beside
+
+FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=1), timedelta(minutes=1)
+AWAY_WAIT = timedelta(seconds=10)  # the longest while a metastore is away: a try costs nothing, and lag grows
+JITTER = 0.1  # of the schedule, each way: policies that were started together drift apart
+SCAN_SHARE = 5  # looking at directories for changes without events may take one part in so many of the time
+COMPARE_SHARE = 20  # comparing every table with the metastore, where changes without events are rare
+
+
+class Scan(Enum):
+    """How far a round looks for changes that left no event."""
+
+    NOTHING = "nothing"
+    FILES = "files"
+    ALL = "all"
+
+
+class Stop(Protocol):
+    """Says when to stop."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Waits so many seconds, or until it is time to stop; whether it is."""
+        ...
+
+
+@dataclass
+class Followed:
+    """All rounds together. `rounds`: runs that came to their end, `synced` of them loaded something; `skipped`: times
+    at which the source had no new event and a scan was not due; `failures`: runs that failed, `last_error` the newest
+    one's. `last`: the newest run that loaded something. `compared`: the newest verification, of `sampled` tables in
+    all. `not_replicated`: as of the newest run."""
+
+    policy: str
+    status: str = "stopped"
+    rounds: int = 0
+    synced: int = 0
+    skipped: int = 0
+    failures: int = 0
+    last_error: str = ""
+    to_event: int = 0
+    position: int = 0
+    records: int = 0
+    files_copied: int = 0
+    bytes_copied: int = 0
+    last: SyncRun | None = None
+    compared: Compared | None = None
+    sampled: int = 0
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    exit_code: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    __str__ = json_text
+
+    def add(self, run: SyncRun) -> None:
+        self.rounds += 1
+        self.not_replicated = run.not_replicated
+        self.to_event, self.position = run.to_event, run.position
+        self.records += run.records
+        self.files_copied += run.files_copied
+        self.bytes_copied += run.bytes_copied
+        self.warnings += [text for text in run.warnings if text not in self.warnings][: 100 - len(self.warnings)]
+        if run.compared:
+            self.compared = run.compared
+            self.sampled += run.compared.sampled
+        if run.moved:
+            self.synced += 1
+            self.last = run
+
+
+class Pace:
+    """When the next round begins, and whether it scans. Pure but for its clock and its dice."""
+
+    def __init__(
+        self, schedule: timedelta, *, now: Callable[[], float] = clocks.monotonic,
+        dice: Callable[[float, float], float] = random.uniform,
+    ) -> None:  # fmt: skip
+        self._schedule, self._now, self._dice = schedule.total_seconds(), now, dice
+        self._failures = 0
+        self._began = now()
+        self._next_scan = self._next_comparison = 0.0
+
+    def begin(self) -> Scan:
+        """A round begins; how far it is to scan. What takes long, in a large warehouse, is made less often."""
+        self._began = self._now()
+        if self._began >= max(self._next_scan, self._next_comparison):
+            return Scan.ALL
+        return Scan.FILES if self._began >= self._next_scan else Scan.NOTHING
+
+    def scanned(self, scan: Scan, run: SyncRun) -> None:
+        """A first capture lists everything, which says nothing of what later scans take."""
+        if scan is not Scan.NOTHING and not run.bootstrapped:
+            self._next_scan = self._began + SCAN_SHARE * run.scan_seconds
+        if scan is Scan.ALL:
+            self._next_comparison = self._began + COMPARE_SHARE * run.compare_seconds
+
+    def succeeded(self) -> float:
+        """Seconds to wait: what the schedule, from one begin to the next, leaves."""
+        self._failures = 0
+        spread = self._schedule * self._dice(1 - JITTER, 1 + JITTER)
+        return max(0.0, self._began + spread - self._now())
+
+    def failed(self, *, away: bool = False) -> float:
+        """Seconds to wait: twice as long after each failure in a row, up to a minute, spread by half of it. away: a
+        metastore did not answer, which is asked again sooner."""
+        longest = (AWAY_WAIT if away else LONGEST_WAIT).total_seconds()
+        wait = min(longest, FIRST_WAIT.total_seconds() * 2 ** min(self._failures, 20))
+        self._failures += 1
+        return float(wait * self._dice(0.5, 1.0))
+
+
+def follow(
+    total: Followed, once: Callable[[Scan], SyncRun], newest_event: Callable[[bool], int], *, pace: Pace, stop: Stop,
+    engines: AutoEngine, told: Callable[[SyncRun], None], failed: Callable[[Exception, float], None],
+    unreached: Callable[[Exception], None] = lambda error: None, beside: Beside | None = None,
+) -> None:  # fmt: skip
+    """Runs `once(scan)` until `stop`, and counts in `total`. newest_event(reverse): of the side that is replicated;
+    while it stays and no scan is due, a round is not made at all. told: is given each run that loaded something, beside
+    which a difference was found, or after which other objects are not replicated; failed: each error, and the seconds
+    to the next try. unreached: records an error that came before a run had begun, which a run's own record cannot tell.
+    beside: what verifies meanwhile; the runs record what it finds.
+
+    Raises ConfigError and UsageError, which trying again does not mend, and what interrupts a round."""
+    seen: int | None = None
+    reverse = False
+    while not stop.is_set():
+        try:
+            scan = pace.begin()
+            try:
+                newest = newest_event(reverse)
+            except Exception as error:
+                unreached(error)
+                raise
+            if scan is Scan.NOTHING and newest == seen and not (beside and beside.has_news):
+                total.skipped += 1
+            else:
+                run, lacked = once(scan), {each.name for each in total.not_replicated}
+                total.add(run)
+                reverse = run.reverse
+                seen = newest  # of before the run: what came meanwhile is looked for at once
+                pace.scanned(scan, run)
+                lacks = {each.name for each in run.not_replicated} != lacked
+                if run.moved or lacks or (run.compared and run.compared.differing):
+                    told(run)
+            wait = pace.succeeded()
+        except (ConfigError, UsageError):
+            raise
+        except Exception as error:
+            seen = None
+            total.failures += 1
+            total.last_error = f"{type(error).__name__}: {error}"
+            if not isinstance(error, MetastoreError | LeaseHeld | Refused):
+                _begin_anew(engines)
+            wait = pace.failed(away=isinstance(error, MetastoreUnreachable))
+            failed(error, wait)
+        stop.wait(wait)
+
+
+def _begin_anew(engines: AutoEngine) -> None:
+    """Spark may have died: the next round that needs it gets a new session."""
+    engines.stop()

@@ -1,0 +1,392 @@
+"""Lag: how far a policy's target is behind, per policy, database and table, in events, seconds and bytes; what blocks;
+and how long the source's event log still holds what is needed next. Reads only."""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cmroot.log.captured import ADD, Segment, segments
+from cmroot.pins import find_slot
+from cmroot.root import FORMAT, ChangeRoot, open_existing
+from cmroot.store.place import join, normal, store_for
+from replicator.captures.fold import read_records
+from replicator.captures.unseen import sight_at
+from replicator.core.model import NotificationEvent
+from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
+from replicator.core.policy import Policy
+from replicator.core.report import json_text
+from replicator.dumps.selection import Entering, Selection
+from replicator.errors import Error, MetastoreUnreachable
+from replicator.events.reach import read_reach
+from replicator.events.record import EventsRead, touched_db, touched_table
+from replicator.metastore.client import MetastoreReader
+from replicator.policies.memory import History, Memory, RememberedScope, Run
+from replicator.policies.verifying import told
+from replicator.policies.way import Pair, patterns_of, runs_backwards, survey
+from replicator.replay.places.replica import LAST_ID
+from replicator.text.quantity import duration_text
+
+READ = 10_000  # events that are not captured yet, at most; more are counted by their ids alone
+TABLES = 1000  # with the longest lag
+RUNS = 20  # of the history
+
+
+@dataclass
+class TableLag:
+    """A table that something waits for. `seconds`: since the oldest change that the target lacks. `not_replicated`: of
+    it and its partitions, so many cannot be seen at the source."""
+
+    table: str
+    events: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    oldest: float = field(default=float("inf"), repr=False)
+    not_replicated: int = 0
+
+    def lack(self, thing: NotReplicated, now: float) -> None:
+        self.not_replicated += 1
+        self.oldest = min(self.oldest, thing.since or now)
+
+    def add(self, *, time: float | None = None, size: int = 0) -> None:
+        if time is not None:
+            self.events += 1
+            self.oldest = min(self.oldest, time)
+        self.bytes += size
+
+
+@dataclass
+class DatabaseLag:
+    """`event`, `position`: the replica's checkpoint; None: it has none, or its side does not answer. events, seconds,
+    bytes: what it lacks. source_role, target_role: as the policy names the sides; empty where one does not answer."""
+
+    db: str
+    replica: str
+    status: str
+    event: int | None = None
+    position: int | None = None
+    events: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    source_role: str = ""
+    target_role: str = ""
+
+
+@dataclass
+class Lag:
+    """`status`: current, behind, late (more than the policy's `max_lag`), blocked (`blocks` says by what) or none (not
+    replicated yet). `events`: changes of the policy's databases that the target lacks; `seconds`: the age of the oldest
+    one; `bytes`: of files that were captured, and not loaded. `captured_event`: how far the log is, `source_event`: the
+    source. The event log: `needed_seconds`, the age of the next event to be captured; `kept_seconds`, how long the
+    server keeps one (None: it does not tell); `headroom_seconds`, what is left before it is gone;
+    `reaches_back_seconds`, the age of the oldest it has. `last_run`, `last_error`: of the history.
+
+    `not_replicated`: what the target does not have as the source has it, by the source's names; what nobody can see at
+    the source counts as behind since then.
+
+    `unreachable`: sides that do not answer, and why; then the figures are the last known ones: `events`, `seconds` and
+    `bytes` are at least that (`at_least`), `event` and `source_event` are those of the last run that came to its end,
+    at `last_good_run`."""
+
+    policy: str
+    status: str = "current"
+    reverse: bool = False
+    source_event: int = 0
+    captured_event: int | None = None
+    event: int | None = None
+    events: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    max_lag_seconds: float | None = None
+    databases: list[DatabaseLag] = field(default_factory=list)
+    tables: list[TableLag] = field(default_factory=list)
+    blocks: list[str] = field(default_factory=list)
+    needed_seconds: float | None = None
+    kept_seconds: float | None = None
+    headroom_seconds: float | None = None
+    reaches_back_seconds: float | None = None
+    last_run: str = ""
+    last_error: str = ""
+    last_good_run: str = ""
+    at_least: bool = False
+    unreachable: dict[str, str] = field(default_factory=dict)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    __str__ = json_text
+
+
+def lag(
+    policy: Policy, source: MetastoreReader, target: MetastoreReader, *, clock: Callable[[], float] = clocks.time
+) -> Lag:
+    """`source`, `target`: as the policy names them. A side that does not answer is named in `unreachable`, and the
+    figures are the last known ones."""
+    report = Lag(policy.name)
+    report.max_lag_seconds = policy.max_lag.total_seconds() if policy.max_lag else None
+    memory, history, remembered = _remembered(policy, report)
+    here, there = _answering("source", source, report), _answering("target", target, report)
+    pairs = survey(policy, here, there, remembered if report.unreachable else None)
+    last = history.last_done if history else None
+    report.reverse = runs_backwards(pairs)
+    if here is None and not report.reverse and last:
+        report.reverse = last.reverse
+    roles = _roles(pairs, here, there)
+    place = policy.cmroot
+    if report.reverse:
+        here, there, place = there, here, policy.target_cmroot
+        pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
+    root, log = _log(place, report)
+    known = here is None
+    counted = _Counted(policy, [pair for pair in pairs if pair.here or known or (root and pair.made_from == root.id)])
+    counted.captured(log)
+    report.captured_event = int(log[-1].metadata["event"]) if log else None
+    if here is not None:
+        _read_source(report, counted, here, clock())
+    report.not_replicated = counted.lacking(log, clock())
+    _sum_up(report, counted, clock())
+    for each in report.databases:
+        each.source_role, each.target_role = roles.get((each.replica if report.reverse else each.db), ("", ""))
+    if report.unreachable:
+        _last_known(report, last, source_away=here is None, target_away=there is None)
+    _find_blocks(report, policy, counted.pairs, root, memory, history)
+    if report.max_lag_seconds is not None and report.seconds > report.max_lag_seconds:
+        report.status = "late"
+    if report.blocks:
+        report.status = "blocked"
+    return report
+
+
+def _answering(side: str, metastore: MetastoreReader, report: Lag) -> MetastoreReader | None:
+    """The metastore, or None when it does not answer, and then that is the first of what blocks."""
+    try:
+        metastore.database_names()
+    except MetastoreUnreachable as error:
+        report.unreachable[side] = str(error)
+        report.blocks.append(f"the {side} does not answer: {error}")
+        return None
+    return metastore
+
+
+def _remembered(policy: Policy, report: Lag) -> tuple[Memory | None, History | None, RememberedScope | None]:
+    """What the policy remembers; a root that cannot be read is a warning, as it may be away with its side."""
+    try:
+        root = _root(policy.target_cmroot)
+        if root is None:
+            return None, None, None
+        memory = Memory(root, policy.name)
+        return memory, memory.runs(RUNS), memory.read_scope()
+    except (Error, OSError) as error:
+        report.warnings.append(f"the policy's memory cannot be read: {error}")
+        return None, None, None
+
+
+def _log(place: str, report: Lag) -> tuple[ChangeRoot | None, list[Segment]]:
+    try:
+        root = _root(place)
+        return root, segments(root.place) if root else []
+    except OSError as error:
+        report.warnings.append(f"the captured log cannot be read: {error}")
+        report.at_least = True
+        return None, []
+
+
+def _roles(
+    pairs: Iterable[Pair], source: MetastoreReader | None, target: MetastoreReader | None
+) -> dict[str, tuple[str, str]]:
+    """By the source's name (of the policy): the roles of both sides, empty for one that does not answer."""
+    return {
+        pair.name: (str(pair.here_mark) if source else "", str(pair.there_mark) if target else "") for pair in pairs
+    }
+
+
+def _last_known(report: Lag, last: Run | None, *, source_away: bool, target_away: bool) -> None:
+    """What the last run that came to its end knew, for what no side tells now."""
+    report.at_least = True
+    if last is not None:
+        report.last_good_run = last.ended or last.started
+        if source_away:
+            report.source_event = max(report.captured_event or 0, last.to_event or 0)
+        if target_away:
+            report.event = last.to_event
+    if target_away:
+        report.status = "none" if last is None else "behind"
+        for each in report.databases:
+            each.status = "unknown"
+
+
+class _Counted:
+    """What waits, by table; a database's own changes count under its name alone."""
+
+    def __init__(self, policy: Policy, pairs: Iterable[Pair]) -> None:
+        self.pairs = list(pairs)
+        self._by_name = {pair.name: pair for pair in self.pairs}
+        self._patterns = patterns_of(policy, self.pairs)
+        self._chosen = Entering(Selection(tuple(self._by_name), self._patterns))
+        self.waiting: dict[tuple[str, str], TableLag] = {}
+
+    def _of(self, db: str | None, table: str | None) -> TableLag | None:
+        if db not in self._by_name or db is None or (table and not self._patterns.match(table)):
+            return None
+        return self.waiting.setdefault((db, table or ""), TableLag(f"{db}.{table}" if table else db))
+
+    def captured(self, log: list[Segment]) -> None:
+        after: dict[str, int] = {pair.name: pair.position for pair in self.pairs if pair.position is not None}
+        if not after:
+            return
+        for segment in log:
+            if segment.last <= min(after.values()):
+                continue
+            for record in read_records(segment, min(after.values())):
+                db, table = touched_db(record.change), touched_table(record.change)
+                if isinstance(record.change, EventsRead) or db not in after or record.position <= after[db]:
+                    continue
+                if self._chosen.told(record.change, record.position) is None:
+                    continue
+                found = self._of(db, table[1] if table else None)
+                if found is not None:
+                    found.add(time=record.time)
+            for batch in segment.file_batches(["position", "op", "db", "table", "partition", "size"]):
+                self._bytes(pa.Table.from_batches([batch]), after)
+
+    def _bytes(self, rows: pa.Table, after: dict[str, int]) -> None:
+        added, _ = self._chosen.told_rows(rows.filter(pc.equal(rows["op"], ADD)))
+        for db, position in after.items():
+            theirs = added.filter(pc.and_(pc.equal(added["db"], db), pc.greater(added["position"], position)))
+            sums = theirs.group_by("table").aggregate([("size", "sum")]).to_pylist()
+            for each in sums:
+                found = self._of(db, each["table"])
+                if found is not None:
+                    found.add(size=each["size_sum"] or 0)
+
+    def lacking(self, log: list[Segment], now: float) -> list[NotReplicated]:
+        """What the replicas say that they lack, and what the newest capture did not see."""
+        said = [
+            from_property(pair.there.parameters.get(PROPERTY), pair.name) if pair.there else [] for pair in self.pairs
+        ]
+        selection = self._chosen.selection
+        unseen = [
+            each.told()
+            for each in (sight_at(log, log[-1].last).unseen if log else ())
+            if selection.holds_partition((each.db, each.table), each.partition)
+        ]
+        found = merged(*said, unseen)
+        for each in found:
+            db, _, table = each.object.partition(".")
+            waiting = self._of(db, table or None) if each.unknown else None
+            if waiting is not None:
+                waiting.lack(each, now)
+        return found
+
+    def events(self, rows: Iterable[NotificationEvent]) -> None:
+        for row in rows:
+            found = self._of((row.db or "").lower(), (row.table or "").lower() or None)
+            if found is not None:
+                found.add(time=row.time)
+
+
+def _read_source(report: Lag, counted: _Counted, source: MetastoreReader, now: float) -> None:
+    """What is not captured yet, and how far the event log reaches."""
+    reach = read_reach(source, report.captured_event)
+    report.source_event = reach.newest
+    report.reaches_back_seconds = round(now - reach.oldest.time, 3) if reach.oldest else None
+    report.kept_seconds = reach.life.total_seconds() if reach.life else None
+    if report.captured_event is None:
+        return
+    if reach.needed is not None:
+        report.needed_seconds = round(max(0.0, now - reach.needed.time), 3)
+        if reach.needed.id > report.captured_event + 1:
+            gone = f"events {report.captured_event + 1} to {reach.needed.id - 1}"
+            report.warnings.append(f"{gone} are gone: the next run compares every table")
+        if report.kept_seconds is not None:
+            report.headroom_seconds = round(report.kept_seconds - report.needed_seconds, 3)
+            if report.headroom_seconds < report.kept_seconds / 4:
+                report.warnings.append(
+                    f"the source cleans event {reach.needed.id} in {duration_text(max(0.0, report.headroom_seconds))}, "
+                    "and it is not captured yet"
+                )
+        counted.events(source.next_events(report.captured_event, READ))
+        if reach.newest - report.captured_event > READ:
+            report.warnings.append(f"only the first {READ:,} events that wait were told apart by table")
+
+
+def _sum_up(report: Lag, counted: _Counted, now: float) -> None:
+    for each in counted.waiting.values():
+        each.seconds = 0.0 if each.oldest == float("inf") else round(max(0.0, now - each.oldest), 3)
+    for pair in counted.pairs:
+        text = pair.there.parameters.get(LAST_ID, "") if pair.there else ""
+        found = DatabaseLag(
+            pair.name, pair.replica, "current", int(text) if text.isdigit() else None, pair.position
+        )  # fmt: skip
+        lacking = 0
+        for (db, _), each in counted.waiting.items():
+            if db == pair.name:
+                lacking += each.not_replicated
+                found.events += each.events
+                found.bytes += each.bytes
+                found.seconds = max(found.seconds, each.seconds)
+        if pair.position is None:
+            found.status = "not replicated"
+        elif pair.loading:
+            found.status = "loading"
+        elif found.events or found.bytes or lacking:
+            found.status = "behind"
+        report.databases.append(found)
+    report.events = sum(each.events for each in report.databases)
+    report.bytes = sum(each.bytes for each in report.databases)
+    report.seconds = max((each.seconds for each in report.databases), default=0.0)
+    events = [each.event for each in report.databases if each.event is not None]
+    report.event = min(events, default=None)
+    report.status = "behind" if any(each.status == "behind" for each in report.databases) else "current"
+    if not events:
+        report.status = "none"
+    waiting = (each for each in counted.waiting.values() if each.events or each.bytes or each.not_replicated)
+    report.tables = sorted(waiting, key=lambda each: (-each.seconds, each.table))[:TABLES]
+    for each in report.tables:
+        each.oldest = 0.0 if each.oldest == float("inf") else each.oldest
+
+
+def _find_blocks(
+    report: Lag, policy: Policy, pairs: Iterable[Pair], root: ChangeRoot | None, memory: Memory | None,
+    history: History | None,
+) -> None:  # fmt: skip
+    """Why nothing moves, where something says so."""
+    try:
+        slot = find_slot(root.place, policy.slot) if root else None
+        if slot is not None and slot.given_up:
+            report.warnings.append(f"slot {slot.name} was given up at {slot.given_up}: bytes may be gone")
+        turn = memory.unfinished_turn() if memory else None
+    except Error as error:
+        report.warnings.append(str(error))
+        return
+    if turn is not None:
+        report.blocks.append(f"a {turn.verb} was begun at {turn.started} and has not ended")
+    for pair in pairs:
+        if pair.loading:
+            report.warnings.append(f"{pair.replica}: the load of dump {pair.loading} has begun and not ended")
+    last = history.last if history else None
+    if history is None or last is None:
+        return
+    report.last_run = last.ended or last.started
+    report.warnings += told(next((run.compared for run in history.runs if run.compared), None))
+    failed = _failing(history.runs)
+    if failed is not None:
+        report.last_error = failed.error
+        report.blocks.append(f"the run at {failed.started} {failed.status}: {failed.error}")
+    elif last.status == "running":
+        report.warnings.append(f"a run has been at work since {last.started}")
+
+
+def _failing(runs: list[Run]) -> Run | None:
+    """The newest run that ended, if it failed."""
+    ended = next((run for run in runs if run.status != "running"), None)
+    return ended if ended and ended.status in ("failed", "killed") else None
+
+
+def _root(place: str) -> ChangeRoot | None:
+    """None where there is none yet."""
+    place = normal(place)
+    return open_existing(place) if store_for(place).exists(join(place, FORMAT)) else None

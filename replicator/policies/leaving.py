@@ -1,0 +1,124 @@
+"""Leaving: replicas of databases, tables and partitions that a policy does not name any more go, with consent. Their
+data goes to the target's `$cmroot` first. What replication did not make stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cmroot.lease import acquire
+from cmroot.root import ChangeRoot
+from replicator.core.engine import AutoEngine
+from replicator.core.model import Database, Table
+from replicator.core.roles import may_load_into
+from replicator.dumps.layout import BOOTSTRAP, DumpMetadata, Point, Scope
+from replicator.errors import ObjectNotFound
+from replicator.events.scope import Patterns, matches_name
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.replay.apply.commit import Commit
+from replicator.replay.apply.prepare import Preparation
+from replicator.replay.apply.work import Work
+from replicator.replay.places.placement import Placement
+from replicator.replay.places.replica import PUBLISH, SOURCE, Mark
+from replicator.replay.plan.plan import Plan
+from replicator.replay.plan.squash import squash
+from replicator.replay.plan.target import TargetDatabase, read_target, table_position
+from replicator.text.quantity import count_text
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """What goes of one of the target's databases: `tables`, and with `whole` the database itself. `staying`: tables
+    that keep the database there, as replication did not make them. `partitions`: by table, those outside its filter.
+    `snapshots`: loads publish by snapshots there, so the data goes when the delay is over."""
+
+    db: str
+    tables: list[Table]
+    whole: bool
+    staying: list[str]
+    partitions: dict[str, list[str]] = field(default_factory=dict)
+    snapshots: bool = False
+
+    @property
+    def empty(self) -> bool:
+        return not self.tables and not self.whole and not self.partitions
+
+    @property
+    def names(self) -> list[str]:
+        """For people; a database that goes whole by its name alone."""
+        if self.whole or self.staying:
+            return [self.db]
+        tables = [f"{self.db}.{table.name}" for table in self.tables]
+        return tables + [
+            f"{self.db}.{table} ({count_text(len(some), 'partition')})" for table, some in self.partitions.items()
+        ]
+
+
+def plan_database(target: MetastoreReader, db: str, root_id: str) -> Leaving:
+    """A database that left. `root_id`: of the source's `$cmroot` that its tables were made from. Raises Refused for one
+    that is a primary or fenced."""
+    there = read_target(target, [db])[db]
+    may_load_into(f"database {db} of the target", there.role(db))
+    ours = _ours(there, root_id)
+    staying = sorted(set(there.tables) - {table.name for table in ours})
+    whole = there.database is not None and not staying
+    return Leaving(db, ours, whole, staying, snapshots=_by_snapshots(there.database))
+
+
+def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patterns, root_id: str) -> Leaving:
+    """What of a database that stays is outside the patterns: tables, and partitions of tables with a filter. known_as:
+    its name at the source, which the filters say. A call for the names of all tables, one for each filtered table."""
+    try:
+        names = target.table_names(db)
+    except ObjectNotFound:
+        return Leaving(db, [], False, [])
+    outside = [name for name in names if not patterns.match(name)]
+    tables = _made_from(target.tables(db, outside), root_id)
+    partitions: dict[str, list[str]] = {}
+    for name in names:
+        wanted = patterns.filter_of(known_as, name)
+        if wanted is not None and name not in outside and _made_from(target.tables(db, [name]), root_id):
+            gone = [each for each in target.partition_names(db, name) if not matches_name(wanted, each)]
+            partitions |= {name: gone} if gone else {}
+    return Leaving(db, tables, False, [], partitions, _by_snapshots(target.database(db)))
+
+
+def _by_snapshots(database: Database | None) -> bool:
+    return database is not None and database.parameters.get(PUBLISH) == "snapshot"
+
+
+def _ours(there: TargetDatabase, root_id: str) -> list[Table]:
+    return _made_from(there.tables.values(), root_id)
+
+
+def _made_from(tables: Iterable[Table], root_id: str) -> list[Table]:
+    return [table for table in tables if table_position(table) is not None and table.parameters.get(SOURCE) == root_id]
+
+
+def drop(leaving: Sequence[Leaving], target: Metastore, root: ChangeRoot, *, engine: AutoEngine, jobs: int) -> int:
+    """Carries it out; returns how many files were recycled. `root`: the target's. May run twice."""
+    recycled = 0
+    with acquire(root.place, "drop what left the policy") as lease:
+        for each in leaving:
+            work = Work(_plan(each), target, root.place, engine, jobs, lease.check)
+            Preparation(work).prepare()
+            Commit(work).drop_databases()
+            for name, partitions in each.partitions.items():
+                work.drop_partitions(target.table(each.db, name), partitions)
+            recycled += work.changed.recycled
+    return recycled
+
+
+def _plan(leaving: Leaving) -> Plan:
+    """A load's plan that only drops."""
+    nowhere = Point(0, 0, 0)
+    metadata = DumpMetadata(
+        id=f"leaving-{leaving.db}", kind=BOOTSTRAP, created="", scope=Scope(databases=(leaving.db,)), source="",
+        root="", root_id="", begin=None, end=nowhere, locations={}, records=0, files=0, removed=0, bytes=0, observed=0,
+        buckets=0,
+    )  # fmt: skip
+    return Plan(
+        metadata=metadata, placement=Placement({leaving.db: leaving.db}, {}, {}, None), mark=Mark(0, 0, ""), after=0,
+        squashed=squash((), (), bootstrap=False), drops=list(leaving.tables),
+        drop_databases=[leaving.db] if leaving.whole else [], snapshot=metadata.id if leaving.snapshots else None,
+    )  # fmt: skip

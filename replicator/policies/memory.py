@@ -1,0 +1,323 @@
+"""What a policy remembers between its runs, in `<target_cmroot>/policies/<name>/`, and the lease on it.
+
+    lease                     one run or turn at a time (cmroot.lease); object stores: lease/<epoch>
+    runs/<start>-<id>.json    the history, one file a run
+    scope.json                databases that the last run replicated
+    turn.json                 the steps of a switchover, failover or failback that has begun
+    turns/<start>-<id>.json   those that have ended, with their reports
+
+Every file is written aside and renamed, has a format, a version and a checksum, and says when it is damaged. Only who
+holds the lease writes; anybody reads. All of it can be lost without losing data: what is replicated stands in the
+target's own properties, what is needed in the source's slots, who is primary in the roles.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from cmroot.lease import Lease, acquire
+from cmroot.names import foreign
+from cmroot.root import ChangeRoot
+from cmroot.store.place import join, store_for
+from replicator.core.not_replicated import NotReplicated
+from replicator.errors import ConfigError, FormatError
+from replicator.policies.sealed import seal, unseal
+
+POLICIES = "policies"  # in a target's $cmroot
+KEPT_RUNS = 50  # that are kept however old they are
+
+RunKind = Literal["bootstrap", "incremental", "nothing"]
+RunStatus = Literal["running", "done", "failed", "killed"]
+StepStatus = Literal["waiting", "running", "done", "failed"]
+M = TypeVar("M", "Run", "RememberedScope", "Turn")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_RUN_ID = re.compile(r"[A-Za-z0-9_]{1,64}")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a policy's verification found. `tables`: that there are; `sampled`: compared now, of `bytes` bytes;
+    `differing`: of these, the tables that differ, `behind`: those that the source has changed since, of which nothing
+    is known. As of now: `open`: tables that differed when they were compared last, the first of them by name;
+    `open_count`; `never`: compared; `oldest`: seconds since the comparison of the table that waits longest. `ended`:
+    when (ISO 8601)."""
+
+    tables: int = 0
+    sampled: int = 0
+    bytes: int = 0
+    differing: tuple[str, ...] = ()
+    behind: int = 0
+    open: tuple[str, ...] = ()
+    open_count: int = 0
+    never: int = 0
+    oldest: float | None = None
+    seconds: float = 0.0
+    ended: str = ""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a policy. Times are ISO 8601 with a zone; `started` is part of the file's name. `kind`: what it was
+    (empty before that is known). from_event, to_event: of the source's log; position: the checkpoint at its end.
+    records, files, bytes: loaded. lag_seconds: at its end, None where it cannot be told. status: "killed" is found by
+    the next run. error: what the failure said. reverse: the policy ran from its target to its source. epoch: the
+    lease's. dump: its directory. steps: seconds by name, in order. compared: what was verified in it or, by one that
+    follows, beside it; None: nothing was. not_replicated: what the target does not have as the source has it."""
+
+    id: str
+    policy: str
+    started: str
+    ended: str = ""
+    kind: RunKind | Literal[""] = ""
+    status: RunStatus = "running"
+    from_event: int | None = None
+    to_event: int | None = None
+    position: int | None = None
+    records: int = 0
+    files: int = 0
+    bytes: int = 0
+    lag_seconds: float | None = None
+    error: str = ""
+    reverse: bool = False
+    epoch: int = 0
+    dump: str = ""
+    warnings: tuple[str, ...] = ()
+    steps: dict[str, float] = {}
+    compared: Compared | None = None
+    not_replicated: tuple[NotReplicated, ...] = ()
+
+
+class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy's last run replicated: database at the source -> at the target, and the patterns that its tables
+    match. `former`: replica -> source's name, under names that `rename_db` gave once, and that are still there.
+    `external`: "metadata" where only the metadata of external tables is; `formats`: "as-they-are" where tables in every
+    format are. `recorded`: when (ISO 8601)."""
+
+    databases: dict[str, str]
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    partitions: dict[str, str] = {}
+    former: dict[str, str] = {}
+    external: str = ""
+    formats: str = ""
+    recorded: str
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a turn. Times are ISO 8601, empty before. `detail`: what it did or found, or why it failed."""
+
+    name: str
+    status: StepStatus = "waiting"
+    started: str = ""
+    ended: str = ""
+    detail: dict[str, Any] = {}
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of roles, as the list of its steps, written before its first one. One that was interrupted is completed
+    from it. `by`: who began it; `epoch`: the highest one on either side before its first step; `forced`: --force was
+    given; `detail`: what the verb needs besides, a loss report for one. It has ended when `ended` says so."""
+
+    id: str
+    policy: str
+    verb: str
+    started: str
+    by: str = ""
+    epoch: int = 0
+    forced: bool = False
+    reverse: bool = False
+    steps: tuple[Step, ...] = ()
+    detail: dict[str, Any] = {}
+    ended: str = ""
+
+    @property
+    def waiting(self) -> tuple[Step, ...]:
+        """The steps that are not done."""
+        return tuple(step for step in self.steps if step.status != "done")
+
+    def with_step(self, name: str, **changes: Any) -> Turn:
+        """The same turn with one step changed. Raises KeyError when it has no step of this name."""
+        if name not in [step.name for step in self.steps]:
+            raise KeyError(name)
+        steps = (msgspec.structs.replace(each, **changes) if each.name == name else each for each in self.steps)
+        return msgspec.structs.replace(self, steps=tuple(steps))
+
+
+@dataclass(frozen=True)
+class History:
+    """Runs, newest first, and the files among them that could not be understood."""
+
+    runs: list[Run]
+    damaged: list[str]
+
+    @property
+    def last(self) -> Run | None:
+        return self.runs[0] if self.runs else None
+
+    @property
+    def last_done(self) -> Run | None:
+        """The newest run that came to its end."""
+        return next((run for run in self.runs if run.status == "done"), None)
+
+
+_FORMAT: dict[type[Any], str] = {
+    Run: "replicator-run", RememberedScope: "replicator-scope", Turn: "replicator-turn"
+}  # fmt: skip
+_HINT: dict[type[Any], str] = {
+    Run: "remove it: only this run's entry of the history is lost",
+    RememberedScope: "remove it: the next run takes what the policy says now, and drops nothing that left it",
+    Turn: "look at the roles of both sides (`replicator role show`), then remove it, and run the verb again",
+}
+
+
+class Memory:
+    """One policy's memory. Whoever writes holds its lease: `with memory.lease("sync"): ...`."""
+
+    def __init__(self, root: ChangeRoot, policy: str) -> None:
+        """`root`: the target's $cmroot, opened, as nothing may be written into a place that is not one. Raises
+        ConfigError for a name that cannot be a directory's."""
+        if not _NAME.fullmatch(policy):
+            raise ConfigError(
+                f"{policy!r} cannot be the name of a policy",
+                hint="use up to 63 letters, digits, dots, dashes and underscores, the first a letter or digit",
+            )
+        self.policy, self.place = policy, join(root.place, POLICIES, policy)
+        self._runs = join(self.place, "runs")
+        self._store = store_for(root.place)
+
+    def lease(self, purpose: str) -> Lease:
+        """The right to run or turn the policy, and to write here. Raises LeaseHeld (exit 7) saying who has it."""
+        return acquire(self.place, purpose)
+
+    # ---- runs -----------------------------------------------------------------------------------------------------
+
+    def write_run(self, run: Run) -> None:
+        """Once when it begins and again at its end: the last word counts. Safe to run twice."""
+        self._write(join(self._runs, _file_name(run)), run)
+
+    def runs(self, limit: int | None = None) -> History:
+        """The newest `limit` runs (None: all). Damaged files are told and stop nobody."""
+        found, damaged = [], []
+        for name in self._run_names()[:limit]:
+            path = join(self._runs, name)
+            try:
+                run = self._read(path, Run)
+            except FormatError:
+                damaged.append(path)
+                continue
+            if run is not None:
+                found.append(run)
+        return History(found, damaged)
+
+    def close_killed(self, *, now: Callable[[], float]) -> list[Run]:
+        """Under the lease, before a run begins: runs that say they are running were killed. Marks and returns them.
+        `ended` is then the time at which that was found. Safe to run twice."""
+        killed = []
+        for run in self.runs(KEPT_RUNS).runs:
+            if run.status == "running":
+                error = "the process ended before the run did"
+                run = msgspec.structs.replace(run, status="killed", ended=iso(now()), error=error)
+                self.write_run(run)
+                killed.append(run)
+        return killed
+
+    def prune_runs(self, older_than: timedelta, *, now: Callable[[], float], keep: int = KEPT_RUNS) -> int:
+        """Under the lease: removes runs that began so long ago, but never the newest `keep`, nor anything that is not a
+        run's file. Returns how many. Safe to run twice."""
+        oldest = stamp(iso(now() - older_than.total_seconds()))
+        gone = [name for name in self._run_names()[max(0, keep) :] if name < oldest]
+        for name in gone:
+            self._store.remove(join(self._runs, name))
+        return len(gone)
+
+    def _run_names(self) -> list[str]:
+        """Newest first."""
+        return [name for name in reversed(self._store.list(self._runs)) if name.endswith(".json")]
+
+    # ---- scope and turn -------------------------------------------------------------------------------------------
+
+    def read_scope(self) -> RememberedScope | None:
+        """None when no run has recorded one. Raises FormatError when it is damaged."""
+        return self._read(join(self.place, "scope.json"), RememberedScope)
+
+    def write_scope(self, scope: RememberedScope) -> None:
+        """Safe to run twice."""
+        self._write(join(self.place, "scope.json"), scope)
+
+    def read_turn(self) -> Turn | None:
+        """The turn that was begun last; None when there never was one. Raises FormatError when it is damaged: then
+        nobody knows which steps were done."""
+        return self._read(join(self.place, "turn.json"), Turn)
+
+    def unfinished_turn(self) -> Turn | None:
+        """The turn that has begun and not ended; None when there is none. Raises FormatError as `read_turn`."""
+        turn = self.read_turn()
+        return turn if turn and not turn.ended else None
+
+    def write_turn(self, turn: Turn) -> None:
+        """Before each step and after it. One that has ended is kept among all of them, too. Safe to run twice."""
+        if turn.ended:
+            self._write(join(self.place, "turns", f"{stamp(turn.started)}-{turn.id}.json"), turn)
+        self._write(join(self.place, "turn.json"), turn)
+
+    def turns(self) -> list[Turn]:
+        """Turns that have ended, newest first. Raises FormatError for one that is damaged."""
+        place = join(self.place, "turns")
+        names = [name for name in reversed(self._store.list(place)) if name.endswith(".json")]
+        return [turn for name in names if (turn := self._read(join(place, name), Turn)) is not None]
+
+    # ---- files ----------------------------------------------------------------------------------------------------
+
+    def _write(self, path: str, value: Run | RememberedScope | Turn) -> None:
+        self._store.write_bytes(path, seal(_FORMAT[type(value)], value))
+
+    def _read(self, path: str, kind: type[M]) -> M | None:
+        try:
+            data = self._store.read_bytes(path)
+        except FileNotFoundError:
+            return None
+        value = unseal(data, kind, _FORMAT[kind], path, _HINT[kind])
+        if isinstance(value, Run | Turn) and value.policy != self.policy:
+            raise FormatError(f"{path}: is of the policy {value.policy}", hint=_HINT[kind])
+        if isinstance(value, Run | Turn):
+            _check(path, value)
+        return value
+
+
+def _check(path: str, value: Run | Turn) -> None:
+    """Id and begin become a file's name. Raises FormatError."""
+    try:
+        stamp(value.started)
+    except ValueError as error:
+        raise FormatError(f"{path}: {error}", hint=_HINT[type(value)]) from error
+    if not _RUN_ID.fullmatch(value.id):
+        raise foreign(path, "the id", value.id, "is not an id")
+
+
+def policies(root: ChangeRoot) -> Sequence[str]:
+    """Names of the policies that a target's $cmroot remembers, sorted."""
+    return [name for name in store_for(root.place).list(join(root.place, POLICIES)) if _NAME.fullmatch(name)]
+
+
+def iso(seconds: float) -> str:
+    """Seconds since 1970 as these files write them, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _file_name(run: Run) -> str:
+    if not _RUN_ID.fullmatch(run.id):
+        raise ValueError(f"{run.id!r} cannot be the id of a run")
+    return f"{stamp(run.started)}-{run.id}.json"
+
+
+def stamp(moment: str) -> str:
+    """A time as a file's name that sorts by time, in UTC. ValueError for a text that is no time."""
+    found = datetime.fromisoformat(moment)
+    found = (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    return found.strftime("%Y%m%dT%H%M%S") + f".{found.microsecond // 1000:03}Z"

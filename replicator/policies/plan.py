@@ -1,0 +1,392 @@
+"""Plan, then apply: what the next run of a policy would do, with its price, as a value that is carried out or refused.
+
+A plan is a dump (docs/decisions/0006): `make` captures and writes the dumps that the run would, and compares them with
+the target. `apply` looks again and compares; when the world is as it was, it loads these dumps and no others.
+"""
+
+from __future__ import annotations
+
+import json
+import time as clocks
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import msgspec
+import xxhash
+
+from cmroot.errors import UNREADABLE
+from cmroot.store.place import store_for
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
+from replicator.core.policy import Policy
+from replicator.core.progress import Progress
+from replicator.dumps.reader import DumpReader
+from replicator.errors import BootstrapNeeded, FormatError, Refused
+from replicator.metastore.client import Metastore
+from replicator.policies.leaving import Leaving
+from replicator.policies.memory import iso
+from replicator.policies.run import (
+    Remembering,
+    SyncRun,
+    behind,
+    leave,
+    leavings,
+    look,
+    recorded,
+    refuse_turn,
+    remember_scope,
+    sweep,
+    tidy,
+)
+from replicator.policies.steps import Steps, SyncOptions
+from replicator.replay.apply.brake import Brake, excess
+from replicator.replay.apply.planning import plan_load
+from replicator.replay.apply.pricing import Price, describe, price
+from replicator.replay.apply.weighing import DROPPED, Gone
+from replicator.replay.copy.copying import Roots
+
+FORMAT, VERSION = "replicator-plan", 1
+_NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load would do, in numbers. `events`: between the begin and the end; `records`: in the dump, `squashed` of
+    them would not be applied one by one. files, bytes: copied, by their contents; files_from_...: where from.
+    files_removed, bytes_removed, partitions_removed: to the target's `$cmroot`. `missing`: files whose bytes are not to
+    be had; then the load would fail."""
+
+    events: int = 0
+    records: int = 0
+    squashed: int = 0
+    objects: int = 0
+    files: int = 0
+    bytes: int = 0
+    files_from_source: int = 0
+    files_from_cmroot: int = 0
+    files_from_target: int = 0
+    files_removed: int = 0
+    bytes_removed: int = 0
+    partitions_removed: int = 0
+    missing: int = 0
+
+    def plus(self, other: Cost) -> Cost:
+        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
+class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """One dump of a plan. `databases`: by their source names; `why`: of a bootstrap. `checkpoints`: of the replicas, by
+    their names, when it was planned. `steps`: what would be dropped, made and altered. `digest`: of all that the load
+    depends on at the target. `gone`: what goes to the target's `$cmroot`, by name, with files and bytes."""
+
+    dump: str
+    id: str
+    kind: str
+    databases: list[str]
+    why: str = ""
+    from_event: int | None
+    to_event: int
+    to_position: int
+    checkpoints: dict[str, int | None]
+    cost: Cost
+    steps: dict[str, Any]
+    digest: str
+    gone: list[Gone] = []
+
+
+class SyncPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the next run of a policy would do. `policy_digest`: of its keys. `roles`: database -> role and epoch, on
+    both sides. `position`, `to_event`: where the target is afterwards. `left`: replicas that the policy does not name
+    any more; `drops`: tables and partitions that the loads drop, and tables of those that would go, with consent.
+    `cost`: of all loads."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    id: str
+    policy: str
+    policy_digest: str
+    made: str
+    reverse: bool = False
+    adopt: bool = False
+    drop_left: bool = False
+    roles: dict[str, str]
+    loads: list[PlannedLoad]
+    left: list[str]
+    drops: list[str]
+    position: int
+    to_event: int
+    cost: Cost
+    warnings: list[str] = []
+    not_replicated: list[NotReplicated] = []
+
+    @property
+    def empty(self) -> bool:
+        return not self.loads and not (self.drops and self.drop_left)
+
+
+def make(
+    policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
+    options: SyncOptions | None = None, others: Sequence[Policy] = (), clock: Callable[[], float] = clocks.time,
+) -> SyncPlan:  # fmt: skip
+    """Captures, writes the dumps, and compares. The target is not changed; the source's `$cmroot` gets what a run would
+    write there. Raises what a run raises before it loads."""
+    kept, options = Remembering(policy), options or SyncOptions()
+    with kept.memory.lease("plan"):
+        refuse_turn(kept.memory, options)
+        remembered = kept.memory.read_scope()
+        way = look(policy, source, target, remembered, others)
+        steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
+        epochs = steps.roles()
+        steps.forget_checkpoints()
+        steps.warnings += [
+            f"the load of dump {id} has begun and not ended: this plan holds the same and more"
+            for id in sorted({pair.loading for pair in way.matching if pair.loading})
+        ]
+        captured = steps.capture()
+        work = steps.decide(remembered)
+        loads = []
+        if work.pieces:
+            steps.protect(work)
+        for piece in work.pieces:
+            chosen = {name: epoch for name, epoch in epochs.items() if name in piece.databases}
+            slot = policy.slot if piece is work.pieces[-1] else ""
+            loads.append(_planned(steps, steps.dump(piece, chosen, slot=slot).dump, piece.why))
+        leaving = leavings(steps, work)
+        cost = Cost()
+        for each in loads:
+            cost = cost.plus(each.cost)
+        steps.way = look(policy, source, target, remembered, others)  # with the roles that it gave
+        return SyncPlan(
+            id=uuid.uuid4().hex[:12], policy=policy.name, policy_digest=_digest(_keys(policy)),
+            made=iso(clock()), reverse=way.reverse, adopt=options.adopt, drop_left=options.drop_left,
+            roles=_roles(steps), loads=loads, left=[name for each in leaving for name in each.names],
+            drops=sorted({*_drops(leaving), *(name for each in loads for name in _dropped(each))}),
+            position=min([captured.position, *(each.to_position for each in loads)]), to_event=captured.through_event,
+            cost=cost, warnings=list(dict.fromkeys(steps.warnings)),
+            not_replicated=merged(captured.not_replicated, steps.left_out(captured)),
+        )  # fmt: skip
+
+
+def apply(
+    plan: SyncPlan, policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
+    jobs: int = 2, brake: Brake | None = None, others: Sequence[Policy] = (), clock: Callable[[], float] = clocks.time,
+) -> SyncRun:  # fmt: skip
+    """Does what a plan says, and nothing else. One that was killed is completed by applying it again.
+
+    Raises Refused, before anything is changed, when the policy, the roles, the target's checkpoints or what it holds
+    are not as they were; the details say what moved."""
+    began = clocks.monotonic()
+    kept, options = Remembering(policy), SyncOptions(adopt=plan.adopt, drop_left=plan.drop_left, jobs=jobs, brake=brake)
+    report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
+    with kept.memory.lease("apply") as lease, recorded(report, kept, lease, clock):
+        refuse_turn(kept.memory, options)
+        sweep(kept, clock)
+        remembered = kept.memory.read_scope()
+        way = look(policy, source, target, remembered, others)
+        report.reverse = way.reverse
+        steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
+        work = steps.decide(remembered)
+        leaving = leavings(steps, work)
+        with report.timed("compare"):
+            waiting = _compare(plan, steps, leaving)
+        lease.check()
+        for each in waiting:
+            report.kind = "bootstrap" if each.kind == "bootstrap" or report.kind == "bootstrap" else "incremental"
+            if each.kind == "bootstrap":
+                report.bootstrapped |= dict.fromkeys(each.databases, each.why)
+            with report.timed("load"):
+                report.add(steps.load(each.dump))
+        report.to_event, report.position = plan.to_event, plan.position
+        report.not_replicated = merged(plan.not_replicated, report.not_replicated)
+        steps.confirm(plan.position)
+        leave(steps, leaving, report)
+        remember_scope(kept.memory, way, work, remembered, report, clock)
+        tidy(steps, kept, clock)
+        report.lag_seconds = behind(way.source, report.to_event, clock)
+        report.warnings = list(dict.fromkeys(steps.warnings))
+        report.databases = [pair.name for pair in way.matching]
+        report.status = INCOMPLETE if report.not_replicated else "synced" if report.moved else "nothing"
+        report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+# ---- one load -----------------------------------------------------------------------------------------------------
+
+
+def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
+    reader = DumpReader(place)
+    metadata, way = reader.metadata, steps.way
+    plan = plan_load(reader, way.target, steps.load_options(reader))
+    described = describe(plan, reader)
+    roots = Roots(source=way.root.place, target=way.target_root.place)
+    bill = price(plan, reader, way.target, roots, engine=steps.engines, progress=steps.progress)
+    if steps.options.brake and (refusal := excess(plan, bill.weight, steps.options.brake)):
+        steps.warnings.append(f"the load would be refused: {refusal.message}; {refusal.hint}")
+    checkpoints = {pair.replica: pair.position for pair in way.pairs if pair.name in metadata.scope.databases}
+    changes = {key: value for key, value in described.items() if value and key not in _NO_CHANGES}
+    names = ("create_databases", "drop_databases", "drop_tables", "rename_tables", "create_tables", "alter_tables",
+             "functions", "drop_functions")  # fmt: skip
+    lists = (len(described[name]) for name in names)
+    begin = metadata.begin.event if metadata.begin else None
+    cost = Cost(
+        events=metadata.end.event - begin if begin is not None else 0, records=plan.squashed.records,
+        squashed=plan.squashed.squashed, objects=sum(lists) + int(described["partitions_touched"]), files=bill.files,
+        bytes=bill.bytes, files_from_source=bill.files_from_source, files_from_cmroot=bill.files_from_cmroot,
+        files_from_target=bill.files_from_target, files_removed=bill.files_removed,
+        bytes_removed=bill.bytes_removed, partitions_removed=bill.partitions_removed, missing=bill.missing,
+    )  # fmt: skip
+    return PlannedLoad(
+        dump=place, id=metadata.id, kind=metadata.kind, databases=list(metadata.scope.databases), why=why,
+        from_event=begin, to_event=metadata.end.event, to_position=metadata.end.position, checkpoints=checkpoints,
+        cost=cost, steps=changes, gone=bill.weight.gone,
+        digest=_digest([checkpoints, described, asdict(_settled(bill))]),
+    )  # fmt: skip
+
+
+def _settled(bill: Price) -> Price:
+    """Where the bytes come from may change meanwhile; they are the same bytes."""
+    return replace(bill, files_from_source=0, files_from_cmroot=0, files_from_target=0)
+
+
+def _compare(plan: SyncPlan, steps: Steps, leaving: Sequence[Leaving]) -> list[PlannedLoad]:
+    """The loads that are still to be made. Raises Refused when the world has moved."""
+    moved = []
+    if plan.policy_digest != _digest(_keys(steps.policy)):
+        moved.append("the policy was edited")
+    if plan.reverse != steps.way.reverse:
+        moved.append("source and target have turned round")
+    roles = _roles(steps)
+    moved += [
+        f"{name}: was {plan.roles.get(name, 'not there')}, is {roles.get(name, 'not there')}"
+        for name in sorted(plan.roles.keys() | roles.keys())
+        if plan.roles.get(name) != roles.get(name) and not _made_by(plan, steps, name)
+    ]
+    waiting = []
+    for each in plan.loads if not moved else ():
+        pairs = [pair for pair in steps.way.pairs if pair.name in each.databases]
+        if all(pair.position == each.to_position and not pair.loading for pair in pairs):
+            continue  # loaded by an apply that was killed later
+        waiting.append(each)
+        if any(pair.loading == each.id for pair in pairs):
+            continue  # one that was killed in the middle of this load had compared
+        moved += _moved(each, steps)
+    if plan.drop_left and not set(_drops(leaving)) <= set(plan.drops):
+        moved.append(f"what left the policy is now {', '.join(_drops(leaving)) or 'nothing'}")
+    if moved:
+        raise Refused(
+            f"the world has moved since the plan was made at {plan.made}: {'; '.join(moved[:5])}",
+            hint=f"make a new plan: replicator plan {plan.policy} --out FILE",
+            details={"moved": moved},
+        )
+    return waiting
+
+
+def _moved(planned: PlannedLoad, steps: Steps) -> list[str]:
+    now = {pair.replica: pair.position for pair in steps.way.pairs if pair.name in planned.databases}
+    positions = [
+        f"{db} is at position {now.get(db)}, was at {position}"
+        for db, position in planned.checkpoints.items()
+        if now.get(db) != position
+    ]
+    if positions:
+        return positions
+    try:
+        again = _planned(steps, planned.dump, planned.why)
+    except FormatError as error:
+        return [f"its dump cannot be read any more: {error.message}"]
+    except (Refused, BootstrapNeeded) as error:
+        return [error.message]
+    if again.id != planned.id:
+        return [f"{planned.dump} is another dump"]
+    if again.digest == planned.digest:
+        return []
+    differing = [
+        f"{key}: {again.steps.get(key, 'nothing')} instead of {planned.steps.get(key, 'nothing')}"
+        for key in sorted(planned.steps.keys() | again.steps.keys())
+        if planned.steps.get(key) != again.steps.get(key)
+    ]
+    return differing or [f"the target's files in {', '.join(planned.databases)} are not what they were"]
+
+
+def _made_by(plan: SyncPlan, steps: Steps, name: str) -> bool:
+    """Replicas that this plan's own loads have made, or begun to make, are no surprise."""
+    side, _, db = name.partition(" ")
+    ours = {load.id: load for load in plan.loads}
+    return side == "target" and any(
+        pair.replica == db and (pair.loading in ours or _loaded(pair.position, pair.name, plan))
+        for pair in steps.way.pairs
+    )
+
+
+def _loaded(position: int | None, db: str, plan: SyncPlan) -> bool:
+    return any(position == load.to_position and db in load.databases for load in plan.loads)
+
+
+def _roles(steps: Steps) -> dict[str, str]:
+    found = {}
+    for pair in steps.way.matching:
+        if pair.here is not None:
+            found[f"source {pair.name}"] = str(pair.here_mark)
+        if pair.there is not None:
+            found[f"target {pair.replica}"] = str(pair.there_mark)
+    return found
+
+
+def _dropped(load: PlannedLoad) -> Iterator[str]:
+    for each in load.gone:
+        if each.why == DROPPED and (each.partition or not each.partitions or each.object in _drop_tables(load)):
+            yield f"{each.object}/{each.partition}" if each.partition else each.object
+
+
+def _drop_tables(load: PlannedLoad) -> list[str]:
+    return list(load.steps.get("drop_tables", []))
+
+
+def _drops(leaving: Sequence[Leaving]) -> list[str]:
+    tables = (f"{each.db}.{table.name}" for each in leaving for table in each.tables)
+    partitions = (
+        f"{each.db}.{table}/{name}" for each in leaving for table, some in each.partitions.items() for name in some
+    )
+    return sorted([*tables, *partitions, *(each.db for each in leaving if each.whole)])
+
+
+def _keys(policy: Policy) -> dict[str, Any]:
+    """What of a policy a plan depends on: when it runs and what it verifies is none of it."""
+    written = msgspec.to_builtins(policy)
+    return {
+        key: value
+        for key, value in written.items()
+        if key not in ("schedule", "max_lag", "verify", "engine", "key_file")
+    }
+
+
+def _digest(value: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=str).encode())
+
+
+# ---- the file -----------------------------------------------------------------------------------------------------
+
+
+def encode_plan(plan: SyncPlan) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
+
+
+def read_plan(place: str) -> SyncPlan:
+    """Raises FormatError for what is no plan of a version that this release knows."""
+    hint = "make it anew with `replicator plan POLICY --out FILE`"
+    try:
+        data = store_for(place).read_bytes(place)
+        about = msgspec.json.decode(data, type=_Versioned)
+        if about.format != FORMAT or about.version != VERSION:
+            raise FormatError(f"{place}: a {about.format} of version {about.version}, not a plan", hint=hint)
+        return msgspec.json.decode(data, type=SyncPlan)
+    except FileNotFoundError:
+        raise FormatError(f"{place}: there is no such file", hint=hint) from None
+    except UNREADABLE as error:
+        raise FormatError(f"{place}: no plan: {error}", hint=hint) from error
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    format: str
+    version: int

@@ -1,0 +1,157 @@
+"""Roles of databases in their metastores: read, compared and set, established for a new pair. Acts.
+
+What a role means and allows is decided in `replicator.roles`, whose names are here too.
+
+A metastore has no compare-and-set for the properties of a database. `set_role` reads, compares, writes, waits `settle`,
+and reads again: of several at once, all but the last writer find another's name, and fail. What is *not* guaranteed:
+
+- If between one's read and its write passes more than the other's `settle`, both may believe that they have won; the
+  property then has the later one's word, and the next reader sees only that. Verbs that turn roles hold the policy's
+  lease besides, which excludes each other exactly.
+- Whoever alters other properties of the database at the same moment (`ALTER DATABASE ... SET DBPROPERTIES`, a load's
+  checkpoint) may write back the role that it read before. A load looks again before it writes, which leaves
+  milliseconds; within `settle`, `set_role` notices.
+- A role stops replication, not writers: nothing of the metastore forbids writes into a fenced database.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time as clocks
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from replicator.core.roles import Role, RoleMark, consequence, mark_of, marked, may_dump_from, may_load_into
+from replicator.errors import ObjectNotFound, Refused
+from replicator.metastore.client import Metastore, MetastoreReader
+
+__all__ = [
+    "SETTLE", "Role", "RoleMark", "consequence", "epochs_to_dump", "establish", "label", "mark_of", "may_dump_from",
+    "may_load_into", "read_role", "set_role",
+]  # fmt: skip
+
+SETTLE = timedelta(seconds=1)
+"""How long a role must stand before whoever wrote it believes it; more than what lies between a read and a write."""
+
+
+def label(metastore: MetastoreReader, db: str) -> str:
+    """A database as messages name it."""
+    return f"database {db} of {metastore.uri}"
+
+
+def read_role(metastore: MetastoreReader, db: str, *, repair: bool = False) -> RoleMark:
+    """Raises ObjectNotFound when there is no such database, FormatError for a role that cannot be understood (to
+    `repair` it, that is no role)."""
+    return mark_of(metastore.database(db).parameters, label(metastore, db), repair=repair)
+
+
+def set_role(
+    metastore: Metastore, db: str, role: Role, epoch: int, *, expect: RoleMark, force: bool = False,
+    settle: timedelta = SETTLE, pause: Callable[[float], None] = clocks.sleep,
+) -> RoleMark:  # fmt: skip
+    """Sets role and epoch if they are what was `expect`ed; returns what was set. Other properties stay.
+
+    Raises Refused when the role is another by now, when somebody else sets it at the same time, and for an epoch that
+    would not grow: never lower than it is, higher where the database becomes primary. force: for a person's repair, any
+    epoch goes, and a role that cannot be read counts as none. settle: zero for who holds a lease that excludes others.
+    To run twice, look first: `if read_role(...) != wanted`. What cannot be guaranteed is said at the top of this
+    module."""
+    name, wanted = label(metastore, db), RoleMark(role, epoch, _signature())
+    there = metastore.database(db)
+    found = mark_of(there.parameters, name, repair=force)
+    if found != expect:
+        raise Refused(
+            f"{name} is {found}, not {expect}: somebody changed it meanwhile",
+            hint="look at both sides with `replicator role show`, and decide anew",
+            details={"role": found.role.value, "epoch": found.epoch, "by": found.by},
+        )
+    if wanted == found and not force:
+        return found
+    if not force:
+        _refuse_epoch(name, found, wanted)
+    metastore.alter_database(db, msgspec.structs.replace(there, parameters=marked(there.parameters, wanted)))
+    if settle:
+        pause(settle.total_seconds())
+    stands = read_role(metastore, db)
+    if stands != wanted or stands.by != wanted.by:
+        raise Refused(
+            f"{name} is {stands}, set by {stands.by or 'another'} while this run set it to {wanted}",
+            hint="two operators act at once, and the other's word stands; agree who goes on, then look at both sides "
+            "with `replicator role show`",
+            details={"role": stands.role.value, "epoch": stands.epoch, "by": stands.by},
+        )
+    return stands
+
+
+def establish(
+    source: Metastore, target: MetastoreReader, databases: Sequence[tuple[str, str]], *, settle: timedelta = SETTLE,
+    pause: Callable[[float], None] = clocks.sleep,
+) -> dict[str, int]:  # fmt: skip
+    """What a policy's run does before it dumps: each source database that is nobody's becomes the primary. Its replica
+    becomes one by the load, from the epoch in the dump. `databases`: (source's name, target's name). Returns the source
+    databases' epochs.
+
+    Raises Refused where the source may not be dumped or the target not be loaded into, before anything is changed.
+    Safe to run twice; databases that the source does not have are left out."""
+    found: list[tuple[str, RoleMark]] = []
+    for db, target_db in databases:
+        there = _role_if_any(target, target_db)
+        here = _role_if_any(source, db)
+        if there is not None:
+            may_load_into(label(target, target_db), there)
+        if here is not None:
+            may_dump_from(label(source, db), here, known_epoch=there.epoch if there else 0)
+            found.append((db, here))
+    epochs = {}
+    for db, here in found:
+        if here.role is Role.NONE:
+            here = set_role(source, db, Role.PRIMARY, here.epoch + 1, expect=here, settle=settle, pause=pause)
+        epochs[db] = here.epoch
+    return epochs
+
+
+def epochs_to_dump(
+    source: MetastoreReader, databases: Sequence[str], *, allow_replica: bool = False, draining: bool = False
+) -> dict[str, int]:
+    """The epochs of databases that are about to be dumped, by name; those that do not exist are left out.
+
+    Raises Refused as `may_dump_from` does."""
+    epochs = {}
+    for db in databases:
+        mark = _role_if_any(source, db)
+        if mark is not None:
+            may_dump_from(label(source, db), mark, allow_replica=allow_replica, draining=draining)
+            epochs[db] = mark.epoch
+    return epochs
+
+
+def _role_if_any(metastore: MetastoreReader, db: str) -> RoleMark | None:
+    try:
+        return read_role(metastore, db)
+    except ObjectNotFound:
+        return None
+
+
+def _refuse_epoch(name: str, found: RoleMark, wanted: RoleMark) -> None:
+    becomes_primary = wanted.role is Role.PRIMARY and found.role is not Role.PRIMARY
+    least = found.epoch + 1 if becomes_primary else found.epoch
+    if wanted.epoch < least:
+        raise Refused(
+            f"{name} is {found}: it cannot become {wanted}, as an epoch only grows",
+            hint=f"the epoch must be at least {least}",
+        )
+
+
+def _signature() -> str:
+    """Who sets a role, and a word of this one call, by which it knows its own."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return f"{user}@{socket.gethostname()} process {os.getpid()} at {now} {uuid.uuid4().hex[:12]}"

@@ -1,0 +1,401 @@
+"""One run of a policy: look, capture, decide, dump, load, confirm, tidy, remember (docs/decisions/0006).
+
+`sync_once` takes the policy's lease; `run_once` is the same for who holds it already. A run that was killed anywhere is
+completed by the next one: what it had begun to load is loaded to its end, and the target's checkpoints tell the rest.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cmroot.lease import Lease
+from cmroot.root import create_or_open
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
+from replicator.core.policy import Policy, refuse_overlaps, same_metastore
+from replicator.core.progress import Progress
+from replicator.core.report import json_text
+from replicator.dumps.dump import Dumped
+from replicator.dumps.layout import Point
+from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.policies.leaving import Leaving, drop, plan_database, plan_tables
+from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
+from replicator.policies.pieces import Piece, Work
+from replicator.policies.steps import Steps, SyncOptions, scope_of
+from replicator.policies.verifying import Beside, compare_some, told
+from replicator.policies.way import Way, find_way
+from replicator.replay.apply.load import Loaded
+
+REMEMBERED = 1000  # of what was not replicated, in the record of a run
+TIDY_AFTER = 3600.0  # seconds between two tidyings of one process
+
+
+@dataclass
+class SyncRun:
+    """What a run did. `status`: synced, nothing (there was nothing new), incomplete (something could not be done,
+    `warnings` says what). `to_event`, `position`: how far the target is, all databases. Counts are those of its loads.
+    `bootstrapped`: databases that were dumped whole, and why. `left`: replicas of what the policy does not name any
+    more, which stay without consent; `dropped`: those that went. `not_replicated`: what the
+    target does not have as the source has it. `compared`: what was verified after it, or beside it
+    since the run before; None: nothing was. `steps`: seconds by name; scan_seconds,
+    compare_seconds: of its capture, as in `Captured`."""
+
+    policy: str
+    status: str = "nothing"
+    run: str = ""
+    kind: str = "nothing"
+    reverse: bool = False
+    from_event: int | None = None
+    to_event: int = 0
+    position: int = 0
+    databases: list[str] = field(default_factory=list)
+    bootstrapped: dict[str, str] = field(default_factory=dict)
+    dumps: list[str] = field(default_factory=list)
+    captured: int = 0
+    records: int = 0
+    squashed: int = 0
+    files_copied: int = 0
+    bytes_copied: int = 0
+    files_from_source: int = 0
+    files_from_cmroot: int = 0
+    files_from_target: int = 0
+    files_skipped: int = 0
+    files_removed: int = 0
+    objects_changed: int = 0
+    left: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    missing_directories: list[str] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    lag_seconds: float | None = None
+    compared: Compared | None = None
+    steps: dict[str, float] = field(default_factory=dict)
+    scan_seconds: float = 0.0
+    compare_seconds: float = 0.0
+    seconds: float = 0.0
+
+    __str__ = json_text
+
+    @property
+    def moved(self) -> bool:
+        """Whether anything was loaded or dropped."""
+        return bool(self.dumps or self.dropped)
+
+    def add(self, loaded: Loaded) -> None:
+        """One load's counts."""
+        self.dumps.append(loaded.dump)
+        self.not_replicated = merged(self.not_replicated, loaded.not_replicated)
+        for name in ("records", "squashed", "files_copied", "bytes_copied", "files_from_source", "files_from_cmroot",
+                     "files_from_target", "files_skipped", "files_removed", "objects_changed"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(loaded, name))
+        if loaded.from_event is not None:
+            self.from_event = min(self.from_event or loaded.from_event, loaded.from_event)
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        began = clocks.monotonic()
+        try:
+            yield
+        finally:
+            self.steps[step] = round(self.steps.get(step, 0.0) + clocks.monotonic() - began, 3)
+
+
+class Remembering:
+    """What one process knows of a policy between its runs, so that an idle round reads and writes next to nothing."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.memory = Memory(create_or_open(policy.target_cmroot), policy.name)
+        self.tidied: float | None = None
+        self.quiet: Run | None = None  # the record of the last round, when nothing was new: the next one prolongs it
+        self.unreached: Run | None = None  # the same of rounds that could not begin
+        self.swept = False
+        self.beside: Beside | None = None  # what verifies while this process follows the policy
+
+
+def sync_once(
+    policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
+    options: SyncOptions | None = None, others: Sequence[Policy] = (), remembering: Remembering | None = None,
+    clock: Callable[[], float] = clocks.time,
+) -> SyncRun:  # fmt: skip
+    """One run: bootstraps if it must, else increments; nothing new makes no dump. May be killed anywhere and run again.
+
+    source, target: as the policy names them, whatever the roles say. others: the file's policies, for overlaps.
+    remembering: of an earlier run of this process. Raises LeaseHeld while another run of the policy is at work,
+    Refused where roles, an unfinished turn, or what replication did not make is in the way, and what capture and load
+    raise."""
+    kept = remembering or Remembering(policy)
+    with kept.memory.lease("sync") as lease:
+        return run_once(
+            policy, source, target, lease=lease, engines=engines, progress=progress, options=options, others=others,
+            remembering=kept, clock=clock,
+        )  # fmt: skip
+
+
+def run_once(
+    policy: Policy, source: Metastore, target: Metastore, *, lease: Lease, engines: AutoEngine, progress: Progress,
+    options: SyncOptions | None = None, others: Sequence[Policy] = (), remembering: Remembering | None = None,
+    clock: Callable[[], float] = clocks.time,
+) -> SyncRun:  # fmt: skip
+    """As `sync_once`, for who holds the policy's lease: a drain of a switchover, say."""
+    began = clocks.monotonic()
+    kept = remembering or Remembering(policy)
+    options = options or SyncOptions()
+    report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
+    with recorded(report, kept, lease, clock):
+        with report.timed("look"):
+            refuse_turn(kept.memory, options)
+            sweep(kept, clock)
+            remembered = kept.memory.read_scope()
+            way = look(policy, source, target, remembered, others)
+            report.reverse = way.reverse
+            steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
+            epochs = steps.roles()
+            steps.forget_checkpoints()
+        way = _finish(steps, report, lambda: look(policy, source, target, remembered, others))
+        with report.timed("capture"):
+            captured = steps.capture()
+            report.scan_seconds, report.compare_seconds = captured.scan_seconds, captured.compare_seconds
+            report.captured, report.missing_directories = captured.records, captured.missing_directories
+            seen = steps.concerning(captured.not_replicated)
+            report.not_replicated = merged(report.not_replicated, seen, steps.left_out(captured))
+        work = steps.decide(remembered)
+        lease.check()
+        ends = _replicate(steps, work, epochs, report)
+        report.to_event, report.position = captured.through_event, min([captured.position, *ends])
+        steps.advance(work, Point(captured.position, captured.through_event, 0))
+        steps.confirm(report.position)
+        leave(steps, leavings(steps, work), report)
+        remember_scope(kept.memory, way, work, remembered, report, clock)
+        tidy(steps, kept, clock)
+        report.lag_seconds = behind(way.source, report.to_event, clock)
+        verify(steps, kept, report)
+        report.warnings = list(dict.fromkeys(steps.warnings))
+        report.databases = [pair.name for pair in way.matching]
+        if report.moved:
+            report.status = "synced"
+        if report.not_replicated:
+            report.status = INCOMPLETE
+        report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+# ---- the steps of a run -------------------------------------------------------------------------------------------
+
+
+def look(
+    policy: Policy, source: Metastore, target: Metastore, remembered: RememberedScope | None, others: Sequence[Policy]
+) -> Way:
+    """Which way the policy runs, and what both sides have. Raises ConfigError where another policy writes the same."""
+    way = find_way(policy, source, target, remembered)
+    beside = [each for each in others if each.name != policy.name and same_metastore(each.target, policy.target)]
+    if beside:
+        names = {policy.source: [pair.known_as for pair in way.matching]}
+        for other in beside:
+            refuse_overlaps([policy, other], names)
+    return way
+
+
+def refuse_turn(memory: Memory, options: SyncOptions) -> None:
+    turn = None if options.draining else memory.unfinished_turn()
+    if turn is not None:
+        raise Refused(
+            f"policy {memory.policy}: a {turn.verb} was begun at {turn.started} and has not ended",
+            hint=f"run `replicator {turn.verb} {memory.policy}` again, it completes",
+            details={"turn": turn.id, "verb": turn.verb},
+        )
+
+
+def _finish(steps: Steps, report: SyncRun, again: Callable[[], Way]) -> Way:
+    """Ends what a killed run had begun to load; what the target has is read again then."""
+    with report.timed("finish"):
+        finished = steps.finish_interrupted()
+    for loaded in finished:
+        report.add(loaded)
+        report.kind = "bootstrap" if loaded.kind == "bootstrap" else "incremental"
+    if finished:
+        steps.way = again()
+    return steps.way
+
+
+def _replicate(steps: Steps, work: Work, epochs: dict[str, int], report: SyncRun) -> list[int]:
+    """Dumps and loads every piece; the positions where they end."""
+    if not work.pieces:
+        return []
+    steps.protect(work)
+    ends = []
+    for piece in work.pieces:
+        slot = steps.policy.slot if piece is work.pieces[-1] else ""
+        try:
+            dumped = _dump_and_load(steps, piece, epochs, report, slot)
+        except BootstrapNeeded as error:
+            if piece.bootstrap:
+                raise
+            steps.warnings.append(f"an increment was not enough: {error}")
+            dumped = _dump_and_load(steps, Piece(piece.databases, why=str(error)), epochs, report, "")
+        ends.append(dumped.to_position)
+    return ends
+
+
+def _dump_and_load(steps: Steps, piece: Piece, epochs: dict[str, int], report: SyncRun, slot: str) -> Dumped:
+    if piece.bootstrap:
+        report.bootstrapped |= dict.fromkeys(piece.databases, piece.why)
+    report.kind = "bootstrap" if report.bootstrapped else "incremental"
+    with report.timed("dump"):
+        chosen = {name: epoch for name, epoch in epochs.items() if name in piece.databases}
+        dumped = steps.dump(piece, chosen, slot=slot)
+    with report.timed("load"):
+        report.add(steps.load(dumped.dump))
+    return dumped
+
+
+def leavings(steps: Steps, work: Work) -> list[Leaving]:
+    """What left the policy's scope, as it would be dropped; raises Refused for what roles protect."""
+    way = steps.way
+    gone = [*work.left, *work.lost, *way.renamed]
+    found = [plan_database(way.target, pair.replica, way.root.id) for pair in gone]
+    if work.rescoped or steps.options.drop_left:
+        for pair in way.matching:
+            if pair not in gone and pair.there is not None:
+                found.append(plan_tables(way.target, pair.replica, pair.name, way.patterns, way.root.id))
+    return [each for each in found if not each.empty]
+
+
+def leave(steps: Steps, leaving: Sequence[Leaving], report: SyncRun) -> None:
+    """With consent, what left the policy goes; else it is told."""
+    if leaving and steps.options.drop_left:
+        with report.timed("leave"):
+            report.files_removed += drop(
+                leaving, steps.way.target, steps.way.target_root, engine=steps.engines, jobs=steps.options.jobs
+            )
+        report.dropped = [name for each in leaving for name in each.names]
+        for each in leaving:
+            if each.staying:
+                steps.warnings.append(f"{each.db} stays: it holds {', '.join(each.staying[:10])}, not made here")
+        return
+    report.left = [name for each in leaving for name in each.names]
+    if leaving:
+        steps.warnings.append(
+            f"the policy does not name {', '.join(report.left)} any more: they stay on the target as they are, until "
+            "a run with --drop-left"
+        )
+
+
+def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
+    """After all that a run is for: what the policy's budget says, or what was compared beside it. A failure is told,
+    and makes no failure of the run."""
+    if kept.beside is not None:
+        report.compared = kept.beside.take()
+        steps.warnings += told(report.compared or kept.beside.last)
+        steps.warnings += [f"verifying failed: {kept.beside.error}"] if kept.beside.error else []
+    elif steps.policy.verify is not None and not steps.options.draining:
+        try:
+            with report.timed("verify"):
+                report.compared = compare_some(steps, kept.memory)
+        except (Error, OSError) as error:
+            steps.warnings.append(f"verifying failed: {error}")
+        steps.warnings += told(report.compared)
+
+
+def tidy(steps: Steps, kept: Remembering, clock: Callable[[], float]) -> None:
+    steps.sweep_superseded()
+    if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
+        steps.dumps.tidy(steps.way.root, steps.policy.retention, clock=clock)
+        kept.memory.prune_runs(steps.policy.retention, now=clock)
+        kept.tidied = clocks.monotonic()
+
+
+def behind(source: MetastoreReader, event: int, clock: Callable[[], float]) -> float | None:
+    """For how long the first event after this one has been waiting; 0 when there is none, None where it is gone."""
+    if source.current_event_id() <= event:
+        return 0.0
+    waiting = source.next_events(event, 1)
+    return round(max(0.0, clock() - waiting[0].time), 3) if waiting else None
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------
+
+
+def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
+    if not kept.swept:
+        kept.memory.close_killed(now=clock)
+        kept.swept = True
+
+
+def remember_scope(
+    memory: Memory, way: Way, work: Work, before: RememberedScope | None, report: SyncRun, clock: Callable[[], float]
+) -> None:  # fmt: skip
+    """What left stays remembered until it is dropped, as nothing else tells that it was the policy's. A name that was
+    given up is remembered once what has the new one is there, so a run that fails before that changes nothing."""
+    now = scope_of(way, iso(clock()))
+    staying = {pair.known_as: pair for pair in [*work.left, *work.lost] if pair.replica in report.left}
+    databases = now.databases | {
+        name: way.policy.target_name(name) if pair.matches else (before.databases[name] if before else pair.replica)
+        for name, pair in staying.items()
+    }
+    former = {pair.replica: pair.name for pair in way.renamed if pair.replica in report.left}
+    now = msgspec.structs.replace(now, databases=databases, former=former)
+    if before is None or msgspec.structs.replace(now, recorded=before.recorded) != before:
+        memory.write_scope(now)
+
+
+@contextmanager
+def recorded(
+    report: SyncRun, kept: Remembering, lease: Lease, clock: Callable[[], float]
+) -> Iterator[None]:  # fmt: skip
+    """A run's file in the history: running, then done or failed. Of rounds in which nothing was new, one file tells the
+    first and the last."""
+    started = iso(clock())
+    run = Run(id=report.run, policy=report.policy, started=started, epoch=lease.epoch)
+    kept.unreached = None
+    if kept.quiet is None:
+        kept.memory.write_run(run)
+    try:
+        yield
+    except BaseException as error:
+        failed = _filled(run, report, clock)
+        text = f"{type(error).__name__}: {error}"
+        kept.quiet = None
+        kept.memory.write_run(msgspec.structs.replace(failed, status="failed", error=text))
+        raise
+    done = msgspec.structs.replace(_filled(run, report, clock), status="done")
+    if not report.moved:
+        if kept.quiet is not None:
+            compared = done.compared or kept.quiet.compared
+            done = msgspec.structs.replace(done, id=kept.quiet.id, started=kept.quiet.started, compared=compared)
+        kept.quiet = done
+    else:
+        kept.quiet = None
+    kept.memory.write_run(done)
+
+
+def record_unreached(kept: Remembering, error: Exception, clock: Callable[[], float] = clocks.time) -> None:
+    """Records a round that could not begin, since a metastore did not answer. Failures in a row are one record, from
+    the first to the last: a night without the source is one line of the history. Another holder of the policy's lease
+    keeps the history itself."""
+    now, text = iso(clock()), f"{type(error).__name__}: {error}"
+    before = kept.unreached
+    run = before or Run(id=uuid.uuid4().hex[:12], policy=kept.memory.policy, started=now)
+    with suppress(LeaseHeld), kept.memory.lease("sync") as lease:
+        kept.quiet = None
+        kept.unreached = msgspec.structs.replace(
+            run, ended=now, kind="nothing", status="failed", error=text, epoch=lease.epoch
+        )
+        kept.memory.write_run(kept.unreached)
+
+
+def _filled(run: Run, report: SyncRun, clock: Callable[[], float]) -> Run:
+    kinds: dict[str, RunKind] = {"bootstrap": "bootstrap", "incremental": "incremental"}
+    return msgspec.structs.replace(
+        run, ended=iso(clock()), kind=kinds.get(report.kind, "nothing"), from_event=report.from_event,
+        to_event=report.to_event or None, position=report.position or None, records=report.records,
+        files=report.files_copied, bytes=report.bytes_copied, lag_seconds=report.lag_seconds, reverse=report.reverse,
+        dump=report.dumps[-1] if report.dumps else "", warnings=tuple(report.warnings), steps=report.steps,
+        compared=report.compared, not_replicated=tuple(report.not_replicated[:REMEMBERED]),
+    )  # fmt: skip

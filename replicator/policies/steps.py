@@ -1,0 +1,384 @@
+"""The steps of a policy's run, one method each: capture, decide, dump, load, confirm. Runs and plans put them together.
+
+Every step may run twice; who calls holds the policy's lease. Leases of the roots, which other policies, captures and
+expiries take for seconds, are waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import msgspec
+
+from cmroot.lease import acquire
+from cmroot.log.captured import Segment, segments
+from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, unpin_dump
+from cmroot.waiting import patiently
+from replicator.captures.capture import capture
+from replicator.captures.fold import read_records
+from replicator.captures.recording import Captured
+from replicator.captures.unseen import sight_at
+from replicator.compare.repair import REPAIR
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, with_property
+from replicator.core.policy import METADATA
+from replicator.core.progress import Progress
+from replicator.core.roles import Role, mark_of, may_load_into
+from replicator.core.table_format import AS_THEY_ARE
+from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps.layout import INCREMENTAL, Point
+from replicator.dumps.points import point_at, resolve_until
+from replicator.dumps.reached import SCOPE, covers, reached
+from replicator.dumps.reached import scope_of as layout_scope
+from replicator.dumps.reader import DumpReader
+from replicator.dumps.selection import Selection
+from replicator.dumps.signing import Keys, read_keys
+from replicator.dumps.slots import BOOTSTRAP
+from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
+from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
+from replicator.metastore.client import Metastore
+from replicator.policies.dumps import PolicyDumps, new_dump_id
+from replicator.policies.memory import RememberedScope
+from replicator.policies.pieces import Piece, Work, decide
+from replicator.policies.roles import epochs_to_dump, establish
+from replicator.policies.way import Pair, Way
+from replicator.replay.apply.brake import Brake
+from replicator.replay.apply.claim import CLAIM
+from replicator.replay.apply.load import Loaded, load
+from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
+from replicator.replay.places.superseded import Swept, has_superseded, sweep_superseded
+from replicator.replay.plan.difference import ByDifference
+
+NO_WAIT = timedelta(0)
+CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING, PROPERTY, SCOPE, CLAIM})
+"""Properties of a database that say how far it is as a replica."""
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """What the caller of a run consents to, and how it works.
+
+    adopt: tables and databases of the target that replication did not make become replicas; what is equal stays, what
+    differs goes to the target's `$cmroot`. drop_left: replicas of what left the policy go there, too. draining: the
+    source is fenced, and its last changes are fetched by who fenced it. scan, compare, deep, empty: as capture's.
+    brake: as a load's. jobs: tables committed side by side. patience: how long to wait for the lease of a root."""
+
+    adopt: bool = False
+    drop_left: bool = False
+    draining: bool = False
+    scan: bool = True
+    compare: bool = True
+    deep: bool = False
+    empty: Sequence[str] = ()
+    brake: Brake | None = None
+    jobs: int = 2
+    patience: timedelta = timedelta(seconds=60)
+
+
+class Steps:
+    """One run at work on a policy with a direction. `warnings`: what a person should know of it."""
+
+    def __init__(
+        self, way: Way, options: SyncOptions, *, engines: AutoEngine, progress: Progress, clock: Callable[[], float]
+    ) -> None:
+        self.way, self.options, self.engines, self.progress, self.clock = way, options, engines, progress, clock
+        self.policy = way.policy
+        self.dumps = PolicyDumps(way.policy.dumps, way.policy.name)
+        self.warnings: list[str] = []
+
+    # ---- before ---------------------------------------------------------------------------------------------------
+
+    def roles(self) -> dict[str, int]:
+        """The epochs of the source's databases; those that are nobody's become primary. Raises Refused where roles
+        forbid the direction."""
+        pairs = self.way.matching
+        if self.options.draining:
+            return epochs_to_dump(self.way.source, [pair.name for pair in pairs if pair.here], draining=True)
+        settled = all(
+            pair.here is not None
+            and pair.here_mark.role is Role.PRIMARY
+            and pair.there_mark.role in (Role.REPLICA, Role.NONE)
+            and pair.there_mark.epoch <= pair.here_mark.epoch
+            for pair in pairs
+        )
+        if settled:
+            return {pair.name: pair.here_mark.epoch for pair in pairs}
+        names = [(pair.name, pair.replica) for pair in pairs]
+        return establish(self.way.source, self.way.target, names, settle=NO_WAIT)  # the policy's lease excludes others
+
+    def forget_checkpoints(self) -> None:
+        """A primary that was a replica has a checkpoint from then. When it is a replica again, that must not be taken
+        for a state it is in: its own writers have changed it since."""
+        for pair in self.way.matching:
+            if pair.here is None or not pair.here.parameters.keys() & CHECKPOINT or self.options.draining:
+                continue
+            here = self.way.source.database(pair.name)
+            if mark_of(here.parameters, pair.name).role is Role.PRIMARY:
+                kept = {key: value for key, value in here.parameters.items() if key not in CHECKPOINT}
+                self.way.source.alter_database(pair.name, msgspec.structs.replace(here, parameters=kept))
+
+    def capture(self) -> Captured:
+        """Lost events are made up for by comparing everything that is captured."""
+        there = [pair.name for pair in self.way.matching if pair.here is not None]
+        if not there and not segments(self.way.root.place):
+            raise ObjectNotFound(
+                f"policy {self.policy.name}: no database of {self.way.source.uri} matches "
+                f"{', '.join(self.policy.databases)}",
+                hint="patterns match whole names of databases; see `databases` in docs/policies.md",
+            )
+
+        def once() -> Captured:
+            return capture(
+                self.way.source, self.way.root, databases=there, scan=self.options.scan,
+                compare=self.options.compare, deep=self.options.deep,
+                repair=True, keeper=self.policy.keeper, empty=self.options.empty,
+                engine=self.engines, progress=self.progress, clock=self.clock,
+            )  # fmt: skip
+
+        captured = patiently(once, self.options.patience)
+        self.warnings += captured.warnings
+        return captured
+
+    def left_out(self, captured: Captured) -> list[NotReplicated]:
+        """Tables of the policy that no run replicates, for their format."""
+        if self.policy.formats == AS_THEY_ARE:
+            return []
+        names, patterns = {pair.name for pair in self.way.matching}, self.way.patterns
+        found = []
+        for name, reason in captured.formats.items():
+            db, _, table = name.partition(".")
+            if db in names and patterns.match(table):
+                found.append(NotReplicated(name, reason))
+        return found
+
+    def concerning(self, things: Iterable[NotReplicated]) -> list[NotReplicated]:
+        """What of all that a capture did not see is the policy's."""
+        selection = Selection(tuple(pair.name for pair in self.way.matching), self.way.patterns)
+        found = []
+        for each in things:
+            db, _, table = each.object.partition(".")
+            if selection.holds_partition((db, table), each.partition):
+                found.append(each)
+        return found
+
+    def decide(self, remembered: RememberedScope | None) -> Work:
+        """What is to be dumped; ranges of the log that hold nothing of a piece's databases make no dump."""
+        log = segments(self.way.root.place)
+        end = resolve_until(log, None).position
+        work = decide(
+            self.way.pairs, root_id=self.way.root.id, first=log[0].first, end=end,
+            remembered=remembered.databases if remembered else {},
+            rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.way, "")),
+            narrower=self._narrower(),
+        )  # fmt: skip
+        pieces = []
+        for piece in work.pieces:
+            if piece.begin is None or self._loading(piece) or concerned(log, piece.begin, set(piece.databases)):
+                pieces.append(piece)
+            else:
+                work.passed.append(piece)
+        return replace(work, pieces=pieces)
+
+    def _narrower(self) -> set[str]:
+        """Databases whose replicas came to their checkpoints with less than the policy replicates: somebody loaded a
+        dump of some tables there."""
+        scope = layout_scope((), self.way.patterns)
+        return {
+            pair.name
+            for pair in self.way.matching
+            if pair.there and not covers(pair.there.parameters.get(SCOPE), reached(scope, pair.name))
+        }
+
+    def _loading(self, piece: Piece) -> bool:
+        return any(pair.loading for pair in self.way.pairs if pair.name in piece.databases)
+
+    # ---- dump and load --------------------------------------------------------------------------------------------
+
+    def dump(self, piece: Piece, epochs: dict[str, int], *, slot: str = "") -> Dumped:
+        """Writes a piece's dump into a directory of its own."""
+        root, id = self.way.root, new_dump_id(self.clock)
+        log = segments(root.place)
+        begin = None if piece.begin is None else _point(log, piece.begin)
+        out = self.dumps.place_of(resolve_until(log, None).event, id)
+
+        def once() -> Dumped:
+            return write_dump(
+                root, out, source=self.way.source.uri, databases=piece.databases, patterns=self.way.patterns,
+                since=begin, slot="" if piece.bootstrap else slot, id=id, empty=True, epochs=epochs,
+                formats=self.policy.formats, progress=self.progress, clock=self.clock, keys=self.keys,
+            )  # fmt: skip
+
+        return patiently(once, self.options.patience)
+
+    def load(self, place: str) -> Loaded:
+        """Replays one dump of the policy's; its pin in the source's root is not needed any more then."""
+        options = self.load_options(DumpReader(place))
+        target, engines, progress = self.way.target, self.engines, self.progress
+        loaded = patiently(
+            lambda: load(place, target, options, engine=engines, progress=progress), self.options.patience
+        )
+        unpin_dump(self.way.root.place, DumpReader(place).metadata.id)
+        self.warnings += loaded.warnings
+        return loaded
+
+    @property
+    def keys(self) -> Keys | None:
+        """Those that sign the policy's dumps; a run that was killed finds its own again in a directory of all."""
+        return read_keys(self.policy.key_file) if self.policy.key_file else None
+
+    def load_options(self, reader: DumpReader) -> LoadOptions:
+        """A bootstrap keeps what the target has and what is equal; what replication did not make, only with consent, or
+        where turned roles say that the side is a replica now."""
+        bootstrap, names = reader.metadata.kind != INCREMENTAL, reader.metadata.scope.databases
+        turned = all(pair.there is None or pair.turned for pair in self.way.pairs if pair.name in names)
+        return LoadOptions(
+            warehouse=self.way.warehouse, cmroot=self.way.target_root.place,
+            rename=self.way.renames(names), map_locations=self.way.map_locations,
+            external=self.way.external, overwrite=bootstrap and (self.options.adopt or turned), jobs=self.options.jobs,
+            source_root=self.way.root.place, by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
+            shared_external=self.policy.external == METADATA, publish=self.policy.publish, keys=self.keys,
+            as_they_are=self.policy.formats == AS_THEY_ARE, brake=self.options.brake,
+        )  # fmt: skip
+
+    def sweep_superseded(self) -> None:
+        """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over; backwards also
+        what was replaced on the policy's own target, before it became the primary."""
+        way = self.way
+        sides = [(way.target_root.place, way.target), *([(way.root.place, way.source)] if way.reverse else [])]
+        for root, side in sides:
+
+            def once(root: str = root, side: Metastore = side) -> Swept:
+                with acquire(root, "sweep what snapshots replaced") as lease:
+                    delay = self.policy.publish_delay
+                    return sweep_superseded(root, side, delay, now=self.clock, check=lease.check)
+
+            if has_superseded(root):
+                patiently(once, self.options.patience)
+
+    def finish_interrupted(self) -> list[Loaded]:
+        """Loads that a killed run has begun are ended with their own dumps: what was copied is not copied again. Where
+        that fails, the run makes a new dump from the checkpoint, which holds the same and more."""
+        done = []
+        for id in dict.fromkeys(pair.loading for pair in self.way.matching if pair.made_from == self.way.root.id):
+            place = self.dumps.find(id) if id and not id.startswith(REPAIR) else None
+            if place is None:
+                continue
+            try:
+                done.append(self.load(place))
+            except Error as error:
+                if error.transient:
+                    raise
+                self.warnings.append(f"the load of {place} was interrupted and cannot be ended: {error}")
+        return done
+
+    def advance(self, work: Work, end: Point) -> None:
+        """Moves the checkpoints of databases that nothing up to `end` concerns: status and lag tell them from those
+        that wait. Refuses what a load would refuse."""
+        chosen = {name: piece.begin for piece in work.passed for name in piece.databases}
+        if not chosen:
+            return
+
+        def once() -> None:
+            with acquire(self.way.target_root.place, "move checkpoints") as lease:
+                for pair in self.way.pairs:
+                    if pair.name in chosen and pair.there is not None:
+                        lease.check()
+                        self._advance(pair, chosen[pair.name], end)
+
+        patiently(once, self.options.patience)
+
+    def _advance(self, pair: Pair, begin: int | None, end: Point) -> None:
+        there = self.way.target.database(pair.replica)
+        label = f"database {pair.replica} of the target"
+        may_load_into(label, mark_of(there.parameters, label))
+        if there.parameters.get(POSITION) == str(begin) and not there.parameters.get(LOADING):
+            mark = Mark(end.event, end.position, self.way.root.id).parameters()
+            lacking = [each for each in from_property(there.parameters.get(PROPERTY), pair.name) if not each.unknown]
+            seen = sight_at(segments(self.way.root.place), end.position).unseen
+            lacking += self.concerning(each.told() for each in seen if each.db == pair.name)
+            parameters = with_property(there.parameters | mark, lacking)
+            moved = msgspec.structs.replace(there, parameters=parameters)
+            self.way.target.alter_database(pair.replica, moved)
+
+    # ---- the slot -------------------------------------------------------------------------------------------------
+
+    def protect(self, work: Work) -> None:
+        """Before anything is dumped: the policy's slot is there, and behind nothing that a piece begins at."""
+        root, name = self.way.root.place, self.policy.slot
+        log = segments(root)
+        begins = [piece.begin for piece in work.pieces if piece.begin is not None]
+        needs = _point(log, min(begins)) if begins else resolve_until(log, None)
+        slot = find_slot(root, name)
+        if slot is not None and slot.given_up:
+            self.warnings.append(f"slot {name} was given up at {slot.given_up}: it lagged too far behind")
+            drop_slot(root, name)
+            slot = None
+        if slot is None:
+            now = iso(self.clock())
+            awaits = "" if begins else BOOTSTRAP
+            create_slot(root, Slot(name, needs.position, needs.event, created=now, confirmed=now, awaits=awaits))
+        elif slot.position > needs.position and begins:
+            self.warnings.append(
+                f"the target is at position {needs.position}, its slot was at {slot.position}: it was taken back"
+            )
+            confirm_slot(root, name, needs.position, needs.event, now=self.clock, back=True)
+
+    def confirm(self, position: int) -> None:
+        """After the loads: every database of the policy is at this position, or nothing up to it concerns it."""
+        root, name = self.way.root.place, self.policy.slot
+        slot = find_slot(root, name)
+        if slot is not None and slot.given_up:
+            return  # the next run that dumps makes a new one
+        if slot is not None and slot.position >= position and not slot.awaits:
+            return
+        point = _point(segments(root), position)
+        if slot is None:
+            now = iso(self.clock())
+            create_slot(root, Slot(name, point.position, point.event, created=now, confirmed=now))
+        else:
+            confirm_slot(root, name, position, point.event, now=self.clock, back=True)
+
+
+def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:
+    """Whether any record after a position is about one of these databases."""
+    for segment in log:
+        if segment.last > after:
+            for record in read_records(segment, after):
+                if _databases(record.change) & databases:
+                    return True
+    return False
+
+
+def _databases(change: Change) -> set[str]:
+    if isinstance(change, EventsRead | EventsLost):
+        return set()
+    named = {touched_db(change) or ""}
+    return named | {change.db} if isinstance(change, AlterTable) else named
+
+
+def scope_of(way: Way, recorded: str) -> RememberedScope:
+    """What the policy replicates now, by its own names."""
+    policy = way.policy
+    return RememberedScope(
+        databases={pair.known_as: policy.target_name(pair.known_as) for pair in way.matching},
+        include=policy.include, exclude=policy.exclude,
+        partitions={table: each.text for table, each in policy.partitions.items()},
+        external=METADATA if policy.external == METADATA else "",
+        formats=AS_THEY_ARE if policy.formats == AS_THEY_ARE else "", recorded=recorded,
+    )  # fmt: skip
+
+
+def _patterns(scope: RememberedScope) -> tuple[object, ...]:
+    return scope.include, scope.exclude, scope.partitions, scope.external, scope.formats
+
+
+def _point(log: list[Segment], position: int) -> Point:
+    point = point_at(log, position)
+    if point is None:
+        raise BootstrapNeeded(
+            f"the captured log does not have position {position} any more", hint="run again: a bootstrap is made"
+        )
+    return point

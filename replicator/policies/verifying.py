@@ -1,0 +1,168 @@
+"""Verifying: what a policy compares of its replicas beside its runs, within the budget of its `verify`.
+
+A difference is told from a change that is on its way by the captured log: what differs is captured once more, and where
+the log then has records of a table after the checkpoint that the replica had before it was compared, the table is only
+behind. So writes without events are no differences either. It needs no lease of the policy: it reads both sides, and
+writes what it remembers, and what it captures, under their own leases.
+"""
+
+from __future__ import annotations
+
+import threading
+import time as clocks
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import replace
+
+from cmroot.log.captured import segments
+from cmroot.store.place import join
+from replicator.captures.fold import read_records
+from replicator.captures.recording import Captured
+from replicator.compare.sampling import Budget, Sampled, verify_sample
+from replicator.compare.suspects import touched_names
+from replicator.core.engine import AutoEngine
+from replicator.core.policy import Policy
+from replicator.core.progress import Progress
+from replicator.errors import LeaseHeld, ObjectNotFound
+from replicator.metastore.client import Metastore
+from replicator.policies.memory import Compared, Memory, iso
+from replicator.policies.steps import Steps, SyncOptions
+from replicator.policies.way import Pair, find_way
+
+SHARE = 5  # beside --follow, verifying may take one part in so many of the time
+NAMED = 20  # tables in a warning
+GRACE = 5.0  # seconds for the table that is being compared when the following ends
+
+
+def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = lambda: False) -> Compared | None:
+    """Compares as much as the policy's budget says; None where it has no budget, there is no complete replica, or
+    another process is comparing. `steps`: of the run, or of a way that was looked up for this. enough: asked before
+    each table or hundred, whether to end early. Safe to run twice, and beside a run."""
+    way, budget = steps.way, steps.policy.verify
+    ready = {pair.name: pair.position for pair in _replicas(steps) if _is_complete(pair, way.root.id)} if budget else {}
+    if budget is None or not ready:
+        return None
+
+    captured: list[Captured] = []
+    scanning = Steps(
+        way, replace(steps.options, scan=True), engines=steps.engines, progress=steps.progress, clock=steps.clock
+    )  # fmt: skip
+
+    def changed(db: str, names: Set[str]) -> Set[str]:
+        if not captured:  # asked when all is compared: what was written until then
+            captured.append(scanning.capture())
+        if not any(pair.name == db and _is_complete(pair, way.root.id) for pair in _replicas(steps)):
+            return names  # a load or a repair is at work there: what was compared may have been half done
+        found: set[tuple[str, str]] = set()
+        after = ready[db] or 0
+        for segment in segments(way.root.place):
+            if segment.last > after:
+                for record in read_records(segment, after):
+                    found |= touched_names(record.change)
+        return {name for name in names if (db, name) in found}
+
+    try:
+        sampled = verify_sample(
+            way.source, way.target, list(ready), Budget(budget.objects, budget.bytes), join(memory.place, "verified"),
+            rename=way.renames(ready), map_locations=way.map_locations, patterns=way.patterns,
+            formats=steps.policy.formats, engine=steps.engines, progress=steps.progress, changed=changed,
+            enough=enough, clock=steps.clock,
+        )  # fmt: skip
+    except LeaseHeld:
+        return None
+    steps.warnings += sampled.warnings
+    return _compared(sampled, steps.clock())
+
+
+def compare_now(
+    policy: Policy, source: Metastore, target: Metastore, memory: Memory, *, engines: AutoEngine, progress: Progress,
+    clock: Callable[[], float] = clocks.time, enough: Callable[[], bool] = lambda: False,
+) -> Compared | None:  # fmt: skip
+    """As `compare_some`, for who does not run the policy. None, too, while roles are being turned."""
+    if memory.unfinished_turn() is not None:
+        return None
+    way = find_way(policy, source, target, memory.read_scope())
+    steps = Steps(way, SyncOptions(), engines=engines, progress=progress, clock=clock)
+    return compare_some(steps, memory, enough=enough)
+
+
+def _replicas(steps: Steps) -> Iterator[Pair]:
+    """The databases that are replicated, with the target's as they are now."""
+    for pair in steps.way.matching:
+        if pair.here is not None:
+            try:
+                yield replace(pair, there=steps.way.target.database(pair.replica))
+            except ObjectNotFound:
+                continue
+
+
+def _is_complete(pair: Pair, root_id: str) -> bool:
+    """Whether a load has come to its end there, and none is at work."""
+    return pair.position is not None and pair.made_from == root_id and not pair.loading
+
+
+def _compared(sampled: Sampled, now: float) -> Compared:
+    return Compared(
+        tables=sampled.tables, sampled=sampled.sampled, bytes=sampled.bytes, differing=tuple(sampled.differing[:1000]),
+        behind=len(sampled.behind), open=tuple(sampled.open_names), open_count=sampled.open, never=sampled.never,
+        oldest=sampled.oldest, seconds=sampled.seconds, ended=iso(now),
+    )  # fmt: skip
+
+
+def told(compared: Compared | None) -> list[str]:
+    """What a person should know of it, as a warning; nothing when all is the same."""
+    names = list(dict.fromkeys([*compared.differing, *compared.open])) if compared else []
+    if compared is None or not names:
+        return []
+    more = max(len(names), compared.open_count) - NAMED
+    text = ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    return [f"differs from the source, and not because it is behind: {text}; see `replicator repair`"]
+
+
+class Beside:
+    """Verifies again and again in a thread of its own, beside the runs of --follow, which never wait for it."""
+
+    def __init__(self, once: Callable[[Callable[[], bool]], Compared | None], *, pause: float) -> None:
+        """`once(enough)`: one comparison. pause: seconds between two of them, at least."""
+        self._once, self._pause = once, pause
+        self._stop = threading.Event()
+        self._news: Compared | None = None
+        self._lock = threading.Lock()
+        self.last: Compared | None = None
+        self.error = ""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """For the length of a block. What it is at is given up at the end of the block: it only reads."""
+        thread = threading.Thread(target=self._run, name="verify", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join(timeout=GRACE)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a difference waits to be recorded by a run."""
+        with self._lock:
+            return self._news is not None and bool(self._news.differing)
+
+    def take(self) -> Compared | None:
+        """What was compared since the last call; None: nothing."""
+        with self._lock:
+            news, self._news = self._news, None
+            return news
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = clocks.monotonic()
+            try:
+                compared = self._once(self._stop.is_set)
+                self.error = ""
+            except Exception as error:  # of a metastore that is away, of Spark that died: tried again, and told
+                compared, self.error = None, f"{type(error).__name__}: {error}"
+            if compared is not None:
+                with self._lock:
+                    self._news = self.last = compared
+            self._stop.wait(max(self._pause, (SHARE - 1) * (clocks.monotonic() - began)))

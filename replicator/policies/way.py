@@ -1,0 +1,205 @@
+"""Which way a policy runs: who is replicated to whom, and what each side has of its databases now. Reads only.
+
+A policy names a source and a target; the roles of their databases say which of both is right. When the target is the
+primary, the policy runs backwards: metastores, roots and names change sides, and nothing is edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cmroot.root import ChangeRoot, create_or_open
+from cmroot.store.place import is_local, join, normal
+from replicator.core.model import Database
+from replicator.core.policy import Policy, matching_databases
+from replicator.core.roles import Role, RoleMark, mark_of
+from replicator.core.shadow import is_shadow
+from replicator.events.scope import Patterns
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.policies.memory import RememberedScope
+from replicator.replay.places.placement import external_of
+from replicator.replay.places.replica import LOADING, POSITION, SOURCE
+from replicator.replay.plan.target import default_warehouse
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One database of a policy, in the direction in which it runs: its names, and what each side has (None: nothing).
+    `name` is the source's, `replica` the target's, `known_as` the policy's. `matches`: False for one that left."""
+
+    name: str
+    replica: str
+    known_as: str
+    here: Database | None
+    there: Database | None
+    matches: bool = True
+
+    @property
+    def here_mark(self) -> RoleMark:
+        return mark_of(self.here.parameters, self.name) if self.here else RoleMark()
+
+    @property
+    def there_mark(self) -> RoleMark:
+        return mark_of(self.there.parameters, self.replica) if self.there else RoleMark()
+
+    @property
+    def made_from(self) -> str | None:
+        """Id of the source's `$cmroot` that the replica was made from."""
+        return self.there.parameters.get(SOURCE) if self.there else None
+
+    @property
+    def position(self) -> int | None:
+        """The replica's checkpoint."""
+        text = self.there.parameters.get(POSITION, "") if self.there else ""
+        return int(text) if text.isdigit() else None
+
+    @property
+    def turned(self) -> bool:
+        """The replica's side has become a replica, and no load has come to its end there yet: what it holds was made
+        by its own writers, and a role says that it is to be the other side's now."""
+        return self.there_mark.role is Role.REPLICA and self.position is None
+
+    @property
+    def loading(self) -> str:
+        """Id of a dump whose load into the replica has begun and not ended; nothing when there is none."""
+        return self.there.parameters.get(LOADING, "") if self.there else ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A policy with a direction: `source` and `root` are those of the side that is replicated. `renamed`: replicas
+    under names that `rename_db` gave once, and gives no more."""
+
+    policy: Policy
+    source: Metastore
+    target: Metastore
+    root: ChangeRoot
+    target_root: ChangeRoot
+    pairs: tuple[Pair, ...]
+    reverse: bool = False
+    renamed: tuple[Pair, ...] = ()
+
+    @property
+    def matching(self) -> list[Pair]:
+        return [pair for pair in self.pairs if pair.matches]
+
+    @property
+    def warehouse(self) -> str | None:
+        """Of the target; None: as its metastore says."""
+        return None if self.reverse else self.policy.warehouse
+
+    @property
+    def external(self) -> str | None:
+        return None if self.reverse else self.policy.external_base
+
+    @property
+    def map_locations(self) -> list[tuple[str, str]]:
+        """Backwards, what was put below the external directory goes back to where it came from."""
+        pairs = list(self.policy.map_location.items())
+        if not self.reverse:
+            return pairs
+        back = [(there, here) for here, there in pairs]
+        if is_local(self.policy.cmroot):
+            warehouse = self.policy.warehouse or default_warehouse(self.source)
+            external = self.policy.external_base or join(normal(warehouse), "external")
+            back += [(external_of(external, pair.name), "/") for pair in self.pairs]
+            back.append((external, "/"))  # of replicas that older releases began
+        return back
+
+    @property
+    def patterns(self) -> Patterns:
+        """Which tables and partitions are replicated, by the names of this way's source."""
+        return patterns_of(self.policy, self.pairs)
+
+    def renames(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        """(source name, target name) of those databases that have two."""
+        chosen = set(names)
+        return [(pair.name, pair.replica) for pair in self.pairs if pair.name in chosen and pair.name != pair.replica]
+
+
+def patterns_of(policy: Policy, pairs: Iterable[Pair]) -> Patterns:
+    """A policy's patterns; its filters, which say the names of its source, with those that the pairs say."""
+    known = {pair.known_as.lower(): pair.name for pair in pairs}
+    filters = {}
+    for table, wanted in policy.partitions.items():
+        db, _, name = table.partition(".")
+        filters[f"{known.get(db, db)}.{name}".lower()] = wanted
+    return Patterns.parse(policy.include, policy.exclude, filters)
+
+
+def find_way(
+    policy: Policy, source: Metastore, target: Metastore, remembered: RememberedScope | None, *,
+    reverse: bool | None = None,
+) -> Way:  # fmt: skip
+    """`source`, `target`: as the policy names them. `remembered`: what its last run replicated. `reverse`: which way,
+    whatever the roles say (None: as they say). The roots are made when they are missing. Raises FormatError for roles
+    that cannot be understood."""
+    pairs = survey(policy, source, target, remembered)
+    root, target_root = create_or_open(policy.cmroot), create_or_open(policy.target_cmroot)
+    backwards = runs_backwards([pair for pair in pairs if pair.matches]) if reverse is None else reverse
+    if not backwards:
+        former = former_replicas(policy, target, remembered, pairs)
+        renamed = tuple(pair for pair in former if pair.made_from == root.id)
+        return Way(policy, source, target, root, target_root, tuple(pairs), renamed=renamed)
+    turned = (Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs)
+    return Way(policy, target, source, target_root, root, tuple(turned), reverse=True)
+
+
+def survey(
+    policy: Policy, source: MetastoreReader | None, target: MetastoreReader | None, remembered: RememberedScope | None
+) -> list[Pair]:
+    """Every database that matches the policy on either side, and those that its last run had. What a drill made on a
+    side is not there. A side that does not answer is None: its databases are those that the other side and the last
+    run know of."""
+    here = source.database_names() if source else []
+    there = target.database_names() if target else []
+    original = {replica: name for name, replica in policy.rename_db.items()}
+    back = [original.get(replica, replica) for replica in there]
+    back = [name for name, replica in zip(back, there, strict=True) if policy.target_name(name) == replica]
+    matching = dict.fromkeys(matching_databases(policy, [*here, *back]))
+    known = remembered.databases if remembered else {}
+    if source is None or target is None:
+        matching |= dict.fromkeys(matching_databases(policy, list(known)))
+    names = {name: policy.target_name(name) for name in matching} | {
+        name: replica for name, replica in known.items() if name not in matching
+    }
+    pairs = []
+    for name, replica in names.items():
+        sides = (
+            source.database(name) if source and name in here else None,
+            target.database(replica) if target and replica in there else None,
+        )
+        if any(map(is_shadow, sides)) and all(side is None or is_shadow(side) for side in sides):
+            continue
+        pairs.append(Pair(name, replica, name, *sides, matches=name in matching))
+    return pairs
+
+
+def former_replicas(
+    policy: Policy, target: MetastoreReader, remembered: RememberedScope | None, pairs: Sequence[Pair]
+) -> list[Pair]:
+    """What the target still has under names that `rename_db` gave once, unless another database has the name now."""
+    if remembered is None:
+        return []
+    taken = {pair.replica for pair in pairs}
+    names = remembered.former | {replica: name for name, replica in remembered.databases.items()}
+    gone = {replica: name for replica, name in names.items() if replica not in taken}
+    there = target.database_names() if gone else []
+    return [
+        Pair(name, replica, name, None, target.database(replica), matches=False)
+        for replica, name in gone.items() if replica in there
+    ]  # fmt: skip
+
+
+def runs_backwards(pairs: Sequence[Pair]) -> bool:
+    """Whether roles were turned: a target is the primary (or was, and is fenced to be drained into its replica), and no
+    source is. `pairs`: as the policy names them."""
+    turned = any(_leads(pair) and pair.there_mark.epoch >= pair.here_mark.epoch for pair in pairs)
+    return turned and not any(pair.here_mark.role is Role.PRIMARY for pair in pairs)
+
+
+def _leads(pair: Pair) -> bool:
+    """Whether the target is the side that is replicated."""
+    role = pair.there_mark.role
+    return role is Role.PRIMARY or (role is Role.FENCED and pair.here_mark.role is Role.REPLICA)

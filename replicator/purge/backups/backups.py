@@ -1,0 +1,109 @@
+"""Backups: the directories that purges and restores have swapped out, as the runs remember them. Reads only.
+
+A backup is complete when its files are those that were recorded before the swap. What a writer that had begun before
+has put there since is late: those rows are in no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+import pyarrow.compute as pc
+
+from cmroot.store.listing import FileState
+from replicator.purge.options import RetainOptions
+from replicator.purge.parts import Look, is_data
+from replicator.purge.state import RunDirectory, Unit, runs
+
+
+@dataclass(frozen=True)
+class Backup:
+    """directory: of the run that made it; unit: its last word. trash: a restore made it."""
+
+    directory: RunDirectory
+    unit: Unit
+    trash: bool = False
+
+    @property
+    def place(self) -> str:
+        return self.unit.old
+
+    def set(self, **changes: object) -> Backup:
+        """Records what became of it."""
+        unit = msgspec.structs.replace(self.unit, **changes)
+        self.directory.write_units([unit])
+        return Backup(self.directory, unit, self.trash)
+
+
+def backups(root: str) -> Iterator[Backup]:
+    """All there ever were, oldest run first, with what became of them."""
+    for directory in runs(root):
+        trash = directory.is_restore
+        for unit in directory.units().values():
+            if unit.backup:
+                yield Backup(directory, unit, trash)
+
+
+def recorded(backup: Backup) -> dict[str, FileState]:
+    """The files that a backup had when it was swapped out, by name; but for those that nobody reads."""
+    found: dict[str, FileState] = {}
+    for table in backup.directory.files():
+        fits = pc.and_(pc.equal(table["table"], backup.unit.table), pc.equal(table["partition"], backup.unit.partition))
+        unread = pc.and_(pc.equal(table["matched"], 0), pc.is_valid(table["checksum"]))
+        rows = table.filter(pc.and_not(fits, unread)).to_pylist()
+        if rows:  # of a later try, which takes the place of one before
+            found = {row["name"]: FileState(row["name"], row["size"], row["mtime_ns"], row["identity"]) for row in rows}
+    return found
+
+
+@dataclass(frozen=True)
+class Late:
+    """Data files that came into a backup after the swap; `gone`: recorded ones that are not as they were."""
+
+    came: tuple[FileState, ...]
+    gone: tuple[str, ...]
+
+
+def late(look: Look, before: Mapping[str, FileState]) -> Late:
+    """Pure."""
+    now = {state.path_relative: state for state in look.files}
+    came = tuple(state for name, state in now.items() if name not in before and is_data(name) and state.size)
+    gone = tuple(name for name, state in before.items() if now.get(name) != state)
+    return Late(came, gone)
+
+
+@dataclass(frozen=True)
+class Due:
+    """A backup that is to go, and why."""
+
+    backup: Backup
+    reason: str
+
+
+def due(known: list[Backup], options: RetainOptions, now: float) -> list[Due]:
+    """Those beyond policy. Pure. Of each partition the newest `versions` stay, while they are younger than `days`; and
+    whatever is younger than `readers` stays."""
+    found = []
+    by_part: dict[tuple[str, str, bool], list[Backup]] = {}
+    for each in known:
+        if each.unit.backup == "kept":
+            by_part.setdefault((*each.unit.key, each.trash), []).append(each)
+    for several in by_part.values():
+        several.sort(key=lambda each: -each.unit.time)
+        for index, each in enumerate(several):
+            age = timedelta(seconds=max(0.0, now - each.unit.time))
+            limit = options.trash if each.trash else options.days
+            if age < options.readers:
+                continue
+            if not each.trash and index >= options.versions:
+                found.append(Due(each, f"{index} newer backups of it are kept, {options.versions} may be"))
+            elif age >= limit:
+                found.append(Due(each, f"it is {_days(age)} old, {_days(limit)} are kept"))
+    return found
+
+
+def _days(age: timedelta) -> str:
+    return f"{age.total_seconds() / 86400:.1f} days"

@@ -1,0 +1,180 @@
+"""`replicator purge restore`: a partition as it was before a purge, and back again. Acts.
+
+A flip like the purge's own, compared first and never a move: what is replaced stays as trash, which `retain` recycles,
+and `undo` flips back to it. A backup that was recycled is written out of `$cmroot` first.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cmroot.lease import acquire
+from cmroot.pins import iso, seconds
+from cmroot.root import ChangeRoot
+from cmroot.store.place import join, normal
+from replicator.core.roles import follows, mark_of
+from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
+from replicator.metastore.checked import checked
+from replicator.metastore.client import Metastore
+from replicator.purge.backups.backups import Backup, backups, late, recorded
+from replicator.purge.parts import Part, is_data, look_at, parts_of
+from replicator.purge.state import PURGE, Unit, new_run
+from replicator.purge.swapping import Figures, drop_column_statistics, flip, purged
+from replicator.purge.tables import at
+from replicator.removal.audit import begin_audit
+from replicator.removal.bring_back import bring_back
+
+
+@dataclass
+class Restored:
+    """location: where the partition lies now; replaced: where it lay, which stays as trash. backup: when that was
+    swapped out. rows: those it has again, -1 where nobody counted."""
+
+    status: str
+    object: str
+    partition: str
+    location: str
+    replaced: str
+    backup: str
+    from_cmroot: int = 0
+    rows: int = -1
+    run: str = ""
+    event: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+def restore_backup(
+    metastore: Metastore, root: ChangeRoot, table: str, partition: str, *, moment: str | None = None,
+    undo: bool = False, dry_run: bool = False, clock: Callable[[], float] = clocks.time,
+) -> Restored:  # fmt: skip
+    """Puts back the newest backup of a partition ("" for an unpartitioned table), or the newest that was swapped out at
+    or before `moment` (ISO 8601, or a run's id). undo: what the last restore replaced.
+
+    Raises ObjectNotFound when there is none, Refused when the partition changes meanwhile, FilesMissing when bytes of a
+    recycled backup are nowhere any more. Safe to run twice: the second time it is there already."""
+    db, _, name = table.lower().partition(".")
+    known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
+    backup = _chosen(known, table, partition, moment, undo)
+    with acquire(join(root.place, PURGE), "purge restore", now=clock) as lease:
+        metastore = checked(metastore, lease.check)
+        if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
+            raise Refused(why, hint="a replica shows what its primary has, after the next run")
+        current = metastore.table(db, name)
+        parts = list(parts_of(metastore, current, [partition]))
+        if not parts or parts[0].name != partition:
+            raise ObjectNotFound(f"{table} has no partition {partition!r}", hint="write it as `show partitions` does")
+        (part,) = parts
+        when = iso(backup.unit.time)
+        if normal(part.location) == normal(backup.place):
+            return Restored("unchanged", table, partition, part.location, "", when)
+        told = Restored("planned", table, partition, backup.place, part.location, when, rows=backup.unit.rows or -1)
+        _warn(told, backup, undo)
+        if dry_run:
+            return told
+        told.from_cmroot = _brought_back(root.place, backup)
+        look = look_at(backup.place)
+        if gone := late(look, recorded(backup)).gone if not told.from_cmroot else ():
+            raise Refused(
+                f"{backup.place}: {len(gone)} files are not as they were, such as {gone[0]}",
+                hint="a writer has changed the backup: look at it before you use it",
+            )
+        directory, run = new_run(root.place, {"undo" if undo else "restore": table, "metastore": metastore.uri}, clock)
+        directory.write_run(run)
+        figures = Figures(
+            sum(is_data(state.path_relative) for state in look.files), told.rows,
+            sum(state.size for state in look.files),
+        )  # fmt: skip
+        unit = Unit(
+            table=f"{db}.{name}", partition=partition, state="VERIFIED", time=clock(), old=part.location,
+            new=backup.place, rows=_rows(part), rows_after=max(0, told.rows), matched=_matched(known, part),
+        )  # fmt: skip
+        directory.write_files(_files(unit))
+        directory.write_units([unit])
+        flipped = flip(metastore, current, {partition: (part, purged(part, backup.place, figures, clock()))})
+        if not flipped.swapped:
+            directory.write_units([at(unit, "FAILED", clock, reason=flipped.changed[partition])])
+            directory.write_run(msgspec.structs.replace(run, status="failed", ended=iso(clock())))
+            raise Refused(f"{unit.name}: {flipped.changed[partition]}", hint="run the same command again")
+        directory.write_units([at(unit, "DONE", clock, backup="kept", event=flipped.event)])
+        backup.set(backup="restored")
+        drop_column_statistics(metastore, current, [partition])
+        directory.write_run(msgspec.structs.replace(run, status="done", ended=iso(clock())))
+        begin_audit(root.place, PURGE, run=run.id, clock=clock).changed(
+            unit.table, f"restore of the backup of {when}", what="restore", partition=partition, path=backup.place,
+            detail=msgspec.to_builtins(unit),
+        )  # fmt: skip
+    told.status, told.run, told.event = "restored", run.id, flipped.event
+    return told
+
+
+def _chosen(known: Iterable[Backup], table: str, partition: str, moment: str | None, undo: bool) -> Backup:
+    """Newest first. What is the table's own is none."""
+    found = [each for each in known if each.unit.backup in ("kept", "recycled") and each.trash == undo]
+    found.sort(key=lambda each: -each.unit.time)
+    if moment is not None:
+        found = [each for each in found if each.directory.id == moment] or _until(found, moment)
+    if not found:
+        what = "restore to undo" if undo else "backup"
+        raise ObjectNotFound(
+            f"{table} {partition}: there is no {what}{f' at or before {moment}' if moment else ''}".replace("  ", " "),
+            hint="`replicator purge backups` lists them",
+        )
+    return found[0]
+
+
+def _until(found: list[Backup], moment: str) -> list[Backup]:
+    try:
+        limit = seconds(moment)
+    except ValueError as error:
+        raise UsageError(f"--backup {moment!r}: {error}", hint="an ISO 8601 time, or the id of a run") from error
+    return [each for each in found if int(each.unit.time) <= limit]
+
+
+def _warn(told: Restored, backup: Backup, undo: bool) -> None:
+    if backup.unit.matched and not undo:
+        told.warnings.append(
+            f"{backup.unit.matched:,} rows that run {backup.directory.id} erased are back: purge again, or undo this"
+        )
+
+
+def _brought_back(root: str, backup: Backup) -> int:
+    """Files written out of `$cmroot`; 0 where the directory is still there."""
+    if backup.unit.backup == "kept":
+        return 0
+    if not backup.unit.recycled_by:
+        raise FilesMissing(f"{backup.place}: nobody knows who removed it", hint="look into `replicator cm find`")
+    back = bring_back(root, backup.unit.recycled_by, path=normal(backup.place))
+    if back.lost:
+        path, why = next(iter(back.lost.items()))
+        raise FilesMissing(
+            f"{len(back.lost)} files of {backup.place} are nowhere any more, such as {path}: {why}",
+            hint="$cmroot has let them expire; an older backup may be there",
+        )
+    return back.files + len(back.there)
+
+
+def _files(unit: Unit) -> list[dict[str, Any]]:
+    """What is replaced, as it lies there."""
+    return [
+        {"table": unit.table, "partition": unit.partition, "location": unit.old, "name": state.path_relative,
+         "size": state.size, "mtime_ns": state.mtime_ns, "identity": state.identity, "matched": 0, "checksum": None}
+        for state in look_at(unit.old).files
+    ]  # fmt: skip
+
+
+def _matched(known: Iterable[Backup], part: Part) -> int:
+    """Rows that a purge had erased and a restore brought back, where this is what it brought back."""
+    here = normal(part.location)
+    return next(
+        (each.unit.matched for each in known if each.unit.backup == "restored" and normal(each.place) == here), 0
+    )
+
+
+def _rows(part: Part) -> int:
+    text = part.thing.parameters.get("numRows", "")
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,1 @@
+"""One file without the rows of some ids, format by format. Runs in tasks."""

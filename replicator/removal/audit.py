@@ -1,0 +1,245 @@
+"""The audit record: who removed what, when, why, and where its bytes went. Parquet below `$cmroot/audit/`.
+
+`audit/<job>/<run>/<n>-<id>.parquet`, one file a batch, never changed: Spark reads the directories as one dataset
+(schema AUDIT). A row is written before a removal ("intended") and after it, and one for each file that went, so that
+what was removed is told after any crash, and found by its checksum in `$cmroot/files`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time as clocks
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmroot.errors import FormatError
+from cmroot.keep.recycle import Recycled
+from cmroot.store.place import LocalStore, is_local, join, local_path, naming, store_for
+from replicator.removal.removal import Refusal, Removal
+
+INTENDED, REMOVED, REFUSED, FAILED, DONE = "intended", "removed", "refused", "failed", "done"
+"""Outcomes: about to be removed; removed, its bytes in `$cmroot`; forbidden by a rule; tried in vain; a change of
+metadata that was made."""
+
+AUDIT = pa.schema(
+    [
+        ("time", pa.timestamp("ms", tz="UTC")),
+        ("job", pa.string()),  # housekeeping | retention | purge | ...
+        ("run", pa.string()),
+        ("who", pa.string()),  # user@host
+        ("outcome", pa.string()),
+        ("what", pa.string()),  # of a removal: see Removal; "file" for each file of it
+        ("object", pa.string()),  # db.table, or empty
+        ("partition", pa.string()),
+        ("path", pa.string()),
+        ("files", pa.int64()),
+        ("bytes", pa.int64()),
+        ("checksum", pa.string()),  # of a file: its entry in `$cmroot/files` has this and `bytes`
+        ("reason", pa.string()),  # why it was to go
+        ("detail", pa.string()),  # of a refusal or failure: why not; of a change: JSON
+    ]
+)
+
+
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row as `read_audit` gives it; times are ISO 8601."""
+
+    time: str
+    job: str
+    run: str
+    who: str
+    outcome: str
+    what: str
+    object: str
+    partition: str
+    path: str
+    files: int | None
+    bytes: int | None
+    checksum: str | None
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class AuditLog:
+    """What one run of a job writes. A frozen value that may be pickled: tasks write their own files."""
+
+    root: str
+    job: str
+    run: str
+    who: str
+    clock: Callable[[], float] = clocks.time
+
+    @property
+    def place(self) -> str:
+        return join(self.root, "audit", self.job, self.run)
+
+    def intended(self, removals: Sequence[Removal]) -> None:
+        """Durable when it returns; so are all."""
+        self._write([self._row(each, INTENDED) for each in removals])
+
+    def refused(self, refusals: Sequence[Refusal]) -> None:
+        self._write([self._row(each.removal, REFUSED, detail=each.why) for each in refusals])
+
+    def failed(self, removal: Removal, why: str) -> None:
+        self._write([self._row(removal, FAILED, detail=why)])
+
+    @contextmanager
+    def recorder(self) -> Iterator[FileRecorder]:
+        """For the files of several removals of one task, each durable before the last trace of it goes: on disk line by
+        line, and one Parquet file in their place at the end."""
+        name = self._name(".jsonl")
+        recorder = FileRecorder(self, local_path(name) if is_local(name) else None)
+        try:
+            yield recorder
+        finally:
+            recorder.finish(name)
+
+    def removed(self, removals: Sequence[Removal]) -> None:
+        """files and bytes of a removal: what really went."""
+        self._write([self._row(each, REMOVED) for each in removals])
+
+    def changed(self, object: str, reason: str, *, what: str, partition: str = "", path: str = "",
+                detail: dict[str, Any] | None = None) -> None:  # fmt: skip
+        """A change of metadata, or another act that a reader of the record looks for; `detail` as JSON."""
+        said = msgspec.json.encode(detail).decode() if detail else ""
+        removal = Removal(path=path, what=what, object=object, partition=partition, reason=reason)
+        self._write([self._row(removal, DONE, detail=said) | {"files": None, "bytes": None}])
+
+    def _row(self, removal: Removal, outcome: str, detail: str = "") -> dict[str, Any]:
+        return {
+            "time": int(self.clock() * 1000), "job": self.job, "run": self.run, "who": self.who, "outcome": outcome,
+            "what": removal.what, "object": removal.object, "partition": removal.partition, "path": removal.path,
+            "files": removal.files, "bytes": removal.bytes, "checksum": None, "reason": removal.reason,
+            "detail": detail,
+        }  # fmt: skip
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
+        with store_for(self.root).open_write(self._name(".parquet")) as file:
+            pq.write_table(pa.Table.from_pylist(rows, schema=AUDIT), file, compression="zstd")
+
+    def _name(self, suffix: str) -> str:
+        """Of a new file; they sort by time."""
+        return join(self.place, f"{int(self.clock() * 1000):015}-{uuid.uuid4().hex[:12]}{suffix}")
+
+
+class FileRecorder:
+    """Rows for files that go, written as they go. `of(removal)` is a recorder for `cmroot.keep.recycle`."""
+
+    def __init__(self, audit: AuditLog, lines: str | None) -> None:
+        """lines: a local file that is appended to; None, on object stores: each call is a Parquet file of its own."""
+        self._audit, self._lines = audit, lines
+        self._rows: list[dict[str, Any]] = []
+
+    def of(self, removal: Removal) -> Callable[[list[Recycled]], None]:
+        return lambda recycled: self._record(removal, recycled)
+
+    def _record(self, removal: Removal, recycled: Sequence[Recycled]) -> None:
+        rows = []
+        for each in recycled:
+            row = self._audit._row(removal, REMOVED)
+            row |= {"what": "file", "path": each.path, "files": 1, "bytes": each.kept.size}
+            rows.append(row | {"checksum": each.kept.checksum})
+        if self._lines is None:
+            self._audit._write(rows)
+        elif rows:
+            self._append(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+            self._rows += rows
+
+    def _append(self, data: bytes) -> None:
+        assert self._lines is not None
+        LocalStore().mkdirs(os.path.dirname(self._lines))
+        with naming(self._lines), open(self._lines, "ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self, name: str) -> None:
+        """One Parquet file instead of the lines; a crash between leaves both, which say the same."""
+        if self._rows:
+            self._audit._write(self._rows)
+            store_for(name).remove(name)
+
+
+def begin_audit(root: str, job: str, *, run: str = "", clock: Callable[[], float] = clocks.time) -> AuditLog:
+    """The record of a new run, or of one that goes on (`run`). Writes nothing yet."""
+    moment = clocks.strftime("%Y%m%dT%H%M%SZ", clocks.gmtime(clock()))
+    return AuditLog(root, job, run or f"{moment}-{uuid.uuid4().hex[:8]}", who(), clock)
+
+
+def unwatched(audit: AuditLog) -> AuditLog:
+    """The same for a task: a clock that is a test's does not travel."""
+    return replace(audit, clock=clocks.time)
+
+
+def read_audit(
+    root: str, *, job: str | None = None, run: str | None = None, object: str | None = None, path: str | None = None,
+    outcome: str | None = None, since: str | None = None,
+) -> Iterator[AuditRow]:  # fmt: skip
+    """Rows by job and run, in the order in which they were written. object: "db.table", regardless of case; path: it
+    and what lies below; since: ISO 8601. One file at a time in memory. Raises FormatError for a damaged file."""
+    store, top = store_for(root), join(root, "audit")
+    wanted = _filter(object, path, outcome, since)
+    for named in store.list(top) if job is None else [job]:
+        for one in store.list(join(top, named)) if run is None else [run]:
+            for name in store.list(join(top, named, one)):
+                yield from _rows(join(top, named, one, name), wanted)
+
+
+def _rows(place: str, wanted: Any) -> Iterator[AuditRow]:
+    try:
+        with store_for(place).open_read(place) as file:
+            if place.endswith(".jsonl"):  # a task that was killed; its last line may be torn, then nothing went of it
+                lines = file.read().split(b"\n")[:-1]
+                table = pa.Table.from_pylist([msgspec.json.decode(line) for line in lines], schema=AUDIT)
+            else:
+                table = pq.read_table(pa.PythonFile(file, mode="r"), schema=AUDIT)
+    except (pa.ArrowException, msgspec.DecodeError, OSError) as error:
+        raise FormatError(
+            f"{place}: damaged: {error}", hint="move this one file away; the others stay readable"
+        ) from error
+    if wanted is not None:
+        table = table.filter(wanted)
+    for row in table.to_pylist():
+        yield AuditRow(**row | {"time": row["time"].isoformat(timespec="milliseconds")})
+
+
+def _filter(object: str | None, path: str | None, outcome: str | None, since: str | None) -> Any:
+    conditions = []
+    if object is not None:
+        conditions.append(pc.equal(pc.utf8_lower(pc.field("object")), object.lower()))
+    if path is not None:
+        below = path.rstrip("/") + "/"
+        conditions.append((pc.field("path") == below[:-1]) | pc.starts_with(pc.field("path"), below))
+    if outcome is not None:
+        conditions.append(pc.field("outcome") == outcome)
+    if since is not None:
+        from cmroot.pins import seconds
+
+        moment = pa.scalar(int(seconds(since) * 1000), pa.timestamp("ms", tz="UTC"))
+        conditions.append(pc.field("time") >= moment)
+    found: Any = None
+    for condition in conditions:
+        found = condition if found is None else found & condition
+    return found
+
+
+def who() -> str:
+    """user@host, as records name people."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,51 @@
+"""Bringing back what a run removed: the files of the audit record, from `$cmroot` to where they were. Acts.
+
+Files only: metadata that went with them is in the captured log (`replicator restore`) or made again by its owner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cmroot.errors import Error, Exists
+from cmroot.keep.restore import restore_file
+from replicator.errors import ObjectNotFound
+from replicator.removal.audit import REMOVED, read_audit
+
+
+@dataclass
+class BroughtBack:
+    """files, bytes: written. there: paths that have a file already, which stays. lost: path -> why its bytes cannot be
+    had."""
+
+    status: str = "restored"
+    run: str = ""
+    files: int = 0
+    bytes: int = 0
+    there: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+def bring_back(root: str, run: str, *, path: str | None = None, dry_run: bool = False) -> BroughtBack:
+    """Every file that a run of any job removed, or those at and below a path. Hashed on the way. Replaces nothing, so
+    it may run twice. Raises ObjectNotFound when the record knows no such file."""
+    done = BroughtBack("planned" if dry_run else "restored", run)
+    for row in read_audit(root, run=run, path=path, outcome=REMOVED):
+        if row.what != "file" or row.checksum is None or row.bytes is None:
+            continue
+        try:
+            if not dry_run:
+                restore_file(root, row.checksum, row.bytes, row.path)
+        except Exists:
+            done.there.append(row.path)
+            continue
+        except Error as error:
+            done.lost[row.path] = error.message
+            continue
+        done.files += 1
+        done.bytes += row.bytes
+    if not (done.files or done.there or done.lost):
+        raise ObjectNotFound(
+            f"{root}: run {run!r} has removed no such file", hint="`replicator audit ls` shows the runs"
+        )
+    return done

@@ -1,0 +1,331 @@
+"""What the living metastore refers to: every location of every database, table and partition, to ask about a path.
+
+The answer is exact as of the newest event: the metastore is walked once, in batches, into an SQLite file, and what
+events have said since is applied before each question. Reads only (and its own file).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cmroot.store.place import is_local, local_path, status_of
+from cmroot.store.resolve import resolved
+from replicator.core.model import Database, Partition, Table, partition_name
+from replicator.core.roles import follows, mark_of
+from replicator.errors import ObjectNotFound
+from replicator.events.decode import decode
+from replicator.events.reader import read_events
+from replicator.events.record import (
+    AddPartitions,
+    AlterDatabase,
+    AlterIndex,
+    AlterPartition,
+    AlterTable,
+    Change,
+    ChangeFiles,
+    CreateDatabase,
+    CreateFunction,
+    CreateTable,
+    DropDatabase,
+    DropFunction,
+    DropPartitions,
+    DropTable,
+    SetStatistics,
+    touched_table,
+)
+from replicator.metastore.client import MetastoreReader
+
+DATABASE, HOME, DATA = "database", "home", "data"
+"""Kinds of reference: a database's directory, a partitioned table's own (its partitions lie anywhere), and one whose
+whole content is a table's or partition's data."""
+
+_TABLES = 500  # fetched at once
+_ABOVE = 64  # names of a path that are looked up at once
+
+_SCHEMA = """
+create table place (path text not null, kind text not null, db text not null, tbl text not null, part text not null,
+    primary key (path, db, tbl, part)) without rowid;
+create index place_object on place (db, tbl, part);
+"""
+
+
+class Reference:
+    """What refers to a place. `object`: "db", "db.table" or "db.table/partition"."""
+
+    __slots__ = ("db", "kind", "part", "path", "table")
+
+    def __init__(self, path: str, kind: str, db: str, table: str, part: str) -> None:
+        self.path, self.kind, self.db, self.table, self.part = path, kind, db, table, part
+
+    @property
+    def object(self) -> str:
+        return "/".join(filter(None, (".".join(filter(None, (self.db, self.table))), self.part)))
+
+    def __str__(self) -> str:
+        return f"{self.object} at {self.path}"
+
+
+class LiveLocations:
+    """Every location that a metastore refers to. Open one for a run: `with LiveLocations(metastore) as live`.
+
+    Bounded memory: the locations lie in a temporary file, about 200 bytes each. Raises what the metastore raises; an
+    answer that cannot be had is an error, never "nobody refers to it"."""
+
+    def __init__(self, metastore: MetastoreReader, directory: str | None = None) -> None:
+        """directory: for the temporary file; None: the system's."""
+        self._metastore = metastore
+        self._temporary = tempfile.TemporaryDirectory(prefix="replicator-live-", dir=directory)
+        self._database = sqlite3.connect(
+            Path(self._temporary.name) / "places.sqlite", isolation_level=None, check_same_thread=False
+        )
+        self._database.execute("pragma synchronous=off")
+        self._database.execute("pragma journal_mode=memory")
+        self._database.executescript(_SCHEMA)
+        self._cursor, self._seen, self._roles = 0, dict[str, int](), dict[str, str]()
+        self._walk()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._database.close()
+        self._temporary.cleanup()
+
+    def __len__(self) -> int:
+        return int(self._database.execute("select count(*) from place").fetchone()[0])
+
+    def held(self, databases: Collection[str] | None = None) -> int:
+        """How many places are a table's or partition's data, of these databases (None: of all)."""
+        query = "select count(*) from place where kind = ?"
+        if databases is None:
+            return int(self._database.execute(query, (DATA,)).fetchone()[0])
+        return sum(
+            int(self._database.execute(f"{query} and db = ?", (DATA, db.lower())).fetchone()[0])
+            for db in set(databases)
+        )  # fmt: skip
+
+    def partitions(self, db: str, table: str) -> int:
+        """How many partitions of a table have a location."""
+        query = "select count(*) from place where db = ? and tbl = ? and part <> ''"
+        return int(self._database.execute(query, (db.lower(), table.lower())).fetchone()[0])
+
+    def references(self, path: str) -> Iterator[Reference]:
+        """Everything that would lose data, or its place, if the path went: what is at it or below it, and the data that
+        it lies in. Of what lies above, a database's directory and a partitioned table's own do not count: they hold
+        what is not theirs. Call `refresh` before, when it must hold now."""
+        place = spelled(path)
+        columns = "path, kind, db, tbl, part"
+        at_or_below = f"select {columns} from place where path = ? or (path > ? and path < ?)"
+        for row in self._database.execute(at_or_below, (place, place + "/", place + "0")):  # "0" follows "/"
+            yield Reference(*row)
+        above = list(_above(place))
+        for start in range(0, len(above), _ABOVE):
+            names = above[start : start + _ABOVE]
+            marks = ",".join("?" * len(names))
+            query = f"select {columns} from place where kind = ? and path in ({marks})"
+            for row in self._database.execute(query, (DATA, *names)):
+                yield Reference(*row)
+
+    def blocking(self, path: str, *, object: str = "", partition: str = "") -> Reference | None:
+        """The first reference that forbids a path's removal. `object` ("db.table") and `partition`: what goes with it,
+        whose own references do not count; an object without partition covers all its partitions."""
+        for found in self.references(path):
+            own = (
+                object and f"{found.db}.{found.table}" == object.lower() and (not partition or found.part == partition)
+            )
+            if not own:
+                return found
+        return None
+
+    def follows(self, db: str) -> str:
+        """Why nothing of a database may be removed here: it is another's replica, or fenced. Empty: it is neither.
+        Asked of the metastore once for each `refresh`, as a 2.3 server tells of no change of a role."""
+        if db not in self._roles:
+            try:
+                self._roles[db] = follows(db, mark_of(self._metastore.database(db).parameters, db))
+            except ObjectNotFound:
+                self._roles[db] = ""
+        return self._roles[db]
+
+    def refresh(self) -> None:
+        """Applies what events have said since the last look. After a gap in the events everything is walked again."""
+        _real.cache_clear()
+        self._roles.clear()
+        reading = read_events(self._metastore, self._cursor, self._seen)
+        if reading.hole is not None:
+            self._walk()
+            return
+        again: set[tuple[str, str]] = set()
+        for event in reading.events:
+            change = decode(event).change
+            if not self._apply(change):
+                table = touched_table(change) or ((event.db, event.table) if event.db and event.table else None)
+                if table is None:
+                    self._walk()
+                    return
+                again.add((table[0].lower(), table[1].lower()))
+        for event in reading.late:
+            if event.db and event.table:
+                again.add((event.db.lower(), event.table.lower()))
+            else:
+                self._walk()
+                return
+        for db, name in again:
+            self._look_again(db, name)
+        if reading.events:
+            self._cursor = reading.events[-1].id
+        self._seen = reading.seen
+
+    # ---- filling --------------------------------------------------------------------------------------------------
+
+    def _walk(self) -> None:
+        newest = self._metastore.current_event_id()  # before the first listing
+        self._seen = read_events(self._metastore, newest, {}).seen if newest else {}
+        with self._transaction():
+            self._database.execute("delete from place")
+            for db in self._metastore.database_names():
+                try:
+                    self._put_database(self._metastore.database(db))
+                    names = self._metastore.table_names(db)
+                    for start in range(0, len(names), _TABLES):
+                        for table in self._metastore.tables(db, names[start : start + _TABLES]):
+                            self._put_table(table)
+                            self._put_partitions_of(table)
+                except ObjectNotFound:
+                    continue  # dropped meanwhile: the events say so
+        self._cursor = newest
+
+    def _look_again(self, db: str, name: str) -> None:
+        with self._transaction():
+            self._forget(db, name)
+            try:
+                table = self._metastore.table(db, name)
+                self._put_table(table)
+                self._put_partitions_of(table)
+            except ObjectNotFound:
+                self._forget(db, name)
+
+    def _apply(self, change: Change) -> bool:
+        """Whether an event said all that is to be known; else its table is looked at."""
+        match change:
+            case CreateDatabase(database=database) | AlterDatabase(database=database):
+                self._forget(database.name, "")
+                self._put_database(database)
+            case CreateTable(table=table):
+                self._forget(table.db, table.name)
+                self._put_table(table)
+            case AlterTable(db=db, name=name, table=table) if not change.renames and not change.moved:
+                self._forget(db, name, "")
+                self._put_table(table)
+            case AlterTable(db=db, name=name, table=table):
+                self._forget(db, name)
+                return False  # its partitions have gone along
+            case AddPartitions(db=db, table=name, keys=keys, partitions=partitions) if keys:
+                for part, partition in zip(change.names(), partitions, strict=True):
+                    self._forget(db, name, part)
+                    self._put(partition.location, DATA, db, name, part)
+            case AlterPartition(db=db, table=name, before=before, name=part, partition=partition):
+                self._forget(db, name, before)
+                self._put(partition.location, DATA, db, name, part)
+            case DropPartitions(db=db, table=name, names=names):
+                for part in names:
+                    self._forget(db, name, part)
+            case DropTable(db=db, name=name):
+                self._forget(db, name)
+            case DropDatabase(db=db):
+                self._database.execute("delete from place where db = ?", (db.lower(),))
+            case ChangeFiles() | SetStatistics() | AlterIndex() | CreateFunction() | DropFunction():
+                pass
+            case _:
+                return False
+        return True
+
+    def _put_database(self, database: Database) -> None:
+        self._put(database.location, DATABASE, database.name, "", "")
+
+    def _put_table(self, table: Table) -> None:
+        if not table.is_view:
+            self._put(table.location, HOME if table.is_partitioned else DATA, table.db, table.name, "")
+
+    def _put_partitions_of(self, table: Table) -> None:
+        if not table.is_partitioned:
+            return
+        names = self._metastore.partition_names(table.db, table.name)
+        for batch in self._metastore.partitions(table.db, table.name, names):
+            self._put_partitions(table, batch)
+
+    def _put_partitions(self, table: Table, batch: Sequence[Partition]) -> None:
+        rows = (
+            (spelled(each.location), DATA, table.db, table.name, partition_name(table.partition_keys, each.values))
+            for each in batch
+            if each.location
+        )
+        self._database.executemany("insert or replace into place values (?, ?, ?, ?, ?)", rows)
+
+    def _put(self, location: str | None, kind: str, db: str, table: str, part: str) -> None:
+        if location:
+            row = (spelled(location), kind, db.lower(), table.lower(), part)
+            self._database.execute("insert or replace into place values (?, ?, ?, ?, ?)", row)
+
+    def _forget(self, db: str, table: str, part: str | None = None) -> None:
+        """part: None for the table and all its partitions."""
+        if part is None:
+            self._database.execute("delete from place where db = ? and tbl = ?", (db.lower(), table.lower()))
+        else:
+            self._database.execute(
+                "delete from place where db = ? and tbl = ? and part = ?", (db.lower(), table.lower(), part)
+            )
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._database)
+
+
+class _Transaction:
+    """All of a walk in one transaction: a commit per row would be what takes the time."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        self._database.execute("begin")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._database.execute("commit" if kind is None else "rollback")
+
+
+def spelled(place: str) -> str:
+    """One spelling for a place, as `resolved` gives it: two names that lead to one directory are one place. What is
+    above a place is looked up once for all that lie beside it."""
+    if not is_local(place):
+        return resolved(place)
+    path = local_path(place)
+    head, _, name = path.rpartition("/")
+    if name in (".", ".."):
+        return resolved(path)
+    path = os.path.join(_real(head or "/"), name)
+    status = status_of(path, follow=False)
+    return resolved(path) if status is not None and stat.S_ISLNK(status.st_mode) else path
+
+
+@lru_cache(maxsize=4096)
+def _real(directory: str) -> str:
+    return resolved(directory)
+
+
+def _above(place: str) -> Iterable[str]:
+    while "/" in place.partition("://")[2] if "://" in place else place.count("/") > 1:
+        place = place.rpartition("/")[0]
+        yield place

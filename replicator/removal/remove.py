@@ -1,0 +1,159 @@
+"""Removing directories: a last look, the record, then every file into `$cmroot`. Acts.
+
+Nothing is deleted: files are recycled, and can be brought back until `$cmroot` lets them expire.
+"""
+
+from __future__ import annotations
+
+import stat
+import time as clocks
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+
+import msgspec
+
+from cmroot.errors import Error, Protected
+from cmroot.keep.recycle import recycle_tree, sweep_incoming
+from cmroot.lease import acquire
+from cmroot.store.place import is_local, local_path, normal, status_of
+from cmroot.store.resolve import refuse_root
+from cmroot.waiting import patiently
+from replicator.core.engine import AutoEngine
+from replicator.removal.audit import AuditLog, unwatched
+from replicator.removal.legal import read_holds
+from replicator.removal.live import LiveLocations
+from replicator.removal.removal import Judged, Limits, Refusal, Removal, judge
+from replicator.replay.copy.asides import OPEN, Fence, fenced, sweep_asides
+
+PATIENCE = timedelta(minutes=1)
+"""How long the lease of a capture or load on the same root is waited for."""
+
+BATCH = 200
+"""Directories that are looked at once more, recorded and recycled together."""
+
+
+_SWEPT = Removal(path="", what="file", reason="begun by a run that was killed")
+
+
+@dataclass
+class Removed:
+    """What a run removed. files, bytes: recycled. refused: forbidden at the last look. failed: (removal, why)."""
+
+    removals: list[Removal] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    failed: list[tuple[Removal, str]] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Remover:
+    """A job's hands. live: what the metastore refers to; root: `$cmroot`, where files go."""
+
+    root: str
+    audit: AuditLog
+    live: LiveLocations
+    limits: Limits
+    engine: AutoEngine
+    clock: Callable[[], float] = clocks.time
+    patience: timedelta = PATIENCE
+
+    def look(self, removals: Iterable[Removal]) -> Judged:
+        """Which of them may be removed now; changes nothing. A dry run ends here. Raises FormatError for a damaged
+        legal hold, and what the metastore raises."""
+        self.live.refresh()
+        return judge(removals, self.limits, read_holds(self.root, self.clock()), self._in_use)
+
+    def remove(self, removals: Iterable[Removal]) -> Removed:
+        """Recycles what may be removed at this moment, in batches. Safe to run twice: what is gone already counts as
+        removed, with no files. The record of refusals and failures is the audit's; they do not stop the others."""
+        done = Removed()
+        waiting: list[Removal] = []
+        for removal in removals:
+            waiting.append(removal)
+            if len(waiting) == BATCH:
+                self._batch(waiting, done)
+                waiting = []
+        if waiting:
+            self._batch(waiting, done)
+        return done
+
+    def _batch(self, batch: Sequence[Removal], done: Removed) -> None:
+        with patiently(partial(acquire, self.root, self.audit.job), self.patience) as lease:
+            with self.audit.recorder() as recorder:  # what a killed run had begun, told like its other files
+                sweep_incoming(self.root, record=recorder.of(_SWEPT))
+            sweep_asides(self.root)  # and what is left of a killed run's tasks removes nothing from here on
+            judged = self.look(batch)
+            self.audit.refused(judged.refused)
+            done.refused += judged.refused
+            if not judged.allowed:
+                return
+            self.audit.intended(judged.allowed)
+            lease.check()
+            engine = self.engine.for_work(len(judged.allowed))
+            size = max(1, min(20, -(-len(judged.allowed) // engine.parallelism)))
+            starts = range(0, len(judged.allowed), size)
+            tasks = [
+                RemovalTask(self.root, unwatched(self.audit), judged.allowed[start : start + size]) for start in starts
+            ]
+            gone = []
+            for outcomes in fenced(engine, self.root, run_removal_task, tasks):
+                for outcome in outcomes:
+                    if outcome.error:
+                        done.failed.append((outcome.removal, outcome.error))
+                        self.audit.failed(outcome.removal, outcome.error)
+                    else:
+                        gone.append(outcome.removal)
+            self.audit.removed(gone)
+            done.removals += gone
+            done.files += sum(each.files for each in gone)
+            done.bytes += sum(each.bytes for each in gone)
+
+    def _in_use(self, removal: Removal) -> str:
+        if is_local(removal.path):
+            status = status_of(local_path(removal.path), follow=False)
+            if status is not None and stat.S_ISLNK(status.st_mode):
+                return f"{removal.path} is a symbolic link; what it leads to is somebody else's"
+        try:
+            refuse_root(self.root, removal.path)
+        except Protected as error:
+            return error.message
+        db = removal.object.partition(".")[0]
+        if db and (why := self.live.follows(db.lower())):
+            return why
+        own, part = (removal.object, removal.partition) if removal.drops else ("", "")
+        found = self.live.blocking(removal.path, object=own, partition=part)
+        return f"in use: {found}" if found else ""
+
+
+class RemovalTask(msgspec.Struct, frozen=True):
+    """Directories whose files go to a `$cmroot`."""
+
+    root: str
+    audit: AuditLog
+    removals: Sequence[Removal]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A removal with the files and bytes that really went; `error`: why it failed."""
+
+    removal: Removal
+    error: str = ""
+
+
+def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[Outcome]:
+    """Each file is in the audit before its last trace goes. May run twice. Raises LeaseHeld when it was given up."""
+    found = []
+    with task.audit.recorder() as recorder:
+        for removal in task.removals:
+            fence.check()
+            try:
+                recycled = recycle_tree(task.root, normal(removal.path), record=recorder.of(removal))
+            except (Error, OSError) as error:
+                found.append(Outcome(removal, str(error)))
+                continue
+            files, size = len(recycled), sum(each.kept.size for each in recycled)
+            found.append(Outcome(msgspec.structs.replace(removal, files=files, bytes=size)))
+    return found

@@ -1,0 +1,1 @@
+"""A load at work: weigh, prepare, copy, commit."""

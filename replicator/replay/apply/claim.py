@@ -1,0 +1,126 @@
+"""Claims: the mark by which a target database says which load is at work on it, and which excludes every other one.
+
+A load holds the lease of a `$cmroot`, which excludes those that name the same root. The database's property
+`replicator.loading.by` names that root and the lease's epoch, and so excludes the rest. It needs no renewal: a claim
+lives as long as that lease is held at that epoch. A metastore has no compare-and-set for databases, so a claim is asked
+for before it is written, read back after, and read again before the target's metadata is committed: of two loads that
+began in one moment, the first to write goes no further. Only one that stands still between looking and writing, for as
+long as the whole other load takes, writes over its checkpoint; what it loads then is complete up to its own dump's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from cmroot.errors import Error
+from cmroot.lease import Holder, acquire, held_at
+from cmroot.root import open_existing
+from replicator.errors import LeaseHeld
+from replicator.replay.copy.asides import sweep_asides
+from replicator.replay.plan.target import standing
+
+CLAIM = "replicator.loading.by"  # of a database of the target: the load at work on it, as Claim says; "": none
+_VERSION = 1
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """root, root_id: the target's `$cmroot` whose lease the load holds, at `epoch`; the rest is for people."""
+
+    version: int
+    root: str
+    root_id: str
+    epoch: int
+    dump: str
+    host: str
+    pid: int
+    since: str
+
+    def parameters(self) -> dict[str, str]:
+        """As properties of a database."""
+        return {CLAIM: msgspec.json.encode(self).decode()}
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The claim of one load. take_over: another's counts for nothing when its root cannot be asked."""
+
+    own: Claim
+    take_over: bool = False
+
+    @classmethod
+    def of(cls, root: str, holder: Holder, dump: str, *, take_over: bool = False) -> Claims:
+        """root: the target's `$cmroot`; holder: of its lease, which the load holds."""
+        id = open_existing(root).id
+        return cls(Claim(_VERSION, root, id, holder.epoch, dump, holder.host, holder.pid, holder.since), take_over)
+
+    def may_begin(self, database: str, parameters: Mapping[str, str], *, planned: tuple[str, str]) -> None:
+        """Raises LeaseHeld when another load is at work on a database of the target, or may be; or has been since the
+        load was planned (`planned`: its `standing` then). Ends what is left of one that was killed."""
+        other = claim_of(parameters)
+        if other != self.own and standing(parameters) != planned:
+            raise LeaseHeld(
+                f"database {database} of the target was changed by another load while this one was planned",
+                hint="run the same load again",
+            )
+        if other is None or other.root_id == self.own.root_id:  # we hold the lease that it names
+            return
+        who = (
+            f"database {database} of the target is being loaded ({other.dump}) by process {other.pid} on {other.host} "
+            f"since {other.since}, under $cmroot {other.root}"
+        )
+        alive = _is_alive(other)
+        if alive:
+            raise LeaseHeld(who, hint="wait for it to end; loads into one database take turns under one --cmroot")
+        if alive is None and not self.take_over:
+            raise LeaseHeld(
+                f"{who}, which cannot be asked from here whether it still is",
+                hint=f"look on {other.host}; when it runs no more, load with --take-over, or --cmroot {other.root}",
+            )
+        if alive is False:
+            _end(other)
+
+    def still(self, database: str, parameters: Mapping[str, str]) -> None:
+        """Raises LeaseHeld when the database is another's meanwhile."""
+        other = claim_of(parameters)
+        if other != self.own:
+            whose = f"process {other.pid} on {other.host} under $cmroot {other.root}" if other else "nobody"
+            raise LeaseHeld(
+                f"database {database} of the target is being loaded by {whose} by now, and not by this load any more",
+                hint="let that one end, then run the same load again",
+            )
+
+
+def claim_of(parameters: Mapping[str, str]) -> Claim | None:
+    """Whose load is at work on a database; None: nobody's, or that of a release that made no claims. What cannot be
+    read is somebody's: raises LeaseHeld."""
+    text = parameters.get(CLAIM)
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Claim)
+    except msgspec.DecodeError as error:
+        raise LeaseHeld(
+            f"{CLAIM}={text} cannot be understood: {error}",
+            hint="a newer release may be loading; when nothing loads, set this property of the database to ''",
+        ) from error
+
+
+def _end(claim: Claim) -> None:
+    """Tasks of a load that was killed may go on elsewhere; without their notes they publish nothing. Who has its lease
+    by now has seen to that."""
+    with suppress(LeaseHeld), acquire(claim.root, "take over a load"):
+        sweep_asides(claim.root)
+
+
+def _is_alive(claim: Claim) -> bool | None:
+    """Whether the lease that a claim names is held; None: its root cannot be asked from here."""
+    try:
+        if open_existing(claim.root).id != claim.root_id:  # another machine's path
+            return None
+        return held_at(claim.root, claim.epoch)
+    except (Error, OSError):
+        return None

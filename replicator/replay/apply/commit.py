@@ -1,0 +1,378 @@
+"""Commit: the metadata side of a load after the copies: tables, partitions, statistics, functions, the checkpoint.
+
+Every step may run twice: it looks at what is there, and does what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time as clocks
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.place import is_local, join, local_path, normal, store_for
+from replicator.core.model import Database, Partition, Statistics, Table
+from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
+from replicator.dumps.layout import BOOTSTRAP
+from replicator.dumps.reached import after_load, reached
+from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
+from replicator.events.compare import comparable
+from replicator.events.scope import Patterns
+from replicator.metastore.client import PARTITION_BATCH
+from replicator.replay.apply.claim import CLAIM
+from replicator.replay.apply.work import Work, batches, is_one_file, make_directory
+from replicator.replay.copy.lanes import Lanes
+from replicator.replay.places.by_name import noted_like
+from replicator.replay.places.named_paths import NamedPath, named_paths
+from replicator.replay.places.replica import (
+    LEFT_OUT,
+    LOADING,
+    OWN,
+    POSITION,
+    PUBLISH,
+    SOURCE,
+    replica_function,
+    replica_partition,
+    replica_statistics,
+)
+from replicator.replay.places.superseded import close_superseded
+from replicator.replay.plan.plan import TablePlan
+from replicator.replay.plan.published import at_place
+from replicator.replay.plan.squash import Lineage
+from replicator.replay.plan.target import table_position
+
+BESIDE = "-replicator-made-here"  # of the directory in which a table on one file is made, before it is moved there
+
+
+class Commit:
+    """The metadata steps of a load that show readers what was copied."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._named: dict[str, tuple[str, NamedPath]] = {}  # by what they are on the target: each is looked for once
+
+    def databases(self) -> None:
+        """The first change that readers see after the copies, which may have taken hours. Raises Refused when roles
+        turned meanwhile, LeaseHeld when another load has the target."""
+        self._work.still_claimed()
+        for name in self._work.plan.checkpoint:
+            self._work.with_role(name, self._work.target.database(name).parameters)
+        for database in self._work.plan.alter_databases:
+            there = self._work.target.database(database.name)
+            own = {key: value for key, value in there.parameters.items() if key.startswith(OWN)}
+            wanted = msgspec.structs.replace(
+                database, location=there.location, parameters=database.parameters | own, extra=there.extra
+            )
+            if wanted != there:
+                self._work.target.alter_database(database.name, wanted)
+                self._work.changed.count()
+            if wanted.description != there.description:
+                self._describe(wanted)
+
+    def _describe(self, wanted: Database) -> None:
+        """A 2.3 server takes a database's description when it makes the database, and never again: one that is empty
+        is made anew, of any other it is told."""
+        target, name = self._work.target, wanted.name
+        there = target.database(name)
+        if there.description == wanted.description:
+            return
+        is_ours_to_drop = name != "default" and not there.extra and there.location
+        if is_ours_to_drop and not target.table_names(name) and not target.functions(name):
+            try:
+                target.drop_database(name)
+            except MetastoreError as error:
+                if error.transient:
+                    raise
+                # Refused: somebody has made a table in it meanwhile.
+            else:
+                target.create_database(msgspec.structs.replace(there, description=wanted.description))
+                return
+        self._work.plan.warnings.append(
+            f"{name}: its description stays {there.description or ''!r}, at the source it is"
+            f" {wanted.description or ''!r}: this metastore changes none; make the database anew while it is empty"
+        )
+
+    def tables(self, advance: Callable[[int], None]) -> None:
+        """Creates and alters tables, side by side; views after the tables they may read."""
+        for views in (False, True):
+            steps = [step for step in self._work.plan.tables if step.table and step.table.is_view == views]
+            with ThreadPoolExecutor(self._work.jobs) as pool:
+                for _ in pool.map(self._table, steps):
+                    advance(1)
+
+    def left_out(self) -> None:
+        """Marks tables that stay as they were: when they can be loaded again, changes alone are not enough."""
+        for each in self._work.plan.left_out:
+            if each.there is None or self._work.plan.exact or LEFT_OUT in each.there.parameters:
+                continue
+            if table_position(each.there) is None:  # somebody else's
+                continue
+            with contextlib.suppress(ObjectNotFound):
+                there = self._work.target.table(each.there.db, each.there.name)
+                parameters = there.parameters | {LEFT_OUT: each.reason}
+                self._work.target.alter_table(
+                    there.db, there.name, msgspec.structs.replace(there, parameters=parameters)
+                )
+
+    def _table(self, step: TablePlan) -> None:
+        assert step.table is not None and step.lineage.table is not None
+        if not step.shared and not step.table.is_view:
+            self._name(step, named_paths(step.lineage.table, step.table))
+        if step.table.location and not step.shared:  # a server asks for the directory of a view, too, that has one
+            make_directory(step.table.location)
+        if step.replaces is not None and not step.exists:
+            self._replace(step, step.replaces)
+        if not step.exists:
+            try:
+                self._create(self._work.noted_by_name(step.table))
+                self._work.changed.count()
+                if step.table.is_view or "totalSize" in step.table.parameters:
+                    return  # else the server has invented file statistics, which the source has not
+            except ObjectExists:
+                step.exists = True
+        there = self._work.target.table(*step.name)
+        adopted = self._work.plan.by_difference is not None  # a table that is equal may be one that others made
+        unmarked = adopted and there.parameters.get(SOURCE) != step.table.parameters.get(SOURCE)
+        if unmarked or _comparable_table(there) != _comparable_table(step.table):
+            if not step.table.is_partitioned and not step.table.is_view:
+                self._work.leave(step, [("", there.location, step.table.location)])
+            wanted = msgspec.structs.replace(step.table, create_time=there.create_time)
+            self._work.target.alter_table(*step.name, noted_like(wanted, there))
+            self._work.changed.count()
+
+    def _create(self, table: Table) -> None:
+        """Servers make no table at a place that is a file, and let one be moved there. May run twice: a table that was
+        left beside is altered as any other."""
+        place = table.storage.location if table.storage and not table.is_view else None
+        if not (place and is_one_file(place)):
+            self._work.target.create_table(table)
+            return
+        assert table.storage
+        beside = f"{place}{BESIDE}"
+        storage = msgspec.structs.replace(table.storage, location=beside)
+        self._work.target.create_table(msgspec.structs.replace(table, storage=storage))
+        self._work.target.alter_table(table.db, table.name, table)
+        if is_local(beside):
+            remove_if_empty(local_path(beside))
+
+    def partitions(
+        self, named: Iterator[tuple[Lineage, list[tuple[str, Partition]]]], advance: Callable[[int], None]
+    ) -> None:
+        """Adds and alters partitions as they stream by: in order within a table, tables side by side."""
+        steps = {id(step.lineage): step for step in self._work.plan.tables}
+        with Lanes(self._work.jobs) as lanes:
+            for lineage, some in named:
+                step = steps.get(id(lineage))
+                if step is None or step.table is None:
+                    continue
+                for batch in batches(some, PARTITION_BATCH):
+                    lanes.submit(step.name, self._partitions, step, batch)
+                    advance(len(batch))
+
+    def _partitions(self, step: TablePlan, named: Sequence[tuple[str, Partition]]) -> None:
+        assert step.lineage.table is not None
+        db, table = step.name
+        wanted = {
+            name: replica_partition(
+                each, step.lineage.table, step.placement or self._work.plan.placement, shared=step.shared
+            )
+            for name, each in named
+        }
+        for name, each in named if not step.shared else ():
+            self._name(step, named_paths(each, wanted[name]))
+        there: dict[str, Partition] = {}
+        if step.exists:
+            found = self._work.target.partitions(db, table, list(wanted))
+            there = {self._work.name_of(step, each): each for page in found for each in page}
+        for name, each in wanted.items():
+            place = step.place_of_partition(name, there[name].location if name in there else None)
+            if place is not None:
+                wanted[name] = at_place(each, place)
+        if self._work.plan.by_difference is not None:  # those of an increment have gone before the copy
+            self._work.leave(step, ((name, each.location, wanted[name].location) for name, each in there.items()))
+        self._work.note_places(step, wanted.items())
+        added = [each for name, each in wanted.items() if name not in there]
+        altered = [
+            each
+            for name, each in wanted.items()
+            if name in there and comparable_partition(there[name]) != comparable_partition(each)
+        ]
+        if added:
+            for partition in added:
+                if partition.location and not step.shared:
+                    make_directory(partition.location)
+            self._work.target.add_partitions(db, table, added)
+            # The server invents file statistics for partitions that bring none; the source has none.
+            altered += [each for each in added if "totalSize" not in each.parameters]
+        for batch in batches(altered, PARTITION_BATCH):
+            self._work.target.alter_partitions(db, table, batch)
+        self._work.changed.count(len(added) + sum(1 for each in altered if each not in added))
+
+    def flip(self) -> None:
+        """Partitions whose files have changed, and that no record has altered, get their new places, too."""
+        for step in self._work.plan.tables:
+            if step.place is None or not step.exists or step.table is None or not step.table.is_partitioned:
+                continue
+            for batch in batches(sorted(step.touched), PARTITION_BATCH):
+                there = self._work.partitions_named(step, batch)
+                flipped = [
+                    at_place(partition, place)
+                    for name, partition in there.items()
+                    if (place := step.place_of_partition(name, partition.location))
+                    and normal(place) != normal(partition.location or "")
+                ]
+                if flipped:
+                    self._work.target.alter_partitions(*step.name, flipped)
+                    self._work.changed.count(len(flipped))
+
+    def _replace(self, step: TablePlan, old: Table) -> None:
+        """Another table of its name makes room only now that all files of the new one are there."""
+        try:
+            there = self._work.target.table(*step.name)
+        except ObjectNotFound:
+            return
+        if there.parameters.get(POSITION) == old.parameters.get(POSITION):
+            self._work.drop_table(old)
+
+    def statistics(self) -> None:
+        for step in self._work.plan.tables:
+            if step.table is None or not step.lineage.statistics:
+                continue
+            alive = set(step.lineage.partitions)
+            whole, partitions = [], []
+            for name, statistics in step.lineage.statistics.items():
+                replica = msgspec.structs.replace(
+                    replica_statistics(statistics, self._work.plan.placement), db=step.name[0], table=step.name[1]
+                )
+                if name is None:
+                    whole.append(replica)
+                elif name in alive and step.lineage.partitions[name].now is None:
+                    continue
+                else:
+                    partitions.append(replica)
+            for each in whole:
+                self._drop_statistics(step, [each], self._work.target.table_statistics(*step.name, _columns(step)))
+                if each.columns:
+                    self._work.target.set_table_statistics(each)
+            for batch in batches(partitions, PARTITION_BATCH):
+                if step.exists:
+                    names = [each.partition for each in batch if each.partition]
+                    there = self._work.target.partition_statistics(*step.name, _columns(step), names)
+                    self._drop_statistics(step, batch, *there)
+                self._work.target.set_partition_statistics([each for each in batch if each.columns])
+            self._restore_parameters(step, bool(whole))
+
+    def _drop_statistics(self, step: TablePlan, wanted: Sequence[Statistics], *there: Statistics | None) -> None:
+        """Those of columns that the source has none of any more: setting the others leaves them."""
+        kept = {each.partition: {column.column for column in each.columns} for each in wanted}
+        for each in there:
+            for column in each.columns if each else ():
+                if each and column.column not in kept.get(each.partition, ()):
+                    self._work.target.drop_statistics(*step.name, each.partition or "", column.column)
+                    self._work.changed.count()
+
+    def _restore_parameters(self, step: TablePlan, table_too: bool) -> None:
+        """Setting statistics makes the server rewrite COLUMN_STATS_ACCURATE; the source's word stands."""
+        if table_too and step.table is not None:
+            there = self._work.target.table(*step.name)
+            if _comparable_table(there) != _comparable_table(step.table):
+                self._work.target.alter_table(*step.name, noted_like(step.table, there))
+
+    def _name(self, step: TablePlan, paths: Iterable[NamedPath]) -> None:
+        for each in paths:
+            self._named.setdefault(each.target, (".".join(step.lineage.now or step.name), each))
+
+    def dangling(self) -> list[NotReplicated]:
+        """Objects of this load that name files which no load copies, and which the source has."""
+        named = dict(self._named)
+        for function in self._work.plan.squashed.functions.values():
+            replica = replica_function(function, self._work.plan.placement) if function else None
+            if function and replica:
+                for path in named_paths(function, replica):
+                    named.setdefault(path.target, (f"{function.db}.{function.name}", path))
+        return merged(NotReplicated(name, path.reason) for name, path in named.values() if path.dangles())
+
+    def functions(self) -> None:
+        for function in self._work.plan.put_functions:
+            try:
+                self._work.target.create_function(function)
+                self._work.changed.count()
+            except ObjectExists:
+                there = {each.name: each for each in self._work.target.functions(function.db)}.get(function.name)
+                wanted = msgspec.structs.replace(function, create_time=there.create_time if there else 0)
+                if there != wanted:
+                    self._work.target.alter_function(wanted)
+                    self._work.changed.count()
+        for db, name in self._work.plan.drop_functions:
+            with contextlib.suppress(ObjectNotFound):
+                self._work.target.drop_function(db, name)
+                self._work.changed.count()
+
+    def drop_databases(self) -> None:
+        for name in self._work.plan.drop_databases:
+            with contextlib.suppress(ObjectNotFound):
+                for function in self._work.target.functions(name):
+                    self._work.target.drop_function(name, function.name)
+                self._work.target.drop_database(name)
+                self._work.changed.count()
+
+    def recycle_left(self) -> None:
+        self._work.recycle_left()
+
+    def checkpoint(self) -> None:
+        """The last change of the target's metadata: from here on it is at the dump's end."""
+        self._work.note_by_name()
+        for name in self._work.plan.checkpoint:
+            there = self._work.target.database(name)
+            if self._work.claims:
+                self._work.claims.still(name, there.parameters)
+            there_now = self._work.with_role(name, there.parameters)
+            parameters = {key: value for key, value in there_now.items() if key not in (LOADING, CLAIM)}
+            if not self._work.plan.snapshot and self._work.plan.by_difference:
+                parameters.pop(PUBLISH, None)  # all of it lies in the source's layout again
+            parameters |= self._work.plan.mark.parameters()
+            moves = there.parameters.get(POSITION) != parameters[POSITION]
+            lacking = self._work.plan.not_replicated_in(name)
+            if not moves:  # a repair of some tables, say: of the others is so what was so
+                lacking = merged(self._said_of_others(name, there.parameters), lacking)
+            parameters = with_property(parameters, lacking)
+            parameters = self._with_scope(name, parameters, moves=moves)
+            if parameters != there.parameters:
+                self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
+        store_for(self._work.root).remove_tree(join(self._work.root, "loads", self._work.plan.metadata.id))
+        close_superseded(self._work.root, self._work.plan.metadata.id, now=clocks.time())
+
+    def _said_of_others(self, name: str, parameters: dict[str, str]) -> list[NotReplicated]:
+        """What a database says that it lacks, of tables that the dump does not hold."""
+        scope = self._work.plan.metadata.scope
+        held = Patterns.parse(scope.include, scope.exclude)
+        said = from_property(parameters.get(PROPERTY), name)
+        return [each for each in said if not held.match(each.object.partition(".")[2])]
+
+    def _with_scope(self, name: str, parameters: dict[str, str], *, moves: bool) -> dict[str, str]:
+        metadata, databases = self._work.plan.metadata, self._work.plan.placement.databases
+        source = next(source for source, replica in databases.items() if replica == name)
+        wanted = reached(metadata.scope, source)
+        return after_load(parameters, wanted, moves=moves, whole=metadata.kind == BOOTSTRAP)
+
+
+def _columns(step: TablePlan) -> list[str]:
+    return [column.name for column in step.table.storage.columns] if step.table and step.table.storage else []
+
+
+def comparable_partition(partition: Partition) -> Partition:
+    """Without what each server sets for itself."""
+    bare = comparable(partition)
+    assert isinstance(bare, Partition)
+    return msgspec.structs.replace(bare, create_time=0)
+
+
+def _comparable_table(table: Table) -> Table:
+    """Without what each server sets for itself, and without our own marks."""
+    bare = comparable(table)
+    assert isinstance(bare, Table)
+    parameters = {key: value for key, value in bare.parameters.items() if not key.startswith(OWN)}
+    return msgspec.structs.replace(bare, create_time=0, parameters=parameters)

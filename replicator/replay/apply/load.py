@@ -1,0 +1,182 @@
+"""Load: a dump is replayed on a target: check, plan, prepare, copy, commit, checkpoint, acknowledge, confirm.
+
+Order (docs/design.md, invariant 7): bytes before the metadata that names them, metadata before the checkpoint, the
+checkpoint before the acknowledgement. Every step may run twice, so a load that was killed is simply run again.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cmroot.keep.recycle import sweep_incoming
+from cmroot.lease import acquire
+from cmroot.root import create_or_open
+from cmroot.store.place import join, store_for
+from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
+from replicator.core.progress import Progress
+from replicator.core.report import json_text
+from replicator.dumps import layout
+from replicator.dumps.reader import DumpReader
+from replicator.dumps.slots import confirm
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.replay.apply.brake import stop_excess
+from replicator.replay.apply.carrying import Carrying
+from replicator.replay.apply.claim import Claims
+from replicator.replay.apply.commit import Commit
+from replicator.replay.apply.planning import LoadOptions, compare, plan_load, root_of
+from replicator.replay.apply.prepare import Preparation
+from replicator.replay.apply.proof import prove
+from replicator.replay.apply.prune import prune
+from replicator.replay.apply.strays import clear_strays
+from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
+from replicator.replay.apply.work import Work
+from replicator.replay.copy.asides import sweep_asides
+from replicator.replay.copy.copying import Roots
+from replicator.replay.copy.files import CopyReport
+from replicator.replay.plan.gathering import gathered
+from replicator.replay.plan.plan import Plan
+from replicator.replay.plan.squash import surviving_partitions
+
+
+@dataclass
+class Loaded:
+    """What a load did; see docs/cli.md. `missing`: files found nowhere with the recorded bytes. `not_replicated`: what
+    the dump could not bring as the source has it, by the source's names; `status` is "incomplete" then."""
+
+    dump: str
+    kind: str
+    from_event: int | None
+    to_event: int
+    status: str = "loaded"
+    records: int = 0
+    squashed: int = 0
+    files_copied: int = 0
+    bytes_copied: int = 0
+    files_from_source: int = 0
+    files_from_cmroot: int = 0
+    files_from_target: int = 0
+    files_skipped: int = 0
+    files_removed: int = 0
+    objects_changed: int = 0
+    missing: list[dict[str, object]] = field(default_factory=list)
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    spark_start_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    commit_seconds: float = 0.0
+
+    __str__ = json_text
+
+
+def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngine, progress: Progress) -> Loaded:
+    """Replays a finished dump. May run twice, and again after a crash at any point.
+
+    Raises FormatError for a dump that is unfinished or damaged; Refused and BootstrapNeeded as `make_plan` says; before
+    anything is changed, LeaseHeld when another load is at work on the target, and Refused where it would take away more
+    than the options' brake allows; FilesMissing, before any metadata of the range is committed, when bytes are nowhere
+    to be had."""
+    began = clocks.monotonic()
+    reader = DumpReader(dump, options.keys)
+    root = create_or_open(root_of(target, options)).place
+    with acquire(root, "load") as lease:
+        lease.check()
+        sweep_incoming(root)
+        sweep_asides(root)
+        plan = plan_load(reader, target, options)
+        outcome = _outcome(plan, reader)
+        claims = Claims.of(root, lease.holder, reader.metadata.id, take_over=options.take_over)
+        work = Work(plan, target, root, engine, options.jobs, lease.check, claims)
+        preparation, commit = Preparation(work), Commit(work)
+        if plan.skipped:
+            outcome.status = "already loaded"
+            preparation.sweep_marks()  # a crash may have come right after the checkpoint
+        else:
+            work.may_begin()
+            roots = Roots(source=options.source_root or reader.metadata.root, target=root)
+            compare(plan, reader, target, engine)
+            if not options.allow_missing:
+                probe_files(reader, plan, roots, engine, progress)
+            if options.brake is not None and not options.exact:
+                stop_excess(plan, reader, target, engine, work.neighbours, options.brake)
+            preparation.prepare()
+            Carrying(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
+            lease.check()
+            pruned = prune(plan, reader, work.target, roots, engine, work.neighbours)
+            lease.check()
+            strays = clear_strays(plan, reader, roots, engine, work.neighbours)
+            copying = clocks.monotonic()
+            _count(
+                copy_files(reader, plan, roots, engine, progress, lease.check, allow_missing=options.allow_missing),
+                outcome,
+            )
+            lease.check()
+            late = prune(plan, reader, work.target, roots, engine, work.neighbours, logs=True)
+            outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
+            lease.check()
+            _commit(reader, plan, commit, target, progress, outcome)
+            outcome.not_replicated = merged(outcome.not_replicated, commit.dangling())
+            outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
+            outcome.objects_changed = work.changed.objects + pruned.partitions
+            outcome.files_removed += work.changed.recycled + pruned.files + late.files + strays
+            outcome.warnings = plan.warnings + pruned.warnings + late.warnings
+        lease.check()
+        _acknowledge(reader, target, plan)
+    if warning := confirm(reader.metadata, reader.place, options.source_root or reader.metadata.root, clocks.time):
+        outcome.warnings.append(warning)
+    outcome.spark_start_seconds = round(engine.start_seconds, 3)
+    outcome.seconds = round(clocks.monotonic() - began, 3)
+    return outcome
+
+
+def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
+    metadata, lacking = reader.metadata, plan.not_replicated
+    return Loaded(
+        dump=reader.place, kind=metadata.kind, from_event=metadata.begin.event if metadata.begin else None,
+        to_event=metadata.end.event, records=plan.squashed.records, squashed=plan.squashed.squashed,
+        not_replicated=lacking, status=INCOMPLETE if lacking else "loaded",
+    )  # fmt: skip
+
+
+def _count(report: CopyReport, outcome: Loaded) -> None:
+    outcome.files_copied, outcome.bytes_copied = report.copied, report.bytes_copied
+    outcome.files_from_source, outcome.files_from_cmroot = report.from_source, report.from_cmroot
+    outcome.files_from_target, outcome.files_skipped = report.from_target, report.skipped
+    outcome.files_removed, outcome.missing = report.removed, missing_files(report)
+
+
+def _commit(
+    reader: DumpReader, plan: Plan, commit: Commit, target: Metastore, progress: Progress, outcome: Loaded
+) -> None:
+    began = clocks.monotonic()
+    commit.databases()
+    with progress.task("commit tables", total=len(plan.tables)) as advance:
+        commit.tables(advance)
+    commit.left_out()
+    with progress.task("commit partitions") as advance:
+        commit.partitions(gathered(surviving_partitions(plan.squashed, reader.records(plan.after))), advance)
+    commit.flip()
+    commit.statistics()
+    commit.functions()
+    commit.recycle_left()
+    commit.drop_databases()
+    prove(plan, target)
+    commit.checkpoint()
+    outcome.commit_seconds = round(clocks.monotonic() - began, 3)
+
+
+def _acknowledge(reader: DumpReader, target: MetastoreReader, plan: Plan) -> None:
+    """Tells whoever keeps dumps that this target has this one. After the checkpoint, as the last write of a load."""
+    databases = sorted(plan.placement.databases.values())
+    name = "-".join([*databases, target.uri.replace("://", "-").replace(":", "-").replace(",", "-").replace("/", "-")])
+    end = reader.metadata.end
+    says = {
+        "format": layout.FORMAT, "version": layout.VERSION, "dump": reader.metadata.id, "target": target.uri,
+        "databases": databases, "position": end.position, "event": end.event,
+    }  # fmt: skip
+    store = store_for(reader.place)
+    store.write_bytes(join(reader.place, layout.LOADS, f"{name}.json"), msgspec.json.encode(says) + b"\n")

@@ -1,0 +1,59 @@
+"""Occupied: a table that is new to the target must not get a place that is another's. Reads only.
+
+What a load makes may lie in each other as it does at the source. Everything else on the target, another replica of the
+same database too, would lose files to it, or show files of it.
+"""
+
+from __future__ import annotations
+
+from replicator.dumps.layout import BOOTSTRAP
+from replicator.errors import ObjectNotFound, Refused
+from replicator.metastore.client import MetastoreReader
+from replicator.replay.apply.work import exists
+from replicator.replay.places.neighbours import Holder, Neighbours
+from replicator.replay.places.placement import relative
+from replicator.replay.places.replica import SOURCE
+from replicator.replay.plan.plan import Plan, TablePlan
+
+
+def refuse_occupied(plan: Plan, target: MetastoreReader) -> None:
+    """Raises Refused for a new table at, above or below a place of a table that this source's replication did not make.
+    All tables of the target are read when there may be such a one: never for a place in the database's own directory
+    at which nothing is yet."""
+    new = [(step, place) for step in plan.tables if (place := _new_place(step))]
+    if plan.exact or not new:
+        return
+    homes = [str(place) for place in plan.placement.target_locations.values()]
+    whole = plan.metadata.kind == BOOTSTRAP
+    neighbours = Neighbours(target)
+    ours = {(table.db, table.name) for table in plan.drops} | {step.name for step in plan.tables}
+    for step, place in new:
+        inside = any(relative(place, home) for home in homes)
+        if not (whole or not inside or exists(place)):
+            continue
+        for other in neighbours.touching(place):
+            if (other.db, other.table) not in ours and not _made_with_it(plan, target, other):
+                raise Refused(
+                    f"{'.'.join(step.name)} would lie at {place}, where {other} lies ({other.place})",
+                    hint="map the location with --map-location, name another --external-base or --warehouse, or move "
+                    "what lies there",
+                )
+
+
+def _new_place(step: TablePlan) -> str | None:
+    """Where a table is to lie that does not lie there yet."""
+    if step.table is None or step.table.is_view or step.shared or not step.table.location:
+        return None
+    there = step.there.location if step.there is not None else None
+    same = there is not None and relative(there, step.table.location) == ""
+    return None if same else step.table.location
+
+
+def _made_with_it(plan: Plan, target: MetastoreReader, other: Holder) -> bool:
+    """Whether a table is one that loads like this one made: as the source has both, so has the target."""
+    if other.db not in plan.placement.databases.values():
+        return False
+    try:
+        return target.table(other.db, other.table).parameters.get(SOURCE) == plan.metadata.root_id
+    except ObjectNotFound:
+        return True

@@ -1,0 +1,202 @@
+"""Planning a load: a dump, a target and the options of whoever loads become a plan. Reads only; `plan` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from cmroot.store.place import join, normal
+from replicator.core.engine import AutoEngine
+from replicator.core.model import Database
+from replicator.dumps import layout
+from replicator.dumps.reader import DumpReader
+from replicator.dumps.signing import Keys
+from replicator.errors import BootstrapNeeded, UsageError
+from replicator.metastore.client import MetastoreReader
+from replicator.replay.apply.brake import Brake
+from replicator.replay.apply.occupied import refuse_occupied
+from replicator.replay.apply.unlike import unlike_objects
+from replicator.replay.places.placement import Placement
+from replicator.replay.places.replica import APART, EXTERNAL_DATA, PUBLISH, SOURCE
+from replicator.replay.plan.admission import check_target
+from replicator.replay.plan.difference import ByDifference, stay
+from replicator.replay.plan.isolation import isolate, touched_objects
+from replicator.replay.plan.plan import Plan, Sharing, looked_at, make_plan
+from replicator.replay.plan.published import of_published_tables
+from replicator.replay.plan.squash import squash
+from replicator.replay.plan.target import (
+    TargetDatabase,
+    database_location,
+    default_warehouse,
+    read_databases,
+    read_part,
+    read_target,
+    standing,
+)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a load is made.
+
+    warehouse, cmroot: the target's own (None: its default database's directory, and `.cmroot` in it).
+    rename: (source database, target database) pairs. map_locations: (source prefix, target prefix) pairs.
+    external: where data outside its database's directory goes (None: `external` in the warehouse; it stays if `exact`).
+    overwrite: replace objects that replication did not make, or that are newer.
+    jobs: tables committed side by side.
+    source_root: the source's $cmroot where it is reachable under another name than the dump says.
+    exact: for a restore: the target's database becomes the dump's; what it holds besides goes, whoever made it, and it
+    may be the source itself.
+    allow_missing: files found nowhere are left out and told, instead of FilesMissing.
+    shared_external: external tables keep their data at the source, and only their metadata is loaded (None: those that
+    do so on the target now).
+    publish: "snapshot": what is changed goes to new directories, and the metastore flips to them (docs/decisions/0007);
+    "mirror": the source's layout; None: as loads into the target's databases did before.
+    as_they_are: tables in formats that a copy of their files does not copy are loaded, too (docs/formats.md).
+    by_difference: a bootstrap takes over what the target holds already, and copies only what differs (None: it copies
+    all).
+    keys: the dump must be signed with one of them (None: it need not be signed).
+    brake: how much of the replica it may take away (None: all).
+    take_over: a load that the target says is at work on it, and that cannot be asked, is known to have ended."""
+
+    warehouse: str | None = None
+    cmroot: str | None = None
+    rename: Sequence[tuple[str, str]] = ()
+    map_locations: Sequence[tuple[str, str]] = ()
+    external: str | None = None
+    overwrite: bool = False
+    jobs: int = 2
+    source_root: str | None = None
+    exact: bool = False
+    allow_missing: bool = False
+    by_difference: ByDifference | None = None
+    shared_external: bool | None = None
+    publish: Literal["mirror", "snapshot"] | None = None
+    keys: Keys | None = None
+    as_they_are: bool = False
+    brake: Brake | None = None
+    take_over: bool = False
+
+
+def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions) -> Plan:
+    """Decides what a load does; changes nothing. The dump's parts are verified first."""
+    reader.verify()
+    placement = _placement(reader.metadata, target, options)
+    bootstrap = reader.metadata.kind == layout.BOOTSTRAP
+    names = list(placement.databases.values())
+    whole = bootstrap or options.exact or options.by_difference is not None
+    there = read_target(target, names) if whole else read_databases(target, names)
+    snapshots = _by_snapshots(options, there, bootstrap=bootstrap)
+    seen = {name: standing(each.database.parameters) for name, each in there.items() if each.database}
+    sharing = Sharing(False if options.exact else options.shared_external)
+    if options.by_difference is not None:
+        placement = stay(placement, reader.tables(), there, sharing.of, back=not snapshots)
+    after = check_target(
+        reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact,
+        by_difference=options.by_difference is not None,
+    )  # fmt: skip
+    position = reader.metadata.end.position if after is None else after
+    squashed = squash(
+        reader.records(0 if bootstrap and after is not None else position), reader.tables(), bootstrap=bootstrap
+    )
+    if not whole:
+        parts = looked_at(squashed, placement)
+        there = {name: read_part(target, each, parts[name]) for name, each in there.items()}
+        same = {each.now for each in squashed.lineages if each.now == each.before and len(each.names) == 1}
+        tables = (table for table in reader.tables() if (table.db, table.name) in same)
+        placement = stay(placement, tables, there, sharing.of, back=False)  # what was adopted where it lay
+    placement = of_published_tables(placement, squashed)
+    plan = make_plan(
+        reader.metadata, squashed if after is not None else squash((), (), bootstrap=False), placement, there,
+        after=position if not bootstrap else 0, overwrite=options.overwrite, exact=options.exact,
+        by_difference=options.by_difference if bootstrap else None, sharing=sharing, as_they_are=options.as_they_are,
+    )  # fmt: skip
+    plan.seen = seen
+    plan.back = plan.by_difference is not None and not snapshots
+    if snapshots:
+        plan.snapshot = plan.metadata.id
+        if plan.by_difference is None:
+            isolate(plan, touched_objects(_entries(reader), plan.file_rules()))
+    if after is not None:
+        refuse_occupied(plan, target)
+    else:
+        plan.skipped = f"the target is at position {reader.metadata.end.position} already"
+    return plan
+
+
+def compare(plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine) -> None:
+    """Ends the planning of a load by difference that publishes by snapshots: which objects are to be published anew is
+    told by what is in them. Changes nothing; may run twice."""
+    if plan.snapshot and plan.by_difference is not None:
+        isolate(plan, unlike_objects(plan, reader, target, engine))
+
+
+def _by_snapshots(options: LoadOptions, there: Mapping[str, TargetDatabase], *, bootstrap: bool) -> bool:
+    """Whether a load publishes by snapshots. Raises BootstrapNeeded where it is to keep the source's layout, and the
+    target does not."""
+    databases = [each.database for each in there.values() if each.database is not None]
+    snapshots = sorted(each.name for each in databases if each.parameters.get(PUBLISH) == "snapshot")
+    if options.exact or options.publish is None:
+        return bool(snapshots) and not options.exact
+    if snapshots and options.publish == "mirror" and not bootstrap:
+        raise BootstrapNeeded(
+            f"{', '.join(snapshots)} of the target was published by snapshots: its data lies in other directories",
+            hint="a bootstrap by difference brings the source's layout back",
+        )
+    return options.publish == "snapshot"
+
+
+def _entries(reader: DumpReader) -> Iterator[pa.Table]:
+    for batch in reader.entries():
+        yield pa.Table.from_batches([batch])
+
+
+def warehouse_of(target: MetastoreReader, options: LoadOptions) -> str:
+    """The target's, as asked for or as its metastore says."""
+    return normal(options.warehouse or default_warehouse(target))
+
+
+def root_of(target: MetastoreReader, options: LoadOptions) -> str:
+    """The target's `$cmroot`, as asked for or below its warehouse."""
+    return normal(options.cmroot or join(warehouse_of(target, options), ".cmroot"))
+
+
+def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: LoadOptions) -> Placement:
+    renames = dict(options.rename)
+    unknown = set(renames) - set(metadata.scope.databases)
+    if unknown:
+        raise UsageError(
+            f"--rename-db names {', '.join(sorted(unknown))}, which the dump does not hold",
+            hint=f"it holds {', '.join(metadata.scope.databases)}",
+        )
+    names = {name: renames.get(name, name).lower() for name in metadata.scope.databases}
+    if len(set(names.values())) < len(names):
+        raise UsageError(
+            f"--rename-db puts two databases under one name: {names}", hint="give each a name of its own on the target"
+        )
+    warehouse = warehouse_of(target, options)
+    locations, apart = {}, set()
+    existing = set(target.database_names())
+    for source, name in names.items():
+        there = target.database(name) if name in existing else None
+        locations[source] = (there and there.location) or database_location(warehouse, name)
+        if not options.exact and _lies_apart(target, there):
+            apart.add(source)
+    external = options.external
+    if external is None and not options.exact:
+        external = join(warehouse, "external")
+    return Placement(
+        databases=names, source_locations=metadata.locations, target_locations=locations, external=external,
+        mappings=tuple(options.map_locations), root=root_of(target, options), apart=frozenset(apart),
+    )  # fmt: skip
+
+
+def _lies_apart(target: MetastoreReader, there: Database | None) -> bool:
+    """Whether a database's external data has a directory of its own. What is there stays where it is: a replica that an
+    older release began has it in a directory that all share."""
+    if there is None or there.parameters.get(EXTERNAL_DATA) == APART:
+        return True
+    return SOURCE not in there.parameters and not target.table_names(there.name)

@@ -1,0 +1,381 @@
+"""Prepare: the metadata side of a load before files are copied: databases, drops, renames, clears.
+
+Every step may run twice: it looks at what is there, and does what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from cmroot.names import foreign
+from cmroot.store.place import is_local, join, local_path, normal, store_for
+from replicator.core.model import Partition, Table
+from replicator.errors import ObjectExists, ObjectNotFound
+from replicator.metastore.client import PARTITION_BATCH
+from replicator.replay.apply.carrying import CarryTask, run_carry_task
+from replicator.replay.apply.work import Work, batches, exists, leaving_partitions, make_directory
+from replicator.replay.places.by_name import not_noted
+from replicator.replay.places.neighbours import Leaving
+from replicator.replay.places.placement import relative
+from replicator.replay.places.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
+from replicator.replay.places.superseded import Superseded
+from replicator.replay.plan.plan import Plan, TablePlan
+from replicator.replay.plan.published import (
+    aside_of,
+    at_place,
+    is_moved_by_renaming,
+    of_kind,
+    table_at_place,
+    with_path,
+    without_path,
+)
+from replicator.replay.plan.renames import PASSING, passing_name, rename_order
+from replicator.replay.plan.squash import PartitionFate
+from replicator.replay.plan.target import NEW, applied_position
+
+
+class Preparation:
+    """What a load does to the target's metadata before it copies."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._kinds: dict[tuple[str, str], bool] = {}  # whether a table is external now
+
+    def prepare(self) -> None:
+        """Databases, drops, renames, clears: afterwards every directory that is copied into is where it will stay, and
+        holds nothing that has no business there."""
+        self.sweep_marks()
+        self._begin_databases()
+        for table in self._work.plan.drops:
+            self._work.drop_table(table)
+        self._rename_tables()
+        for step in self._work.plan.tables:
+            self._settle(step)
+        for step in self._work.plan.tables:
+            self._prepare_partitions(step)
+        self._clear_tables()
+
+    def sweep_marks(self) -> None:
+        """What a load has done to tables counts as long as it goes on. This one begins anew, unless its databases say
+        that it is theirs: marks of others that were given up go, and its own of a time when it came to its end."""
+        own, databases = self._work.plan.metadata.id, set(self._work.plan.placement.databases.values())
+        store, loads = store_for(self._work.root), join(self._work.root, "loads")
+        for load in store.list(loads):
+            if load == own and any(self._is_loading(name) for name in databases):
+                continue
+            place = join(loads, load)
+            for mark in store.list(place):
+                if mark.partition(".")[0] in databases:
+                    store.remove(join(place, mark))
+            if not store.list(place):
+                store.remove_tree(place)
+
+    def _is_loading(self, database: str) -> bool:
+        try:
+            return self._work.target.database(database).parameters.get(LOADING) == self._work.plan.metadata.id
+        except ObjectNotFound:
+            return False
+
+    def _begin_databases(self) -> None:
+        loading = {LOADING: self._work.plan.metadata.id, SOURCE: self._work.plan.metadata.root_id}
+        loading |= {PUBLISH: "snapshot"} if self._work.plan.snapshot else {}
+        claims = self._work.claims
+        loading |= claims.own.parameters() if claims else {}
+        placement = self._work.plan.placement
+        apart = {placement.database(name): {EXTERNAL_DATA: APART} for name in placement.apart}
+        for database in self._work.plan.create_databases:
+            parameters = self._work.with_role(database.name, database.parameters) | loading
+            began = msgspec.structs.replace(database, parameters=parameters | apart.get(database.name, {}))
+            if database.location and is_local(database.location):
+                os.makedirs(local_path(database.location), exist_ok=True)
+            with contextlib.suppress(ObjectExists):
+                self._work.target.create_database(began)
+                self._work.changed.count()
+        for name in self._work.plan.checkpoint:
+            there = self._work.target.database(name)
+            if claims:
+                claims.may_begin(name, there.parameters, planned=self._work.plan.seen.get(name, NEW))
+            parameters = self._work.with_role(name, there.parameters) | loading | apart.get(name, {})
+            if parameters != there.parameters:
+                self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
+        self._work.still_claimed()
+
+    def _rename_tables(self) -> None:
+        renames = {step.rename_from: step.name for step in self._work.plan.tables if step.rename_from}
+        occupied: list[tuple[str, str]] = []
+        for db in {new[0] for new in renames.values()}:
+            with contextlib.suppress(ObjectNotFound):
+                occupied += [(db, name) for name in self._work.target.table_names(db)]
+        ends = {step.name: step.lineage.names[-1].begin for step in self._work.plan.tables}
+        # Tables whose directory no rename has moved at the source: it lay elsewhere by then. Their partitions stay.
+        unmoved = {
+            step.rename_from: step.table.location
+            for step in self._work.plan.tables
+            if step.rename_from and step.table and step.table.is_partitioned
+            if step.table.location and step.lineage.only_located
+        }
+        # Those that were external when they were renamed, whatever they were before and are now.
+        staying = {
+            step.rename_from
+            for step in self._work.plan.tables
+            if step.rename_from and not any(called.moved for called in step.lineage.names)
+        }
+        for old, new in rename_order(renames, occupied, passing_name):
+            there = self._work.target.table(*old)
+            # The mark comes with the name: a load that ends here must not rename what it finds under the old one.
+            mark = {RENAMED: str(ends[new])} if new in ends else {}
+            renamed = msgspec.structs.replace(there, db=new[0], name=new[1], parameters=there.parameters | mark)
+            renamed = not_noted(renamed)  # what was published lies by the old name
+            if self._work.plan.snapshot and is_moved_by_renaming(there):
+                renamed = self._moved_aside(there, renamed)
+            elif old in unmoved and is_moved_by_renaming(there) and there.location:
+                renamed = table_at_place(renamed, there.location, unmoved[old])
+            elif old in staying and is_moved_by_renaming(there):
+                self._work.target.alter_table(*old, of_kind(there, external=True))
+                renamed = of_kind(renamed, external=True)  # until it is committed
+            plain = without_path(renamed)
+            self._work.target.alter_table(*old, plain)
+            if plain is not renamed:
+                self._work.target.alter_table(*new, with_path(self._work.target.table(*new)))
+            self._work.neighbours.look_again(old, new)
+            self._work.changed.count()
+
+    def _settle(self, step: TablePlan) -> None:
+        """A table whose directory moved at the source while it was of another kind than here, and so not here, or to
+        another place: what it keeps goes there, too, before its old directory does. It is never read at a place that
+        has nothing, and a load that ends here does the rest when it is run again."""
+        table, lineage = step.table, step.lineage
+        if table is None or not step.exists or table.is_view or step.shared or lineage.complete or not table.location:
+            return
+        if self._work.plan.snapshot or (table.is_partitioned and not any(each.moved for each in lineage.names)):
+            return
+        if step.rename_from is None and step.there is not None and _same_place(step.there.location, table.location):
+            left = None
+        else:
+            there = self._work.target.table(*step.name)
+            left = None if _same_place(there.location, table.location) else there
+        store, note = store_for(self._work.root), f"{self._work.mark(step)}.left"
+        if left is not None and left.location:
+            # An earlier release that was killed here left Spark's `path` where a server had moved the directory from.
+            in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
+            self._work.recycle(in_the_way, Leaving({step.name}))
+            store.write_bytes(note, left.location.encode())
+            if not table.is_partitioned:
+                self._carry([(left.location, table.location)])
+            else:
+                self._settle_partitions(step, left.location, table.location)
+            make_directory(table.location)
+            self._work.target.alter_table(*step.name, table_at_place(not_noted(left), left.location, table.location))
+            self._work.neighbours.look_again(step.name)
+            self._work.changed.count()
+        if store.exists(note):
+            self._work.recycle([store.read_bytes(note).decode()], Leaving({step.name}))
+            store.remove(note)
+
+    def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
+        engine = self._work.engine.for_work(len(pairs))
+        tasks = [CarryTask(self._work.root, some) for some in batches(pairs, 100)]
+        deque(engine.run(run_carry_task, tasks), maxlen=0)
+
+    def _settle_partitions(self, step: TablePlan, old: str, new: str) -> None:
+        names = self._work.target.partition_names(*step.name)
+        for batch in batches(names, PARTITION_BATCH):
+            moved, pairs = [], []
+            for partition in self._work.partitions_named(step, batch).values():
+                below = relative(partition.location, old) if partition.location else None
+                if below and partition.location:
+                    pairs.append((partition.location, join(new, below)))
+                    moved.append(at_place(partition, join(new, below)))
+            self._carry(pairs)
+            if moved:
+                self._work.target.alter_partitions(*step.name, moved)
+
+    def _moved_aside(self, there: Table, renamed: Table) -> Table:
+        """A table in the source's layout, which a server would move while it renames it, and so take from under who
+        reads it: with a new place in the same call it does not."""
+        assert there.location and there.storage and self._work.plan.snapshot
+        place = aside_of(self._work.plan.snapshot, there)
+        self._work.supersede([Superseded(there.location, *(renamed.db, renamed.name), successor=place)])
+        if not there.is_partitioned:
+            self._carry([(there.location, place)])
+        make_directory(place)
+        return table_at_place(renamed, there.location, place)
+
+    def _prepare_partitions(self, step: TablePlan) -> None:
+        """Dropped partitions go, those that began anew are emptied, renamed ones get their new name. Once per load:
+        later the names may be those of others."""
+        if not step.exists or step.clear or step.table is None:
+            return
+        db, name = step.name
+        going = goings(step)
+        begun, gone, filled_anew = going.begun, going.gone, going.filled_anew
+        renamed = [fate for fate in step.lineage.fates if fate.renamed]
+        store, mark = store_for(self._work.root), f"{self._work.mark(step)}.partitions"
+        if not (begun or renamed) or store.exists(mark):
+            return
+        for batch in batches(list(begun), PARTITION_BATCH):
+            wanted = set(batch) & gone
+            there = self._work.partitions_named(step, batch)
+            if other := there.keys() - begun.keys():
+                raise foreign(".".join(step.name), "partitions", sorted(other), f"are what the dump calls {batch[:5]}")
+            by_name = {
+                key: partition
+                for key, partition in there.items()
+                if applied_position(partition) < begun[key]  # else another was renamed to this name since
+            }
+            self._work.let_go(
+                step.table,
+                [
+                    place
+                    for key, partition in by_name.items()
+                    if (place := partition.location) and going.takes(step, key)
+                ],
+                leaving_partitions(step.table, by_name),
+            )
+            flipped = filled_anew if self._work.plan.snapshot else set()
+            dropped = [key for key in batch if key in wanted - flipped and key in by_name]
+            if dropped:
+                self._work.target.drop_partitions(db, name, dropped)
+                self._work.neighbours.replaced(step.table, dropped)
+                self._work.changed.count(len(dropped))
+        self._rename_partitions(step, renamed)
+        store.write_bytes(mark, b"")
+
+    def _rename_partitions(self, step: TablePlan, fates: Sequence[PartitionFate]) -> None:
+        """As tables are renamed: with a mark, and through passing names where they go round in a circle."""
+        if not fates:
+            return
+        ends = {fate.now: fate for fate in fates if fate.now}
+        starts = {fate.before: fate for fate in fates if fate.before}
+        there = self._work.partitions_named(step, [*starts, *ends, *map(_passing_partition, starts)])
+        renames = {}
+        for before, fate in starts.items():
+            assert fate.now
+            if (passing := _passing_partition(before)) in there:
+                renames[passing] = fate.now
+            elif before in there and applied_position(there[before]) < fate.names[1][0]:
+                renames[before] = fate.now
+        if step.table is not None and step.table.is_external:  # their places keep the old names
+            self._work.note_elsewhere(step)
+        for old, new in rename_order(renames, there, _passing_partition):
+            partition, end = there.pop(old), ends.get(new)
+            values = end.values if end else (*partition.values[:-1], partition.values[-1] + PASSING)
+            mark = {RENAMED: str(end.names[-1][0])} if end else {}
+            renamed = msgspec.structs.replace(partition, values=values, parameters=partition.parameters | mark)
+            first = starts.get(old)
+            if first is not None and not self._work.plan.snapshot:
+                self._be_of_kind(step, external=not first.moves)
+            if self._work.plan.snapshot:
+                partition = self._stepped_aside(step, partition, old, new)
+                renamed = msgspec.structs.replace(renamed, storage=partition.storage)
+            self._work.target.rename_partition(*step.name, partition.values, renamed)
+            now = self._work.partitions_named(step, [new])
+            there.update(now)
+            if step.table is not None:
+                self._work.neighbours.replaced(step.table, [old], now.values())
+            self._work.changed.count()
+
+    def _be_of_kind(self, step: TablePlan, *, external: bool) -> None:
+        """A table is of the kind that it had when a partition was renamed, whose directory a server moves or leaves by
+        that; what it is in the end comes with the commit."""
+        kind = self._kinds.get(step.name)
+        if kind is None:
+            kind = self._kinds[step.name] = self._work.target.table(*step.name).is_external
+        if kind != external:
+            there = self._work.target.table(*step.name)
+            self._work.target.alter_table(*step.name, of_kind(not_noted(there), external=external))
+            self._kinds[step.name] = external
+
+    def _stepped_aside(self, step: TablePlan, partition: Partition, old: str, new: str) -> Partition:
+        """A partition about to be renamed: a server moves its directory to where it belongs by its new name, unless it
+        lies there. So what is in it is carried there first, and who reads it reads on."""
+        assert step.table is not None
+        database = self._work.target.database(step.name[0]).location
+        if not (step.table.owns_data and database and partition.location):
+            return partition
+        place = join(database, step.name[1], new)
+        if normal(place) == normal(partition.location):
+            return partition
+        if exists(place):  # of a partition that had the name before; the server refuses a name whose place is taken
+            self._work.recycle([place], leaving_partitions(step.table, [old]))
+        gone = Superseded(partition.location, *step.name, old, successor=place)
+        self._work.supersede([gone])
+        self._carry([(partition.location, place)])
+        make_directory(place)
+        moved = at_place(partition, place)
+        self._work.target.alter_partitions(*step.name, [moved])
+        return moved
+
+    def _clear_tables(self) -> None:
+        """Recycles what lies where a table is to be copied whole; once per load, so that copies survive a restart."""
+        if self._work.plan.snapshot:
+            return  # nothing is in a place of the load's own
+        store = store_for(self._work.root)
+        marks = []
+        for step in self._work.plan.tables:
+            location = step.table.location if step.table else None
+            if not step.clear or location is None:
+                continue
+            mark = self._work.mark(step)
+            if store.exists(mark):
+                continue
+            if any(
+                relative(home, location) is not None for home in self._work.plan.placement.target_locations.values()
+            ):
+                self._work.plan.warnings.append(f"a database lies in {location}: old files in it were left")
+            elif exists(location):
+                self._work.recycle([location], Leaving({step.name}))
+            marks.append(mark)
+        for mark in marks:
+            store.write_bytes(mark, b"")
+
+
+def _same_place(one: str | None, other: str | None) -> bool:
+    return normal(one or "/") == normal(other or "/")
+
+
+@dataclass(frozen=True)
+class Goings:
+    """Partitions that the target has and that go, or begin anew: `begun`, by name, the position from which on; `gone`:
+    those that were dropped; `filled_anew`: those of the same name at the end; `relocated`: those that left their files
+    for others elsewhere."""
+
+    begun: dict[str, int]
+    gone: frozenset[str]
+    filled_anew: frozenset[str]
+    relocated: frozenset[str]
+
+    def takes(self, step: TablePlan, name: str) -> bool:
+        """Whether the files of such a partition go."""
+        owns = step.table is not None and step.table.owns_data
+        return not step.shared and (owns or name in self.filled_anew | self.relocated)
+
+
+def goings(step: TablePlan) -> Goings:
+    """None for a table that is new, or copied whole."""
+    fates = step.lineage.fates if step.exists and not step.clear and step.table is not None else []
+    return Goings(
+        {fate.before: fate.since for fate in fates if fate.before and (fate.replaced or fate.complete)},
+        frozenset(fate.before for fate in fates if fate.before and fate.replaced),
+        frozenset(fate.before for fate in fates if fate.before and fate.before == fate.now),
+        frozenset(fate.before for fate in fates if fate.before and fate.relocated),
+    )
+
+
+def clears(plan: Plan, step: TablePlan) -> str | None:
+    """The directory that is emptied before a table is copied into it whole; None for no such."""
+    place = step.table.location if step.table and step.clear else None
+    homes = plan.placement.target_locations.values()
+    if place is None or any(relative(home, place) is not None for home in homes):
+        return None
+    return place if exists(place) else None
+
+
+def _passing_partition(name: str) -> str:
+    return name + PASSING

@@ -1,0 +1,97 @@
+"""Pricing: what a load would change, copy and take away, in words and numbers, before anything is done. Reads only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from replicator.core.engine import AutoEngine
+from replicator.core.progress import Progress
+from replicator.dumps.reader import DumpReader
+from replicator.metastore.client import MetastoreReader
+from replicator.replay.apply.brake import Brake, excess
+from replicator.replay.apply.planning import compare
+from replicator.replay.apply.transfer import run_files
+from replicator.replay.apply.weighing import Weight, shown, weigh
+from replicator.replay.copy.copying import Roots
+from replicator.replay.copy.files import COMPARE, CopyReport
+from replicator.replay.places.neighbours import Neighbours
+from replicator.replay.plan.plan import Plan
+from replicator.replay.plan.squash import surviving_partitions
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a load would copy and take away: files and bytes by their contents, not as the dump names them. `missing`:
+    files whose bytes are not to be had. files_from_...: where the files' bytes would come from, by name and size; those
+    from the target are what its `$cmroot` keeps. `weight`: what goes, by name."""
+
+    files: int
+    bytes: int
+    files_removed: int
+    bytes_removed: int
+    partitions_removed: int
+    missing: int
+    files_from_source: int = 0
+    files_from_cmroot: int = 0
+    files_from_target: int = 0
+    weight: Weight = field(default_factory=Weight)
+
+
+def price(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, roots: Roots, *, engine: AutoEngine, progress: Progress
+) -> Price:  # fmt: skip
+    """Compares every file of a dump with what lies at its place on the target. Changes nothing."""
+    metadata, reread = reader.metadata, bool(plan.by_difference and plan.by_difference.reread)
+    compare(plan, reader, target, engine)
+    rules = plan.file_rules()
+    report = run_files(
+        reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COMPARE, reread=reread
+    ) if metadata.files else CopyReport()  # fmt: skip
+    weight = weigh(plan, reader, target, engine, Neighbours(target))
+    return Price(
+        report.copied, report.bytes_copied, weight.files, weight.bytes, weight.partitions, report.missing_count,
+        report.from_source, report.from_cmroot, report.from_target, weight,
+    )  # fmt: skip
+
+
+def described(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine, brake: Brake | None
+) -> dict[str, Any]:  # fmt: skip
+    """As `describe`, with what goes by name (`gone`), and why the load would be `refused`, if it would."""
+    found = describe(plan, reader)
+    if not plan.skipped:
+        compare(plan, reader, target, engine)
+    weight = Weight() if plan.skipped else weigh(plan, reader, target, engine, Neighbours(target))
+    refusal = excess(plan, weight, brake) if brake else None
+    return {
+        **found, "warnings": plan.warnings, "files_to_remove": weight.files, "bytes_to_remove": weight.bytes,
+        "partitions_to_drop": weight.partitions, "gone": [asdict(each) for each in weight.gone],
+        "goes": list(shown(weight)), "refused": refusal.message if refusal else "",
+    }  # fmt: skip
+
+
+def describe(plan: Plan, reader: DumpReader) -> dict[str, Any]:
+    """A plan for `--dry-run`: what would be changed, and how many files and bytes are named at most."""
+    return {
+        "skipped": plan.skipped,
+        "create_databases": [each.name for each in plan.create_databases],
+        "drop_databases": plan.drop_databases,
+        "drop_tables": [f"{table.db}.{table.name}" for table in plan.drops],
+        "rename_tables": [f"{'.'.join(s.rename_from)} -> {'.'.join(s.name)}" for s in plan.tables if s.rename_from],
+        "create_tables": [".".join(step.name) for step in plan.tables if not step.exists],
+        "alter_tables": [".".join(step.name) for step in plan.tables if step.exists],
+        "functions": [f"{each.db}.{each.name}" for each in plan.put_functions],
+        "drop_functions": [".".join(name) for name in plan.drop_functions],
+        "partitions_touched": sum(
+            len(named) for _, named in surviving_partitions(plan.squashed, reader.records(plan.after))
+        ),
+        "files": 0 if plan.skipped else reader.metadata.files,
+        "bytes": 0 if plan.skipped else reader.metadata.bytes,
+        "files_to_remove": 0 if plan.skipped else reader.metadata.removed,
+        "locations": {
+            ".".join(step.name): step.table.location for step in plan.tables if step.table and step.table.location
+        },
+        "not_replicated": [asdict(each) for each in plan.not_replicated],
+        "warnings": plan.warnings,
+    }

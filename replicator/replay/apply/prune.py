@@ -1,0 +1,322 @@
+"""Prune: where a bootstrap is loaded by difference, tables stay; what they hold besides the dump goes.
+
+Partitions that the dump does not have are dropped, and files that it does not name go to the target's `$cmroot`, before
+anything is copied: should a directory have been shared, the copy puts back what it needs. Those of Delta tables go
+after the copy. Every step may run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from cmroot.store.listing import list_tree
+from cmroot.store.place import join, normal
+from cmroot.store.resolve import resolved
+from replicator.core.engine import AutoEngine
+from replicator.core.model import Partition, partition_name
+from replicator.core.table_format import DELTA, table_format
+from replicator.dumps.reader import DumpReader
+from replicator.errors import ObjectNotFound
+from replicator.events.scope import matches_name
+from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.replay.apply.unlike import named_files
+from replicator.replay.apply.work import (
+    RecycleTask,
+    around_root,
+    leaving_partitions,
+    own_places,
+    run_recycle_task,
+    told,
+)
+from replicator.replay.copy.asides import OPEN, Fence, fenced
+from replicator.replay.copy.copying import Roots, remove_file
+from replicator.replay.copy.emptied import sweep_empty
+from replicator.replay.places.clearing import Clearing, to_clear
+from replicator.replay.places.neighbours import Leaving, Neighbours
+from replicator.replay.places.placement import relative
+from replicator.replay.places.superseded import Superseded, note_superseded
+from replicator.replay.plan.plan import Plan, TablePlan
+from replicator.replay.plan.squash import surviving_partitions
+from replicator.text.partition_filter import parse_partition_filter
+
+HOMES = 10_000  # directories of one task, which reads the paths of the whole dump
+
+
+@dataclass(frozen=True)
+class PruneTask:
+    """Directories of the target to rid of files that the dump does not name: (location in the dump, directory, with
+    what others have in it, directory of its table). `parts`: the dump's file entries. `roots`: None only counts.
+    `private`: see CopyTask."""
+
+    parts: Sequence[str]
+    homes: Sequence[tuple[str, Clearing, str]]
+    roots: Roots | None
+    private: bool = False
+
+
+@dataclass
+class Pruned:
+    """What was (or would be) taken away: partitions, and files with their bytes, those of partitions included. Of what
+    only would be: `dropped`, (table, partition) -> files and bytes; `of_tables`, by table, files, bytes, and bytes of
+    the dump's files that are not there yet."""
+
+    partitions: int = 0
+    files: int = 0
+    bytes: int = 0
+    dropped: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    of_tables: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def count(self, table: str, files: int, size: int, missing: int) -> None:
+        counts = self.of_tables.get(table, (0, 0, 0))
+        self.of_tables[table] = counts[0] + files, counts[1] + size, counts[2] + missing
+
+
+def prune(
+    plan: Plan, reader: DumpReader, target: Metastore, roots: Roots, engine: AutoEngine, neighbours: Neighbours, *,
+    logs: bool = False,
+) -> Pruned:  # fmt: skip
+    """Takes away what tables of the target hold besides the dump; the files lie in the target's $cmroot then. What
+    tables that are not in the dump have there stays. `logs`: of Delta tables, whose readers need the old files until
+    the new log is there; else of all others."""
+    done = Pruned()
+    extra = _Dropping(target, roots, engine, done, plan.snapshot, neighbours)
+    homes = _walk(plan, reader, target, done, extra, logs)
+    own = _OwnHomes(plan, neighbours, done)
+    _clear_homes(own.free(homes), reader, roots, engine, done, private=plan.snapshot is not None)
+    return done
+
+
+def surplus(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine, neighbours: Neighbours
+) -> Pruned:  # fmt: skip
+    """What `prune` would take away. Changes nothing."""
+    found = Pruned()
+    homes = _walk(plan, reader, target, found, _Counting(found, neighbours))
+    _clear_homes(_OwnHomes(plan, neighbours, found).free(homes), reader, None, engine, found)
+    names = {step.table.location: ".".join(step.name) for step in plan.tables if step.table and step.table.location}
+    found.of_tables = {names.get(home, home): counts for home, counts in found.of_tables.items()}
+    return found
+
+
+def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
+    """Lists a task's directories and takes away what the dump does not name. May run twice. Raises LeaseHeld when it
+    was given up."""
+    counting = task.roots is None
+    named = named_files(task.parts, {normal(source) for source, _, _ in task.homes}, ("size",) if counting else ())
+    found = Pruned()
+    for source, home, table in task.homes:
+        directory = home.directory
+        listing = list_tree(directory)
+        wanted = named.get(normal(source), {})
+        real = resolved(directory) if home.kept else ""
+        before = found.files, found.bytes
+        for file in listing.files if listing else ():
+            if file.path_relative in wanted or any(each.covers(join(real, file.path_relative)) for each in home.kept):
+                continue
+            fence.check()
+            if task.roots is None or remove_file(join(directory, file.path_relative), task.roots, private=task.private):
+                found.files += 1
+                found.bytes += file.size
+        if counting:
+            there = {file.path_relative for file in listing.files} if listing else set()
+            missing = sum(size or 0 for path, (size,) in wanted.items() if path not in there)  # type: ignore[misc]
+            found.count(table, found.files - before[0], found.bytes - before[1], missing)
+        if task.roots is not None and not home.kept:
+            sweep_empty(directory)
+    return found
+
+
+# ---- tables and partitions ----------------------------------------------------------------------------------------
+
+
+def _walk(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, done: Pruned, extra: _Dropping | _Counting,
+    logs: bool | None = None,
+) -> Iterator[tuple[str, str, str]]:  # fmt: skip
+    """Directories of all tables that are pruned, and of their partitions; partitions that the dump does not have are
+    handed to `extra` on the way. Holds the names of one table's partitions at a time. `logs`: only of Delta tables, or
+    only of others."""
+    waiting = {
+        id(step.lineage): step for step in plan.tables
+        if step.prune and step.table and not step.table.is_view
+        if logs is None or logs == (table_format(step.table) == DELTA)
+    }  # fmt: skip
+    partitioned = {key for key, step in waiting.items() if step.table and step.table.is_partitioned}
+    current: TablePlan | None = None
+    wanted: set[str] = set()
+    if partitioned:
+        for lineage, named in surviving_partitions(plan.squashed, reader.records()):
+            step = waiting.get(id(lineage))
+            if step is None:
+                continue
+            if step is not current:  # a bootstrap has a table's partitions one after the other
+                if current is not None:
+                    extra.take(current, _extra_partitions(plan, current, wanted, target))
+                current, wanted = step, set()
+                partitioned.discard(id(lineage))
+            wanted |= {name for name, _ in named}
+            home = step.table.location if step.table and step.table.location else ""
+            for name, partition in named:
+                place = _place(plan, step, partition.location or "", name)
+                if partition.location and place:
+                    yield partition.location, place, home
+    if current is not None:
+        extra.take(current, _extra_partitions(plan, current, wanted, target))
+    for key, step in waiting.items():
+        assert step.lineage.table is not None and step.table is not None
+        if key in partitioned:
+            extra.take(step, _extra_partitions(plan, step, set(), target))
+        elif not step.lineage.table.is_partitioned and (location := step.lineage.table.location):
+            place = _place(plan, step, location, "")
+            if place:
+                yield location, place, step.table.location or place
+
+
+def _place(plan: Plan, step: TablePlan, location: str, partition: str) -> str | None:
+    """Where what the dump does not name is taken away of an object; None: nowhere."""
+    assert step.lineage.table is not None
+    if step.shared or plan.is_unseen(step.lineage, partition):
+        return None
+    if step.place is not None:
+        return join(step.place, partition) if partition in step.touched or not step.exists else None
+    return plan.placement.inside(step.lineage.table.db, step.lineage.table.location, location)
+
+
+def _extra_partitions(
+    plan: Plan, step: TablePlan, wanted: set[str], target: MetastoreReader
+) -> Iterator[list[Partition]]:  # fmt: skip
+    """Those that the dump says are not there; of what is outside its filter it says nothing."""
+    if not step.exists or step.lineage.now is None:
+        return
+    text = plan.metadata.scope.partitions.get(".".join(step.lineage.now).lower())
+    held = parse_partition_filter(text) if text else None
+    try:
+        names = sorted(set(target.partition_names(*step.name)) - wanted)
+    except ObjectNotFound:
+        return
+    if held is not None:
+        names = [name for name in names if matches_name(held, name)]
+    if names:
+        yield from target.partitions(*step.name, names)
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """Partitions that would be dropped."""
+
+    found: Pruned
+    neighbours: Neighbours
+
+    def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
+        assert step.table is not None
+        for batch in batches:
+            self.found.partitions += len(batch)
+            free = self.neighbours.free(
+                own_places(step.table, batch), leaving_partitions(step.table, _names(step, batch))
+            )
+            self.found.warnings += told(free)
+            sizes = {clearing.directory: to_clear(clearing) for clearing in free.clearings}
+            for name, partition in zip(_names(step, batch), batch, strict=True):
+                files, size = sizes.pop(partition.location or "", (0, 0))
+                self.found.dropped[".".join(step.name), name] = files, size
+                self.found.files += files
+                self.found.bytes += size
+
+
+@dataclass(frozen=True)
+class _Dropping:
+    """Drops partitions; their data first goes to the target's $cmroot."""
+
+    target: Metastore
+    roots: Roots
+    engine: AutoEngine
+    done: Pruned
+    snapshot: str | None
+    neighbours: Neighbours
+
+    def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
+        assert step.table is not None
+        for batch in batches:
+            places, names = own_places(step.table, batch), _names(step, batch)
+            if places and self.snapshot:
+                gone = [Superseded(place, *step.name) for place in places]
+                note_superseded(self.roots.target, self.snapshot, gone)
+            elif places:
+                free = self.neighbours.free(places, leaving_partitions(step.table, names))
+                self.done.warnings += told(free)
+                around = [around_root(self.roots.target, each) for each in free.clearings]
+                tasks = [
+                    RecycleTask(self.roots.target, around[start : start + 100]) for start in range(0, len(around), 100)
+                ]
+                engine = self.engine.for_work(len(places))
+                self.done.files += sum(fenced(engine, self.roots.target, run_recycle_task, tasks))
+            self.target.drop_partitions(*step.name, names)
+            self.neighbours.replaced(step.table, names)
+            self.done.partitions += len(names)
+
+
+def _names(step: TablePlan, partitions: Sequence[Partition]) -> list[str]:
+    assert step.table is not None
+    return [partition_name(step.table.partition_keys, each.values) for each in partitions]
+
+
+@dataclass
+class _OwnHomes:
+    """Directories that may be rid of what the dump does not name. Of tables in the dump all files are named, of others
+    none: what those have stays. Most partitions lie in directories that are only their table's, which is found out
+    once for a table."""
+
+    plan: Plan
+    neighbours: Neighbours
+    done: Pruned
+    _alone: dict[str, bool] = field(default_factory=dict)
+
+    def free(self, homes: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, Clearing, str]]:
+        """homes: (location in the dump, directory, directory of its table)."""
+        own = Leaving({step.name for step in self.plan.tables})
+        while some := list(islice(homes, HOMES)):
+            places = [place for _, place, home in some if not self._is_alone(place, home, own)]
+            free = self.neighbours.free(places, own)
+            self.done.warnings += told(free)
+            around, held = {each.directory: each for each in free.clearings}, {place for place, _ in free.held}
+            for location, place, home in some:
+                if place not in held:
+                    yield location, around.get(place, Clearing(place)), home
+
+    def _is_alone(self, place: str, home: str, own: Leaving) -> bool:
+        if home not in self._alone:
+            touching = self.neighbours.touching(home)
+            self._alone[home] = all(own.has(each.db, each.table) for each in touching)
+        return self._alone[home] and relative(place, home) is not None
+
+
+def _clear_homes(
+    homes: Iterator[tuple[str, Clearing, str]], reader: DumpReader, roots: Roots | None, engines: AutoEngine,
+    done: Pruned, *, private: bool = False,
+) -> None:  # fmt: skip
+    """Runs the tasks; partitions are dropped while `homes` are drawn."""
+    parts = [place for place, _ in reader.buckets()]
+    waiting: list[tuple[str, Clearing, str]] = []
+
+    def run() -> None:
+        engine = engines.for_work(len(waiting))
+        size = max(1, min(HOMES, -(-len(waiting) // engine.parallelism)))
+        starts = range(0, len(waiting), size)
+        tasks = [PruneTask(parts, waiting[start : start + size], roots, private) for start in starts]
+        running = fenced(engine, roots.target, run_prune_task, tasks) if roots else engine.run(run_prune_task, tasks)
+        for report in running:
+            done.files += report.files
+            done.bytes += report.bytes
+            for table, counts in report.of_tables.items():
+                done.count(table, *counts)
+        waiting.clear()
+
+    for home in homes:
+        waiting.append(home)
+        if len(waiting) == 4 * HOMES:
+            run()
+    if waiting:
+        run()

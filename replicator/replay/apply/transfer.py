@@ -1,0 +1,152 @@
+"""Transfer: the files of a dump, task by task on an engine: looked for, compared, copied, recycled. Acts.
+
+What one task does with its files is in `files` and `copying`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from cmroot.store.place import is_directory, is_local, local_path, store_for
+from replicator.core.engine import AutoEngine
+from replicator.core.progress import Progress
+from replicator.dumps.reader import DumpReader
+from replicator.errors import FilesMissing, Refused
+from replicator.replay.copy.asides import fenced, sweep_asides
+from replicator.replay.copy.copying import Roots
+from replicator.replay.copy.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
+from replicator.replay.copy.logs import LogTask, run_log_task
+from replicator.replay.plan.plan import Plan
+from replicator.replay.plan.rules import FileRules
+from replicator.text.quantity import count_text
+
+TASK_BYTES = 1 << 30  # a copy task's share, so that executors finish together and a lost one costs little
+TASK_FILES = 20_000
+
+
+def copy_files(
+    reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress, check: Callable[[], None], *,
+    allow_missing: bool,
+) -> CopyReport:  # fmt: skip
+    """Publishes every file, Delta logs after all data, then recycles those the source removed, each unless `check`
+    raises. Raises FilesMissing, unless they are allowed, and Refused where others have committed to a Delta table of
+    the target."""
+    metadata, rules, report = reader.metadata, plan.file_rules(), CopyReport()
+    reread, private = bool(plan.by_difference and plan.by_difference.reread), plan.snapshot is not None
+    if metadata.files:
+        check()
+        report = run_files(
+            reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COPY, reread=reread, private=private
+        )  # fmt: skip
+        sweep_asides(roots.target)  # of attempts that were given up: from here on they publish nothing
+        if report.missing_count and not allow_missing:
+            raise _files_missing(report, roots)
+        if report.logs:
+            _sync(plan)  # data is durable before a log names it
+            check()
+            report.add(_publish_logs(report.logs, plan, rules, roots, engine, progress))
+            sweep_asides(roots.target)
+            if report.missing_count and not allow_missing:
+                raise _files_missing(report, roots)
+        _sync(plan)
+    if metadata.removed:
+        check()
+        removed = run_files(reader, rules, roots, engine, progress, metadata.removed, 0, REMOVE, private=private)
+        report.removed = removed.removed
+    return report
+
+
+def _sync(plan: Plan) -> None:
+    """What was copied is durable then: once a filesystem instead of once a file."""
+    for place in {*plan.placement.target_locations.values(), plan.placement.external}:
+        if place and is_local(place) and is_directory(local_path(place)):
+            store_for(place).sync(place)
+
+
+def probe_files(
+    reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress
+) -> None:  # fmt: skip
+    """Before anything that the target shows is changed: are all bytes to be had? Raises FilesMissing."""
+    metadata = reader.metadata
+    if plan.changes_shown and metadata.files:
+        report = run_files(reader, plan.file_rules(), roots, engine, progress, metadata.files, 0, PROBE)
+        if report.missing_count:
+            raise _files_missing(report, roots)
+        if report.foreign and not plan.replaces_commits:
+            raise _foreign(report.foreign)
+
+
+def _publish_logs(
+    parts: Iterable[str], plan: Plan, rules: FileRules, roots: Roots, engines: AutoEngine, progress: Progress
+) -> CopyReport:  # fmt: skip
+    """The Delta logs among some parts of a dump. Small files, and few: what counts is their order."""
+    places, done = sorted(parts), CopyReport()
+    if not places:
+        return done
+    engine = engines.for_work(len(places))
+    reread, private = bool(plan.by_difference and plan.by_difference.reread), plan.snapshot is not None
+    tasks = [
+        LogTask(places, rules, roots, share, engine.parallelism, plan.replaces_commits, reread, private)
+        for share in range(engine.parallelism)
+    ]
+    foreign = []
+    with progress.task("publish Delta logs", total=len(tasks)) as advance:
+        for report in fenced(engine, roots.target, run_log_task, tasks):
+            done.add(report.copied)
+            foreign += report.foreign
+            advance(1)
+    if foreign:
+        raise _foreign(foreign)
+    return done
+
+
+def _foreign(commits: Sequence[str]) -> Refused:
+    more = f" and {len(commits) - 1} more" if len(commits) > 1 else ""
+    return Refused(
+        f"somebody else has committed to a Delta table of the target: {commits[0]}{more} is no commit of the source",
+        hint="--overwrite, or a repair of the table, replaces it (it goes to the target's $cmroot); to keep its rows, "
+        "write them at the source",
+        details={"foreign": list(commits)},
+    )
+
+
+_TITLES = {COPY: "copy files", REMOVE: "recycle removed files", PROBE: "look for files", COMPARE: "compare files"}
+
+
+def run_files(
+    reader: DumpReader, rules: FileRules, roots: Roots, engines: AutoEngine, progress: Progress, files: int, size: int,
+    purpose: str, *, reread: bool = False, private: bool = False,
+) -> CopyReport:  # fmt: skip
+    """One purpose (see CopyTask) for every file of a dump; files, size: what is expected, to choose an engine by."""
+    engine = engines.for_work(files, size)
+    buckets = reader.buckets()
+    wanted = max(engine.parallelism, size // TASK_BYTES, files // TASK_FILES)
+    shares = max(1, -(-wanted // len(buckets)))
+    tasks = [
+        CopyTask([place], rules, roots, share, shares, purpose, reread=reread, private=private)
+        for place, _ in buckets
+        for share in range(shares)
+    ]
+    total = CopyReport()
+    with progress.task(_TITLES[purpose], total=len(tasks)) as advance:
+        for report in fenced(engine, roots.target, run_copy_task, tasks):
+            total.add(report)
+            advance(1)
+    return total
+
+
+def _files_missing(report: CopyReport, roots: Roots) -> FilesMissing:
+    target, position, reason = report.missing[0]
+    return FilesMissing(
+        f"{count_text(report.missing_count, 'file')} neither at the source nor in {roots.source} with the recorded "
+        f"bytes, "
+        f"the first: {target} (position {position}): {reason}",
+        hint="nothing of the dump's metadata was committed; make a newer dump, which no longer names them, or restore "
+        "the bytes to $cmroot; capture more often to keep bytes of short-lived files",
+        details={"missing": missing_files(report)},
+    )
+
+
+def missing_files(report: CopyReport) -> list[dict[str, object]]:
+    """As reports name them."""
+    return [{"file": file, "position": position, "reason": reason} for file, position, reason in report.missing]

@@ -1,0 +1,155 @@
+"""Unlike: which objects of the target hold other files than a bootstrap dump says, where each is to stay where it lies
+unless it differs. Reads only.
+
+A whole object is told by its listing, names and sizes, and by the bytes; those of a file that a load has stamped with
+the checksum, and whose time is as it was, are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmroot.log.parts import reading
+from cmroot.names import check_entries
+from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.listing import FileState, list_tree
+from cmroot.store.place import is_local, join, local_path, normal, store_for
+from replicator.core.engine import AutoEngine
+from replicator.core.model import partition_name
+from replicator.dumps.reader import DumpReader
+from replicator.metastore.client import MetastoreReader
+from replicator.replay.copy.stamps import is_stamped
+from replicator.replay.plan.plan import Name, Plan, TablePlan
+from replicator.replay.plan.squash import surviving_partitions
+
+HOMES = 10_000  # directories of one task, which reads the file entries of the whole dump
+
+
+@dataclass(frozen=True)
+class UnlikeTask:
+    """(location in the dump, directory of the target) pairs. `parts`: the dump's file entries. `reread`: files
+    that are stamped are read, too."""
+
+    parts: Sequence[str]
+    homes: Sequence[tuple[str, str]]
+    reread: bool
+
+
+def run_unlike_task(task: UnlikeTask) -> list[int]:
+    """Which of a task's pairs differ, by their numbers."""
+    named = named_files(task.parts, {normal(source) for source, _ in task.homes}, ("size", "mtime_ns", "checksum"))
+    return [
+        number
+        for number, (source, directory) in enumerate(task.homes)
+        if _differs(named.get(normal(source), {}), directory, task.reread)
+    ]
+
+
+def unlike_objects(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine
+) -> dict[Name, set[str]]:  # fmt: skip
+    """Of the tables that the target has, those that differ and their partitions that do ("": the table itself)."""
+    found: dict[Name, set[str]] = {}
+    parts = [place for place, _ in reader.buckets()]
+    reread = bool(plan.by_difference and plan.by_difference.reread)
+    waiting: list[tuple[Name, str, tuple[str, str]]] = []
+
+    def run() -> None:
+        engine = engines.for_work(len(waiting))
+        size = max(1, min(HOMES, -(-len(waiting) // engine.parallelism)))
+        some = [waiting[start : start + size] for start in range(0, len(waiting), size)]
+        tasks = [UnlikeTask(parts, [home for _, _, home in each], reread) for each in some]
+        for each, numbers in zip(some, engine.run(run_unlike_task, tasks), strict=True):
+            for number in numbers:
+                found.setdefault(each[number][0], set()).add(each[number][1])
+        waiting.clear()
+
+    for home in _homes(plan, reader, target):
+        waiting.append(home)
+        if len(waiting) == 4 * HOMES:
+            run()
+    if waiting:
+        run()
+    return found
+
+
+def _homes(
+    plan: Plan, reader: DumpReader, target: MetastoreReader
+) -> Iterator[tuple[Name, str, tuple[str, str]]]:  # fmt: skip
+    steps = {
+        id(step.lineage): step
+        for step in plan.tables
+        if step.exists and step.there and step.table and not step.table.is_view and not step.shared
+    }
+    for step in steps.values():
+        source = step.lineage.table
+        assert source is not None and step.there is not None
+        if plan.is_unseen(step.lineage):
+            continue
+        if not source.is_partitioned and source.location and step.there.location:
+            yield step.name, "", (source.location, step.there.location)
+    for lineage, named in surviving_partitions(plan.squashed, reader.records()):
+        found = steps.get(id(lineage))
+        if found is not None:
+            seen = {name: each for name, each in named if not plan.is_unseen(lineage, name)}
+            yield from _partition_homes(found, seen, target)
+
+
+def _partition_homes(
+    step: TablePlan, named: Mapping[str, object], target: MetastoreReader
+) -> Iterator[tuple[Name, str, tuple[str, str]]]:
+    assert step.table is not None
+    for page in target.partitions(*step.name, list(named)):
+        for there in page:
+            name = partition_name(step.table.partition_keys, there.values)
+            source = getattr(named.get(name), "location", None)
+            if source and there.location:
+                yield step.name, name, (source, there.location)
+
+
+def _differs(wanted: Mapping[str, tuple[int, int, str]], directory: str, reread: bool) -> bool:
+    listing = list_tree(directory)
+    there = {file.path_relative: file for file in listing.files} if listing else {}
+    if there.keys() != wanted.keys() or any(there[path].size != wanted[path][0] for path in wanted):
+        return True
+    return any(_other_bytes(directory, there[path], *wanted[path][1:], reread) for path in wanted)
+
+
+def _other_bytes(directory: str, file: FileState, mtime_ns: int, checksum: str, reread: bool) -> bool:
+    place = join(directory, file.path_relative)
+    if is_local(place):
+        path = local_path(place)
+        if file.mtime_ns == mtime_ns and not reread and is_stamped(path, checksum):
+            return False
+        return checksum_file(path)[0] != checksum
+    with store_for(place).open_read(place) as stream:
+        return checksum_stream(stream)[0] != checksum
+
+
+def named_files(
+    parts: Iterable[str], locations: set[str], columns: Sequence[str] = ()
+) -> dict[str, dict[str, tuple[int, int, str]]]:
+    """Relative paths of a dump's files, with some columns of their entries, for some of its locations."""
+    spellings: dict[str, str] = {}
+    named: dict[str, dict[str, tuple[int, int, str]]] = {}
+    for part in parts:
+        with store_for(part).open_read(part) as file, reading(part):
+            for batch in pq.ParquetFile(file).iter_batches(columns=["location", "path", *columns]):
+                check_entries(batch, part)
+                rows = pa.Table.from_batches([batch])
+                for location in pc.unique(rows["location"]).to_pylist():
+                    spellings.setdefault(location, normal(location))
+                mine = [spelt for spelt in pc.unique(rows["location"]).to_pylist() if spellings[spelt] in locations]
+                rows = rows.filter(pc.is_in(rows["location"].cast(pa.string()), pa.array(mine, pa.string())))
+                about = [rows[name].to_pylist() for name in columns]
+                values = zip(*about, strict=True) if about else iter([()] * rows.num_rows)
+                for location, path, value in zip(
+                    rows["location"].to_pylist(), rows["path"].to_pylist(), values, strict=True
+                ):
+                    named.setdefault(spellings[location], {})[path] = value
+    return named

@@ -1,0 +1,288 @@
+"""Weighing: what a load would take away from its target, by name, with files and bytes, before it does. Reads only.
+
+Files are those that a listing shows; hidden ones are not counted. Where loads publish by snapshots, what goes does so
+when the delay is over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from cmroot.store.place import is_local, local_path, normal, store_for
+from replicator.core.engine import AutoEngine
+from replicator.core.model import Partition, partition_name
+from replicator.dumps.layout import BOOTSTRAP
+from replicator.dumps.reader import DumpReader
+from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.replay.apply.prepare import clears, goings
+from replicator.replay.apply.prune import surplus
+from replicator.replay.apply.work import batches, leaving_partitions, places_of
+from replicator.replay.copy.files import entries, fold_entries
+from replicator.replay.places.clearing import Clearing, to_clear
+from replicator.replay.places.neighbours import Leaving, Neighbours
+from replicator.replay.places.placement import is_published
+from replicator.replay.places.replica import has_sources_data
+from replicator.replay.plan.plan import Plan, TablePlan
+from replicator.replay.plan.rules import FileRules
+from replicator.replay.plan.target import applied_position
+
+DROPPED = "dropped at the source"
+REPLACED = "made anew from the dump"
+ANEW = "lies where it is to be copied"
+LEFT = "left for another location"
+EXTRA = "not in the dump"
+REMOVED = "removed at the source"
+
+NAMED = 1000  # that are named one by one; of more partitions their table is
+_TASK = 100  # directories of one task
+
+
+@dataclass(frozen=True)
+class Gone:
+    """What goes of one table of the target, or of one partition: `why`, one of the words above; `partitions` (of a
+    table), files and bytes."""
+
+    object: str
+    why: str
+    partition: str = ""
+    partitions: int = 0
+    files: int = 0
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        name = f"{self.object}/{self.partition}" if self.partition else self.object
+        return f"{name}: {self.files:,} files, {self.bytes:,} bytes, {self.why}"
+
+
+@dataclass
+class Weight:
+    """All that goes. `gained`: by table, bytes that come into it."""
+
+    gone: list[Gone] = field(default_factory=list)
+    gained: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def files(self) -> int:
+        return sum(each.files for each in self.gone)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.gone)
+
+    @property
+    def partitions(self) -> int:
+        return sum(each.partitions or bool(each.partition and each.why == DROPPED) for each in self.gone)
+
+    def losses(self, empty: Iterable[str] = ()) -> dict[str, int]:
+        """By table, the bytes by which it gets smaller, though it was not dropped. empty: tables and partitions
+        (`db.table/p=1`, names of the target) that a person has declared empty, which do not count."""
+        declared, lost = set(empty), dict[str, int]()
+        for each in self.gone:
+            name = f"{each.object}/{each.partition}" if each.partition else each.object
+            if each.why in (REPLACED, EXTRA, REMOVED) and not declared & {each.object, name}:
+                lost[each.object] = lost.get(each.object, 0) + each.bytes
+        found = {table: size - self.gained.get(table, 0) for table, size in lost.items()}
+        return {table: size for table, size in found.items() if size > 0}
+
+
+def weigh(
+    plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine, neighbours: Neighbours,
+    *, dropped: bool = True,
+) -> Weight:  # fmt: skip
+    """Everything that the plan takes away. dropped: False leaves out what was dropped at the source, which costs most
+    of the questions to the metastore."""
+    work = _Weighing(plan, reader, target, engines, neighbours, dropped)
+    work.drops()
+    for step in plan.tables:
+        if dropped:
+            work.partitions(step)
+    work.clears()
+    work.surplus()
+    work.entries()
+    return work.weight()
+
+
+class _Weighing:
+    def __init__(
+        self, plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine, neighbours: Neighbours,
+        dropped: bool,
+    ) -> None:  # fmt: skip
+        self._plan, self._reader, self._target = plan, reader, target
+        self._engines, self._neighbours, self._dropped = engines, neighbours, dropped
+        self._seen: set[str] = set()  # directories that were weighed: those of a dropped table may be cleared, too
+        self._found: dict[tuple[str, str, str], Gone] = {}
+        self._gained: dict[str, int] = {}
+
+    def weight(self) -> Weight:
+        return Weight(list(self._found.values()), self._gained)
+
+    def _add(self, object: str, why: str, partition: str, partitions: int, files: int, size: int) -> None:
+        if partition and len(self._found) >= NAMED:
+            partition, partitions = "", partitions or int(why == DROPPED)
+        before = self._found.get((object, partition, why), Gone(object, why, partition))
+        self._found[object, partition, why] = Gone(
+            object, why, partition, before.partitions + partitions, before.files + files, before.bytes + size
+        )
+
+    def _sizes(self, places: Sequence[str], leaving: Leaving) -> dict[str, tuple[int, int]]:
+        """Files and bytes that may go, by directory."""
+        fresh = [place for place in dict.fromkeys(places) if normal(place) not in self._seen]
+        self._seen.update(map(normal, fresh))
+        clearings = self._neighbours.free(fresh, leaving).clearings if fresh else []
+        found: dict[str, tuple[int, int]] = {}
+        tasks = [SizeTask(some) for some in batches(clearings, _TASK)]
+        for task, sizes in zip(tasks, self._engines.for_work(len(clearings)).run(run_size_task, tasks), strict=True):
+            found |= {each.directory: size for each, size in zip(task.clearings, sizes, strict=True)}
+        return found
+
+    def drops(self) -> None:
+        """Tables that go, with all of their partitions."""
+        going = {(table.db, table.name) for table in self._plan.drops}
+        made = {step.name for step in self._plan.tables} if self._plan.metadata.kind == BOOTSTRAP else set()
+        for table in self._plan.drops:
+            why = REPLACED if (table.db, table.name) in made else DROPPED
+            if why == DROPPED and not self._dropped:
+                continue
+            names = self._target.partition_names(table.db, table.name) if table.is_partitioned else []
+            sizes = self._sizes(places_of(self._target, table, names), Leaving(going))
+            files, size = (sum(column) for column in zip(*sizes.values(), strict=True)) if sizes else (0, 0)
+            self._add(f"{table.db}.{table.name}", why, "", len(names), files, size)
+
+    def partitions(self, step: TablePlan) -> None:
+        """Partitions that go, or begin anew, in batches."""
+        found = goings(step)
+        if not found.begun or step.table is None:
+            return
+        for batch in batches(list(found.begun), PARTITION_BATCH):
+            there = self._named(step, batch)
+            there = {name: each for name, each in there.items() if applied_position(each) < found.begun[name]}
+            places = {name: each.location for name, each in there.items() if found.takes(step, name) and each.location}
+            sizes = self._sizes(list(places.values()), leaving_partitions(step.table, there))
+            for name in there:
+                files, size = sizes.get(places.get(name, ""), (0, 0))
+                if name in found.gone or files:
+                    why = DROPPED if name in found.gone else ANEW
+                    self._add(".".join(step.name), why, name, 0, files, size)
+
+    def _named(self, step: TablePlan, names: Sequence[str]) -> dict[str, Partition]:
+        assert step.table is not None
+        old = step.rename_from or step.name
+        pages = self._target.partitions(*old, names)
+        return {partition_name(step.table.partition_keys, each.values): each for page in pages for each in page}
+
+    def clears(self) -> None:
+        """What lies where tables are to be copied whole, and where they lie no more."""
+        if self._plan.snapshot:
+            return
+        going = {(table.db, table.name) for table in self._plan.drops}
+        for step in self._plan.tables:
+            place = clears(self._plan, step)
+            for files, size in self._sizes([place] if place else [], Leaving(going | {step.name})).values():
+                if files:
+                    self._add(".".join(step.name), ANEW, "", 0, files, size)
+            own = {step.name, step.rename_from or step.name}
+            place = self._leaves(step)
+            for files, size in self._sizes([place] if place else [], Leaving(going | own)).values():
+                self._add(".".join(step.name), LEFT, "", 0, files, size)
+
+    def _leaves(self, step: TablePlan) -> str | None:
+        """The directory that a table leaves, of which a load takes the files away."""
+        old = step.there.location if step.exists and step.there and not step.there.is_partitioned else None
+        new = step.table.location if step.table and not step.table.is_view and not step.shared else None
+        moves = old and new and normal(old) != normal(new) and not (is_published(old) or has_sources_data(step.there))
+        return old if moves and old and self._plan.placement.holds(old) else None
+
+    def surplus(self) -> None:
+        """What tables hold besides a dump that they are pruned to."""
+        if not any(step.prune for step in self._plan.tables):
+            return
+        found = surplus(self._plan, self._reader, self._target, self._engines, self._neighbours)
+        for (table, partition), (files, size) in found.dropped.items():
+            if self._dropped:
+                self._add(table, DROPPED, partition, 0, files, size)
+        for table, (files, size, missing) in found.of_tables.items():
+            if files:
+                self._add(table, EXTRA, "", 0, files, size)
+            self._gained[table] = self._gained.get(table, 0) + missing
+
+    def entries(self) -> None:
+        """Files that the range removes from tables that stay, and those that come."""
+        metadata = self._plan.metadata
+        replaced = any(each.why == REPLACED for each in self._found.values())
+        if not metadata.removed and not replaced:
+            return
+        rules, pruned = self._plan.file_rules(), {".".join(step.name) for step in self._plan.tables if step.prune}
+        tasks = [EntriesTask([place], rules) for place, _ in self._reader.buckets()]
+        for report in self._engines.for_work(metadata.files + metadata.removed).run(run_entries_task, tasks):
+            for (table, partition), (files, size) in report.removed.items():
+                self._add(table, REMOVED, partition, 0, files, size)
+            for table, size in report.added.items():
+                if table not in pruned:
+                    self._gained[table] = self._gained.get(table, 0) + size
+
+
+@dataclass(frozen=True)
+class SizeTask:
+    """Directories of which files and bytes are wanted."""
+
+    clearings: Sequence[Clearing]
+
+
+def run_size_task(task: SizeTask) -> list[tuple[int, int]]:
+    return [to_clear(each) for each in task.clearings]
+
+
+@dataclass(frozen=True)
+class EntriesTask:
+    """One bucket of a dump."""
+
+    parts: Sequence[str]
+    rules: FileRules
+
+
+@dataclass
+class EntriesReport:
+    """removed: (table, partition) -> files and bytes that the target has and is to lose; added: table -> bytes."""
+
+    removed: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    added: dict[str, int] = field(default_factory=dict)
+
+
+def run_entries_task(task: EntriesTask) -> EntriesReport:
+    owners: dict[str, tuple[tuple[str, str], str]] = {}
+    wanted, removed = fold_entries(entries(task.parts), task.rules, owners)
+    report = EntriesReport()
+    for file in wanted:
+        table, _ = _owner(file.target, owners)
+        report.added[table] = report.added.get(table, 0) + (file.size or 0)
+    for place in removed:
+        size = _size(place)
+        if size is not None:
+            owner = _owner(place, owners)
+            files, before = report.removed.get(owner, (0, 0))
+            report.removed[owner] = files + 1, before + size
+    return report
+
+
+def _owner(place: str, owners: dict[str, tuple[tuple[str, str], str]]) -> tuple[str, str]:
+    above = place
+    while above := above.rstrip("/").rpartition("/")[0]:
+        if (found := owners.get(f"{above}/")) is not None:
+            return ".".join(found[0]), found[1]
+    return "", ""
+
+
+def _size(place: str) -> int | None:
+    """None for a file that is not there."""
+    try:
+        return os.lstat(local_path(place)).st_size if is_local(place) else store_for(place).size(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def shown(weight: Weight) -> Iterator[str]:
+    """For people, the largest first."""
+    return map(str, islice(sorted(weight.gone, key=lambda each: -each.bytes), NAMED))

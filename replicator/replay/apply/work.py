@@ -1,0 +1,351 @@
+"""Work: one load at work on its target: the plan, the metastore, the `$cmroot`; and where the data of what goes goes.
+
+Nothing is deleted: it goes to the target's `$cmroot` before anything stops naming it; where others may be reading it,
+it is noted, and goes there later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TypeVar
+
+from cmroot.store.listing import file_state
+from cmroot.store.place import is_local, join, local_path, normal, status_of, store_for
+from cmroot.store.resolve import is_within, resolved, touches
+from replicator.core.engine import AutoEngine
+from replicator.core.model import Partition, Table, partition_name
+from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_load_into
+from replicator.errors import ObjectNotFound
+from replicator.metastore.checked import checked
+from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
+from replicator.replay.apply.claim import Claims
+from replicator.replay.copy.asides import OPEN, Fence, fenced
+from replicator.replay.copy.left import LeftTask, run_left_task
+from replicator.replay.places.by_name import BY_NAME, lies_by_name, not_noted, noted
+from replicator.replay.places.clearing import Clearing, Kept, clear
+from replicator.replay.places.neighbours import Free, Leaving, Neighbours
+from replicator.replay.places.placement import is_published, relative
+from replicator.replay.places.replica import has_sources_data
+from replicator.replay.places.superseded import Superseded, has_left, note_left, note_superseded, take_left
+from replicator.replay.plan.plan import Plan, TablePlan
+from replicator.replay.plan.target import NEW
+from replicator.text.quantity import count_text
+
+T = TypeVar("T")
+
+TOLD = 10  # directories that others have, too, and that a warning names
+
+
+@dataclass
+class Changed:
+    """What was changed on the target: objects by kind, and files recycled with whole directories."""
+
+    objects: int = 0
+    recycled: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def count(self, objects: int = 1) -> None:
+        with self._lock:
+            self.objects += objects
+
+
+@dataclass(frozen=True)
+class RecycleTask:
+    """Directories whose files go to a `$cmroot`, but for what others have in them."""
+
+    root: str
+    clearings: Sequence[Clearing]
+
+
+def run_recycle_task(task: RecycleTask, fence: Fence = OPEN) -> int:
+    """Number of files recycled. May run twice. Raises LeaseHeld when it was given up: another table may lie there."""
+    count = 0
+    for each in task.clearings:
+        fence.check()
+        count += clear(task.root, each)
+    return count
+
+
+class Work:
+    """A plan, the target it is carried out on, and what was `changed` there so far."""
+
+    def __init__(
+        self, plan: Plan, target: Metastore, root: str, engine: AutoEngine, jobs: int,
+        check: Callable[[], None] = lambda: None, claims: Claims | None = None,
+    ) -> None:  # fmt: skip
+        """`root`: the target's $cmroot. `jobs`: tables worked on side by side. `check`: raises LeaseHeld when the lease
+        of the root was lost; asked before each change of the target and each batch of removals. `claims`: of a load."""
+        self.plan, self.root, self.engine, self.jobs, self.check = plan, root, engine, jobs, check
+        self.target = checked(target, check)
+        self.changed, self.neighbours = Changed(), Neighbours(target)
+        self._lock, self._roles, self._elsewhere = Lock(), dict[str, RoleMark](), set[tuple[str, str]]()
+        self.claims = claims
+
+    def with_role(self, database: str, parameters: dict[str, str]) -> dict[str, str]:
+        """A target database's properties with the role that this load gives it, from its first write on. Raises Refused
+        when it was made primary or fenced since the plan: asked again before each write that may be hours later."""
+        if self.plan.exact:
+            return parameters
+        label = f"database {database} of the target"
+        epoch, role = self.epochs.get(database), mark_of(parameters, label)
+        may_load_into(label, role, source_epoch=epoch)
+        after = after_load(role, epoch)
+        return parameters if after == role else marked(parameters, after)
+
+    def may_begin(self) -> None:
+        """Before anything is done. Raises LeaseHeld when another load is at work on a database of the plan."""
+        claims = self.claims
+        for name in self.plan.checkpoint if claims else ():
+            with contextlib.suppress(ObjectNotFound):
+                parameters = self.target.database(name).parameters
+                assert claims
+                claims.may_begin(name, parameters, planned=self.plan.seen.get(name, NEW))
+
+    def still_claimed(self) -> None:
+        """Raises LeaseHeld when a database of the plan is another load's meanwhile."""
+        claims = self.claims
+        for name in self.plan.checkpoint if claims else ():
+            assert claims
+            claims.still(name, self.target.database(name).parameters)
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The epochs of the dump, by the target's names; without those that are not known."""
+        epochs = self.plan.metadata.epochs
+        return {name: epochs[source] for source, name in self.plan.placement.databases.items() if source in epochs}
+
+    def mark(self, step: TablePlan) -> str:
+        """A file of the target's $cmroot that says what this load has done to a table, until the checkpoint."""
+        return join(self.root, "loads", self.plan.metadata.id, f"{step.name[0]}.{step.name[1]}")
+
+    def name_of(self, step: TablePlan, partition: Partition) -> str:
+        assert step.table is not None
+        return partition_name(step.table.partition_keys, partition.values)
+
+    def partitions_named(self, step: TablePlan, names: Sequence[str]) -> dict[str, Partition]:
+        found = (each for page in self.target.partitions(*step.name, names) for each in page)
+        return {self.name_of(step, partition): partition for partition in found}
+
+    # ---- whether partitions lie by their names (see `by_name`) -----------------------------------------------------
+
+    def noted_by_name(self, table: Table) -> Table:
+        """A table that is made now, which has no partition yet."""
+        return table if self.plan.exact else noted(table, self._role(table.db))
+
+    def note_places(self, step: TablePlan, partitions: Iterable[tuple[str, Partition]]) -> None:
+        """Before partitions come, by their names: a table of which one will lie elsewhere says so no more."""
+        if step.table is None or step.name in self._elsewhere:
+            return
+        for name, partition in partitions:
+            if partition.location and not lies_by_name(step.table, name, partition.location):
+                self.note_elsewhere(step)
+                return
+
+    def note_elsewhere(self, step: TablePlan) -> None:
+        self._elsewhere.add(step.name)
+        there = self.target.table(*step.name)
+        if BY_NAME in there.parameters:
+            self.target.alter_table(*step.name, not_noted(there))
+
+    def note_by_name(self) -> None:
+        """Large tables of which all partitions were read: the next load need not. Not those that this load changes."""
+        databases, changed = set(self.plan.placement.databases.values()), {step.name for step in self.plan.tables}
+        for name in sorted(self.neighbours.by_name - changed):
+            if name[0] in databases and not self.plan.exact:
+                with contextlib.suppress(ObjectNotFound):
+                    there = self.target.table(*name)
+                    self.target.alter_table(*name, noted(there, self._role(name[0])))
+
+    def _role(self, database: str) -> RoleMark:
+        with self._lock:
+            if database not in self._roles:
+                self._roles[database] = mark_of(self.target.database(database).parameters, database)
+            return self._roles[database]
+
+    # ---- what goes ------------------------------------------------------------------------------------------------
+
+    def drop_table(self, table: Table) -> None:
+        """Its data goes where it owns it, or had left it at the source before it was dropped."""
+        directories: list[str] = []
+        if table.owns_data and table.location and not has_sources_data(table):
+            names = self.target.partition_names(table.db, table.name) if table.is_partitioned else []
+            directories = places_of(self.target, table, names)
+        elif table.location and not has_sources_data(table):
+            left = self.plan.left.get((table.db, table.name), [])
+            directories = self._places(table, left)
+        if directories:
+            going = {(each.db, each.name) for each in self.plan.drops}
+            self.let_go(table, directories, Leaving(going | {(table.db, table.name)}))
+        with contextlib.suppress(ObjectNotFound):
+            self.target.drop_table(table.db, table.name)
+            self.changed.count()
+        self.neighbours.look_again((table.db, table.name))
+
+    def _places(self, table: Table, names: Sequence[str]) -> list[str]:
+        """Of some partitions, "" for the table itself."""
+        found = [table.location] if table.location and "" in names and not table.is_partitioned else []
+        named = [name for name in names if name] if table.is_partitioned else []
+        for batch in self.target.partitions(table.db, table.name, named) if named else ():
+            found += [each.location for each in batch if each.location]
+        return found
+
+    def drop_partitions(self, table: Table, names: Sequence[str]) -> None:
+        """Drops partitions of a table of the target; what of their data lies in it goes to `$cmroot` first."""
+        for batch in batches(names, PARTITION_BATCH):
+            there = [each for page in self.target.partitions(table.db, table.name, batch) for each in page]
+            found = [partition_name(table.partition_keys, each.values) for each in there]
+            self.let_go(table, own_places(table, there), leaving_partitions(table, found))
+            if found:
+                self.target.drop_partitions(table.db, table.name, found)
+                self.neighbours.replaced(table, found)
+                self.changed.count(len(found))
+
+    def let_go(self, table: Table, directories: Sequence[str], leaving: Leaving) -> None:
+        """Data of what is dropped: to `$cmroot` before that, or, where others may be reading it, noted for later.
+        leaving: what goes with it; all that others have there stays."""
+        if self.plan.snapshot:
+            self.supersede([Superseded(place, table.db, table.name) for place in directories])
+        else:
+            self.recycle(directories, leaving)
+
+    def supersede(self, directories: Sequence[Superseded]) -> None:
+        note_superseded(self.root, self.plan.metadata.id, directories)
+
+    def leave(self, step: TablePlan, places: Iterable[tuple[str, str | None, str | None]]) -> None:
+        """(partition, where it lies, where it is to lie): what lies elsewhere from now on leaves its files behind. They
+        are noted before, and go with `recycle_left`: all where loads put tables, elsewhere those that loads have
+        published. What snapshots have published waits for its delay."""
+        if self.plan.snapshot or step.shared or has_sources_data(step.there):
+            return
+        left, others, placement = list[Superseded](), list[str](), self.plan.placement
+        source = step.lineage.table.location if step.lineage.table else None
+        for partition, old, new in places:
+            if not old or not new or normal(old) == normal(new) or is_published(old):
+                continue
+            is_others = placement.is_sources(old, source) or touches(resolved(old), resolved(self.root))
+            if is_others or self.plan.is_unseen(step.lineage, partition):
+                others.append(old)
+            else:
+                left.append(Superseded(old, *step.name, partition, stamped=not placement.holds(old)))
+        if others:
+            more = f" and {len(others) - 1:,} more directories" if len(others) > 1 else ""
+            name = ".".join(step.name)
+            self.plan.warnings.append(f"the files in {others[0]}{more} were left, where {name} lies no more")
+        note_left(self.root, self.plan.metadata.id, left)
+
+    def recycle_left(self) -> None:
+        """After all tables and partitions lie where they are to lie; before the checkpoint."""
+        if not has_left(self.root):
+            return
+        self.neighbours = Neighbours(self.target)
+        take_left(self.root, self._take_left)
+
+    def _take_left(self, left: Sequence[Superseded]) -> None:
+        self.recycle([each.directory for each in left if not each.stamped], Leaving())
+        free = self.neighbours.free([each.directory for each in left if each.stamped], Leaving())
+        self.tell(free)
+        if free.clearings:
+            self.check()
+            engine = self.engine.for_work(len(free.clearings))
+            tasks = [LeftTask(self.root, some) for some in batches(free.clearings, 100)]
+            for done in fenced(engine, self.root, run_left_task, tasks):
+                self.changed.recycled += done.removed
+                self.plan.warnings += [
+                    f"{count_text(count, 'file')} in {place} stayed, which no load has published: nothing of the"
+                    " replica lies there any more"
+                    for place, count in done.others.items()
+                ]
+
+    def recycle(self, directories: Iterable[str], leaving: Leaving) -> None:
+        """Their files go to `$cmroot`, but for what others than those that leave have at, in or above them."""
+        directories = list(directories)
+        if not directories:
+            return
+        free = self.neighbours.free(directories, leaving)
+        self.tell(free)
+        if free.clearings:
+            self.check()
+            engine = self.engine.for_work(len(free.clearings))
+            around = [around_root(self.root, each) for each in free.clearings]
+            tasks = [RecycleTask(self.root, some) for some in batches(around, 100)]
+            self.changed.recycled += sum(fenced(engine, self.root, run_recycle_task, tasks))
+
+    def tell(self, free: Free) -> None:
+        """What was left in its place, as others have it."""
+        self.plan.warnings += told(free)
+
+
+def told(free: Free) -> Iterator[str]:
+    """Warnings, of which many become one."""
+    for place, holder in free.held[:TOLD]:
+        yield f"the files in {place} were left: {holder} has them, too"
+    if len(free.held) > TOLD:
+        yield f"the files in {len(free.held) - TOLD} more directories were left, which others have, too"
+
+
+def around_root(root: str, clearing: Clearing) -> Clearing:
+    """A `$cmroot` in the directory stays where it is."""
+    place = resolved(root)
+    if not is_within(place, resolved(clearing.directory)):
+        return clearing
+    return Clearing(clearing.directory, (*clearing.kept, Kept(place)))
+
+
+def leaving_partitions(table: Table, names: Iterable[str]) -> Leaving:
+    return Leaving(partitions={(table.db, table.name, name) for name in names})
+
+
+def places_of(target: MetastoreReader, table: Table, partitions: Sequence[str]) -> list[str]:
+    """Directories that go with a dropped table: its own, and those of its partitions, by name, that lie elsewhere. None
+    where it does not own its data."""
+    if not table.owns_data or not table.location or has_sources_data(table):
+        return []
+    found = [table.location]
+    for batch in target.partitions(table.db, table.name, partitions) if partitions else ():
+        places = (partition.location for partition in batch)
+        found += [place for place in places if place and relative(place, table.location) is None]
+    return found
+
+
+def own_places(table: Table, partitions: Iterable[Partition]) -> list[str]:
+    """Directories that go with dropped partitions: of tables that own their data, inside the table or where a load
+    published them. What lies elsewhere may be another's."""
+    home = table.location if table.owns_data and not has_sources_data(table) else None
+    places = [each.location for each in partitions if home and each.location]
+    return [place for place in places if is_published(place) or (home and relative(place, home))]
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])
+
+
+def make_directory(location: str) -> None:
+    """Unless there is one, or the file that is all of a table."""
+    if is_local(location):
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(local_path(location), exist_ok=True)
+
+
+def is_one_file(location: str) -> bool:
+    """Whether a location is the file that is all of a table. An object of no bytes may be a directory's mark. Raises
+    as `status_of` where the store cannot tell."""
+    if is_local(location):
+        status = status_of(local_path(location))
+        return status is not None and stat.S_ISREG(status.st_mode)
+    with contextlib.suppress(FileNotFoundError):
+        return file_state(location).size > 0
+    return False
+
+
+def exists(location: str) -> bool:
+    """Whether a directory is there, or the file that is all of a table."""
+    if is_local(location):
+        return status_of(local_path(location)) is not None
+    store = store_for(location)
+    return bool(store.list(location)) or store.exists(location)

@@ -1,0 +1,1 @@
+"""Files of a load: copied, compared, named and recycled in tasks."""

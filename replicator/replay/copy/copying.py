@@ -1,0 +1,383 @@
+"""Copying one file to the target: from the target's own `$cmroot`, else the source, else the source's `$cmroot`, else
+the version that the source's bucket keeps.
+
+The bytes decide: a file is read once, hashed on the way, read back, and gets its final name only if it is what was
+recorded (docs/design.md, invariant 4). Runs on executors; knows no metastore and no plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from cmroot.keep.content import is_kept, locate
+from cmroot.keep.keepers import Keeper, choose_keeper
+from cmroot.keep.recycle import recycle
+from cmroot.keep.versions import open_version, version_size
+from cmroot.store.checksum import checksum_descriptor, checksum_file, copy_between, copy_stream
+from cmroot.store.place import is_local, join, local_path, raise_named, store_for
+from replicator.replay.copy.asides import Attempt, given_up
+from replicator.replay.copy.stamps import is_published, is_stamped, stamp
+
+
+class Wanted(msgspec.Struct, frozen=True, gc=False):
+    """One file of the target: where its bytes may be, what they must be, where it goes. checksum None: its bytes were
+    never seen (they were gone before capture could read them). `at_version`: place and version id under which the
+    source's bucket keeps them."""
+
+    source: str
+    target: str
+    size: int | None
+    mtime_ns: int | None
+    checksum: str | None
+    position: int
+    at_version: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The source's `$cmroot` (kept bytes) and the target's (what is replaced goes there; what is there is used)."""
+
+    source: str
+    target: str
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """How a wanted file came to be: `origin` is present (was there already), target (from the target's own `$cmroot`),
+    source, cmroot (kept there, or as a version of the source's bucket), or missing, with the reason."""
+
+    origin: str
+    size: int = 0
+    reason: str = ""
+
+
+def kept_prefixes(root: str) -> frozenset[str]:
+    """First two digits of the checksums that a `$cmroot` keeps now; most targets keep none, and need not be asked for
+    every file."""
+    return frozenset(store_for(root).list(join(root, "files"))) if is_local(root) else EVERY_PREFIX
+
+
+EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
+
+
+def place_file(
+    wanted: Wanted, roots: Roots, attempt: Attempt, kept: frozenset[str] = EVERY_PREFIX, *, reread: bool = False,
+    private: bool = False,
+) -> Placed:  # fmt: skip
+    """Makes the target file what it has to be. May run twice, and twice at once: a file that is right already is left
+    alone, and only the very file that this attempt has written and read back gets the name. Raises LeaseHeld when the
+    attempt was given up.
+    The checksum decides; a file of the right size and time is not read when its stamp says that a load has published
+    these bytes. `kept`: where the target's `$cmroot` is asked before the source; elsewhere it is asked last. `reread`:
+    read in any case, as its bytes may have rotted. `private`: see CopyTask."""
+    if wanted.checksum is None or wanted.size is None:
+        return Placed("missing", reason="it was dropped before capture could read it")
+    if is_local(wanted.target):
+        target = local_path(wanted.target)
+        try:
+            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, attempt, kept, reread, private)
+        except OSError as error:
+            raise_named(error, target)
+    return _place_object(wanted, wanted.checksum, wanted.size, roots, attempt, private)
+
+
+def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed:
+    """Whether a file's bytes seem to be had, by name and size; reads none of them. Before anything is taken away.
+    `in_place`: what lies at the target counts, too."""
+    if wanted.checksum is None or wanted.size is None:
+        return Placed("missing", reason="it was dropped before capture could read it")
+    there = [wanted.target] if in_place else []
+    for place in (wanted.source, locate(roots.source, wanted.checksum, wanted.size), *there):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if store_for(place).size(place) == wanted.size:
+                return Placed("present", wanted.size)
+    if wanted.at_version:
+        with contextlib.suppress(FileNotFoundError):
+            if version_size(*wanted.at_version) == wanted.size:
+                return Placed("present", wanted.size)
+    if is_kept(roots.target, wanted.checksum, wanted.size):
+        return Placed("present", wanted.size)
+    return Placed("missing", reason="it is neither at the source nor in $cmroot")
+
+
+def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Placed:
+    """What `place_file` would do, as far as can be told without copying: present, missing, or where the bytes would
+    come from, by name and size. Changes nothing."""
+    if wanted.checksum is not None and wanted.size is not None:
+        if is_local(wanted.target):
+            there = _status(local_path(wanted.target))
+            if there is not None and there.st_size == wanted.size:
+                path = local_path(wanted.target)
+                trusted = not reread and there.st_mtime_ns == wanted.mtime_ns and is_stamped(path, wanted.checksum)
+                if trusted or checksum_file(path) == (wanted.checksum, wanted.size):
+                    return Placed("present", wanted.size)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                right = (wanted.checksum, wanted.size)
+                if store_for(wanted.target).size(wanted.target) == wanted.size and (
+                    _object_checksum(wanted.target) == right
+                ):
+                    return Placed("present", wanted.size)
+    found = probe_file(wanted, roots, in_place=False)
+    if found.origin == "missing" or wanted.checksum is None or wanted.size is None:
+        return found
+    if is_kept(roots.target, wanted.checksum, wanted.size):
+        return Placed("target", found.size)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if store_for(wanted.source).size(wanted.source) == wanted.size:
+            return Placed("source", found.size)
+    return Placed("cmroot", found.size)
+
+
+def _place_local(
+    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, kept: frozenset[str],
+    reread: bool, private: bool,
+) -> Placed:  # fmt: skip
+    there = _status(target)
+    if there is not None and there.st_size == size:
+        if there.st_mtime_ns == wanted.mtime_ns and not reread and is_stamped(target, checksum):
+            return Placed("present", size)
+        if checksum_file(target) == (checksum, size):
+            stamp(target, checksum)
+            if there.st_mtime_ns != wanted.mtime_ns:
+                _set_time(target, wanted.mtime_ns)
+            return Placed("present", size)
+    directory = target.rpartition("/")[0]
+    if there is None or stat.S_ISDIR(there.st_mode):
+        if reason := _make_way(target, directory, there, roots, attempt):
+            return Placed("missing", reason=reason)
+        there = None
+    reasons = []
+    for origin in _origins(wanted, checksum, size, roots, kept):
+        aside = attempt.aside(directory)
+        try:
+            descriptor, found = _copy(origin, aside, wanted.mtime_ns)
+        except FileNotFoundError:
+            reasons.append(f"{origin} does not exist")
+            continue
+        try:
+            if found == (checksum, size):
+                stamp(descriptor, checksum)
+                attempt.check()
+                if there is not None and not (private and there.st_nlink > 1):
+                    _keeper(roots.target, directory).keep(target)
+                    _drop_sidecar(target)
+                _publish(descriptor, aside, target)
+                return Placed(origin.name, size)
+            reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
+            _remove(aside)
+        except BaseException:
+            _remove(aside)
+            raise
+        finally:
+            os.close(descriptor)
+    return Placed("missing", reason="; ".join(reasons))
+
+
+def _make_way(target: str, directory: str, there: os.stat_result | None, roots: Roots, attempt: Attempt) -> str | None:
+    """Where a location was one file and is a directory now, or the other way round, what loads have published there
+    goes to the target's `$cmroot`. Else, or where it holds directories, which may be others', why it stays. Several may
+    do this at once: no call here takes a file for a directory."""
+    above = None if there else _status(directory)
+    if there is None and (above is None or stat.S_ISDIR(above.st_mode)):
+        return None
+    place, kinds = (target, "a directory, and one file") if there else (directory, "a file, and a directory")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        files = [f"{place}/{name}" for name in os.listdir(place)] if there else [place]
+        if not all(stat.S_ISREG(os.lstat(path).st_mode) and is_published(path) for path in files):
+            return f"{place} is {kinds} at the source; it holds what no load has published: move it away, load again"
+        attempt.check()
+        for path in files:
+            _keeper(roots.target, os.path.dirname(path)).keep(path)
+            os.unlink(path)
+        if there:
+            os.rmdir(place)
+    return None
+
+
+def _publish(descriptor: int, aside: str, target: str) -> None:
+    """Gives a file its name, if it is still the one that was written and read back."""
+    try:
+        if os.path.samestat(os.fstat(descriptor), os.lstat(aside)):
+            os.rename(aside, target)
+            return
+    except FileNotFoundError:
+        pass
+    raise given_up(aside)
+
+
+def _remove(aside: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(aside)
+
+
+@lru_cache(maxsize=256)
+def _keeper(root: str, directory: str) -> Keeper:
+    """Tried once for all files of a directory."""
+    return choose_keeper(root, directory)
+
+
+class _Origin(NamedTuple):
+    """A place to take bytes from; `name` as in Placed."""
+
+    name: str
+    place: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place} at version {self.version}" if self.version else self.place
+
+    def open(self) -> BinaryIO:
+        """Raises FileNotFoundError when it is not there."""
+        if self.version:
+            return open_version(self.place, self.version)
+        return store_for(self.place).open_read(self.place)
+
+
+def _origins(
+    wanted: Wanted, checksum: str, size: int, roots: Roots, kept: frozenset[str] = EVERY_PREFIX
+) -> Iterator[_Origin]:
+    first = checksum[:2] in kept
+    if first and is_kept(roots.target, checksum, size):
+        yield _Origin("target", locate(roots.target, checksum, size))
+    yield _Origin("source", wanted.source)
+    yield _Origin("cmroot", locate(roots.source, checksum, size))
+    if wanted.at_version:
+        yield _Origin("cmroot", *wanted.at_version)
+    if not first and is_kept(roots.target, checksum, size):  # kept since the load began
+        yield _Origin("target", locate(roots.target, checksum, size))
+
+
+def _copy(origin: _Origin, aside: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
+    """Copies to a fresh name and reads back: the open copy, its checksum and size. Raises FileNotFoundError when the
+    origin is not there."""
+    if is_local(origin.place):
+        source = os.open(local_path(origin.place), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _fill(aside, mtime_ns, lambda target: copy_between(source, target))
+        finally:
+            os.close(source)
+    with origin.open() as stream:
+        return _fill(aside, mtime_ns, lambda target: _copy_stream(stream, target))
+
+
+def _fill(aside: str, mtime_ns: int | None, fill: Callable[[int], tuple[str, int]]) -> tuple[int, tuple[str, int]]:
+    target = _create(aside)
+    try:
+        found = fill(target)
+        if mtime_ns is not None:
+            os.utime(target, ns=(mtime_ns, mtime_ns))
+        return target, found
+    except BaseException:
+        os.close(target)
+        _remove(aside)
+        raise
+
+
+def _copy_stream(source: BinaryIO, target: int) -> tuple[str, int]:
+    with os.fdopen(target, "wb", closefd=False) as file:
+        copy_stream(source, file)
+    return checksum_descriptor(target)
+
+
+def _create(path: str) -> int:
+    """A new file of this attempt's; its directory is made when it is not there."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, 0o666)
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _set_time(path: str, mtime_ns: int | None) -> None:
+    if mtime_ns is not None:
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+def _drop_sidecar(target: str) -> None:
+    """Hadoop's local checksum of the replaced file would condemn the new one."""
+    directory, _, name = target.rpartition("/")
+    try:
+        os.unlink(f"{directory}/.{name}.crc")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # then there can be none
+            raise
+
+
+def _place_object(
+    wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, private: bool
+) -> Placed:  # fmt: skip
+    """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
+    store = store_for(wanted.target)
+    try:
+        if store.size(wanted.target) == size and _object_checksum(wanted.target) == (checksum, size):
+            return Placed("present", size)
+        attempt.check()
+        _take_away(wanted.target, roots, private)
+    except FileNotFoundError:
+        pass
+    reasons = []
+    for origin in _origins(wanted, checksum, size, roots):
+        aside = attempt.aside(wanted.target.rpartition("/")[0])
+        try:
+            with origin.open() as source, store.open_write(aside) as target:
+                found = copy_stream(source, target)
+        except FileNotFoundError:
+            reasons.append(f"{origin} does not exist")
+            continue
+        if found == (checksum, size) and _object_checksum(aside) == found:
+            attempt.check()
+            store.move(aside, wanted.target)
+            return Placed(origin.name, size)
+        store.remove(aside)
+        reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
+    return Placed("missing", reason="; ".join(reasons))
+
+
+def _object_checksum(place: str) -> tuple[str, int]:
+    from cmroot.store.checksum import checksum_stream
+
+    with store_for(place).open_read(place) as stream:
+        return checksum_stream(stream)
+
+
+def _take_away(target: str, roots: Roots, private: bool) -> None:
+    """A carried file is a second name, or a store's copy, of one that stays for those who read it."""
+    if private and (not is_local(target) or os.stat(local_path(target)).st_nlink > 1):
+        store_for(target).remove(target)
+    else:
+        recycle(roots.target, target)
+
+
+def remove_file(target: str, roots: Roots, *, private: bool = False) -> bool:
+    """Recycles a target file that the source no longer has; False when it is not there. May run twice. `private`: see
+    CopyTask."""
+    if is_local(target):
+        there = _status(local_path(target))
+        if there is None or stat.S_ISDIR(there.st_mode):  # a directory by now, of the same name
+            return False
+    try:
+        _take_away(target, roots, private)
+    except FileNotFoundError:
+        return False
+    if is_local(target):
+        _drop_sidecar(local_path(target))
+    return True

@@ -1,0 +1,47 @@
+"""Emptied directories: what a removal leaves of a file's directory goes with its last file. Acts; may run twice.
+
+The source has no file there, whether or not it has the directory; some readers fail where there is an empty one. Stores
+of objects have none. The directories of tables and partitions themselves stay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.listing import Listing, list_tree
+from cmroot.store.place import is_local, local_path
+
+
+def remove_emptied(files: Iterable[str], homes: Collection[str]) -> int:
+    """How many went of the directories above files that were removed; `homes`: places, ending with a slash, at which
+    that ends."""
+    count = 0
+    for directory in {os.path.dirname(local_path(file)) for file in files if is_local(file)}:
+        while f"{directory}/" not in homes and remove_if_empty(directory):
+            count += 1
+            directory = os.path.dirname(directory)
+    return count
+
+
+def empty_directories(listing: Listing | None) -> list[str]:
+    """Directories of a listing, by their relative names, that hold nothing but such directories: the deepest first."""
+    if listing is None or len(listing.directories) < 2:
+        return []
+    filled = set()
+    for file in listing.files:
+        above = file.path_relative.rpartition("/")[0]
+        while above and above not in filled:
+            filled.add(above)
+            above = above.rpartition("/")[0]
+    names = [each.relative for each in listing.directories if each.relative and each.relative not in filled]
+    return sorted(names, key=lambda name: (-name.count("/"), name))
+
+
+def sweep_empty(directory: str, keep: Collection[str] = ()) -> int:
+    """Takes away a directory's empty ones, but for those that are called so; how many."""
+    if not is_local(directory):
+        return 0
+    names = (name for name in empty_directories(list_tree(directory)) if name not in keep)
+    return sum(remove_if_empty(f"{local_path(directory)}/{name}") for name in names)

@@ -1,0 +1,281 @@
+"""File entries of a dump become files of the target: the work of one Spark task.
+
+A task reads one bucket of `_files`, folds its entries (the last one about a path counts, those from before a drop do
+not), and copies its share. Everything about one path is in one bucket, so tasks need no talk with each other, and no
+list of files exists anywhere but in a task.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from bisect import bisect_right as bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cmroot.log.parts import reading
+from cmroot.names import check_entries
+from cmroot.store.place import is_local, local_path, store_for
+from replicator.errors import Error
+from replicator.replay.copy.asides import OPEN, Attempt, Fence, noted
+from replicator.replay.copy.copying import (
+    Placed,
+    Roots,
+    Wanted,
+    compare_file,
+    kept_prefixes,
+    place_file,
+    probe_file,
+    remove_file,
+)
+from replicator.replay.copy.delta import is_foreign, is_log
+from replicator.replay.copy.emptied import remove_emptied
+from replicator.replay.plan.rules import FileRules
+
+THREADS = 2  # a task's own: one waits for the disk while the other hashes
+LARGE = 4 << 20  # mean size above which that is worth it: with small files threads only wait for the interpreter's lock
+FILE_COST = 256 * 1024  # a file's fixed cost, in bytes that could be copied in the time
+COPY, REMOVE, PROBE, COMPARE = "copy", "remove", "probe", "compare"
+MISSING_SHOWN = 1000  # missing files a task names; more are counted
+
+
+@dataclass(frozen=True)
+class CopyTask:
+    """One bucket (its parts), and which share of its files: `share` of `shares`. `purpose`: COPY; REMOVE recycles what
+    the source removed, a second pass after all copies; PROBE only looks whether the bytes are to be had, COMPARE
+    counts what would be copied. Delta logs are left to `logs`. `reread`: see place_file. `private`: the directories are
+    new ones, which nobody reads yet; what was carried into them and is replaced still lies in the old ones."""
+
+    parts: Sequence[str]
+    rules: FileRules
+    roots: Roots
+    share: int
+    shares: int
+    purpose: str = COPY
+    reread: bool = False
+    private: bool = False
+
+
+@dataclass
+class CopyReport:
+    """What a task did, in files and bytes. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`:
+    parts of the dump with files of Delta logs, which are still to be published; `foreign`: commits on the target that
+    others made."""
+
+    copied: int = 0
+    bytes_copied: int = 0
+    from_source: int = 0
+    from_cmroot: int = 0
+    from_target: int = 0
+    skipped: int = 0
+    removed: int = 0
+    missing_count: int = 0
+    missing: list[tuple[str, int, str]] = field(default_factory=list)
+    logs: set[str] = field(default_factory=set)
+    foreign: list[str] = field(default_factory=list)
+
+    def add(self, other: CopyReport) -> None:
+        for name in ("copied", "bytes_copied", "from_source", "from_cmroot", "from_target", "skipped", "removed",
+                     "missing_count"):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.missing = (self.missing + other.missing)[:MISSING_SHOWN]
+        self.foreign = (self.foreign + other.foreign)[:MISSING_SHOWN]
+        self.logs |= other.logs
+
+
+def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
+    """Copies or recycles a task's share. May run twice. Raises LeaseHeld when it was given up."""
+    homes: set[str] = set()
+    wanted, removed = fold_entries(entries(task.parts), task.rules, homes=homes)
+    report = CopyReport()
+    if task.purpose == REMOVE:
+        mine_removed = removed[task.share :: task.shares]
+        for target in mine_removed:
+            fence.check()
+            report.removed += remove_file(target, task.roots, private=task.private)
+        remove_emptied(mine_removed, homes)
+        return report
+    if task.purpose == COPY:
+        data = [file for file in wanted if not is_log(file.target)]
+        report.logs = set(task.parts) if len(data) < len(wanted) else set()
+        wanted = data
+    mine = share_of(wanted, task.share, task.shares)
+    if task.purpose == PROBE:
+        report.foreign = [file.target for file in mine if is_foreign(file, task.roots)]
+    kept = kept_prefixes(task.roots.target)
+
+    def work(files: Iterable[Wanted], attempt: Attempt) -> CopyReport:
+        done = CopyReport()
+        for file in files:
+            if task.purpose == PROBE:
+                placed = probe_file(file, task.roots)
+            elif task.purpose == COMPARE:
+                placed = compare_file(file, task.roots, reread=task.reread)
+            else:
+                placed = place_file(file, task.roots, attempt, kept, reread=task.reread, private=task.private)
+            count(done, file, placed)
+        return done
+
+    with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY), fence) as attempt:
+        _share_out(mine, lambda files: work(files, attempt), report)
+    seen = report.copied + report.skipped + report.missing_count
+    if seen != len(mine):
+        raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")
+    return report
+
+
+def _share_out(mine: Sequence[Wanted], work: Callable[[Iterable[Wanted]], CopyReport], report: CopyReport) -> None:
+    """A task's files by one thread, or by several where they are large."""
+    threads = THREADS if sum(file.size or 0 for file in mine) > LARGE * len(mine) else 1
+    if threads == 1:
+        report.add(work(mine))
+    else:
+        queue, guard = iter(mine), threading.Lock()
+        with ThreadPoolExecutor(threads) as pool:
+            for future in [pool.submit(work, _handed_out(queue, guard)) for _ in range(threads)]:
+                report.add(future.result())
+
+
+def _handed_out(queue: Iterator[Wanted], guard: threading.Lock) -> Iterator[Wanted]:
+    while True:
+        with guard:
+            file = next(queue, None)
+        if file is None:
+            return
+        yield file
+
+
+def fold_entries(
+    rows: Iterable[pa.Table], rules: FileRules, owners: dict[str, tuple[tuple[str, str], str]] | None = None,
+    homes: set[str] | None = None,
+) -> tuple[list[Wanted], list[str]]:  # fmt: skip
+    """Files that the target must have, and those it must not, after all entries: the last about a path counts.
+    owners: is filled with directories of the target, and the table and partition that each is of; homes: with all of
+    those, with a slash."""
+    last: dict[str, tuple[int, Wanted | None]] = {}
+    places: dict[tuple[int, str, str, str, str], tuple[str, str] | None] = {}
+    for table in rows:
+        for op, key, files in _runs(table):
+            if key not in places:
+                directories = rules.places(*key)
+                places[key] = directories and (slashed(directories[0]), slashed(directories[1]))
+                owner = rules.object_at(*key[:4]) if owners is not None else None
+                if owners is not None and directories and owner:
+                    owners[slashed(directories[1])] = owner
+            found = places[key]
+            if found is None:
+                continue
+            (source, target), position, adds = found, key[0], op == "add"
+            if homes is not None:
+                homes.add(target)
+            for path, size, mtime_ns, checksum, version in files:
+                place = file_in(target, path)
+                before = last.get(place)
+                if before is not None and before[0] > position:
+                    continue
+                wanted = None
+                if adds:  # a version belongs to the name the object had when it was recorded
+                    at_version = (file_in(slashed(key[4]), path), version) if version else None
+                    wanted = Wanted(file_in(source, path), place, size, mtime_ns, checksum, position, at_version)
+                last[place] = (position, wanted)
+    return (
+        [wanted for _, wanted in last.values() if wanted is not None],
+        [target for target, (_, wanted) in last.items() if wanted is None],
+    )
+
+
+def _runs(table: pa.Table) -> Iterator[tuple[str, tuple[int, str, str, str, str], Iterable[tuple[Any, ...]]]]:
+    """Rows in turn, by runs of one object at one position: (op, position to location, its files)."""
+    if not table.num_rows:
+        return
+    about = [table[name].combine_chunks() for name in _ABOUT]
+    changes = [pc.not_equal(column[1:], column[:-1]).fill_null(True) for column in about]
+    starts = [0, *(before + 1 for before in pc.indices_nonzero(reduce(pc.or_, changes)).to_pylist())]
+    keys = zip(*(column.take(pa.array(starts)).to_pylist() for column in about), strict=True)
+    files = [table[name].to_pylist() for name in _OF_FILES]
+    for (op, *key), start, end in zip(keys, starts, [*starts[1:], table.num_rows], strict=True):
+        yield op, tuple(key), zip(*(column[start:end] for column in files), strict=True)
+
+
+_ABOUT = ("op", "position", "db", "table", "partition", "location")
+_OF_FILES = ("path", "size", "mtime_ns", "checksum", "version")
+
+
+def slashed(directory: str) -> str:
+    """Of a place, what comes before the names in it; a local one as a plain path."""
+    return (local_path(directory) if is_local(directory) else directory).rstrip("/") + "/"
+
+
+def file_in(directory: str, path: str) -> str:
+    """A file of a place that ends with a slash; of one that is the file itself, the path is empty."""
+    return directory + path if path else directory[:-1]
+
+
+def share_of(files: Sequence[Wanted], share: int, shares: int) -> list[Wanted]:
+    """One of `shares` parts of the files, of about equal cost; every task computes the same division.
+
+    Large files are dealt out, the largest first. Small ones are cut into stretches that level the parts: entries come
+    by directory, and two tasks that make files in one directory wait for each other."""
+    if shares == 1:
+        return list(files)
+    large = sorted((file for file in files if _cost(file) > LARGE), key=lambda each: (-_cost(each), each.target))
+    small = [file for file in files if _cost(file) <= LARGE]
+    loads = [(0, number) for number in range(shares)]
+    mine = []
+    for file in large:
+        load, number = heapq.heappop(loads)
+        heapq.heappush(loads, (load + _cost(file), number))
+        if number == share:
+            mine.append(file)
+    if not small:
+        return mine
+    ends = list(accumulate(map(_cost, small)))
+    level = (ends[-1] + sum(load for load, _ in loads)) / shares
+    room = [max(0.0, level - load) for load, _ in sorted(loads, key=lambda each: each[1])]
+    first, last = (round(ends[-1] * sum(room[:number]) / sum(room)) for number in (share, share + 1))
+    return mine + small[bisect(ends, first) : bisect(ends, last)]
+
+
+def _cost(file: Wanted) -> int:
+    return (file.size or 0) + FILE_COST
+
+
+def count(report: CopyReport, file: Wanted, placed: Placed) -> None:
+    """Adds one file to a report."""
+    match placed.origin:
+        case "missing":
+            report.missing_count += 1
+            if len(report.missing) < MISSING_SHOWN:
+                report.missing.append((file.target, file.position, f"{file.source}: {placed.reason}"))
+            return
+        case "present":
+            report.skipped += 1
+            return
+        case "source":
+            report.from_source += 1
+        case "cmroot":
+            report.from_cmroot += 1
+        case "target":
+            report.from_target += 1
+    report.copied += 1
+    report.bytes_copied += placed.size
+
+
+def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
+    """The file entries of a dump's parts, batch by batch, with the columns that folding reads."""
+    for part in parts:
+        with store_for(part).open_read(part) as file, reading(part):
+            for batch in pq.ParquetFile(file).iter_batches(columns=[*_ABOUT, *_OF_FILES]):
+                check_entries(batch, part, complete=True)
+                rows = pa.Table.from_batches([batch])
+                if "version" not in rows.column_names:  # dumps of the first releases
+                    rows = rows.append_column("version", pa.nulls(rows.num_rows, pa.string()))
+                yield rows

@@ -1,0 +1,102 @@
+"""Delta logs of a dump: published after all data, in an order in which every reader finds a whole version at any time.
+
+Checkpoints come before commits, commits by their versions one after the other, the name of the last checkpoint last.
+A commit that another writer made on the target is never replaced unasked: its rows would be gone without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import msgspec
+import pyarrow.compute as pc
+import xxhash
+
+from cmroot.store.delta import LAST, LOG, checkpoint_version, rank
+from cmroot.store.place import store_for
+from replicator.replay.copy.asides import OPEN, Attempt, Fence, noted
+from replicator.replay.copy.copying import Placed, Roots, Wanted, kept_prefixes, place_file, remove_file
+from replicator.replay.copy.delta import is_foreign, is_log, log_of
+from replicator.replay.copy.files import CopyReport, count, entries, fold_entries
+from replicator.replay.plan.rules import FileRules
+
+
+@dataclass(frozen=True)
+class LogTask:
+    """The logs among some parts of a dump, and which share of their tables: `share` of `shares`. `over`: commits of
+    others are replaced, and go to the target's `$cmroot`."""
+
+    parts: Sequence[str]
+    rules: FileRules
+    roots: Roots
+    share: int
+    shares: int
+    over: bool
+    reread: bool = False
+    private: bool = False
+
+
+@dataclass
+class LogReport:
+    """What a task did. `foreign`: places of commits that others made."""
+
+    copied: CopyReport = field(default_factory=CopyReport)
+    foreign: list[str] = field(default_factory=list)
+
+
+def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
+    """Publishes the logs of a task's tables, each in its order, and up to the first file that is not to be had. May run
+    twice."""
+    report, kept = LogReport(), kept_prefixes(task.roots.target)
+    files = _logs(task)
+    with noted(task.roots.target, (file.target for file in files), fence) as attempt:
+        for _, log in groupby(files, key=lambda file: log_of(file.target)):
+            some = list(log)
+            report.foreign += [] if task.over else [file.target for file in some if is_foreign(file, task.roots)]
+            if not report.foreign:
+                _publish(some, task, attempt, kept, report.copied)
+    return report
+
+
+def _logs(task: LogTask) -> list[Wanted]:
+    """This share's log files, by table, and in their order."""
+    tables = (
+        table.filter(pc.match_substring(table["path"].cast("string"), f"{LOG}/")) for table in entries(task.parts)
+    )
+    wanted, _ = fold_entries(tables, task.rules)
+    logs = (file for file in wanted if is_log(file.target))
+    mine = (file for file in logs if _digest(log_of(file.target)) % task.shares == task.share)
+    return sorted(mine, key=lambda file: (log_of(file.target), rank(file.target) or (0, 0), file.target))
+
+
+def _digest(place: str) -> int:
+    return xxhash.xxh3_64_intdigest(os.fsencode(place))
+
+
+def _publish(
+    files: Sequence[Wanted], task: LogTask, attempt: Attempt, kept: frozenset[str], report: CopyReport
+) -> None:  # fmt: skip
+    broken = ""
+    for file in files:
+        if broken:
+            count(report, file, Placed("missing", reason=f"{broken}, which comes before it, is missing"))
+            continue
+        placed = place_file(file, task.roots, attempt, kept, reread=task.reread, private=task.private)
+        count(report, file, placed)
+        broken = file.target if placed.origin == "missing" else ""
+        if rank(file.target) == (LAST, 0) and not broken and not _leads_somewhere(file.target):
+            remove_file(file.target, task.roots, private=task.private)
+
+
+def _leads_somewhere(place: str) -> bool:
+    """Whether the checkpoint is there whose name a `_last_checkpoint` says: it may be newer than the rest."""
+    store = store_for(place)
+    names: Iterable[str] = store.list(place.rpartition("/")[0])
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        version = msgspec.json.decode(store.read_bytes(place))["version"]
+        return any(checkpoint_version(name) == version for name in names)
+    return False

@@ -1,0 +1,274 @@
+"""Neighbours: who else on the target has something at, in or above a place. Reads only.
+
+Asked before anything of the target is taken away: what goes with one object must be no other's. Places are compared as
+`cmroot.store.resolve` spells them, and as they were written, too, as a link on the way to a place is part of it.
+
+All tables of the target are read when it is asked for the first time, never before, and of partitions the places that
+no name tells. One that lies in its table's directory by its own name, as most do, is asked for by that name when
+somebody asks for a place there. So the index grows with tables and with partitions at places of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from cmroot.errors import Error
+from cmroot.store.place import is_local, local_path, normal, parent
+from cmroot.store.resolve import is_within, resolved
+from replicator.core.model import Partition, Table, partition_name
+from replicator.core.roles import RoleMark, mark_of
+from replicator.core.shadow import is_shadow
+from replicator.errors import ObjectNotFound
+from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.replay.places.by_name import is_noted, lies_by_name, published_name
+from replicator.replay.places.clearing import Clearing, Kept, begins_partition
+
+Name = tuple[str, str]
+
+_TABLES = 500  # read at a time
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A table or partition and its place, in one of its spellings. `key`: the first partition key of a partitioned
+    table, which has no data of its own."""
+
+    db: str
+    table: str
+    partition: str
+    place: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.db}.{self.table}" + (f"/{self.partition}" if self.partition else "")
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Tables, with all that is theirs, and partitions (db, table, name) that go, or begin anew: what they have at a
+    place does not keep it."""
+
+    tables: Collection[Name] = frozenset()
+    partitions: Collection[tuple[str, str, str]] = frozenset()
+
+    def has(self, db: str, table: str, partition: str = "") -> bool:
+        return (db, table) in self.tables or (db, table, partition) in self.partitions
+
+
+@dataclass
+class Free:
+    """What may be cleared, and the places that may not with who has them."""
+
+    clearings: list[Clearing] = field(default_factory=list)
+    held: list[tuple[str, Holder]] = field(default_factory=list)
+
+
+class Neighbours:
+    """Every place of the target's tables, as of the first question, kept up with what the asker tells. For one load or
+    sweep, under the lease of the target's root. Not for several threads."""
+
+    def __init__(self, target: MetastoreReader, *, shadows: bool = False) -> None:
+        """shadows: whether what drills made counts. It shows the replica's own files, and goes with them."""
+        self._target, self._shadows = target, shadows
+        self._at: dict[str, list[Holder]] = {}
+        self._places: dict[Name, set[str]] = {}  # of a table and its partitions
+        self._depth: dict[Name, int] = {}  # number of partition keys
+        self._sorted: list[str] | None = None
+        self._read = False
+        self._again: set[Name] = set()
+        self.by_name: set[Name] = set()  # large tables whose partitions lie by their names, and that do not say so
+        _resolved.cache_clear()  # links may lead elsewhere by now
+
+    # ---- what the asker changes -----------------------------------------------------------------------------------
+
+    def look_again(self, *names: Name) -> None:
+        """Tables that were dropped, made, renamed or moved, by the names from before and after."""
+        self._again |= set(names)
+
+    def replaced(self, table: Table, names: Collection[str], partitions: Iterable[Partition] = ()) -> None:
+        """Partitions of these names are gone, and these have come."""
+        if self._read:
+            self._forget((table.db, table.name), set(names))
+            for partition in partitions:
+                self._add_partition(table, partition)
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def free(self, places: Iterable[str], leaving: Leaving) -> Free:
+        """Which directories may be cleared, and around what."""
+        answer = Free()
+        for place, holders in self.others(list(places), leaving).items():
+            real = _spellings(place)
+            above = next(
+                (each for each in holders if not each.key and any(is_within(r, each.place) for r in real)), None
+            )
+            if above is not None:
+                answer.held.append((place, above))
+            else:
+                answer.clearings.append(Clearing(place, tuple({Kept(each.place, each.key): None for each in holders})))
+        return answer
+
+    def others(self, places: Sequence[str], leaving: Leaving = Leaving()) -> dict[str, list[Holder]]:
+        """By place, who has something at, in or above it, without those that leave. A partitioned table's own directory
+        counts where the place is above it; below it only its partitions do."""
+        self._refresh()
+        found: dict[str, list[Holder]] = {}
+        asked: dict[Name, dict[str, list[str]]] = {}  # table -> partition -> places
+        for place in dict.fromkeys(places):
+            mine = found.setdefault(place, [])
+            for real in _spellings(place):
+                for holder in (*self._at_or_below(real), *self._above(real)):
+                    if leaving.has(holder.db, holder.table) or leaving.has(holder.db, holder.table, holder.partition):
+                        continue
+                    if not holder.key or is_within(holder.place, real):
+                        mine.append(holder)
+                    elif begins_partition(below := real[len(holder.place) :], holder.key):
+                        asked.setdefault((holder.db, holder.table), {}).setdefault(below.strip("/"), []).append(place)
+            published = published_name(place)
+            if published is not None and not leaving.has(*published[:2]):
+                asked.setdefault(published[:2], {}).setdefault(published[2], []).append(place)
+        for name, belows in asked.items():
+            for place, holder in self._asked_by_name(name, belows, leaving):
+                found[place].append(holder)
+        return found
+
+    def touching(self, place: str) -> list[Holder]:
+        """Who has something at, in or above a place, every partitioned table's own directory included."""
+        self._refresh()
+        return [each for real in _spellings(place) for each in (*self._at_or_below(real), *self._above(real))]
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _at_or_below(self, real: str) -> Iterator[Holder]:
+        yield from self._at.get(real, ())
+        top = real.rstrip("/") + "/"
+        if self._sorted is None:
+            self._sorted = sorted(self._at)
+        for index in range(bisect_left(self._sorted, top), len(self._sorted)):
+            if not self._sorted[index].startswith(top):
+                return
+            yield from self._at.get(self._sorted[index], ())
+
+    def _above(self, real: str) -> Iterator[Holder]:
+        while (above := parent(real)) != real:
+            yield from self._at.get(above, ())
+            real = above
+
+    def _asked_by_name(
+        self, name: Name, belows: Mapping[str, Sequence[str]], leaving: Leaving
+    ) -> Iterator[tuple[str, Holder]]:  # fmt: skip
+        """Of places in a table's directory, those that a partition has which lies there by its name."""
+        depth = self._depth.get(name, 0)
+        wanted: dict[str, list[str]] = {}
+        for below, places in belows.items():
+            parts = below.split("/")
+            if len(parts) < depth:  # above the partitions of some of the keys: whoever they are
+                for place in places:
+                    yield place, Holder(*name, below, _spellings(place)[0])
+            elif depth and not leaving.has(*name, partition := "/".join(parts[:depth])):
+                wanted.setdefault(partition, []).extend(places)
+        for partition, each in self._partitions(name, list(wanted)):
+            for place in wanted.get(partition, ()):
+                for spelt in _spellings(each.location) if each.location else ():
+                    if any(is_within(real, spelt) or is_within(spelt, real) for real in _spellings(place)):
+                        yield place, Holder(*name, partition, spelt)
+
+    def _partitions(self, name: Name, names: Sequence[str]) -> Iterator[tuple[str, Partition]]:
+        with contextlib.suppress(ObjectNotFound):
+            keys = self._target.table(*name).partition_keys if names else ()
+            for page in self._target.partitions(*name, names) if names else ():
+                yield from ((partition_name(keys, each.values), each) for each in page)
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        if not self._read:
+            self._again.clear()
+            for db in self._target.database_names():
+                self._add_tables(db)
+            self._read = True
+        elif self._again:
+            for name in self._again:
+                self._forget(name)
+            for db in {db for db, _ in self._again}:
+                self._add_tables(db, sorted(name for other, name in self._again if other == db))
+            self._again.clear()
+
+    def _forget(self, name: Name, partitions: Collection[str] | None = None) -> None:
+        """Of a table, some partitions, or all that there is."""
+        for place in self._places.get(name, ()):
+            self._at[place] = [
+                each
+                for each in self._at[place]
+                if (each.db, each.table) != name or (partitions is not None and each.partition not in partitions)
+            ]
+        if partitions is None:
+            self._places.pop(name, None)
+            self._depth.pop(name, None)
+
+    def _add_tables(self, db: str, names: Sequence[str] | None = None) -> None:
+        """names: None for all."""
+        with contextlib.suppress(ObjectNotFound):
+            database = self._target.database(db)
+            if is_shadow(database) and not self._shadows:
+                return
+            role = mark_of(database.parameters, db, repair=True)
+            names = self._target.table_names(db) if names is None else names
+            for start in range(0, len(names), _TABLES):
+                for table in self._target.tables(db, names[start : start + _TABLES]):
+                    if not table.is_view:
+                        self._add_table(table, role)
+
+    def _add_table(self, table: Table, role: RoleMark) -> None:
+        name = (table.db, table.name)
+        key = table.partition_keys[0].name if table.is_partitioned else ""
+        self._depth[name] = len(table.partition_keys)
+        if table.location:
+            self._add(Holder(*name, "", "", key), table.location)
+        if table.is_partitioned and not is_noted(table, role):
+            with contextlib.suppress(ObjectNotFound):
+                names = self._target.partition_names(*name)
+                for page in self._target.partitions(*name, names):
+                    for partition in page:
+                        self._add_partition(table, partition)
+                if len(names) > PARTITION_BATCH and not any(
+                    each.partition for place in self._places.get(name, ()) for each in self._of(place, name)
+                ):
+                    self.by_name.add(name)
+
+    def _of(self, place: str, name: Name) -> Iterator[Holder]:
+        return (each for each in self._at[place] if (each.db, each.table) == name)
+
+    def _add_partition(self, table: Table, partition: Partition) -> None:
+        if partition.location:
+            name = partition_name(table.partition_keys, partition.values)
+            if not lies_by_name(table, name, partition.location):
+                self._add(Holder(table.db, table.name, name, ""), partition.location)
+
+    def _add(self, holder: Holder, location: str) -> None:
+        for place in _spellings(location):
+            if place not in self._at:
+                self._sorted = None
+            self._at.setdefault(place, []).append(replace(holder, place=place))
+            self._places.setdefault((holder.db, holder.table), set()).add(place)
+
+
+def _spellings(place: str) -> tuple[str, ...]:
+    """The place without links, and the place as it is written, where that is another. One that cannot be looked at
+    (another's, on a store that is away) counts as it is written."""
+    written = os.path.normpath(local_path(place)) if is_local(place) else place
+    try:
+        real = _resolved(normal(place))
+    except Error:
+        return (written,)
+    return (real,) if real == written or not is_local(place) else (real, written)
+
+
+@lru_cache(maxsize=1 << 16)
+def _resolved(place: str) -> str:
+    return resolved(place)

@@ -1,0 +1,146 @@
+"""Replica objects: a source's object as it has to stand on the target. Pure.
+
+Names and locations are the target's; every absolute path that a table carries is rewritten (Spark trusts the serde
+parameter `path` over the location); `repl.last.id` and our position say how far the object is. Values that only a
+server sets (creation times) stay as they came and are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
+from replicator.replay.places.placement import Placement, respelled, uri
+from replicator.replay.places.view_text import rename_databases
+
+LAST_ID = "repl.last.id"  # Hive's: the last event of the source that the object contains
+POSITION = "replicator.position"  # ours: the same in the captured log
+SOURCE = "replicator.source"  # id of the source's $cmroot
+RENAMED = "replicator.renamed"  # position of the rename that an object on the target has gone through last
+LOADING = "replicator.loading"  # id of the dump whose load has begun and not ended
+RESTORING = "replicator.restoring"  # of a database that is being restored: which restore's it is
+PUBLISH = "replicator.publish"  # of a database whose loads publish by snapshots: "snapshot"
+LEFT_OUT = "replicator.left.out"  # of a table that the target has from earlier: why loads do not change it any more
+EXTERNAL_DATA = "replicator.external"  # of a database: where its data lies that is not in its directory
+APART = "apart"  # in a directory of its own below the external one; without it in that, as older releases did
+DATA = "replicator.data"  # of a table whose files are the source's: "source"
+PURGE = "external.table.purge"
+OWN = ("replicator.", "repl.", "hive.repl.", "bootstrap.dump.state.")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far an object is: event and position of the dump that brought it, and which source's."""
+
+    event: int
+    position: int
+    source: str
+
+    def parameters(self) -> dict[str, str]:
+        return {LAST_ID: str(self.event), POSITION: str(self.position), SOURCE: self.source}
+
+
+def own_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Parameters without those that replication itself sets, ours and Hive's."""
+    return {key: value for key, value in parameters.items() if not key.startswith(OWN)}
+
+
+def replica_database(database: Database, placement: Placement) -> Database:
+    """Without marks: those of a database are its checkpoint, written last."""
+    return msgspec.structs.replace(
+        database,
+        name=placement.database(database.name),
+        location=uri(placement.target_locations[database.name]),
+        parameters=own_parameters(database.parameters),
+        extra={},
+    )
+
+
+def has_sources_data(table: Table | None) -> bool:
+    """Whether a table of the target is known by its metadata only: its files are the source's."""
+    return table is not None and table.parameters.get(DATA) == "source"
+
+
+def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: bool = False) -> Table:
+    """A table or view as it stands on the target. shared: its data stays where it is, and no drop on the target may
+    take it away."""
+    placement = placement.staying if shared else placement
+    parameters = _paths(own_parameters(table.parameters), placement, table.db, table.location)
+    if shared:
+        parameters[DATA] = "source"
+        parameters |= {key: "false" for key in parameters if key.lower() == PURGE}
+    if table.kind == EXTERNAL:
+        parameters["EXTERNAL"] = "TRUE"
+    if table.is_view:
+        parameters = view_parameters(parameters, placement.databases)
+    return msgspec.structs.replace(
+        table,
+        db=placement.database(table.db),
+        name=table.name,
+        storage=_storage(table.storage, placement, table),
+        parameters=parameters | mark.parameters(),
+        view_original=rename_databases(table.view_original, placement.databases),
+        view_expanded=rename_databases(table.view_expanded, placement.databases),
+        extra={key: value for key, value in table.extra.items() if key not in _SERVERS_OWN_FIELDS},
+    )
+
+
+def replica_partition(
+    partition: Partition, table: Table, placement: Placement, *, shared: bool = False
+) -> Partition:  # fmt: skip
+    """A partition of the (source's) table as it stands on the target."""
+    placement = placement.staying if shared else placement
+    parameters = _paths(own_parameters(partition.parameters), placement, table.db, table.location)
+    storage = _storage(partition.storage, placement, table)
+    return msgspec.structs.replace(partition, storage=storage, parameters=parameters, extra={})
+
+
+def replica_function(function: Function, placement: Placement) -> Function:
+    """Resources keep their addresses except where a location mapping or a database's directory covers them."""
+    resources = tuple(
+        (kind, placement.path_in_text(function.db, None, address)) for kind, address in function.resources
+    )
+    return msgspec.structs.replace(function, db=placement.database(function.db), resources=resources)
+
+
+def replica_statistics(statistics: Statistics, placement: Placement) -> Statistics:
+    return msgspec.structs.replace(statistics, db=placement.database(statistics.db))
+
+
+# Table fields that name the server's own things: catalog, write ids, numeric ids (Hive 3 and 4).
+_SERVERS_OWN_FIELDS = {"17", "19", "25", "28"}
+
+
+def _storage(storage: Storage | None, placement: Placement, table: Table) -> Storage | None:
+    if storage is None:
+        return None
+    skew = storage.skew
+    if skew is not None and skew.locations:
+        moved = tuple(
+            (values, placement.path_in_text(table.db, table.location, place)) for values, place in skew.locations
+        )
+        skew = msgspec.structs.replace(skew, locations=moved)
+    parameters = _paths(storage.serde.parameters, placement, table.db, table.location)
+    location = storage.location
+    return msgspec.structs.replace(
+        storage,
+        location=respelled(location, placement.inside(table.db, table.location, location)) if location else None,
+        serde=msgspec.structs.replace(storage.serde, parameters=parameters),
+        parameters=_paths(storage.parameters, placement, table.db, table.location),
+        skew=skew,
+    )
+
+
+def _paths(parameters: Mapping[str, str], placement: Placement, db: str, location: str | None) -> dict[str, str]:
+    return {key: placement.path_in_text(db, location, value) for key, value in parameters.items()}
+
+
+def view_parameters(parameters: Mapping[str, str], databases: Mapping[str, str]) -> dict[str, str]:
+    """Spark resolves a view's unqualified names in the catalog and database it stores as numbered parameters."""
+    return {
+        key: databases.get(value, value) if key.startswith("view.catalogAndNamespace.part.") else value
+        for key, value in parameters.items()
+    }

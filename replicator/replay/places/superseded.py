@@ -1,0 +1,210 @@
+"""Superseded directories: data that a load with `publish = "snapshot"` has replaced, and that running queries may read.
+
+    superseded/<dump id>/<unique>.json   directories, noted in the target's `$cmroot` before anything names others
+    superseded/<dump id>/closed          when the load had ended: from then on nobody begins to read them
+    superseded/<dump id>-left/           the same, of what tables leave in the source's layout: no delay
+
+After the delay, under the root's lease, `sweep_superseded` takes them into `$cmroot`: what of them no table and no
+partition has by then. What the successor has as the same file (the load carried it by link) is not taken twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+
+from cmroot.errors import UNREADABLE, FormatError
+from cmroot.names import foreign
+from cmroot.store.emptied import remove_if_empty
+from cmroot.store.listing import list_tree
+from cmroot.store.place import is_local, join, local_path, normal, parent, store_for
+from cmroot.store.resolve import folded, resolved, touches
+from replicator.errors import ObjectNotFound
+from replicator.metastore.client import MetastoreReader
+from replicator.replay.places.clearing import clear
+from replicator.replay.places.neighbours import Leaving, Neighbours
+from replicator.replay.places.placement import PUBLISHED
+from replicator.replay.places.replica import LOADING
+
+_NOTES = "superseded"
+_CLOSED = "closed"
+_LEFT = "-left"
+_FORMAT, _VERSION = "replicator-superseded", 1
+
+
+class Superseded(msgspec.Struct, frozen=True):
+    """A directory of the target that was (or is about to be) replaced: of which table, and which partition of it;
+    `successor`: the directory that has what stayed the same (empty: none has); `stamped`: of what a table left, only
+    files go that a load has published."""
+
+    directory: str
+    db: str
+    table: str
+    partition: str = ""
+    successor: str = ""
+    stamped: bool = False
+
+
+class _Note(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    directories: tuple[Superseded, ...]
+
+
+def note_superseded(root: str, load: str, directories: Sequence[Superseded]) -> None:
+    """Durable when it returns; before the metadata that names other directories. May run twice."""
+    if directories:
+        note = _Note(_FORMAT, _VERSION, tuple(directories))
+        place = join(root, _NOTES, load, f"{uuid.uuid4().hex}.json")
+        store_for(root).write_bytes(place, msgspec.json.encode(note) + b"\n")
+
+
+def note_left(root: str, load: str, directories: Sequence[Superseded]) -> None:
+    """As `note_superseded`, of what goes before the load ends: see `take_left`."""
+    note_superseded(root, f"{load}{_LEFT}", directories)
+
+
+def take_left(root: str, take: Callable[[Sequence[Superseded]], None]) -> None:
+    """Hands over what tables have left, of loads that were killed, too, and forgets it. Under the lease of the target's
+    root, once all of them lie elsewhere. May run twice. Raises FormatError for a damaged note."""
+    store = store_for(root)
+    for load in store.list(join(root, _NOTES)):
+        if load.endswith(_LEFT):
+            place = join(root, _NOTES, load)
+            for name in store.list(place):
+                if name != _CLOSED:
+                    take(_read(join(place, name), root))
+                    store.remove(join(place, name))
+            store.remove_tree(place)
+
+
+def close_superseded(root: str, load: str, *, now: float) -> None:
+    """After a load's last flip: the delay begins. May run twice; the first time counts."""
+    store, place = store_for(root), join(root, _NOTES, load)
+    if store.list(place) and not store.exists(join(place, _CLOSED)):
+        store.write_bytes(join(place, _CLOSED), f"{now:.3f}\n".encode())
+
+
+def has_left(root: str) -> bool:
+    return any(load.endswith(_LEFT) for load in store_for(root).list(join(root, _NOTES)))
+
+
+def has_superseded(root: str) -> bool:
+    """Whether anything waits."""
+    return bool(store_for(root).list(join(root, _NOTES)))
+
+
+@dataclass
+class Swept:
+    """Directories and files taken away; `living`: directories that something lies in again, which stay."""
+
+    directories: int = 0
+    files: int = 0
+    living: int = 0
+
+
+def sweep_superseded(
+    root: str, target: MetastoreReader, delay: timedelta, *, now: Callable[[], float],
+    check: Callable[[], None] = lambda: None,
+) -> Swept:  # fmt: skip
+    """Takes away what was superseded longer than `delay` ago. Under the lease of the target's root, while no load is at
+    work, which `check` asks again before each note. May run twice, and again after a crash. Raises FormatError for a
+    damaged note."""
+    store, swept = store_for(root), Swept()
+    due = []
+    loads = store.list(join(root, _NOTES))
+    loading = _loading(target) if loads else set()
+    for load in loads:
+        place = join(root, _NOTES, load)
+        if load in loading or load.endswith(_LEFT):  # the next load takes that
+            continue
+        if not store.exists(join(place, _CLOSED)):  # given up, or killed right before it had been closed
+            close_superseded(root, load, now=now())
+            continue
+        closed = float(store.read_bytes(join(place, _CLOSED)))
+        if closed + delay.total_seconds() <= now():
+            due.append((closed, place))
+    if not due:
+        return swept
+    neighbours = Neighbours(target, shadows=True)
+    for _, place in sorted(due):  # in order, so that a successor is still there
+        for name in store.list(place):
+            if name != _CLOSED:
+                check()
+                _sweep_note(root, neighbours, _read(join(place, name), root), swept)
+                store.remove(join(place, name))
+        store.remove_tree(place)
+    return swept
+
+
+def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Superseded], swept: Swept) -> None:
+    free = neighbours.free([each.directory for each in noted], Leaving())
+    clearings = {each.directory: each for each in free.clearings}
+    for each in noted:
+        clearing = clearings.get(each.directory)
+        if clearing is None:
+            swept.living += 1
+            continue
+        if each.successor and not clearing.kept:
+            _drop_carried(each)
+        swept.files += clear(root, clearing)
+        swept.directories += 1
+        _remove_empty(each.directory)
+
+
+def _drop_carried(each: Superseded) -> None:
+    """Names of files that the successor has, too: the bytes stay, so they need not be kept."""
+    listing, there = list_tree(each.directory), list_tree(each.successor)
+    successors = {file.path_relative: file for file in there.files} if there else {}
+    local = is_local(each.directory) and is_local(each.successor)
+    for file in listing.files if listing else ():
+        other = successors.get(file.path_relative)
+        if other is not None and (other.size, other.identity) == (file.size, file.identity):
+            place = join(each.directory, file.path_relative)
+            if local and not os.path.samefile(local_path(place), local_path(join(each.successor, file.path_relative))):
+                continue
+            store_for(place).remove(place)
+
+
+def _remove_empty(directory: str) -> None:
+    """The emptied directories above, up to `.published`."""
+    above = parent(directory)
+    while is_local(above) and f"/{PUBLISHED}/" in f"{above}/":
+        if not remove_if_empty(local_path(above)):
+            return
+        above = parent(above)
+
+
+def _loading(target: MetastoreReader) -> set[str]:
+    """Ids of the dumps that are being loaded."""
+    found = set()
+    for name in target.database_names():
+        with contextlib.suppress(ObjectNotFound):
+            found.add(target.database(name).parameters.get(LOADING, ""))
+    return found
+
+
+def _read(place: str, root: str) -> tuple[Superseded, ...]:
+    try:
+        note = msgspec.json.decode(store_for(place).read_bytes(place), type=_Note)
+    except UNREADABLE as error:
+        raise FormatError(
+            f"{place}: {error}", hint="remove it; the replaced directories that it named stay where they are"
+        ) from error
+    if (note.format, note.version) != (_FORMAT, _VERSION):
+        raise FormatError(f"{place}: {note.format} version {note.version}", hint="use the release that wrote it")
+    for each in note.directories:
+        for directory in filter(None, (each.directory, each.successor)):
+            if not ("://" in directory or directory.startswith(("/", "file:"))) or folded(directory) != normal(
+                directory
+            ):
+                raise foreign(place, "directory", directory, "is not a place")
+        if not each.directory or touches(resolved(each.directory), resolved(root)):
+            raise foreign(place, "directory", each.directory, "was never a table's: it is, or holds, the $cmroot")
+    return note.directories

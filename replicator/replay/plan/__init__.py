@@ -1,0 +1,1 @@
+"""The decisions of a load, before it changes anything."""

@@ -1,0 +1,109 @@
+"""Admission: whether a dump may be loaded into a target at all, and from which of its records on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from replicator.core.roles import after_restore, may_load_into
+from replicator.dumps.layout import BOOTSTRAP, DumpMetadata
+from replicator.dumps.reached import covers, reached, told
+from replicator.errors import BootstrapNeeded, Refused
+from replicator.replay.places.placement import Placement, relative
+from replicator.replay.plan.target import TargetDatabase
+from replicator.text.quantity import count_text
+
+
+def check_target(
+    metadata: DumpMetadata, placement: Placement, target: Mapping[str, TargetDatabase], *, overwrite: bool,
+    exact: bool = False, by_difference: bool = False,
+) -> int | None:  # fmt: skip
+    """The position after which the dump's records are to be applied; None when the target has them all.
+
+    Raises Refused for a target that replication did not make, that replicates another source, that is the source, or
+    that is newer than the dump (`overwrite` allows all but the source itself, `exact` that too), or whose role forbids
+    it (`exact` allows a primary); BootstrapNeeded for an incremental dump that begins after the target's checkpoint, or
+    that covers more than what came to it."""
+    positions = []
+    for source_name, name in placement.databases.items():
+        there = target[name]
+        _refuse_role(metadata, source_name, name, there, exact=exact)
+        if not exact:
+            _refuse_source(metadata, source_name, there)
+        if not overwrite:
+            _refuse_foreign(metadata, name, there)
+        positions.append(there.position if there.source in (None, metadata.root_id) else None)
+        overwritten = overwrite and not (by_difference and there.source == metadata.root_id)
+        if there.position is not None and there.position > metadata.end.position and not overwritten:
+            raise Refused(
+                f"database {name} of the target is at position {there.position}, newer than the dump's end "
+                f"({metadata.end.position}, event {metadata.end.event})",
+                hint="load a newer dump, or --overwrite to take the target back to this one",
+            )
+    unfinished = any(target[name].loading not in (None, "") for name in placement.databases.values())
+    if metadata.kind == BOOTSTRAP:
+        done = all(position == metadata.end.position for position in positions) and not unfinished
+        if exact:  # a replica may have been changed since; what a restore began is its own
+            done = done and all(target[name].restoring for name in placement.databases.values())
+        reaches = (covers(target[name].scope, reached(metadata.scope, db)) for db, name in placement.databases.items())
+        done = done and all(reaches)  # a narrower load may have brought the checkpoint there
+        done = done and not by_difference  # the checkpoint says what was loaded, not what became of it
+        return None if done else 0
+    assert metadata.begin is not None
+    if any(position is None or position < metadata.begin.position for position in positions):
+        behind = min((position or 0) for position in positions)
+        raise BootstrapNeeded(
+            f"the dump begins at position {metadata.begin.position} (event {metadata.begin.event}), the target is at "
+            f"{behind or 'no position'}",
+            hint="load the dumps between first, in order, or a bootstrap dump",
+        )
+    for source_name, name in placement.databases.items():
+        _refuse_wider(metadata, source_name, target[name])
+    if all(position == metadata.end.position for position in positions) and not unfinished:
+        return None
+    return min(position for position in positions if position is not None)
+
+
+def _refuse_wider(metadata: DumpMetadata, source_name: str, there: TargetDatabase) -> None:
+    """What the dump covers and the checkpoint does not: its changes before the dump were never loaded."""
+    wanted = reached(metadata.scope, source_name)
+    if there.database is not None and there.position is not None and not covers(there.scope, wanted):
+        raise BootstrapNeeded(
+            f"database {there.database.name} of the target came to its checkpoint with {told(there.scope or '')}, and "
+            f"the dump has {told(wanted)}: what happened to the others before it was never loaded",
+            hint="load a bootstrap dump of the wider scope, or dump with the narrower one again",
+        )
+
+
+def _refuse_role(
+    metadata: DumpMetadata, source_name: str, name: str, there: TargetDatabase, *, exact: bool
+) -> None:  # fmt: skip
+    label = f"database {name} of the target"
+    if exact:
+        after_restore(there.role(label), label)
+    else:
+        may_load_into(label, there.role(label), source_epoch=metadata.epochs.get(source_name))
+
+
+def _refuse_source(metadata: DumpMetadata, source_name: str, there: TargetDatabase) -> None:
+    location = metadata.locations.get(source_name)
+    if location and there.database and there.database.location and relative(there.database.location, location) == "":
+        raise Refused(
+            f"the target's database {there.database.name} lies at the source's location {location}: it is the source",
+            hint="name another metastore with --target, or another database with --rename-db",
+        )
+
+
+def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) -> None:
+    if there.database is None:
+        return
+    if there.source is None and not there.empty:
+        raise Refused(
+            f"database {name} of the target was not made by replication and holds "
+            f"{count_text(len(there.tables), 'table')}",
+            hint="load into another name with --rename-db, or --overwrite to replace what the dump also has",
+        )
+    if there.source not in (None, metadata.root_id):
+        raise Refused(
+            f"database {name} of the target replicates another source ($cmroot {there.source})",
+            hint="load into another name with --rename-db, or --overwrite",
+        )

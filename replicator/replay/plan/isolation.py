@@ -1,0 +1,77 @@
+"""Isolation: a plan for `publish = "snapshot"`: whatever a load changes gets a directory of its own, and the metastore
+flips to it in one call. Pure, but for reading a dump's file entries.
+
+Made of the plan for the source's layout: a table stays where it lies unless its files change; a partition likewise, and
+that is known when it is committed. Tables that were dropped and made again are replaced instead of being away between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from cmroot.store.place import normal
+from replicator.replay.places.replica import replica_table
+from replicator.replay.plan.plan import Name, Plan, TablePlan, can_become
+from replicator.replay.plan.published import aside_of, home_of, is_moved_by_renaming, place_of, with_table_at
+from replicator.replay.plan.rules import FileRules
+
+_ABOUT = ["position", "db", "table", "partition", "location"]
+
+
+def touched_objects(rows: Iterable[pa.Table], rules: FileRules) -> dict[Name, set[str]]:
+    """Objects whose files a range changes: table of the target -> names of its partitions at the end ("": itself).
+    One entry for every table and partition. `rows`: file entries."""
+    found: dict[Name, set[str]] = {}
+    seen: set[tuple[object, ...]] = set()
+    for batch in rows:
+        for row in batch.select(_ABOUT).group_by(_ABOUT).aggregate([]).to_pylist():
+            key = tuple(row[name] for name in _ABOUT[:4])
+            if key not in seen:
+                seen.add(key)
+                about = rules.object_at(*key)
+                if about is not None:
+                    found.setdefault(about[0], set()).add(about[1])
+        seen.clear()
+    return found
+
+
+def isolate(plan: Plan, touched: dict[Name, set[str]]) -> None:
+    """Makes a plan that publishes by snapshots of one that keeps the source's layout."""
+    plan.snapshot = plan.metadata.id
+    for step in plan.tables:
+        if step.table is not None and not step.table.is_view and not step.shared and step.table.location:
+            _isolate(plan, step, touched.get(step.name, set()))
+
+
+def _isolate(plan: Plan, step: TablePlan, touched: set[str]) -> None:
+    source = step.lineage.table
+    assert source is not None and step.table is not None and step.table.location and plan.snapshot
+    home = home_of(plan.placement, source.db, step.table.location)
+    step.place, step.touched = place_of(home, plan.snapshot, *step.name), touched
+    if not step.exists:
+        _replace(plan, step)
+    there = step.there if step.exists else None
+    changed = bool(touched) or step.anew
+    stays = there is not None and there.location and (source.is_partitioned or not changed)
+    location = str(there.location) if there is not None and stays else step.place
+    if there is not None and stays and step.rename_from is not None and is_moved_by_renaming(there):
+        location = aside_of(plan.snapshot, there)
+    step.placement = with_table_at(plan.placement, source, location)
+    step.table = replica_table(source, step.placement, plan.mark)
+
+
+def _replace(plan: Plan, step: TablePlan) -> None:
+    """One of its name that makes room does so when it is committed; where altering suffices, in that one call."""
+    assert step.table is not None
+    dropped = next((table for table in plan.drops if (table.db, table.name) == step.name), None)
+    if dropped is None:
+        return
+    plan.drops.remove(dropped)
+    step.there = dropped
+    own = dropped.location is not None and normal(dropped.location) == normal(step.place or "")
+    if own or (can_become(dropped, step.table) and not step.table.is_partitioned):
+        step.exists = True
+    else:
+        step.replaces = dropped

@@ -1,0 +1,386 @@
+"""Squash: what a range of records comes to in the end. Pure.
+
+Each table is followed through the range as one `Lineage`, whatever it is called on the way: renames move it, a drop
+ends it, a creation under the same name begins another. Only the last state of every object is replayed: ten alters are
+one, a partition added and dropped costs nothing. Replaying the range record by record ends in the same state
+(tests/test_squash.py proves it on random histories).
+
+Memory: one entry for every table, and for every partition that an incremental dump touches; none for a bootstrap's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import msgspec
+
+from cmroot.names import foreign
+from cmroot.store.place import join
+from replicator.core.model import Database, Function, Partition, Statistics, Table
+from replicator.events.record import (
+    AddPartitions,
+    AlterDatabase,
+    AlterPartition,
+    AlterTable,
+    ChangeFiles,
+    ChangeRecord,
+    CreateDatabase,
+    CreateFunction,
+    CreateTable,
+    DropDatabase,
+    DropFunction,
+    DropPartitions,
+    DropTable,
+    SetStatistics,
+    UnknownEvent,
+)
+from replicator.replay.places.placement import relative
+
+Name = tuple[str, str]
+Move = tuple[int, str, str]  # from a position on, what lay in the first directory lies in the second
+
+
+@dataclass
+class PartitionFate:
+    """One partition through the range. `before`: its name at the start (None: it was not there, or that is unknown and
+    does not matter). `now`: its name at the end (None: dropped). `last`: position of the record with its final object.
+    `since`: file entries before this position are void; when not 0, all its files are in the range. `names`: what it
+    was called, each from a position on; `moves`: of its own directory; `values`: of its last name, after a rename;
+    `anew`: the one that was there at the start was dropped meanwhile, with its statistics; `relocated`: it left its
+    files for other ones elsewhere."""
+
+    before: str | None
+    now: str | None
+    last: int
+    since: int = 0
+    names: list[tuple[int, str]] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    values: tuple[str, ...] = ()
+    anew: bool = False
+    relocated: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.since > 0
+
+    @property
+    def renamed(self) -> bool:
+        """Whether it is the same partition under another name. One that began anew is not: the old one goes."""
+        return self.before is not None and self.now not in (None, self.before) and not self.complete
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the old one goes, and nothing or another takes its place."""
+        if self.before is None:
+            return False
+        return self.now is None or self.anew or (self.now != self.before and self.complete)
+
+
+@dataclass(frozen=True)
+class Called:
+    """A table's name and source location (None: unknown) from a position on; `moved`: its directory came along."""
+
+    begin: int
+    db: str
+    table: str
+    location: str | None
+    moved: bool = False
+
+    @property
+    def name(self) -> Name:
+        return self.db, self.table
+
+
+@dataclass
+class Lineage:
+    """One table through the range; the meanings are those of PartitionFate. `names`: what it was called and where it
+    lay, in order; `ended`: the position of its drop."""
+
+    before: Name | None
+    names: list[Called]
+    since: int = 0
+    ended: int | None = None
+    table: Table | None = None
+    altered: int = 0
+    partitions: dict[str, PartitionFate] = field(default_factory=dict)
+    fates: list[PartitionFate] = field(default_factory=list)
+    statistics: dict[str | None, Statistics] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)  # the `before` of all fates
+
+    @property
+    def now(self) -> Name | None:
+        return None if self.ended is not None else self.names[-1].name
+
+    @property
+    def complete(self) -> bool:
+        return self.since > 0
+
+    @property
+    def moves(self) -> list[Move]:
+        """Moves of its directory."""
+        steps = pairwise(self.names)
+        return [(b.begin, a.location, b.location) for a, b in steps if b.moved and a.location and b.location]
+
+    @property
+    def only_located(self) -> bool:
+        """Whether it got another location, and no rename moved its directory: what was in that stays there."""
+        elsewhere = any(not b.moved and a.location and a.location != b.location for a, b in pairwise(self.names))
+        return elsewhere and not self.moves
+
+    @property
+    def left(self) -> list[str]:
+        """Its partitions at the start, by name, that left their files for others elsewhere; "" for itself."""
+        own = [""] if self.before is not None and self.complete else []
+        return own + [fate.before for fate in self.fates if fate.before and fate.relocated]
+
+    def location_now(self, location: str | None, position: int) -> str | None:
+        """Where something below the table, seen at `location` at a position, lies at the end of the range."""
+        return follow(location, position, self.moves) if location else location
+
+
+def follow(location: str, position: int, moves: Iterable[Move]) -> str:
+    """Where a path seen at a position lies after directories above it were moved, in the order of their positions."""
+    for at, old, new in moves:
+        below = relative(location, old) if at > position else None
+        if below is not None:
+            location = join(new, below)
+    return location
+
+
+@dataclass
+class Squashed:
+    """The outcome of a range. `databases` and `functions`: the final object, None when it is gone."""
+
+    databases: dict[str, Database | None] = field(default_factory=dict)
+    functions: dict[Name, Function | None] = field(default_factory=dict)
+    lineages: list[Lineage] = field(default_factory=list)
+    records: int = 0
+    squashed: int = 0
+    unknown: list[str] = field(default_factory=list)
+    bootstrap: bool = False
+    dropped_at: dict[str, int] = field(default_factory=dict)  # database -> position of its last drop
+
+    def lineage_at(self, db: str, table: str, position: int) -> Lineage | None:
+        """The lineage that had this name at a position; None when none had."""
+        if self._index is None:
+            self._index = {}
+            for lineage in self.lineages:
+                for called in lineage.names:
+                    self._index.setdefault(called.name, []).append((called.begin, lineage))
+        best: Lineage | None = None
+        since = -1
+        for begin, lineage in self._index.get((db, table), ()):
+            if since <= begin <= position and (lineage.ended is None or position <= lineage.ended):
+                best, since = lineage, begin
+        return best
+
+    _index: dict[Name, list[tuple[int, Lineage]]] | None = None
+
+
+def squash(records: Iterable[ChangeRecord], tables: Iterable[Table], *, bootstrap: bool) -> Squashed:
+    """Follows records, in order of their positions, to the end of the range.
+
+    `tables`: every touched table that exists at the end, as it is then (the dump carries them).
+    `bootstrap`: each object occurs once and is new, so partitions are not tracked."""
+    fold = _Fold(bootstrap)
+    for record in records:
+        fold.apply(record)
+    return fold.finish({(table.db, table.name): table for table in tables})
+
+
+class _Fold:
+    def __init__(self, bootstrap: bool) -> None:
+        self.out = Squashed(bootstrap=bootstrap)
+        self._current: dict[Name, Lineage] = {}
+
+    def apply(self, record: ChangeRecord) -> None:
+        change, at = record.change, record.position
+        self.out.records += 1
+        match change:
+            case CreateDatabase(database=database) | AlterDatabase(database=database):
+                self._superseded(database.name in self.out.databases)
+                self.out.databases[database.name] = database
+            case DropDatabase(db=db):
+                self._superseded(self.out.databases.get(db) is not None)
+                self.out.databases[db] = None
+                self.out.dropped_at[db] = at
+                for name in [name for name in self._current if name[0] == db]:
+                    self._end(name, at)
+                for name in [name for name in self.out.functions if name[0] == db]:
+                    self.out.functions[name] = None
+            case CreateFunction(function=function):
+                self._superseded((function.db, function.name) in self.out.functions)
+                self.out.functions[function.db, function.name] = function
+            case DropFunction(db=db, name=name):
+                self._superseded(self.out.functions.get((db, name)) is not None)
+                self.out.functions[db, name] = None
+            case CreateTable(table=table):
+                self._create(table, at)
+            case AlterTable():
+                self._alter(change, at)
+            case DropTable(db=db, name=name):
+                self._end((db, name), at)
+            case AddPartitions() if not self.out.bootstrap:
+                self._add(change, at)
+            case AlterPartition():
+                self._alter_partition(change, at)
+            case DropPartitions(db=db, table=name, names=names):
+                lineage = self._lineage((db, name), at)
+                for partition in names:
+                    self._drop_partition(lineage, partition, at)
+            case ChangeFiles(db=db, table=name):
+                self._lineage((db, name), at)
+            case SetStatistics(db=db, table=name, statistics=statistics):
+                lineage = self._lineage((db, name), at)
+                lineage.statistics.update({each.partition: each for each in statistics})
+            case UnknownEvent(type=type_):
+                self.out.unknown.append(f"event {record.event}: {type_}")
+            case _:
+                pass
+
+    def finish(self, tables: dict[Name, Table]) -> Squashed:
+        for lineage in self.out.lineages:
+            if lineage.now is not None:
+                lineage.table = tables.get(lineage.now, lineage.table)
+        return self.out
+
+    def _superseded(self, yes: bool) -> None:
+        self.out.squashed += yes
+
+    def _lineage(self, name: Name, at: int) -> Lineage:
+        """The table that has this name now; one that was there at the start when none was met before."""
+        lineage = self._current.get(name)
+        if lineage is None:
+            lineage = Lineage(before=name, names=[Called(0, *name, None)])
+            self.out.lineages.append(lineage)
+            self._current[name] = lineage
+        return lineage
+
+    def _create(self, table: Table, at: int) -> None:
+        name = (table.db, table.name)
+        if name in self._current:
+            self._end(name, at)
+        lineage = Lineage(before=None, names=[Called(at, *name, table.location)], since=at, table=table, altered=at)
+        self.out.lineages.append(lineage)
+        self._current[name] = lineage
+
+    def _alter(self, change: AlterTable, at: int) -> None:
+        old, table = (change.db, change.name), change.table
+        lineage = self._lineage(old, at)
+        self._superseded(bool(lineage.altered))
+        if change.renames:
+            if (table.db, table.name) in self._current:
+                self._end((table.db, table.name), at)
+            del self._current[old]
+            self._current[table.db, table.name] = lineage
+        known = lineage.names[-1].location or change.location_before
+        lineage.names[-1] = replace(lineage.names[-1], location=known)
+        if change.renames or table.location != known:
+            lineage.names.append(Called(at, table.db, table.name, table.location, change.moved))
+        if table.location != known and known is not None and not change.moved and not table.is_partitioned:
+            lineage.since = at  # other files at another place
+        lineage.table, lineage.altered = table, at
+
+    def _end(self, name: Name, at: int) -> None:
+        lineage = self._lineage(name, at)
+        self._superseded(lineage.before is None)
+        lineage.ended = at
+        del self._current[name]
+
+    def _fate(self, lineage: Lineage, name: str, at: int) -> PartitionFate:
+        fate = lineage.partitions.get(name)
+        if fate is None:
+            # One that had this name at the start and was renamed since is followed already: this is another one.
+            before = None if lineage.before is None or name in lineage.started else name
+            fate = PartitionFate(before=before, now=name, last=at, names=[(0 if before else at, name)])
+            lineage.partitions[name] = fate
+            lineage.fates.append(fate)
+            if before:
+                lineage.started.add(before)
+        return fate
+
+    def _add(self, change: AddPartitions, at: int) -> None:
+        lineage = self._lineage((change.db, change.table), at)
+        for name in change.names():
+            fate = lineage.partitions.get(name)
+            if fate is None:
+                fate = self._fate(lineage, name, at)
+            else:
+                self._superseded(True)
+            fate.now, fate.last = name, at
+            if change.replace:
+                fate.since, fate.anew = at, True
+                lineage.statistics.pop(name, None)
+
+    def _alter_partition(self, change: AlterPartition, at: int) -> None:
+        lineage = self._lineage((change.db, change.table), at)
+        if change.before != change.name:
+            if change.name in lineage.partitions:
+                self._drop_partition(lineage, change.name, at)
+            fate = self._fate(lineage, change.before, at)
+            lineage.partitions[change.name] = lineage.partitions.pop(change.before)
+            fate.names.append((at, change.name))
+            fate.values = change.partition.values
+            if change.moved and change.location_before and change.partition.location:
+                fate.moves.append((at, change.location_before, change.partition.location))
+            statistics = lineage.statistics.pop(change.before, None)
+            if statistics is not None:
+                lineage.statistics[change.name] = msgspec.structs.replace(statistics, partition=change.name)
+        else:
+            fate = self._fate(lineage, change.name, at)
+            self._superseded(fate.last < at)
+        known = change.location_before
+        if known is not None and change.partition.location != known and not change.moved:
+            fate.since, fate.relocated = at, True
+        fate.now, fate.last = change.name, at
+
+    def _drop_partition(self, lineage: Lineage, name: str, at: int) -> None:
+        known = name in lineage.partitions
+        fate = self._fate(lineage, name, at)
+        self._superseded(known)
+        fate.now, fate.last, fate.since, fate.anew = None, at, at, True
+        lineage.statistics.pop(name, None)
+
+
+def surviving_partitions(
+    squashed: Squashed, records: Iterable[ChangeRecord]
+) -> Iterator[tuple[Lineage, list[tuple[str, Partition]]]]:
+    """The final objects of partitions, in a second pass over the same records: (table, [(name, partition)])."""
+    for record in records:
+        change, at = record.change, record.position
+        if isinstance(change, AddPartitions):
+            lineage = squashed.lineage_at(change.db, change.table, at)
+            if lineage is None or lineage.now is None:
+                continue
+            _check_keys(lineage, change)
+            named = list(zip(change.names(), change.partitions, strict=True))
+            if not squashed.bootstrap:
+                named = [(name, _now(lineage, each, at)) for name, each in named if _is_last(lineage, name, at)]
+            if named:
+                yield lineage, named
+        elif isinstance(change, AlterPartition):
+            lineage = squashed.lineage_at(change.db, change.table, at)
+            if lineage is not None and lineage.now is not None and _is_last(lineage, change.name, at):
+                yield lineage, [(change.name, _now(lineage, change.partition, at))]
+
+
+def _check_keys(lineage: Lineage, change: AddPartitions) -> None:
+    """A table keeps its partition keys for as long as it lives. Raises FormatError."""
+    keys = [key.name.lower() for key in lineage.table.partition_keys] if lineage.table else None
+    if keys is not None and keys != [key.lower() for key in change.keys]:
+        raise foreign(f"{change.db}.{change.table}", "the partition keys", change.keys, f"are {keys} in the table")
+
+
+def _now(lineage: Lineage, partition: Partition, at: int) -> Partition:
+    """A partition of a record with the location that later moves of its table gave it."""
+    if partition.storage is None or len(lineage.names) == 1:
+        return partition
+    storage = msgspec.structs.replace(partition.storage, location=lineage.location_now(partition.location, at))
+    return msgspec.structs.replace(partition, storage=storage)
+
+
+def _is_last(lineage: Lineage, name: str, at: int) -> bool:
+    fate = lineage.partitions.get(name)
+    return fate is not None and fate.now == name and fate.last == at

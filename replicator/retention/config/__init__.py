@@ -1,0 +1,1 @@
+"""Settings of retention: stores, dates, periods, names."""

@@ -1,0 +1,1 @@
+"""HOCON, read into values that know their file and line."""

@@ -1,0 +1,1 @@
+"""Role changes: switchover, failover, failback, and the account of losses."""

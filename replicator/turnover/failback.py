@@ -1,0 +1,318 @@
+"""Failback: the old primary comes back after a failover, and becomes the replica of the new one. Acts.
+
+    fence        the old side is `fenced`, at an epoch below the new primary's
+    own          its own changes, which were never replicated, are captured, listed, and held in its `$cmroot`
+    demote       it is `replica`, of the other direction
+    difference   what differs is copied back, and what it held instead goes to its `$cmroot`
+    slots        the policy's slot is at the new primary, and no more at the old one
+
+Which changes are its own: those after the checkpoints that the failover recorded. The hold keeps its whole state as it
+came back, until somebody releases it: `replicator restore` can bring it back beside the living databases.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from dataclasses import dataclass
+from datetime import timedelta
+
+from cmroot.lease import Lease
+from cmroot.log.captured import segments
+from cmroot.pins import Hold, hold, iso, read_pins
+from cmroot.waiting import patiently
+from replicator.captures.capture import capture
+from replicator.core.roles import Role
+from replicator.dumps.layout import Point
+from replicator.dumps.points import resolve_until
+from replicator.errors import ObjectNotFound, Refused
+from replicator.policies.memory import Memory, Turn
+from replicator.policies.run import Remembering, run_once
+from replicator.policies.steps import SyncOptions
+from replicator.policies.way import Pair, Way, patterns_of
+from replicator.turnover.failover import LastFailover, last_failover
+from replicator.turnover.turn import (
+    Action,
+    Details,
+    Sides,
+    Turned,
+    begin,
+    carry_out,
+    forget_checkpoint,
+    give,
+    highest_epoch,
+    steps_of,
+    turn_slots,
+    unfinished,
+)
+from replicator.turnover.unreplicated import Unreplicated
+
+VERB = "failback"
+STEPS = ("fence", "own", "demote", "difference", "slots")
+READ = 100_000  # events that are not captured, of a dry run
+SETTLE = timedelta(seconds=60)  # how long to wait for the lease of the old side's root
+
+
+@dataclass(frozen=True)
+class FailbackOptions:
+    """How a failback is made. patience: how long to wait for a run that is at work."""
+
+    patience: timedelta = timedelta(seconds=10)
+    jobs: int = 2
+
+
+def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: bool = False) -> Turned:
+    """Takes the old primary in, or completes what an earlier call began. May be killed anywhere and run again.
+
+    dry_run: lists its own changes, as far as they are captured or announced, and changes nothing. Raises LeaseHeld
+    while the policy is at work or being turned, Refused where it is not known who is right, and what capture and load
+    raise."""
+    began, options = clocks.monotonic(), options or FailbackOptions()
+    kept = Remembering(sides.policy)
+    with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
+        turn = unfinished(kept.memory, VERB)
+        report = Turned(sides.policy.name, VERB)
+        way = _way(sides, kept.memory, turn)
+        _tell(report, way)
+        if turn is None and not dry_run and _rejoined(way):
+            report.status = "nothing"
+            return report
+        last = _last(sides, kept.memory)
+        if turn is None:
+            _refuse(way, last)
+            epoch = max(highest_epoch(way.pairs), 1)
+        else:
+            epoch = turn.epoch
+        work = _Failback(sides, options, way.reverse, epoch, last, lease, kept)
+        if dry_run:
+            report.status, report.own = "ready", work.own_so_far()
+            return report
+        if turn is None:
+            turn = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
+        turn = carry_out(kept.memory, turn, work.actions, lease=lease, clock=sides.clock, told=sides.told)
+        work.sum_up(turn, report)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+# ---- who is right -------------------------------------------------------------------------------------------------
+
+
+def _way(sides: Sides, memory: Memory, turn: Turn | None) -> Way:
+    """From the new primary to the old one. Raises Refused where no side is the primary."""
+    if turn is not None:
+        return sides.way(memory, reverse=turn.reverse)
+    forwards = sides.way(memory, reverse=False)
+    here = [pair.here_mark for pair in forwards.matching if pair.here_mark.role is Role.PRIMARY]
+    there = [pair.there_mark for pair in forwards.matching if pair.there_mark.role is Role.PRIMARY]
+    if not here and not there:
+        raise Refused(
+            f"policy {sides.policy.name}: neither side is the primary, so there is nothing to come back to",
+            hint=f"if the other side is lost: `replicator failover {sides.policy.name}`",
+        )
+    newest = max((mark.epoch for mark in here), default=-1), max((mark.epoch for mark in there), default=-1)
+    return sides.way(memory, reverse=newest[1] > newest[0]) if newest[1] > newest[0] else forwards
+
+
+def _rejoined(way: Way) -> bool:
+    """Whether the other side is the replica already."""
+    return all(
+        pair.there_mark.role is Role.REPLICA and pair.position is not None
+        for pair in way.matching if pair.here is not None and pair.there is not None
+    )  # fmt: skip
+
+
+def _last(sides: Sides, memory: Memory) -> LastFailover | None:
+    """The failover that this comes back from; None when roles were turned otherwise since."""
+    try:
+        last = last_failover(sides.policy)
+    except ObjectNotFound:
+        return None
+    newest = max((turn.epoch for turn in memory.turns()), default=0)
+    return last if newest <= last.epoch else None
+
+
+def _refuse(way: Way, last: LastFailover | None) -> None:
+    """Raises Refused where both claim to be the primary and no failover says who is right."""
+    wrong = [
+        f"{pair.name} of {way.source.uri} is {pair.here_mark}"
+        for pair in way.matching if pair.here is not None and pair.here_mark.role is not Role.PRIMARY
+    ]  # fmt: skip
+    if wrong:
+        raise Refused(
+            f"not the primary: {'; '.join(wrong[:5])}", hint="complete the turn that was begun, then run this again"
+        )
+    if last is not None and last.reverse == way.reverse and any(p.there_mark.role is Role.PRIMARY for p in way.pairs):
+        raise Refused(
+            f"the last failover made {way.target.uri} the primary, but {way.source.uri} has the higher epoch",
+            hint="`replicator role show` on both sides tells who changed it; `role set` with a higher epoch says who "
+            "is right",
+        )
+
+
+def _tell(report: Turned, way: Way) -> None:
+    report.primary, report.uri = "target" if way.reverse else "source", way.source.uri
+    report.epoch = highest_epoch(way.pairs)
+    report.databases = [pair.replica for pair in way.matching if pair.there is not None]
+
+
+# ---- the turn -----------------------------------------------------------------------------------------------------
+
+
+class _Failback:
+    """One failback at work. Its way leads from the new primary (`source`) to the old one (`target`)."""
+
+    def __init__(
+        self, sides: Sides, options: FailbackOptions, reverse: bool, epoch: int, last: LastFailover | None,
+        lease: Lease, kept: Remembering,
+    ) -> None:  # fmt: skip
+        self.sides, self.options, self.reverse, self.epoch = sides, options, reverse, epoch
+        self.last, self.lease, self.kept = last, lease, kept
+
+    @property
+    def actions(self) -> list[Action]:
+        return [
+            Action("fence", "the old primary may not be replicated", self.fence),
+            Action("own", "its own changes are captured, listed and held", self.own),
+            Action("demote", "it is the replica", self.demote),
+            Action("difference", "what differs is copied back", self.difference),
+            Action("slots", "the policy's slot is at the new primary", self.slots),
+        ]
+
+    def way(self) -> Way:
+        return self.sides.way(self.kept.memory, reverse=self.reverse)
+
+    def _old(self, way: Way) -> list[Pair]:
+        """Databases that the old side has."""
+        return [pair for pair in way.matching if pair.there is not None]
+
+    def fence(self) -> Details:
+        """The new primary's epoch is above the old one's first, so that at no moment the old one is right."""
+        way = self.way()
+        old = self._old(way)
+        least = max((pair.there_mark.epoch for pair in old if pair.there_mark.role is not Role.REPLICA), default=0)
+        for pair in way.matching:
+            if pair.here is not None and pair.here_mark.epoch <= least:
+                give(way.source, pair.name, Role.PRIMARY, self.epoch + 1, instead_of=(Role.PRIMARY,))
+        for pair in old:
+            if pair.there_mark.role not in (Role.FENCED, Role.REPLICA):
+                epoch = max(pair.there_mark.epoch, 1)
+                give(way.target, pair.replica, Role.FENCED, epoch, instead_of=(Role.PRIMARY, Role.NONE))
+        return {"databases": [pair.replica for pair in old]}
+
+    # ---- its own changes ------------------------------------------------------------------------------------------
+
+    def own(self) -> Details:
+        way = self.way()
+        databases = [pair.replica for pair in self._old(way)]
+        if databases:
+            patiently(
+                lambda: capture(
+                    way.target, way.target_root, databases=databases, repair=True, keeper=self.sides.policy.keeper,
+                    engine=self.sides.engines, progress=self.sides.progress, clock=self.sides.clock,
+                ),
+                SETTLE,
+            )  # fmt: skip
+        found, unknown = self._counted(way)
+        end = resolve_until(segments(way.target_root.place), None)
+        report = {
+            **found.as_json(), "unknown": unknown, "root": way.target_root.place, "event": end.event, "hold": "",
+        }  # fmt: skip
+        if report["changes"] or unknown:
+            report["hold"] = self._hold(way, end)
+        return report
+
+    def own_so_far(self) -> Details:
+        """Reads only: what is captured or announced already."""
+        way = self.way()
+        found, unknown = self._counted(way)
+        log = segments(way.target_root.place)
+        if log:
+            found.announced(way.target.next_events(resolve_until(log, None).event, READ))
+        return {**found.as_json(), "unknown": unknown, "root": way.target_root.place, "event": None, "hold": ""}
+
+    def _counted(self, way: Way) -> tuple[Unreplicated, list[str]]:
+        """What is after the failover's checkpoints; and the databases for which none is known."""
+        recorded = (self.last.loss or {}).get("databases", []) if self._after_a_failover(way) and self.last else []
+        after, unknown = {}, []
+        by_name = {each["db"]: each for each in recorded}
+        for pair in self._old(way):
+            known = by_name.get(pair.replica)
+            if known and known["position"] is not None and known["source"] == way.target_root.id:
+                after[pair.replica] = int(known["position"])
+            elif known is None and pair.here is None and recorded:
+                after[pair.replica] = 0  # made there, and never replicated
+            else:
+                unknown.append(pair.replica)
+        databases = [pair.there for pair in self._old(way) if pair.there]
+        found = Unreplicated(after, patterns_of(self.sides.policy, self._turned(way)), databases)
+        found.captured(segments(way.target_root.place))
+        return found, unknown
+
+    def _after_a_failover(self, way: Way) -> bool:
+        """Whether the last failover made this way's source the primary."""
+        return self.last is not None and self.last.reverse != way.reverse
+
+    def _turned(self, way: Way) -> list[Pair]:
+        """The pairs by the old side's names, as patterns are."""
+        return [Pair(pair.replica, pair.name, pair.known_as, pair.there, pair.here) for pair in way.matching]
+
+    def _hold(self, way: Way, end: Point) -> str:
+        """Nothing of the old side as it came back may be expired until somebody releases it. Safe to run twice."""
+        turn = self.kept.memory.unfinished_turn()
+        assert turn is not None
+        name, root = f"failback-{turn.id}", way.target_root.place
+        if name not in [each.name for each in read_pins(root).holds]:
+            reason = f"changes of {way.target.uri} that were never replicated, before the failback of {turn.started}"
+            hold(root, Hold(name, end.position, end.event, iso(self.sides.clock()), reason))
+        return name
+
+    # ---- it is the replica ----------------------------------------------------------------------------------------
+
+    def demote(self) -> Details:
+        """A database that only the old side has is nobody's: it stays, and no rule of this pair is about it."""
+        way = self.way()
+        alone = []
+        for pair in self._old(way):
+            if pair.here is None:
+                alone.append(pair.replica)
+                give(way.target, pair.replica, Role.NONE, pair.there_mark.epoch, instead_of=(Role.FENCED,))
+            elif pair.there_mark.role is not Role.REPLICA:
+                forget_checkpoint(way.target, pair.replica)
+                give(way.target, pair.replica, Role.REPLICA, pair.here_mark.epoch, instead_of=(Role.FENCED,))
+        return {"databases": [pair.replica for pair in self._old(way) if pair.here], "alone": alone}
+
+    def difference(self) -> Details:
+        """A run of the new direction: a bootstrap, loaded by difference."""
+        run = run_once(
+            self.sides.policy, self.sides.source, self.sides.target, lease=self.lease, engines=self.sides.engines,
+            progress=self.sides.progress, options=SyncOptions(draining=True, jobs=self.options.jobs),
+            others=self.sides.others, remembering=self.kept, clock=self.sides.clock,
+        )  # fmt: skip
+        if run.reverse != self.reverse:
+            raise Refused(
+                f"policy {self.sides.policy.name}: roles say another direction than this failback has",
+                hint="`replicator role show` on both sides",
+            )
+        names = ("files_copied", "bytes_copied", "files_skipped", "files_removed", "objects_changed", "to_event")
+        return {name: getattr(run, name) for name in names} | {"warnings": run.warnings}
+
+    def slots(self) -> Details:
+        way = self.way()
+        return turn_slots(self.sides.policy, way.root, way.target_root, clock=self.sides.clock)
+
+    def sum_up(self, turn: Turn, report: Turned) -> None:
+        way = self.way()
+        _tell(report, way)
+        by_name = {step.name: step.detail for step in turn.steps}
+        report.status, report.turn, report.steps = "done", turn.id, steps_of(turn, self.actions)
+        report.own = by_name["own"]
+        report.files_copied = by_name["difference"]["files_copied"]
+        report.bytes_copied = by_name["difference"]["bytes_copied"]
+        report.warnings += by_name["difference"]["warnings"]
+        for name in by_name["demote"]["alone"]:
+            report.warnings.append(f"{name} is only at {way.target.uri}: it stays there, and is nobody's")
+        for name in by_name["own"]["unknown"]:
+            report.warnings.append(
+                f"{name}: it is not known up to where it was replicated; its whole state is held, and what differed "
+                f"went to {way.target_root.place}"
+            )

@@ -1,0 +1,263 @@
+"""Failover: the primary is gone, and its replica becomes the primary. Acts.
+
+    fence     the lost primary is `fenced`, if its metastore answers; nobody waits for it
+    finish    loads that were interrupted are completed from their dumps, or told as what is between two states
+    loss      the report of what the replica was never given
+    promote   the replica is `primary`, at an epoch above every one that is known
+    slots     the policy's slot is at the new primary
+
+Without `force` only the loss report is made. Whatever was fenced or not: from `promote` on, the higher epoch is right,
+and runs from the old primary are refused. When it comes back, `failback` takes it in.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+
+from cmroot.lease import Lease
+from cmroot.root import open_existing
+from cmroot.waiting import patiently
+from replicator.core.policy import Policy
+from replicator.core.roles import Role
+from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Refused
+from replicator.metastore.client import Metastore
+from replicator.policies.memory import Memory, Turn
+from replicator.policies.way import Way
+from replicator.text.quantity import count_text
+from replicator.turnover.interrupted import complete_loads
+from replicator.turnover.loss import Loss, loss_of, lost_root, within
+from replicator.turnover.survivor import VERB, Seen, known_epoch, look
+from replicator.turnover.turn import (
+    Action,
+    Details,
+    Sides,
+    Turned,
+    begin,
+    carry_out,
+    end,
+    forget_checkpoint,
+    give,
+    side,
+    steps_of,
+    turn_slots,
+)
+
+STEPS = ("fence", "finish", "loss", "promote", "slots")
+
+
+@dataclass(frozen=True)
+class FailoverOptions:
+    """How a failover is made. force: the loss is accepted. accept_partial: tables that an interrupted load has left
+    between two states are, too. look: the loss report lists the lost side's directories, too.
+    limit: how long anything of the lost side may take to answer. reading: how long its log
+    may take to be read. patience: how long to wait for a run that is at work."""
+
+    force: bool = False
+    accept_partial: bool = False
+    look: bool = False
+    limit: timedelta = timedelta(seconds=10)
+    reading: timedelta = timedelta(seconds=60)
+    patience: timedelta = timedelta(0)
+    jobs: int = 2
+
+
+def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions | None = None) -> Turned:
+    """Promotes the replica, or completes what an earlier call began. May be killed anywhere and run again.
+
+    hasty: source and target as the policy names them, with clients that wait for no answer longer than a few seconds:
+    one of the two is gone. Without `force` it reads only, and the answer says `refused`, with the loss.
+
+    Raises LeaseHeld while the policy is at work or being turned, Refused when there is no replica to promote, when a
+    side is the primary already, or for what lies between two states without consent."""
+    began, options = clocks.monotonic(), options or FailoverOptions()
+    if not options.force:
+        report = _only_told(sides, hasty, options)
+        report.seconds = round(clocks.monotonic() - began, 3)
+        return report
+    memory = _memory(sides.policy, options)
+    with patiently(lambda: memory.lease(VERB), options.patience) as lease:
+        seen = look(sides, hasty, memory)
+        work = _Failover(sides, options, seen, memory, lease)
+        turn = memory.unfinished_turn()
+        if turn is None or turn.verb != VERB:
+            loss = asdict(work.loss_now())
+            detail: Details = {"loss": loss}
+            if turn is not None:
+                detail["instead_of"] = {"turn": turn.id, "verb": turn.verb}
+                end(memory, turn, clock=sides.clock, given_up=True)
+            epoch = known_epoch(seen, memory)
+            turn = begin(
+                memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, forced=True, detail=detail, clock=sides.clock
+            )
+        work.turn = turn
+        turn = carry_out(memory, turn, work.actions, lease=lease, clock=sides.clock, told=sides.told)
+        report = work.sum_up(turn)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def _only_told(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions) -> Turned:
+    memory = _memory(sides.policy, options)
+    seen = look(sides, hasty, memory)
+    work = _Failover(sides, options, seen, memory, None)
+    report = Turned(sides.policy.name, VERB, "refused", primary=side(seen.way), uri=seen.way.target.uri)
+    report.databases = [pair.replica for pair in seen.way.pairs]
+    report.loss = asdict(work.loss_now())
+    report.warnings = list(report.loss["warnings"])
+    return report
+
+
+def _memory(policy: Policy, options: FailoverOptions) -> Memory:
+    """The policy's memory; on the surviving side where the other one, which has it, is gone. Makes no root: a place
+    that is empty now may be a disk that is not mounted."""
+    try:
+        root = within(options.limit, f"open {policy.target_cmroot}", lambda: open_existing(policy.target_cmroot))
+    except Exception:  # whatever a store raises: it is not to be had
+        try:
+            root = within(options.limit, f"open {policy.cmroot}", lambda: open_existing(policy.cmroot))
+        except FormatError as error:
+            raise Refused(
+                f"policy {policy.name}: neither side has a $cmroot, it was never run ({error})",
+                hint="there is no replica to promote; are the places in the policy right?",
+            ) from error
+    return Memory(root, policy.name)
+
+
+@dataclass(frozen=True)
+class LastFailover:
+    """A policy's last failover: its turn, who began it, its loss report, and whether the source became the primary."""
+
+    turn: str
+    by: str
+    loss: Details | None
+    reverse: bool
+    epoch: int
+
+
+def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> LastFailover:
+    """From the memory on either side: where the side that has it was lost, the other one has the turn. Raises
+    ObjectNotFound when there was none."""
+    found: list[Turn] = []
+    for place in (policy.target_cmroot, policy.cmroot):
+        try:
+            memory = within(limit, f"open {place}", lambda at=place: Memory(open_existing(at), policy.name))  # type: ignore[misc]
+            found += [turn for turn in [*memory.turns(), memory.read_turn()] if turn and turn.verb == VERB]
+        except (FormatError, NotReached, OSError):  # that side is gone, or never was a root
+            continue
+    if not found:
+        raise ObjectNotFound(f"policy {policy.name}: there was no failover", hint="`replicator history` lists runs")
+    last = max(found, key=lambda turn: (turn.epoch, turn.started))
+    return LastFailover(last.id, last.by, _loss_of(last), last.reverse, last.epoch)
+
+
+def _loss_of(turn: Turn) -> Details | None:
+    """The report that was made before the promotion, or, where it did not come so far, at the begin."""
+    by_name = {step.name: step for step in turn.steps}
+    report = by_name["loss"].detail if by_name["loss"].status == "done" else turn.detail.get("loss")
+    return report and {**report, "between": by_name["finish"].detail.get("between", [])}
+
+
+# ---- the turn -----------------------------------------------------------------------------------------------------
+
+
+class _Failover:
+    """One failover at work."""
+
+    turn: Turn
+
+    def __init__(
+        self, sides: Sides, options: FailoverOptions, seen: Seen, memory: Memory, lease: Lease | None
+    ) -> None:  # fmt: skip
+        self.sides, self.options, self.seen, self.memory, self.lease = sides, options, seen, memory, lease
+
+    @property
+    def promoted(self) -> int:
+        return self.turn.epoch + 2
+
+    @property
+    def actions(self) -> list[Action]:
+        return [
+            Action("fence", "the lost primary, if it answers", self.fence),
+            Action("finish", "loads that were interrupted", self.finish),
+            Action("loss", "what the replica was never given", self.loss),
+            Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
+            Action("slots", "the policy's slot is at the new primary", self.slots),
+        ]
+
+    def way(self) -> Way:
+        """With the replica's databases as they are now."""
+        way = self.seen.way
+        names = set(way.target.database_names())
+        pairs = (
+            replace(pair, there=way.target.database(pair.replica)) for pair in way.pairs if pair.replica in names
+        )  # fmt: skip
+        return replace(way, pairs=tuple(pairs))
+
+    def fence(self) -> Details:
+        if not self.seen.lost_answers:
+            return {"fenced": [], "why": "its metastore does not answer"}
+        fenced: list[str] = []
+        for pair in self.seen.way.pairs:
+            if pair.here is None:
+                continue
+            try:
+                allowed = (Role.PRIMARY, Role.NONE, Role.FENCED)
+                give(self.seen.way.source, pair.name, Role.FENCED, self.turn.epoch + 1, instead_of=allowed)
+                fenced.append(pair.name)
+            except Error as error:  # the higher epoch decides
+                return {"fenced": fenced, "why": str(error)}
+        return {"fenced": fenced}
+
+    def finish(self) -> Details:
+        """Raises Refused, listing what is between two states, for loads that cannot be completed, unless that is
+        accepted."""
+        found = complete_loads(self.sides, self.way(), limit=self.options.limit, jobs=self.options.jobs)
+        if found.between and not self.options.accept_partial:
+            tables = [each["table"] for each in found.between]
+            raise Refused(
+                f"policy {self.sides.policy.name}: an interrupted load has left "
+                f"{count_text(len(tables), 'table')} between two states, and cannot be "
+                f"completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
+                hint="--accept-partial goes on with them as they are; `details` lists what each holds",
+                details={"between": found.between, "reasons": found.reasons},
+            )
+        return asdict(found)
+
+    def loss_now(self, *, completing: bool = True) -> Loss:
+        """The report as of now. Reads only. completing: interrupted loads are still to be completed."""
+        way = self.way()
+        root, why = lost_root(way.root.place, self.options.limit)
+        return loss_of(
+            self.sides.policy, way.pairs, way.source, root, why, self.memory, way.target.uri,
+            completing=completing, look=self.options.look, limit=self.options.reading, clock=self.sides.clock,
+        )  # fmt: skip
+
+    def loss(self) -> Details:
+        """With the checkpoints that a failback begins from, as `promote` takes them away."""
+        return asdict(self.loss_now(completing=False))
+
+    def promote(self) -> Details:
+        way = self.way()
+        for pair in way.pairs:
+            give(way.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA, Role.PRIMARY))
+            forget_checkpoint(way.target, pair.replica)
+        return {"epoch": self.promoted, "databases": [pair.replica for pair in way.pairs]}
+
+    def slots(self) -> Details:
+        return turn_slots(self.sides.policy, self.seen.way.target_root, None, clock=self.sides.clock)
+
+    def sum_up(self, turn: Turn) -> Turned:
+        by_name = {step.name: step.detail for step in turn.steps}
+        report = Turned(
+            self.sides.policy.name, VERB, "done", turn.id, side(self.seen.way), self.seen.way.target.uri,
+            self.promoted, databases=by_name["promote"]["databases"], steps=steps_of(turn, self.actions),
+        )  # fmt: skip
+        report.loss = _loss_of(turn) or {}
+        report.warnings = list(report.loss["warnings"])
+        if why := by_name["fence"].get("why"):
+            report.warnings.append(
+                f"the lost primary was not fenced ({why}): when it comes back, nobody may write there before failback"
+            )
+        return report

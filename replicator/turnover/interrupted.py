@@ -1,0 +1,88 @@
+"""Loads that a lost primary interrupted: completed from their dumps, or told table by table. Acts.
+
+A load that has begun leaves tables between two states, so a replica with one cannot simply become the primary. Its dump
+names all that it needs; the bytes are at the lost side, in its `$cmroot`, or copied already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from replicator.core.policy import Policy
+from replicator.dumps.reader import DumpReader
+from replicator.errors import Refused
+from replicator.policies.dumps import PolicyDumps
+from replicator.policies.steps import Steps, SyncOptions
+from replicator.policies.way import Pair, Way
+from replicator.replay.plan.target import read_target, table_position
+from replicator.turnover.loss import lost_root, within
+from replicator.turnover.turn import Details, Sides
+
+
+@dataclass
+class Interrupted:
+    """`completed`: dumps whose loads have ended now. `between`: tables of those that could not be, with their `state`:
+    `new` as the dump has it (its partitions may lack some), `missing`, or `between` where the load was at work or
+    nobody knows. `reasons`: why they could not."""
+
+    completed: list[str]
+    between: list[Details]
+    reasons: list[str]
+
+
+def complete_loads(sides: Sides, way: Way, *, limit: timedelta, jobs: int) -> Interrupted:
+    """Ends every interrupted load that can be ended. `way`: from the lost side; limit: how long its places may take to
+    answer. Safe to run twice."""
+    loading = list(dict.fromkeys(pair.loading for pair in way.pairs if pair.loading))
+    if not loading:
+        return Interrupted([], [], [])
+    root, _ = lost_root(way.root.place, limit)
+    steps = Steps(
+        replace(way, root=root or way.root), SyncOptions(jobs=jobs), engines=sides.engines, progress=sides.progress,
+        clock=sides.clock,
+    )  # fmt: skip
+    completed, reasons = [], []
+    for id in loading:
+        try:
+            completed.append(_complete(steps, id, limit))
+        except Exception as error:  # whatever the lost side's storage raises
+            reasons.append(f"{type(error).__name__}: {error}")
+    pairs = [replace(pair, there=way.target.database(pair.replica)) for pair in way.pairs]
+    between = [each for pair in pairs if pair.loading for each in _between(way, pair, limit)]
+    return Interrupted(completed, between, reasons)
+
+
+def _complete(steps: Steps, id: str, limit: timedelta) -> str:
+    place = within(limit, f"look for the dump {id}", lambda: steps.dumps.find(id))
+    if place is None:
+        raise Refused(f"the dump {id} is not in {steps.dumps.place}", hint="it was removed, or never finished")
+    steps.load(place)
+    return place
+
+
+def _between(way: Way, pair: Pair, limit: timedelta) -> list[Details]:
+    """Tables of a database whose load did not end."""
+    tables = read_target(way.target, [pair.replica])[pair.replica].tables
+    dump = _reader(way.policy, pair.loading, limit)
+    named = None if dump is None else {table.name for table in dump.tables() if table.db == pair.name}
+    found: list[Details] = []
+    for name, table in sorted(tables.items()):
+        position = table_position(table) or 0
+        if position > (pair.position or 0):
+            found.append({"table": f"{pair.replica}.{name}", "state": "new", "position": position})
+        elif named is None or name in named:
+            found.append({"table": f"{pair.replica}.{name}", "state": "between", "position": position})
+    missing = sorted((named or set()) - set(tables))
+    return [*found, *({"table": f"{pair.replica}.{name}", "state": "missing", "position": None} for name in missing)]
+
+
+def _reader(policy: Policy, id: str, limit: timedelta) -> DumpReader | None:
+    def read() -> DumpReader | None:
+        place = PolicyDumps(policy.dumps, policy.name).find(id)
+        return DumpReader(place) if place else None
+
+    try:
+        return within(limit, f"look for the dump {id}", read)
+    except Exception:  # it is not to be had
+        return None

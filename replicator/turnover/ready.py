@@ -1,0 +1,76 @@
+"""Ready: whether a policy can be switched over now. The check of a switchover and of its dry run. Reads only."""
+
+from __future__ import annotations
+
+import time as clocks
+
+from cmroot.store.place import join
+from replicator.compare.sampling import memory_of
+from replicator.compare.verified import read_memory
+from replicator.core.roles import Role
+from replicator.policies.lag import lag
+from replicator.policies.memory import Memory
+from replicator.policies.way import Pair, Way
+from replicator.replay.places.replica import RESTORING
+from replicator.text.quantity import count_text
+from replicator.turnover.turn import Sides, StepTold, Turned, highest_epoch, side
+
+
+def check_switchover(sides: Sides, way: Way, memory: Memory, report: Turned, *, anyway: bool) -> None:
+    """What is in the way goes to the report's `problems`; how far the replica is behind is told. anyway: tables that
+    differed when they were last compared are only warned of."""
+    began = clocks.monotonic()
+    found = lag(sides.policy, sides.source, sides.target, clock=sides.clock)
+    report.status, report.primary, report.uri = "ready", side(way), way.target.uri
+    report.epoch = highest_epoch(way.matching) + 2
+    report.lag_seconds, report.lag_events = found.seconds, found.events
+    report.databases = [pair.replica for pair in way.matching]
+    report.warnings += found.warnings
+    report.problems += [f"the {name} does not answer: {why}" for name, why in found.unreachable.items()]
+    if not way.matching:
+        report.problems.append("no database matches the policy on either side")
+    for pair in way.matching:
+        report.problems += _problems(pair, way)
+        differing = _differing(pair, memory)
+        if differing:
+            text = f"{pair.replica}: {', '.join(differing[:10])} differed when last compared: repair it first"
+            (report.warnings if anyway else report.problems).append(text)
+    report.warnings += found.blocks  # what made the last run fail, the run that comes now may have behind it
+    took = round(clocks.monotonic() - began, 3)
+    does = f"{count_text(found.events, 'event')}, {found.seconds:.0f} s behind"
+    told = StepTold("check", does, "failed" if report.problems else "done", took, {"problems": report.problems})
+    report.steps.append(told)
+    sides.told(told)
+
+
+def _problems(pair: Pair, way: Way) -> list[str]:
+    """Why one database cannot be turned."""
+    if pair.here is None and pair.made_from != way.root.id:
+        return []  # it is only there, nobody's replica, and stays so
+    if pair.here is None:
+        return [f"{pair.name} is not at {way.source.uri}: run sync, which takes its replica away"]
+    if pair.there is None or (pair.position is None and not pair.turned):
+        return [f"{pair.replica} is not replicated yet: run sync first"]
+    found = []
+    if pair.here_mark.role is not Role.PRIMARY:
+        found.append(f"{pair.name} is {pair.here_mark}, not the primary")
+    if pair.there_mark.role is not Role.REPLICA:
+        found.append(f"{pair.replica} is {pair.there_mark}, not the replica")
+    elif pair.there_mark.epoch > pair.here_mark.epoch:
+        found.append(f"{pair.replica} knows epoch {pair.there_mark.epoch}, {pair.name} is {pair.here_mark}")
+    if RESTORING in pair.there.parameters:
+        found.append(f"{pair.replica} is being restored")
+    return found
+
+
+def _differing(pair: Pair, memory: Memory) -> list[str]:
+    """Tables whose last comparison found differences."""
+    places = (join(memory.place, "verified"), memory_of(memory.place.rpartition("/policies/")[0]))
+    return sorted(
+        {
+            name
+            for place in places
+            for name, about in read_memory(place, pair.name)[0].tables.items()
+            if about.outcome == "different"
+        }
+    )

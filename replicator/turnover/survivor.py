@@ -1,0 +1,112 @@
+"""Who survives a failover: which side is lost, which one is the replica to promote, and whether it may be. Reads only,
+through clients that wait for no answer longer than a few seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cmroot.root import ChangeRoot, Format, open_existing
+from replicator.core.policy import Policy
+from replicator.core.roles import Role
+from replicator.errors import Error, MetastoreUnreachable, Refused
+from replicator.metastore.client import Metastore
+from replicator.policies.memory import Memory, RememberedScope
+from replicator.policies.way import Pair, Way, survey
+from replicator.turnover.loss import Absent
+from replicator.turnover.turn import Sides, highest_epoch
+
+VERB = "failover"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What answers of both sides. `way`: from the lost side to the survivor; its root may not be readable."""
+
+    way: Way
+    reverse: bool
+    lost_answers: bool
+
+
+def look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> Seen:
+    """Decides who survives. Raises Refused where no side is a replica that can be promoted."""
+    policy, remembered = sides.policy, memory.read_scope()
+    source, target = (_answering(each, policy, remembered) for each in hasty)
+    pairs = [pair for pair in survey(policy, source, target, remembered) if pair.matches]
+    turn = memory.unfinished_turn()
+    reverse = turn.reverse if turn is not None and turn.verb != "failback" else _reverse(pairs, source, target)
+    lost, survivor, place = (target, sides.source, policy.cmroot) if reverse else (source, sides.target, "")
+    missing = source if reverse else target
+    if isinstance(missing, Absent):
+        raise MetastoreUnreachable(
+            f"{survivor.uri}, which is to be the primary, does not answer: {missing.reason}",
+            hint="start it, then run this again; if it is only slow, give it more time with --patience",
+        )
+    root = open_existing(place or policy.target_cmroot)
+    unread = ChangeRoot(policy.target_cmroot if reverse else policy.cmroot, Format("cmroot", 1, "", ""))
+    if reverse:
+        pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
+    way = Way(policy, lost, survivor, unread, root, tuple(pairs), reverse)
+    found = Seen(replace(way, pairs=tuple(pair for pair in pairs if pair.there is not None)), reverse,
+                  not isinstance(lost, Absent))  # fmt: skip
+    if turn is None or turn.verb != VERB:
+        _refuse(policy, found, memory)
+    return found
+
+
+def _answering(metastore: Metastore, policy: Policy, remembered: RememberedScope | None) -> Metastore | Absent:
+    """A metastore that answers all that will be asked first, or why not."""
+    try:
+        nobody = Absent(metastore.uri, "not asked")
+        survey(policy, metastore, nobody, remembered)
+        survey(policy, nobody, metastore, remembered)
+    except Error as error:
+        return Absent(metastore.uri, str(error))
+    return metastore
+
+
+def _reverse(pairs: Sequence[Pair], source: Metastore | Absent, target: Metastore | Absent) -> bool:
+    """Whether the source is to be promoted: it is the replica, and the target, the primary, is what was lost."""
+    here = {pair.here_mark.role for pair in pairs if pair.here is not None}
+    there = {pair.there_mark.role for pair in pairs if pair.there is not None}
+    if isinstance(target, Absent):
+        return True
+    return Role.PRIMARY in there and Role.REPLICA in here and not isinstance(source, Absent)
+
+
+def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
+    pairs = seen.way.pairs
+    if not pairs:
+        raise Refused(
+            f"policy {policy.name}: {seen.way.target.uri} has no replica to promote",
+            hint="`replicator role show` on the side that answers",
+        )
+    primary = [pair.replica for pair in pairs if pair.there_mark.role is Role.PRIMARY]
+    if len(primary) == len(pairs):
+        last = next((turn for turn in memory.turns() if turn.verb == VERB), None)
+        said = f": failed over at {last.started} by {last.by}" if last else ""
+        turn = memory.unfinished_turn()
+        verb = turn.verb if turn else "failback"
+        raise Refused(
+            f"policy {policy.name}: {', '.join(primary[:10])} of {seen.way.target.uri} is the primary already{said}",
+            hint=f"start the writers there; when the other side comes back: `replicator {verb} {policy.name}`",
+        )
+    wrong = [
+        f"{pair.replica} is {pair.there_mark}"
+        for pair in pairs
+        if pair.there_mark.role is not Role.REPLICA and not (primary and pair.there_mark.role is Role.PRIMARY)
+    ]
+    if wrong:
+        raise Refused(
+            f"policy {policy.name}: not a replica: {', '.join(wrong[:10])}",
+            hint="`replicator role show` tells who made it so; `role set --force` can change it",
+        )
+
+
+def known_epoch(seen: Seen, memory: Memory) -> int:
+    """The highest epoch that anything tells: the sides that answer, and the turns before, which may have fenced and
+    unfenced a side that does not answer now."""
+    turns = [turn.epoch + 2 for turn in memory.turns()]
+    last = memory.read_turn()
+    return max([highest_epoch(seen.way.pairs), *turns, last.epoch + 2 if last else 0])

@@ -1,0 +1,172 @@
+"""Switchover: a policy's replica becomes the primary, and the primary its replica, as planned and without loss. Acts.
+
+    check      both sides answer, the replica is whole, and how far it is behind      changes nothing
+    catch up   an ordinary run, so that little is left to do while nobody may write   may fail without harm
+    fence      the primary is `fenced` (epoch + 1): nothing but this turn replicates it      downtime begins
+    drain      runs until nothing is new
+    verify     the replica's checkpoint is the newest position, and both have the same tables
+    promote    the replica is `primary` (epoch + 2)                                          downtime ends
+    demote     the old primary is `replica`, of the other direction
+    late       what was written to the old primary after the drain is captured, kept and listed
+    slots      the policy's slot is at the new primary
+
+A role stops replication and not writers: whoever switches over stops them before the fence. Until the replica is
+promoted, the turn can be taken back (`abort`); after that, a second switchover turns back. Both directions are alike.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+
+import msgspec
+
+from cmroot.lease import Lease
+from cmroot.waiting import patiently
+from replicator.core.roles import Role
+from replicator.errors import Refused
+from replicator.policies.memory import Turn
+from replicator.policies.run import Remembering, run_once
+from replicator.policies.steps import SyncOptions
+from replicator.policies.way import Way
+from replicator.turnover.ready import check_switchover
+from replicator.turnover.switchover_steps import STEPS, SwitchoverOptions, SwitchoverSteps
+from replicator.turnover.turn import (
+    Sides,
+    StepTold,
+    Turned,
+    begin,
+    carry_out,
+    end,
+    give,
+    highest_epoch,
+    side,
+    steps_of,
+    unfinished,
+)
+
+VERB = "switchover"
+
+
+def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_run: bool = False) -> Turned:
+    """Turns a policy round, or completes what an earlier call began. May be killed anywhere and run again.
+
+    dry_run: the same check, and no more. Raises LeaseHeld while the policy is at work or being turned, Refused for what
+    the check finds (nothing is changed then), NotReached when the drain takes too long (the turn is not over: run it
+    again, or abort it), and what capture and load raise."""
+    began, options = clocks.monotonic(), options or SwitchoverOptions()
+    kept = Remembering(sides.policy)
+    with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
+        turn = unfinished(kept.memory, VERB)
+        if turn is not None and turn.detail.get("aborting"):
+            raise Refused(
+                f"policy {sides.policy.name}: this switchover is being taken back",
+                hint=f"run `replicator switchover {sides.policy.name} --abort` again, it completes",
+            )
+        report = Turned(sides.policy.name, VERB)
+        if turn is None:
+            way = sides.way(kept.memory)
+            if options.to and side(way) != options.to:
+                return _nothing(report, way, options.to)
+            check_switchover(sides, way, kept.memory, report, anyway=options.anyway)
+            if dry_run:
+                return report
+            if report.problems:
+                raise _refused(report)
+            _catch_up(sides, lease, kept, options, report)
+            epoch = highest_epoch(sides.way(kept.memory).matching)
+            turn = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
+        elif options.to and options.to != ("source" if turn.reverse else "target"):
+            raise Refused(
+                f"policy {sides.policy.name}: a switchover to the other side was begun at {turn.started} by {turn.by}",
+                hint="complete it first (without --to), or take it back with --abort",
+            )
+        elif dry_run:
+            return _planned(report, turn, sides)
+        work = SwitchoverSteps(sides, options, turn, lease, kept)
+        turn = carry_out(kept.memory, turn, work.actions, lease=lease, clock=sides.clock, told=sides.told)
+        report.steps += steps_of(turn, work.actions)
+        work.sum_up(turn, report)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def abort(sides: Sides, options: SwitchoverOptions | None = None) -> Turned:
+    """Takes a switchover back that has not promoted the replica: the fenced side is the primary again, at a higher
+    epoch. Safe to run twice. Raises Refused when there is none, or when it is too late: then it is to be completed."""
+    began, options = clocks.monotonic(), options or SwitchoverOptions()
+    kept = Remembering(sides.policy)
+    with patiently(lambda: kept.memory.lease(VERB), options.patience):
+        turn = unfinished(kept.memory, VERB)
+        if turn is None:
+            raise Refused(
+                f"policy {sides.policy.name}: no switchover is under way",
+                hint=f"a second switchover turns back one that has ended: `replicator switchover {sides.policy.name}`",
+            )
+        way = sides.way(kept.memory, reverse=turn.reverse)
+        promoted = [pair.replica for pair in way.matching if pair.there_mark.role is Role.PRIMARY]
+        if promoted:
+            raise Refused(
+                f"policy {sides.policy.name}: {', '.join(promoted)} is the primary already, it is too late to abort",
+                hint=f"run `replicator switchover {sides.policy.name}` again: it completes; a second one turns back",
+            )
+        kept.memory.write_turn(msgspec.structs.replace(turn, detail=turn.detail | {"aborting": True}))
+        report = Turned(
+            sides.policy.name, VERB, "aborted", turn.id, "target" if way.reverse else "source", way.source.uri,
+            turn.epoch + 2,
+        )  # fmt: skip
+        for pair in way.matching:
+            if pair.here is not None and pair.here_mark.epoch > turn.epoch:
+                give(way.source, pair.name, Role.PRIMARY, turn.epoch + 2, instead_of=(Role.FENCED,))
+                report.databases.append(pair.name)
+        end(kept.memory, turn, clock=sides.clock, aborting=True, aborted=True)
+    report.seconds = round(clocks.monotonic() - began, 3)
+    return report
+
+
+def _nothing(report: Turned, way: Way, to: str) -> Turned:
+    report.status, report.primary, report.uri = "nothing", to, way.source.uri
+    report.epoch = highest_epoch(way.matching)
+    report.databases = [pair.name for pair in way.matching]
+    return report
+
+
+def _planned(report: Turned, turn: Turn, sides: Sides) -> Turned:
+    """A dry run while a turn is under way: what is left to be done."""
+    report.status, report.turn = "ready", turn.id
+    report.steps = [StepTold(step.name, "", step.status, None, step.detail) for step in turn.steps]
+    report.warnings.append(f"a switchover was begun at {turn.started} by {turn.by}: this completes it")
+    report.primary = "source" if turn.reverse else "target"
+    report.uri = (sides.source if turn.reverse else sides.target).uri
+    return report
+
+
+# ---- before anything is changed -----------------------------------------------------------------------------------
+
+
+def _refused(report: Turned) -> Refused:
+    return Refused(
+        f"policy {report.policy} cannot be switched over: {'; '.join(report.problems[:5])}",
+        hint=f"nothing was changed; `replicator check {report.policy}` and `replicator lag {report.policy}` tell more",
+        details={"problems": report.problems},
+    )
+
+
+def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: SwitchoverOptions, report: Turned) -> None:
+    """An ordinary run, before anybody has to stop writing."""
+    began = clocks.monotonic()
+    run = run_once(
+        sides.policy, sides.source, sides.target, lease=lease, engines=sides.engines, progress=sides.progress,
+        options=SyncOptions(jobs=options.jobs), others=sides.others, remembering=kept, clock=sides.clock,
+    )  # fmt: skip
+    unseen = [each.name for each in run.not_replicated if each.unknown]
+    if unseen and not options.anyway:
+        raise Refused(
+            f"policy {sides.policy.name}: directories are missing at the primary: {', '.join(unseen[:5])}",
+            hint="nothing was changed; make them or drop their tables, or --anyway if they may be missing",
+            details={"missing_directories": run.missing_directories},
+        )
+    report.warnings += run.warnings
+    detail = {"files_copied": run.files_copied, "bytes_copied": run.bytes_copied, "to_event": run.to_event}
+    told = StepTold("catch up", f"to event {run.to_event}", "done", round(clocks.monotonic() - began, 3), detail)
+    report.steps.append(told)
+    sides.told(told)

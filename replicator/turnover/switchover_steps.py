@@ -1,0 +1,215 @@
+"""The steps of a switchover, from the fence on: each looks whether it has been done, does it, and tells what. Acts.
+
+What they mean, and why in this order, is in `switchover`.
+"""
+
+from __future__ import annotations
+
+import time as clocks
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from cmroot.lease import Lease
+from cmroot.log.captured import segments
+from cmroot.waiting import patiently
+from replicator.captures.capture import capture
+from replicator.core.roles import Role
+from replicator.dumps.points import resolve_until
+from replicator.errors import Error, NotReached, Refused
+from replicator.policies.memory import Turn
+from replicator.policies.roles import read_role
+from replicator.policies.run import Remembering, SyncRun, run_once
+from replicator.policies.steps import SyncOptions, concerned
+from replicator.policies.way import Way
+from replicator.turnover.turn import (
+    Action,
+    Details,
+    Sides,
+    Turned,
+    forget_checkpoint,
+    give,
+    seconds_between,
+    side,
+    turn_slots,
+)
+from replicator.turnover.unreplicated import Unreplicated
+
+STEPS = ("fence", "drain", "verify", "promote", "demote", "late", "slots")
+SEEN = 10_000  # events that are looked at for one that concerns the policy
+
+
+@dataclass(frozen=True)
+class SwitchoverOptions:
+    """How a switchover is made. to: the side that shall be the primary, source or target as the policy names them
+    (empty: the one that is not), so that a second call does not turn back. anyway: also where the check finds tables
+    that differ, or a run misses directories. drain: how long the last changes may take. patience: how long to wait for
+    a run that is at work."""
+
+    to: str = ""
+    anyway: bool = False
+    drain: timedelta = timedelta(minutes=10)
+    patience: timedelta = timedelta(seconds=10)
+    jobs: int = 2
+
+
+class SwitchoverSteps:
+    """One switchover at work. `turn.reverse`: the direction before it, which all names here follow."""
+
+    def __init__(
+        self, sides: Sides, options: SwitchoverOptions, turn: Turn, lease: Lease, kept: Remembering
+    ) -> None:  # fmt: skip
+        self.sides, self.options, self.turn, self.lease, self.kept = sides, options, turn, lease, kept
+        self.fenced, self.promoted = turn.epoch + 1, turn.epoch + 2
+
+    @property
+    def actions(self) -> list[Action]:
+        return [
+            Action("fence", f"the primary is fenced at epoch {self.fenced}", self.fence),
+            Action("drain", "until nothing is new", self.drain),
+            Action("verify", "the replica is at the newest position", self.verify),
+            Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
+            Action("demote", "the old primary is the replica", self.demote),
+            Action("late", "what came after the drain", self.late),
+            Action("slots", "the policy's slot is at the new primary", self.slots),
+        ]
+
+    def way(self) -> Way:
+        """What both sides have now, of databases that the side to be drained has."""
+        way = self.sides.way(self.kept.memory, reverse=self.turn.reverse)
+        return replace(way, pairs=tuple(pair for pair in way.matching if pair.here is not None))
+
+    def fence(self) -> Details:
+        way = self.way()
+        names = [pair.name for pair in way.matching]
+        for name in names:
+            give(way.source, name, Role.FENCED, self.fenced, instead_of=(Role.PRIMARY, Role.NONE))
+        return {"epoch": self.fenced, "databases": names}
+
+    def drain(self) -> Details:
+        """A run that loads nothing ends it. Databases that were made meanwhile are fenced, too."""
+        until = clocks.monotonic() + self.options.drain.total_seconds()
+        rounds = files = size = 0
+        while True:
+            self.fence()
+            run = self._run()
+            rounds, files, size = rounds + 1, files + run.files_copied, size + run.bytes_copied
+            if not run.moved and self._quiet(run):
+                return {"rounds": rounds, "files_copied": files, "bytes_copied": size, "to_event": run.to_event}
+            if clocks.monotonic() > until:
+                policy = self.sides.policy.name
+                raise NotReached(
+                    f"policy {policy}: somebody still writes to the fenced side after {rounds} rounds",
+                    hint=f"stop the writers, then run `replicator switchover {policy}` again; or take it back with "
+                    "--abort",
+                )
+
+    def _run(self) -> SyncRun:
+        return run_once(
+            self.sides.policy, self.sides.source, self.sides.target, lease=self.lease, engines=self.sides.engines,
+            progress=self.sides.progress, options=SyncOptions(draining=True, jobs=self.options.jobs),
+            others=self.sides.others, remembering=self.kept, clock=self.sides.clock,
+        )  # fmt: skip
+
+    def _quiet(self, run: SyncRun) -> bool:
+        """Whether no event since concerns the policy. Other databases of the metastore go on."""
+        way = self.way()
+        names = {pair.name for pair in way.matching}
+        return not any((event.db or "").lower() in names for event in way.source.next_events(run.to_event, SEEN))
+
+    def verify(self) -> Details:
+        """Raises Refused where the replica is not what was drained."""
+        way = self.way()
+        log = segments(way.root.place)
+        newest = resolve_until(log, None)
+        wrong = []
+        for pair in way.matching:
+            behind = pair.position is None or (
+                pair.position < newest.position and concerned(log, pair.position, {pair.name})
+            )
+            if behind or pair.loading:
+                where = f"position {pair.position}" + (f", loading {pair.loading}" if pair.loading else "")
+                wrong.append(f"{pair.replica} is at {where}, the log at {newest.position}")
+                continue
+            here, there = set(way.source.table_names(pair.name)), set(way.target.table_names(pair.replica))
+            missing = sorted(name for name in here - there if way.patterns.match(name))
+            if missing:
+                wrong.append(f"{pair.replica} lacks {', '.join(missing[:10])}")
+        if wrong:
+            raise Refused(
+                f"policy {self.sides.policy.name}: the replica is not the primary's equal: {'; '.join(wrong[:5])}",
+                hint="nothing was flipped: take it back with --abort, then look with `replicator verify`",
+                details={"differences": wrong},
+            )
+        return {"position": newest.position, "event": newest.event}
+
+    def _verified(self) -> int:
+        """The position up to which the replica was proved to have everything."""
+        turn = self.kept.memory.read_turn() or self.turn
+        return next(int(step.detail["position"]) for step in turn.steps if step.name == "verify")
+
+    def promote(self) -> Details:
+        way = self.way()
+        self._refuse_unfenced(way)
+        for pair in way.matching:
+            give(way.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA,))
+            forget_checkpoint(way.target, pair.replica)
+        return {"epoch": self.promoted, "databases": [pair.replica for pair in way.matching]}
+
+    def _refuse_unfenced(self, way: Way) -> None:
+        """Two primaries must never be: asked again right before the flip."""
+        for pair in way.matching:
+            mark = read_role(way.source, pair.name)
+            if mark.role is not Role.FENCED or mark.epoch != self.fenced:
+                raise Refused(
+                    f"{pair.name} is {mark}, not fenced at epoch {self.fenced}: somebody changed its role meanwhile",
+                    hint=f"nothing was flipped: `replicator switchover {self.sides.policy.name} --abort`",
+                )
+
+    def demote(self) -> Details:
+        way = self.way()
+        for pair in way.matching:
+            give(way.source, pair.name, Role.REPLICA, self.promoted, instead_of=(Role.FENCED,))
+            forget_checkpoint(way.source, pair.name)
+        return {"epoch": self.promoted, "databases": [pair.name for pair in way.matching]}
+
+    def late(self) -> Details:
+        """Writers that were not stopped: what they wrote after the drain is in the old primary's `$cmroot` and listed
+        here; the first run of the other direction takes it away. Where it cannot be told, that is said."""
+        way = self.way()
+        position = self._verified()
+        databases = [pair.here for pair in way.matching if pair.here is not None]
+        try:
+            patiently(
+                lambda: capture(
+                    way.source, way.root, databases=[each.name for each in databases], repair=True,
+                    keeper=self.sides.policy.keeper, engine=self.sides.engines, progress=self.sides.progress,
+                    clock=self.sides.clock,
+                ),
+                timedelta(seconds=60),
+            )  # fmt: skip
+        except Error as error:
+            return {"unknown": f"{type(error).__name__}: {error}"}
+        found = Unreplicated({each.name: position for each in databases}, way.patterns, databases)
+        found.captured(segments(way.root.place))
+        return found.as_json()
+
+    def slots(self) -> Details:
+        way = self.way()
+        return turn_slots(self.sides.policy, way.target_root, way.root, clock=self.sides.clock)
+
+    def sum_up(self, turn: Turn, report: Turned) -> None:
+        way = self.way()
+        report.status, report.turn, report.primary, report.uri = "done", turn.id, side(way), way.target.uri
+        report.epoch, report.databases = self.promoted, [pair.replica for pair in way.matching]
+        report.downtime_seconds = seconds_between(turn, "fence", "promote")
+        late = next(step.detail for step in turn.steps if step.name == "late")
+        if late.get("unknown"):
+            report.warnings.append(
+                f"what was written to the old primary after the drain is not known: {late['unknown']}"
+            )
+        elif late.get("changes"):
+            tables = ", ".join(each["table"] for each in late["tables"][:10])
+            report.warnings.append(
+                f"{late['changes']} changes were made to the old primary after the drain, in {tables}: they are kept "
+                f"in {way.root.place}, and the next run takes them away there"
+            )

@@ -1,0 +1,261 @@
+"""Turns: how a switchover, failover or failback is carried out and remembered. Acts.
+
+A turn is a list of steps. It is written to the policy's memory before its first step, and before and after each one;
+every step first looks whether it has been done. So a turn that was killed anywhere is completed by running its verb
+again, by whoever holds the policy's lease. Which steps there are is each verb's own module.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time as clocks
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from cmroot.lease import Lease
+from cmroot.pins import Slot, create_slot, drop_slot, find_slot
+from cmroot.root import ChangeRoot
+from replicator.core.engine import AutoEngine
+from replicator.core.policy import Policy
+from replicator.core.progress import Progress
+from replicator.core.report import json_text
+from replicator.core.roles import Role, RoleMark
+from replicator.dumps.slots import BOOTSTRAP
+from replicator.errors import Error, Refused
+from replicator.metastore.client import Metastore
+from replicator.policies.memory import Memory, Turn, iso
+from replicator.policies.memory import Step as Remembered
+from replicator.policies.roles import label, read_role, set_role
+from replicator.policies.steps import CHECKPOINT, NO_WAIT
+from replicator.policies.way import Pair, Way, find_way
+
+Details = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One step of a turn. `does`: for a person. `run` looks whether it has been done, does what is missing, and returns
+    what is to be remembered of it."""
+
+    name: str
+    does: str
+    run: Callable[[], Details]
+
+
+@dataclass(frozen=True)
+class StepTold:
+    """A step as it is reported. `seconds`: it took, in the run that ended it; None: it was done by an earlier run."""
+
+    name: str
+    does: str
+    status: str
+    seconds: float | None = None
+    detail: Details = field(default_factory=dict)
+
+
+Told = Callable[[StepTold], None]
+
+
+@dataclass
+class Turned:
+    """What a turn did. `status`: done, ready (a dry run), nothing (the side is the primary already), aborted.
+    `primary`: the side that is the primary now, source or target as the policy names them; `uri`: its metastore.
+    `epoch`: the primary's. downtime_seconds: from fencing the old primary to the new one; None where that cannot be
+    told, as the two were done on different machines. `problems`: what a dry run found in the way. `loss`, `own`: the
+    reports of a failover and a failback."""
+
+    policy: str
+    verb: str
+    status: str = "done"
+    turn: str = ""
+    primary: str = ""
+    uri: str = ""
+    epoch: int = 0
+    downtime_seconds: float | None = None
+    lag_seconds: float | None = None
+    lag_events: int | None = None
+    databases: list[str] = field(default_factory=list)
+    steps: list[StepTold] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    loss: Details | None = None
+    own: Details | None = None
+    files_copied: int = 0
+    bytes_copied: int = 0
+    seconds: float = 0.0
+
+    __str__ = json_text
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a verb works on: a policy, its metastores as it names them, and where work runs."""
+
+    policy: Policy
+    source: Metastore
+    target: Metastore
+    engines: AutoEngine
+    progress: Progress
+    others: Sequence[Policy] = ()
+    clock: Callable[[], float] = clocks.time
+    told: Told = field(default=lambda step: None)
+
+    def way(self, memory: Memory, *, reverse: bool | None = None) -> Way:
+        return find_way(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
+
+
+# ---- the list of steps --------------------------------------------------------------------------------------------
+
+
+def begin(
+    memory: Memory, verb: str, actions: Iterable[str], *, epoch: int, reverse: bool, forced: bool = False,
+    detail: Details | None = None, clock: Callable[[], float],
+) -> Turn:  # fmt: skip
+    """Writes the list, under the policy's lease. The turn before it, if any, has been kept among the ended ones."""
+    turn = Turn(
+        id=uuid.uuid4().hex[:12], policy=memory.policy, verb=verb, started=iso(clock()), by=operator(), epoch=epoch,
+        forced=forced, reverse=reverse, steps=tuple(Remembered(name=name) for name in actions), detail=detail or {},
+    )  # fmt: skip
+    memory.write_turn(turn)
+    return turn
+
+
+def carry_out(
+    memory: Memory, turn: Turn, actions: Sequence[Action], *, lease: Lease, clock: Callable[[], float], told: Told
+) -> Turn:  # fmt: skip
+    """Carries out what is not done, in order, and writes each step before and after. Returns the turn, ended.
+
+    Raises what a step raises, which is remembered with the step: running the verb again goes on there. LeaseHeld when
+    the lease was lost: then somebody else goes on."""
+    for action in actions:
+        remembered = next(step for step in turn.steps if step.name == action.name)
+        if remembered.status == "done":
+            told(StepTold(action.name, action.does, "done", None, remembered.detail))
+            continue
+        lease.check()
+        turn = turn.with_step(action.name, status="running", started=remembered.started or iso(clock()), detail={})
+        memory.write_turn(turn)
+        began = clocks.monotonic()
+        try:
+            detail = action.run()
+        except Exception as error:
+            memory.write_turn(turn.with_step(action.name, status="failed", ended=iso(clock()), detail=_why(error)))
+            raise
+        seconds = round(clocks.monotonic() - began, 3)
+        detail = {**detail, "seconds": seconds, "host": socket.gethostname()}
+        turn = turn.with_step(action.name, status="done", ended=iso(clock()), detail=detail)
+        memory.write_turn(turn)
+        told(StepTold(action.name, action.does, "done", seconds, detail))
+    return end(memory, turn, clock=clock)
+
+
+def end(memory: Memory, turn: Turn, *, clock: Callable[[], float], **detail: Any) -> Turn:
+    """A turn that is over: done, aborted, or replaced by another one. Safe to run twice."""
+    ended = msgspec.structs.replace(turn, ended=turn.ended or iso(clock()), detail=turn.detail | detail)
+    memory.write_turn(ended)
+    return ended
+
+
+def unfinished(memory: Memory, verb: str) -> Turn | None:
+    """The turn of this verb that is to be completed. Raises Refused while one of another verb is."""
+    turn = memory.unfinished_turn()
+    if turn is not None and turn.verb != verb:
+        raise Refused(
+            f"policy {memory.policy}: a {turn.verb} was begun at {turn.started} by {turn.by} and has not ended",
+            hint=f"run `replicator {turn.verb} {memory.policy}` again, it completes",
+            details={"turn": turn.id, "verb": turn.verb},
+        )
+    return turn
+
+
+def steps_of(turn: Turn, actions: Sequence[Action]) -> list[StepTold]:
+    """All steps with what became of them."""
+    does = {action.name: action.does for action in actions}
+    return [
+        StepTold(step.name, does.get(step.name, ""), step.status, step.detail.get("seconds"), step.detail)
+        for step in turn.steps
+    ]
+
+
+def operator() -> str:
+    """Who is at work, for those who read it later."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()} process {os.getpid()}"
+
+
+def _why(error: Exception) -> Details:
+    hint = error.hint if isinstance(error, Error) else ""
+    return {"error": type(error).__name__, "message": str(error), "hint": hint}
+
+
+# ---- what several verbs do ----------------------------------------------------------------------------------------
+
+
+def highest_epoch(pairs: Iterable[Pair]) -> int:
+    return max((max(pair.here_mark.epoch, pair.there_mark.epoch) for pair in pairs), default=0)
+
+
+def give(metastore: Metastore, db: str, role: Role, epoch: int, *, instead_of: Sequence[Role]) -> bool:
+    """Sets a database's role where it has another one; whether it had. The policy's lease excludes others who obey it.
+
+    Raises Refused when it is none of `instead_of`, or at a higher epoch: then somebody decided otherwise."""
+    found, wanted = read_role(metastore, db), RoleMark(role, epoch)
+    if found == wanted:
+        return False
+    if found.role not in instead_of or found.epoch > epoch:
+        raise Refused(
+            f"{label(metastore, db)} is {found}, it cannot become {wanted}: somebody else changed its role",
+            hint="look at both sides with `replicator role show`; if nobody else turns roles, `role set` repairs it",
+            details={"role": found.role.value, "epoch": found.epoch, "by": found.by},
+        )
+    set_role(metastore, db, role, epoch, expect=found, settle=NO_WAIT)
+    return True
+
+
+def forget_checkpoint(metastore: Metastore, db: str) -> None:
+    """What a database says of how far it is as a replica, when it becomes a primary (its writers change it from now on)
+    or a replica of the other direction. Safe to run twice."""
+    there = metastore.database(db)
+    if there.parameters.keys() & CHECKPOINT:
+        kept = {key: value for key, value in there.parameters.items() if key not in CHECKPOINT}
+        metastore.alter_database(db, msgspec.structs.replace(there, parameters=kept))
+
+
+def turn_slots(policy: Policy, new: ChangeRoot, old: ChangeRoot | None, *, clock: Callable[[], float]) -> Details:
+    """The policy's slot is at its new source from now on, where it awaits a bootstrap, and no more at the old one
+    (None: not to be touched), which would keep for nobody what it recycles. Safe to run twice."""
+    if find_slot(new.place, policy.slot) is None:
+        now = iso(clock())
+        create_slot(new.place, Slot(policy.slot, 0, 0, created=now, confirmed=now, awaits=BOOTSTRAP))
+    if old is not None and find_slot(old.place, policy.slot) is not None:
+        drop_slot(old.place, policy.slot)
+    return {"slot": policy.slot, "root": new.place}
+
+
+def side(way: Way) -> str:
+    """Which side of the policy is the one that a way leads to."""
+    return "source" if way.reverse else "target"
+
+
+def seconds_between(turn: Turn, first: str, last: str) -> float | None:
+    """From the begin of one step to the end of another; None where they were not carried out on one machine, as two
+    clocks tell nothing."""
+    by_name = {step.name: step for step in turn.steps}
+    one, other = by_name[first], by_name[last]
+    if not one.started or not other.ended or one.detail.get("host") != other.detail.get("host"):
+        return None
+    return max(0.0, round(_seconds(other.ended) - _seconds(one.started), 3))
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
