@@ -23,6 +23,9 @@ if os.environ.get("CI"):
     settings.load_profile("gate")
 
 
+pytest_plugins = ["stores"]
+
+
 @pytest.fixture(scope="module")
 def metastore_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetastoreFactory]:
     """`metastore_factory(name="source", **settings of start) -> Running`; all are stopped when the module ends: an idle

@@ -21,15 +21,12 @@ from mutating.near import nearest
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = {
-    "cmroot": ["tests/cmroot"],
-    "replicator/replay": ["tests/test_squash.py", "tests/test_copy_task.py", "tests/test_replay.py",
-                        "tests/test_publish.py", "tests/test_geometry.py", "tests/test_bad_input.py",
-                        "tests/test_left_places.py"],
-    "replicator/purge": ["tests/test_purge_avro.py", "tests/test_purge_blocks.py", "tests/test_purge_sequence.py",
-                         "tests/test_purge_rewriting.py", "tests/test_purge_footers.py", "tests/test_purge_orc.py",
-                         "tests/test_purge_text.py", "tests/test_purge_values.py", "tests/test_purge_places.py",
-                         "tests/test_purge_proof.py", "tests/test_purge_everywhere.py", "tests/test_purge.py"],
-    "replicator/gateway": ["tests/test_gateway_messages.py", "tests/test_gateway.py", "tests/test_gateway_faults.py"],
+    "cmroot": ["cmroot_*"],
+    "replicator/replay": ["squash", "copy_task", "replay", "publish", "geometry", "bad_input", "left_places"],
+    "replicator/purge": ["purge_avro", "purge_blocks", "purge_sequence", "purge_rewriting", "purge_footers",
+                         "purge_orc", "purge_text", "purge_values", "purge_places", "purge_proof",
+                         "purge_everywhere", "purge"],
+    "replicator/gateway": ["gateway_messages", "gateway", "gateway_faults"],
 }  # fmt: skip
 """Which tests are to kill the mutants of a package; the nearest to the module are asked first."""
 LIMIT = 900.0  # seconds for the tests of one mutant; one that hangs is killed
@@ -66,7 +63,10 @@ def _chosen(options: argparse.Namespace) -> list[tuple[Mutant, list[str]]]:
     found = []
     for package in options.packages or TESTS:
         modules = sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
-        found += [(mutant, TESTS[package]) for mutant in sample(ROOT, modules, options.number, options.seed)]
+        tests = [
+            str(path.relative_to(ROOT)) for name in TESTS[package] for path in ROOT.glob(f"tests/*/test_{name}.py")
+        ]
+        found += [(mutant, tests) for mutant in sample(ROOT, modules, options.number, options.seed)]
     return found
 
 

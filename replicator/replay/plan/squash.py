@@ -3,7 +3,7 @@
 Each table is followed through the range as one `Lineage`, whatever it is called on the way: renames move it, a drop
 ends it, a creation under the same name begins another. Only the last state of every object is replayed: ten alters are
 one, a partition added and dropped costs nothing. Replaying the range record by record ends in the same state
-(tests/test_squash.py proves it on random histories).
+(tests/unit/test_squash.py proves it on random histories).
 
 Memory: one entry for every table, and for every partition that an incremental dump touches; none for a bootstrap's.
 """

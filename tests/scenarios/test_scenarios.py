@@ -36,7 +36,7 @@ from replicator.errors import FilesMissing, ObjectNotFound
 from replicator.metastore.convert.tjson import struct_to_tjson
 from replicator.metastore.java import find_java, spark_environment
 
-SCENARIOS = Path(__file__).parent / "scenarios"
+SCENARIOS = Path(__file__).parent
 OPTIONS = {"name", "before", "after", "show", "each", "rename", "map", "include", "deep", "gone"}
 
 

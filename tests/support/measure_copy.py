@@ -1,4 +1,4 @@
-"""Measures our copy against `cp -r`; run by hand: `python tests/cmroot/measure_copy.py [--trees B,C] [--rounds 3] DIR`.
+"""Measures our copy against `cp -r`; by hand: `python tests/support/measure_copy.py [--trees B,C] [--rounds 3] DIR`.
 
 Trees as in the project's measurements: A = 8 x 256 MB, B = 2,000 x 1 MB, C = 50,000 x 10 KB. Our side hashes while it
 copies, reads the copy back, compares, and renames it into place, as a load does. Runs are interleaved; read the ratios

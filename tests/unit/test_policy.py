@@ -30,7 +30,7 @@ from replicator.errors import ConfigError, UsageError
 from replicator.text.partition_filter import parse_partition_filter
 from replicator.text.quantity import duration_text, parse_duration, parse_size, size_text
 
-PAGE = Path(__file__).parent.parent / "docs" / "policies.md"
+PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 LEAST: dict[str, Any] = {
     "source": "thrift://a:9083", "target": "there", "databases": "sales", "cmroot": "/cm", "target_cmroot": "/tcm",
     "dumps": "/dumps",

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from replicator.cli.main import run
 
-ROOT = Path(__file__).parent.parent / "docs" / "runbooks"
+ROOT = Path(__file__).parents[2] / "docs" / "runbooks"
 PROMPT = "$ "
 
 

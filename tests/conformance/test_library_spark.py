@@ -13,7 +13,7 @@ from replicator.metastore.embedded.jars import pyspark_jars
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 
-SCRIPT = Path(__file__).with_name("notebook.py")
+SCRIPT = Path(__file__).parents[1] / "support/notebook.py"
 SUBMIT = pyspark_jars().parent / "bin" / "spark-submit"
 
 
