@@ -202,7 +202,7 @@ def apply(
         steps.confirm(plan.position)
         leave(steps, leaving, report)
         remember_scope(kept.memory, way, work, remembered, report, clock)
-        tidy(steps, kept, clock)
+        tidy(steps, kept, report, clock)
         report.lag_seconds = behind(way.source, report.to_event, clock)
         report.warnings = list(dict.fromkeys(steps.warnings))
         report.databases = [pair.name for pair in way.matching]

@@ -173,7 +173,7 @@ def run_once(
         steps.confirm(report.position)
         leave(steps, leavings(steps, work), report)
         remember_scope(kept.memory, way, work, remembered, report, clock)
-        tidy(steps, kept, clock)
+        tidy(steps, kept, report, clock)
         report.lag_seconds = behind(way.source, report.to_event, clock)
         verify(steps, kept, report)
         report.warnings = list(dict.fromkeys(steps.warnings))
@@ -303,8 +303,8 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
         steps.warnings += told(report.compared)
 
 
-def tidy(steps: Steps, kept: Remembering, clock: Callable[[], float]) -> None:
-    steps.sweep_superseded()
+def tidy(steps: Steps, kept: Remembering, report: SyncRun, clock: Callable[[], float]) -> None:
+    report.not_replicated = merged(steps.sweep_superseded(), report.not_replicated)
     if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
         steps.dumps.tidy(steps.way.root, steps.policy.retention, clock=clock)
         kept.memory.prune_runs(steps.policy.retention, now=clock)

@@ -49,6 +49,7 @@ from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadOptions
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
+from replicator.replay.places.stays import Stays
 from replicator.replay.places.superseded import Swept, has_superseded, sweep_superseded
 from replicator.replay.plan.difference import ByDifference
 
@@ -243,10 +244,10 @@ class Steps:
             as_they_are=self.policy.formats == AS_THEY_ARE, brake=self.options.brake,
         )  # fmt: skip
 
-    def sweep_superseded(self) -> None:
+    def sweep_superseded(self) -> list[NotReplicated]:
         """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over; backwards also
-        what was replaced on the policy's own target, before it became the primary."""
-        way = self.way
+        what was replaced on the policy's own target, before it became the primary. What has to stay."""
+        way, stays = self.way, Stays()
         sides = [(way.target_root.place, way.target), *([(way.root.place, way.source)] if way.reverse else [])]
         for root, side in sides:
 
@@ -256,7 +257,9 @@ class Steps:
                     return sweep_superseded(root, side, delay, now=self.clock, check=lease.check)
 
             if has_superseded(root):
-                patiently(once, self.options.patience)
+                swept = patiently(once, self.options.patience)
+                self.warnings += stays.add_held(swept.held, swept.whose, way.root.id)
+        return stays.not_replicated({pair.name: pair.replica for pair in way.pairs})
 
     def finish_interrupted(self) -> list[Loaded]:
         """Loads that a killed run has begun are ended with their own dumps: what was copied is not copied again. Where

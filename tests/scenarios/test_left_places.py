@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
 from policies import Replication
 from purges import DESCRIPTOR, Warehouse
-from story import command
+from story import Story, command
 
 from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
@@ -31,10 +32,19 @@ def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactor
     found.close()
 
 
-def sync(pair: Replication) -> dict[str, object]:
+def sync(pair: Replication, code: int = 0) -> dict[str, object]:
     answer = command("--config", str(pair.config()), "sync", pair.name)
-    assert answer.code == 0, answer
+    assert answer.code == code, answer
     return answer.said
+
+
+def stays(pair: Replication, *tables: str) -> list[str]:
+    """Of the next run, which must name these tables: why their files stay."""
+    said = sync(pair, 3)
+    named = said["not_replicated"]
+    assert isinstance(named, list) and said["status"] == "incomplete"
+    assert [each["object"] for each in named] == [f"{pair.name}_{table}" for table in tables], said
+    return [each["reason"] for each in named]
 
 
 def relocate(db: PlainDatabase, table: str, place: str, files: dict[str, str]) -> None:
@@ -52,6 +62,16 @@ def relocate_partition(db: PlainDatabase, table: str, value: str, place: str) ->
     assert there.storage
     storage = msgspec.structs.replace(there.storage, location=f"file:{db.home / place}")
     db.metastore.alter_partitions(db.name, table, [msgspec.structs.replace(there, storage=storage)])
+
+
+def show(db: PlainDatabase, name: str, place: Path) -> None:
+    """A table of somebody's own at a place."""
+    table = db.metastore.table(db.name, "t")
+    assert table.storage
+    storage = msgspec.structs.replace(table.storage, location=f"file:{place}")
+    db.metastore.create_table(
+        msgspec.structs.replace(table, name=name, kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"}, storage=storage)
+    )
 
 
 def outside_root(pair: Replication, text: bytes = OLD) -> set[str]:
@@ -125,14 +145,65 @@ def test_a_directory_that_another_table_shows_is_left_and_told(pair: Replication
     a, replica = pair.db("a"), pair.replica("a")
     a.table("t", {"one": OLD.decode()})
     sync(pair)
-    table = replica.metastore.table(replica.name, "t")
-    replica.metastore.create_table(
-        msgspec.structs.replace(table, name="own", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"})
-    )
+    show(replica, "own", replica.home / "t")
+    relocate(a, "t", "new", {"one": "rows of now"})
+    (why,) = stays(pair, "a.t")
+    assert outside_root(pair) == {f"{replica.home.name}/t/one"}
+    assert str(replica.home / "t") in why and "own has them, too" in why
+
+
+def test_what_another_replica_of_the_source_shows_is_no_gap(pair: Replication) -> None:
+    a = pair.db("a")
+    a.table("t", {"one": OLD.decode()})
+    show(a, "own", a.home / "t")
+    sync(pair)
     relocate(a, "t", "new", {"one": "rows of now"})
     run = sync(pair)
-    assert outside_root(pair) == {f"{replica.home.name}/t/one"}
+    pair.is_same()
     assert any("own has them, too" in str(text) for text in run["warnings"]), run["warnings"]
+
+
+def test_a_dropped_table_whose_files_another_table_shows_is_named(pair: Replication) -> None:
+    a, replica = pair.db("a"), pair.replica("a")
+    a.table("t", {"one": OLD.decode()})
+    a.partitioned("days", {"1": {"one": OLD.decode()}, "2": {"one": "stays"}})
+    sync(pair)
+    show(replica, "own_t", replica.home / "t")
+    show(replica, "own_days", replica.home / "days" / "p=1")
+    a.metastore.drop_table(a.name, "t")
+    a.metastore.drop_partitions(a.name, "days", ["p=1"])
+    days, whole = stays(pair, "a.days", "a.t")
+    assert "own_days has them, too" in days and "own_t has them, too" in whole
+    assert len(outside_root(pair)) == 2
+
+
+def test_a_load_names_what_stays(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> None:
+    story = Story(source_metastore, target_metastore, tmp_path)
+    story.source.create()
+    story.source.table("t", {"one": OLD.decode()})
+    story.bootstrap()
+    show(story.target, "own", story.target.home / "t")
+    relocate(story.source, "t", "new", {"one": "rows of now"})
+    assert story.dump(since=story.last).code == 0
+    loaded = story.load()
+    assert (loaded.code, loaded.said["status"]) == (3, "incomplete"), loaded
+    (named,) = loaded.said["not_replicated"]
+    assert named["object"] == f"{story.db}.t" and f"{story.db}.own has them, too" in named["reason"]
+
+
+def test_what_a_snapshot_replaced_and_another_table_shows_is_named(pair: Replication) -> None:
+    pair.keys["publish"] = "snapshot"
+    a, replica = pair.db("a"), pair.replica("a")
+    a.table("t", {"one": OLD.decode()})
+    sync(pair)
+    place = replica.metastore.table(replica.name, "t").location
+    show(replica, "own", Path(str(place).removeprefix("file:")))
+    a.write("t", {"one": "rows of now"})
+    sync(pair)
+    run = pair.sync(clock=lambda: time.time() + 1e6)  # after the delay
+    (named,) = run.not_replicated
+    assert (run.status, named.object) == ("incomplete", f"{a.name}.t") and "own has them, too" in named.reason
+    assert len(outside_root(pair)) == 1
 
 
 def test_a_table_that_is_renamed_too_leaves_nothing(pair: Replication) -> None:
@@ -212,9 +283,8 @@ def test_a_place_where_no_load_puts_tables_is_left_and_told(pair: Replication) -
     storage = msgspec.structs.replace(table.storage, location=f"file:{mine}")
     replica.metastore.alter_table(replica.name, "t", msgspec.structs.replace(table, storage=storage))
     relocate(a, "t", "new", {"one": "rows of now"})
-    run = sync(pair)
-    assert (mine / "f").read_text() == "mine"
-    assert any(str(mine) in str(text) for text in run["warnings"]), run["warnings"]
+    (why,) = stays(pair, "a.t")
+    assert (mine / "f").read_text() == "mine" and str(mine) in why
 
 
 def test_what_was_adopted_where_it_lay_leaves_only_what_others_have_written(pair: Replication) -> None:
@@ -230,10 +300,10 @@ def test_what_was_adopted_where_it_lay_leaves_only_what_others_have_written(pair
     assert outside_root(pair) == {f"elsewhere/{far.name}.db/t/one", f"elsewhere/{far.name}.db/t/two"}
     far.write("t", {"notes": "a person's"})
     relocate(a, "t", "new", {"one": "rows of now"})
-    run = sync(pair)
+    (why,) = stays(pair, "a.t")
     assert outside_root(pair) == set() and kept(pair) == 2
     assert (far.home / "t" / "notes").read_text() == "a person's"
-    assert any("1 file in" in str(text) and "stayed" in str(text) for text in run["warnings"]), run["warnings"]
+    assert "no load has published 1 file" in why
 
 
 @pytest.mark.parametrize(

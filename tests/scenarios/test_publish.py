@@ -371,7 +371,7 @@ def test_what_somebody_lies_in_again_is_not_swept(pair: Replication) -> None:
     storage = msgspec.structs.replace(found[0].storage, location=f"file:{day}")
     pair.target.add_partitions(shadow.name, "days", [msgspec.structs.replace(found[0], storage=storage)])
     swept = sweep_superseded(pair.keys["target_cmroot"], pair.target, timedelta(0), now=lambda: 1e12)
-    assert (swept.living, swept.directories) == (2, 0)
+    assert (len(swept.held), swept.directories) == (2, 0)
     assert (plain / "one").read_text() == "1" and (day / "x").read_text() == "1"
 
 

@@ -119,7 +119,8 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
             _commit(reader, plan, commit, target, progress, outcome)
-            outcome.not_replicated = merged(outcome.not_replicated, commit.dangling())
+            stays = plan.stays.not_replicated(plan.placement.databases)
+            outcome.not_replicated = merged(stays, outcome.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
             outcome.objects_changed = work.changed.objects + pruned.partitions
             outcome.files_removed += work.changed.recycled + pruned.files + late.files + strays

@@ -164,7 +164,7 @@ class Preparation:
         if left is not None and left.location:
             # An earlier release that was killed here left Spark's `path` where a server had moved the directory from.
             in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
-            self._work.recycle(in_the_way, Leaving({step.name}))
+            self._work.recycle(dict.fromkeys(in_the_way, step.name), Leaving({step.name}))
             store.write_bytes(note, left.location.encode())
             if not table.is_partitioned:
                 self._carry([(left.location, table.location)])
@@ -175,7 +175,7 @@ class Preparation:
             self._work.neighbours.look_again(step.name)
             self._work.changed.count()
         if store.exists(note):
-            self._work.recycle([store.read_bytes(note).decode()], Leaving({step.name}))
+            self._work.recycle({store.read_bytes(note).decode(): step.name}, Leaving({step.name}))
             store.remove(note)
 
     def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
@@ -303,7 +303,7 @@ class Preparation:
         if normal(place) == normal(partition.location):
             return partition
         if exists(place):  # of a partition that had the name before; the server refuses a name whose place is taken
-            self._work.recycle([place], leaving_partitions(step.table, [old]))
+            self._work.recycle({place: step.name}, leaving_partitions(step.table, [old]))
         gone = Superseded(partition.location, *step.name, old, successor=place)
         self._work.supersede([gone])
         self._carry([(partition.location, place)])
@@ -330,7 +330,7 @@ class Preparation:
             ):
                 self._work.plan.warnings.append(f"a database lies in {location}: old files in it were left")
             elif exists(location):
-                self._work.recycle([location], Leaving({step.name}))
+                self._work.recycle({location: step.name}, Leaving({step.name}))
             marks.append(mark)
         for mark in marks:
             store.write_bytes(mark, b"")

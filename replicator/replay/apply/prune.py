@@ -28,14 +28,14 @@ from replicator.replay.apply.work import (
     leaving_partitions,
     own_places,
     run_recycle_task,
-    told,
 )
 from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.emptied import sweep_empty
 from replicator.replay.places.clearing import Clearing, to_clear
-from replicator.replay.places.neighbours import Leaving, Neighbours
+from replicator.replay.places.neighbours import Leaving, Name, Neighbours
 from replicator.replay.places.placement import relative
+from replicator.replay.places.stays import told
 from replicator.replay.places.superseded import Superseded, note_superseded
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.squash import surviving_partitions
@@ -82,9 +82,9 @@ def prune(
     tables that are not in the dump have there stays. `logs`: of Delta tables, whose readers need the old files until
     the new log is there; else of all others."""
     done = Pruned()
-    extra = _Dropping(target, roots, engine, done, plan.snapshot, neighbours)
+    extra = _Dropping(target, roots, engine, done, plan, neighbours)
     homes = _walk(plan, reader, target, done, extra, logs)
-    own = _OwnHomes(plan, neighbours, done)
+    own = _OwnHomes(plan, neighbours, done, acts=True)
     _clear_homes(own.free(homes), reader, roots, engine, done, private=plan.snapshot is not None)
     return done
 
@@ -95,9 +95,11 @@ def surplus(
     """What `prune` would take away. Changes nothing."""
     found = Pruned()
     homes = _walk(plan, reader, target, found, _Counting(found, neighbours))
-    _clear_homes(_OwnHomes(plan, neighbours, found).free(homes), reader, None, engine, found)
-    names = {step.table.location: ".".join(step.name) for step in plan.tables if step.table and step.table.location}
-    found.of_tables = {names.get(home, home): counts for home, counts in found.of_tables.items()}
+    _clear_homes(_OwnHomes(plan, neighbours, found, acts=False).free(homes), reader, None, engine, found)
+    names = _names_by_home(plan)
+    found.of_tables = {
+        ".".join(names[home]) if home in names else home: counts for home, counts in found.of_tables.items()
+    }
     return found
 
 
@@ -217,7 +219,7 @@ class _Counting:
             free = self.neighbours.free(
                 own_places(step.table, batch), leaving_partitions(step.table, _names(step, batch))
             )
-            self.found.warnings += told(free)
+            self.found.warnings += told(free.held)
             sizes = {clearing.directory: to_clear(clearing) for clearing in free.clearings}
             for name, partition in zip(_names(step, batch), batch, strict=True):
                 files, size = sizes.pop(partition.location or "", (0, 0))
@@ -234,19 +236,20 @@ class _Dropping:
     roots: Roots
     engine: AutoEngine
     done: Pruned
-    snapshot: str | None
+    plan: Plan
     neighbours: Neighbours
 
     def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
         assert step.table is not None
         for batch in batches:
             places, names = own_places(step.table, batch), _names(step, batch)
-            if places and self.snapshot:
+            if places and self.plan.snapshot:
                 gone = [Superseded(place, *step.name) for place in places]
-                note_superseded(self.roots.target, self.snapshot, gone)
+                note_superseded(self.roots.target, self.plan.snapshot, gone)
             elif places:
                 free = self.neighbours.free(places, leaving_partitions(step.table, names))
-                self.done.warnings += told(free)
+                whose = dict.fromkeys(places, step.name)
+                self.done.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
                 around = [around_root(self.roots.target, each) for each in free.clearings]
                 tasks = [
                     RecycleTask(self.roots.target, around[start : start + 100]) for start in range(0, len(around), 100)
@@ -258,6 +261,11 @@ class _Dropping:
             self.done.partitions += len(names)
 
 
+def _names_by_home(plan: Plan) -> dict[str, Name]:
+    """Tables of the target by where they lie."""
+    return {step.table.location: step.name for step in plan.tables if step.table and step.table.location}
+
+
 def _names(step: TablePlan, partitions: Sequence[Partition]) -> list[str]:
     assert step.table is not None
     return [partition_name(step.table.partition_keys, each.values) for each in partitions]
@@ -267,20 +275,25 @@ def _names(step: TablePlan, partitions: Sequence[Partition]) -> list[str]:
 class _OwnHomes:
     """Directories that may be rid of what the dump does not name. Of tables in the dump all files are named, of others
     none: what those have stays. Most partitions lie in directories that are only their table's, which is found out
-    once for a table."""
+    once for a table. `acts`: whether they will be, or are only counted."""
 
     plan: Plan
     neighbours: Neighbours
     done: Pruned
+    acts: bool
     _alone: dict[str, bool] = field(default_factory=dict)
 
     def free(self, homes: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, Clearing, str]]:
         """homes: (location in the dump, directory, directory of its table)."""
-        own = Leaving({step.name for step in self.plan.tables})
+        own, names = Leaving({step.name for step in self.plan.tables}), _names_by_home(self.plan)
         while some := list(islice(homes, HOMES)):
             places = [place for _, place, home in some if not self._is_alone(place, home, own)]
             free = self.neighbours.free(places, own)
-            self.done.warnings += told(free)
+            if self.acts:
+                whose = {place: names.get(home, ("", place)) for _, place, home in some}
+                self.done.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
+            else:
+                self.done.warnings += told(free.held)
             around, held = {each.directory: each for each in free.clearings}, {place for place, _ in free.held}
             for location, place, home in some:
                 if place not in held:

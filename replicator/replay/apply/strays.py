@@ -19,7 +19,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition
 from replicator.dumps.layout import INCREMENTAL
 from replicator.dumps.reader import DumpReader
-from replicator.replay.apply.work import batches, told
+from replicator.replay.apply.work import batches
 from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.files import entries, file_in, fold_entries, slashed
@@ -74,7 +74,8 @@ def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngi
         answer = neighbours.free([place], Leaving(partitions=theirs))
         free.clearings += answer.clearings
         free.held += answer.held
-    plan.warnings += told(free)
+    whose = {place: (db, table) for place, theirs in owners.items() for db, table, _ in theirs}
+    plan.warnings += plan.stays.add_held(free.held, whose, plan.mark.source)
     tasks = (StrayTask(parts, rules, each, roots) for each in batches(free.clearings, PLACES))
     return sum(found.removed for found in fenced(engine, roots.target, run_stray_task, tasks))
 

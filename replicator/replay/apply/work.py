@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TypeVar
@@ -28,7 +28,7 @@ from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.left import LeftTask, run_left_task
 from replicator.replay.places.by_name import BY_NAME, lies_by_name, not_noted, noted
 from replicator.replay.places.clearing import Clearing, Kept, clear
-from replicator.replay.places.neighbours import Free, Leaving, Neighbours
+from replicator.replay.places.neighbours import Leaving, Name, Neighbours
 from replicator.replay.places.placement import is_published, relative
 from replicator.replay.places.replica import has_sources_data
 from replicator.replay.places.superseded import Superseded, has_left, note_left, note_superseded, take_left
@@ -37,8 +37,6 @@ from replicator.replay.plan.target import NEW
 from replicator.text.quantity import count_text
 
 T = TypeVar("T")
-
-TOLD = 10  # directories that others have, too, and that a warning names
 
 
 @dataclass
@@ -211,7 +209,7 @@ class Work:
         if self.plan.snapshot:
             self.supersede([Superseded(place, table.db, table.name) for place in directories])
         else:
-            self.recycle(directories, leaving)
+            self.recycle(dict.fromkeys(directories, (table.db, table.name)), leaving)
 
     def supersede(self, directories: Sequence[Superseded]) -> None:
         note_superseded(self.root, self.plan.metadata.id, directories)
@@ -223,13 +221,15 @@ class Work:
         if self.plan.snapshot or step.shared or has_sources_data(step.there):
             return
         left, others, placement = list[Superseded](), list[str](), self.plan.placement
+        root = resolved(self.root)
         source = step.lineage.table.location if step.lineage.table else None
         for partition, old, new in places:
             if not old or not new or normal(old) == normal(new) or is_published(old):
                 continue
-            is_others = placement.is_sources(old, source) or touches(resolved(old), resolved(self.root))
-            if is_others or self.plan.is_unseen(step.lineage, partition):
+            if placement.is_sources(old, source) or self.plan.is_unseen(step.lineage, partition):
                 others.append(old)
+            elif touches(resolved(old), root):
+                self.plan.stays.add(step.name, old, f"the target's root {self.root} is, or lies, there")
             else:
                 left.append(Superseded(old, *step.name, partition, stamped=not placement.holds(old)))
         if others:
@@ -246,46 +246,33 @@ class Work:
         take_left(self.root, self._take_left)
 
     def _take_left(self, left: Sequence[Superseded]) -> None:
-        self.recycle([each.directory for each in left if not each.stamped], Leaving())
+        whose = {each.directory: (each.db, each.table) for each in left}
+        self.recycle({each.directory: whose[each.directory] for each in left if not each.stamped}, Leaving())
         free = self.neighbours.free([each.directory for each in left if each.stamped], Leaving())
-        self.tell(free)
+        self.plan.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
         if free.clearings:
             self.check()
             engine = self.engine.for_work(len(free.clearings))
             tasks = [LeftTask(self.root, some) for some in batches(free.clearings, 100)]
             for done in fenced(engine, self.root, run_left_task, tasks):
                 self.changed.recycled += done.removed
-                self.plan.warnings += [
-                    f"{count_text(count, 'file')} in {place} stayed, which no load has published: nothing of the"
-                    " replica lies there any more"
-                    for place, count in done.others.items()
-                ]
+                for place, count in done.others.items():
+                    why = f"no load has published {count_text(count, 'file')}"
+                    self.plan.stays.add(whose[place], place, why)
 
-    def recycle(self, directories: Iterable[str], leaving: Leaving) -> None:
-        """Their files go to `$cmroot`, but for what others than those that leave have at, in or above them."""
-        directories = list(directories)
+    def recycle(self, directories: Mapping[str, Name], leaving: Leaving) -> None:
+        """Directories, by the table that they were of: their files go to `$cmroot`, but for what others than those that
+        leave have at, in or above them."""
         if not directories:
             return
         free = self.neighbours.free(directories, leaving)
-        self.tell(free)
+        self.plan.warnings += self.plan.stays.add_held(free.held, directories, self.plan.mark.source)
         if free.clearings:
             self.check()
             engine = self.engine.for_work(len(free.clearings))
             around = [around_root(self.root, each) for each in free.clearings]
             tasks = [RecycleTask(self.root, some) for some in batches(around, 100)]
             self.changed.recycled += sum(fenced(engine, self.root, run_recycle_task, tasks))
-
-    def tell(self, free: Free) -> None:
-        """What was left in its place, as others have it."""
-        self.plan.warnings += told(free)
-
-
-def told(free: Free) -> Iterator[str]:
-    """Warnings, of which many become one."""
-    for place, holder in free.held[:TOLD]:
-        yield f"the files in {place} were left: {holder} has them, too"
-    if len(free.held) > TOLD:
-        yield f"the files in {len(free.held) - TOLD} more directories were left, which others have, too"
 
 
 def around_root(root: str, clearing: Clearing) -> Clearing:

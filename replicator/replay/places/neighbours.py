@@ -27,6 +27,7 @@ from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.replay.places.by_name import is_noted, lies_by_name, published_name
 from replicator.replay.places.clearing import Clearing, Kept, begins_partition
+from replicator.replay.places.replica import SOURCE
 
 Name = tuple[str, str]
 
@@ -36,13 +37,14 @@ _TABLES = 500  # read at a time
 @dataclass(frozen=True)
 class Holder:
     """A table or partition and its place, in one of its spellings. `key`: the first partition key of a partitioned
-    table, which has no data of its own."""
+    table, which has no data of its own. `source`: of which root's id it is a replica, "" of none."""
 
     db: str
     table: str
     partition: str
     place: str
     key: str = ""
+    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.db}.{self.table}" + (f"/{self.partition}" if self.partition else "")
@@ -78,6 +80,7 @@ class Neighbours:
         self._at: dict[str, list[Holder]] = {}
         self._places: dict[Name, set[str]] = {}  # of a table and its partitions
         self._depth: dict[Name, int] = {}  # number of partition keys
+        self._sources: dict[Name, str] = {}
         self._sorted: list[str] | None = None
         self._read = False
         self._again: set[Name] = set()
@@ -169,14 +172,14 @@ class Neighbours:
             parts = below.split("/")
             if len(parts) < depth:  # above the partitions of some of the keys: whoever they are
                 for place in places:
-                    yield place, Holder(*name, below, _spellings(place)[0])
+                    yield place, Holder(*name, below, _spellings(place)[0], source=self._sources[name])
             elif depth and not leaving.has(*name, partition := "/".join(parts[:depth])):
                 wanted.setdefault(partition, []).extend(places)
         for partition, each in self._partitions(name, list(wanted)):
             for place in wanted.get(partition, ()):
                 for spelt in _spellings(each.location) if each.location else ():
                     if any(is_within(real, spelt) or is_within(spelt, real) for real in _spellings(place)):
-                        yield place, Holder(*name, partition, spelt)
+                        yield place, Holder(*name, partition, spelt, source=self._sources.get(name, ""))
 
     def _partitions(self, name: Name, names: Sequence[str]) -> Iterator[tuple[str, Partition]]:
         with contextlib.suppress(ObjectNotFound):
@@ -228,6 +231,7 @@ class Neighbours:
         name = (table.db, table.name)
         key = table.partition_keys[0].name if table.is_partitioned else ""
         self._depth[name] = len(table.partition_keys)
+        self._sources[name] = table.parameters.get(SOURCE, "")
         if table.location:
             self._add(Holder(*name, "", "", key), table.location)
         if table.is_partitioned and not is_noted(table, role):
@@ -254,7 +258,8 @@ class Neighbours:
         for place in _spellings(location):
             if place not in self._at:
                 self._sorted = None
-            self._at.setdefault(place, []).append(replace(holder, place=place))
+            holder = replace(holder, place=place, source=self._sources.get((holder.db, holder.table), ""))
+            self._at.setdefault(place, []).append(holder)
             self._places.setdefault((holder.db, holder.table), set()).add(place)
 
 

@@ -14,7 +14,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import msgspec
@@ -28,7 +28,7 @@ from cmroot.store.resolve import folded, resolved, touches
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.clearing import clear
-from replicator.replay.places.neighbours import Leaving, Neighbours
+from replicator.replay.places.neighbours import Holder, Leaving, Name, Neighbours
 from replicator.replay.places.placement import PUBLISHED
 from replicator.replay.places.replica import LOADING
 
@@ -102,11 +102,13 @@ def has_superseded(root: str) -> bool:
 
 @dataclass
 class Swept:
-    """Directories and files taken away; `living`: directories that something lies in again, which stay."""
+    """Directories and files taken away; `held`: directories that stay, as something lies in them, and who has them;
+    `whose`: the tables that they were of."""
 
     directories: int = 0
     files: int = 0
-    living: int = 0
+    held: list[tuple[str, Holder]] = field(default_factory=list)
+    whose: dict[str, Name] = field(default_factory=dict)
 
 
 def sweep_superseded(
@@ -145,11 +147,12 @@ def sweep_superseded(
 
 def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Superseded], swept: Swept) -> None:
     free = neighbours.free([each.directory for each in noted], Leaving())
-    clearings = {each.directory: each for each in free.clearings}
+    clearings, holders = {each.directory: each for each in free.clearings}, dict(free.held)
     for each in noted:
         clearing = clearings.get(each.directory)
         if clearing is None:
-            swept.living += 1
+            swept.held.append((each.directory, holders[each.directory]))
+            swept.whose[each.directory] = each.db, each.table
             continue
         if each.successor and not clearing.kept:
             _drop_carried(each)

@@ -26,6 +26,7 @@ from replicator.replay.places.replica import (
     replica_function,
     replica_table,
 )
+from replicator.replay.places.stays import Stays
 from replicator.replay.plan.difference import ByDifference
 from replicator.replay.plan.renames import passing_name
 from replicator.replay.plan.rules import FileRules, PartitionRule, TableRule
@@ -109,7 +110,8 @@ class Plan:
     `snapshot`: the load's name in published places, where it publishes by snapshots; `back`: it brings what others
     have published so back into the source's layout. `as_they_are`: see LoadOptions; `left_out`: tables whose files are
     copied by nothing, and what the target has of them stays. `left`: of dropped tables, partitions ("": the table) that
-    left their files before. `seen`: the `standing` of databases that were there."""
+    left their files before. `stays`: what stays of files that were to go. `seen`: the `standing` of databases that were
+    there."""
 
     metadata: DumpMetadata
     placement: Placement
@@ -134,6 +136,7 @@ class Plan:
     drop_functions: list[Name] = field(default_factory=list)
     checkpoint: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    stays: Stays = field(default_factory=Stays)
     skipped: str = ""
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)
 
