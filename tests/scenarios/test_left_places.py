@@ -12,7 +12,7 @@ from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
 from policies import Replication
 from purges import DESCRIPTOR, Warehouse
-from story import Story, command
+from story import Answer, Story, command
 
 from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
@@ -81,6 +81,11 @@ def outside_root(pair: Replication, text: bytes = OLD) -> set[str]:
     return {str(path.relative_to(disk)) for path in found if text in path.read_bytes()}
 
 
+def made_by_purges(pair: Replication) -> set[Path]:
+    """Directories that purges have put beside others, on the replica's disk, empty ones too."""
+    return set((pair.here / "target").rglob("_purge-*"))
+
+
 def kept(pair: Replication, text: bytes = OLD) -> int:
     files = (Path(pair.keys["target_cmroot"]) / "files").rglob("*")
     return sum(text in path.read_bytes() for path in files if path.is_file())
@@ -101,14 +106,26 @@ def test_a_purge_leaves_no_erased_row_on_the_replicas_disk(pair: Replication, wa
     sync(pair)
     erased = b"member-of-the-club-40"
     assert len(outside_root(pair, erased)) == 3
-    purged = command(
-        "purge", "run", "--metastore", pair.source_uri, "--cmroot", pair.keys["cmroot"], "--ids", warehouse.ids,
-        "--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]",
-    )  # fmt: skip
+
+    def purge() -> Answer:
+        return command(
+            "purge", "run", "--metastore", pair.source_uri, "--cmroot", pair.keys["cmroot"], "--ids", warehouse.ids,
+            "--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]",
+        )  # fmt: skip
+
+    purged = purge()
     assert (purged.code, purged.said["rows_erased"]) == (0, 30)
     sync(pair)
     assert outside_root(pair, erased) == set()
     assert kept(pair, erased) and len(outside_root(pair, b"member-of-the-club-41")) == 3
+    first = made_by_purges(pair)
+    warehouse.sql(*(f"INSERT INTO {db}.{table} {rows} FROM range(0, 200, 1, 2)" for table in ("managed", "outer")))
+    warehouse.sql(f"INSERT INTO {db}.days {rows}, int(id DIV 100) FROM range(0, 200, 1, 2)")
+    sync(pair)
+    assert purge().code == 0
+    sync(pair)
+    assert outside_root(pair, erased) == set()
+    assert len(first) == 3 and len(made_by_purges(pair)) == 3 and not first & made_by_purges(pair)
 
 
 @pytest.mark.parametrize("kind", ["MANAGED_TABLE", EXTERNAL])

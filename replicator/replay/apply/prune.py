@@ -24,10 +24,10 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.unlike import named_files
 from replicator.replay.apply.work import (
     RecycleTask,
-    around_root,
     leaving_partitions,
     own_places,
     run_recycle_task,
+    to_recycle,
 )
 from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.copying import Roots, remove_file
@@ -250,7 +250,7 @@ class _Dropping:
                 free = self.neighbours.free(places, leaving_partitions(step.table, names))
                 whose = dict.fromkeys(places, step.name)
                 self.done.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
-                around = [around_root(self.roots.target, each) for each in free.clearings]
+                around = to_recycle(self.roots.target, free, self.plan, self.neighbours)
                 tasks = [
                     RecycleTask(self.roots.target, around[start : start + 100]) for start in range(0, len(around), 100)
                 ]

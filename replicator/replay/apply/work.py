@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TypeVar
 
@@ -25,10 +25,11 @@ from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
 from replicator.replay.apply.claim import Claims
 from replicator.replay.copy.asides import OPEN, Fence, fenced
+from replicator.replay.copy.emptied import remove_above
 from replicator.replay.copy.left import LeftTask, run_left_task
 from replicator.replay.places.by_name import BY_NAME, lies_by_name, not_noted, noted
 from replicator.replay.places.clearing import Clearing, Kept, clear
-from replicator.replay.places.neighbours import Leaving, Name, Neighbours
+from replicator.replay.places.neighbours import Free, Leaving, Name, Neighbours
 from replicator.replay.places.placement import is_published, relative
 from replicator.replay.places.replica import has_sources_data
 from replicator.replay.places.superseded import Superseded, has_left, note_left, note_superseded, take_left
@@ -66,6 +67,7 @@ def run_recycle_task(task: RecycleTask, fence: Fence = OPEN) -> int:
     for each in task.clearings:
         fence.check()
         count += clear(task.root, each)
+        remove_above(each.directory, each.above)
     return count
 
 
@@ -270,9 +272,22 @@ class Work:
         if free.clearings:
             self.check()
             engine = self.engine.for_work(len(free.clearings))
-            around = [around_root(self.root, each) for each in free.clearings]
+            around = to_recycle(self.root, free, self.plan, self.neighbours)
             tasks = [RecycleTask(self.root, some) for some in batches(around, 100)]
             self.changed.recycled += sum(fenced(engine, self.root, run_recycle_task, tasks))
+
+
+def to_recycle(root: str, free: Free, plan: Plan, neighbours: Neighbours) -> list[Clearing]:
+    """What may be cleared, around the `$cmroot`, with the directories above that are nobody's: a purge makes some."""
+    return [replace(around_root(root, each), above=_above(each.directory, plan, neighbours)) for each in free.clearings]
+
+
+def _above(place: str, plan: Plan, neighbours: Neighbours) -> int:
+    """How many directories above a place loads have made for it alone."""
+    below = [relative(place, home) for home in plan.placement.homes]
+    levels = [each.count("/") for each in below if each]
+    held = neighbours.depth(place)
+    return min([*levels, *([] if held is None else [held])]) if levels else 0
 
 
 def around_root(root: str, clearing: Clearing) -> Clearing:

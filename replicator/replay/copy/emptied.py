@@ -25,6 +25,16 @@ def remove_emptied(files: Iterable[str], homes: Collection[str]) -> int:
     return count
 
 
+def remove_above(directory: str, levels: int) -> int:
+    """How many of so many directories above one that was removed were empty, and went."""
+    above = os.path.dirname(local_path(directory).rstrip("/")) if is_local(directory) else ""
+    count = 0
+    while count < levels and remove_if_empty(above):
+        count += 1
+        above = os.path.dirname(above)
+    return count
+
+
 def empty_directories(listing: Listing | None) -> list[str]:
     """Directories of a listing, by their relative names, that hold nothing but such directories: the deepest first."""
     if listing is None or len(listing.directories) < 2:

@@ -32,10 +32,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class Clearing:
-    """A directory to clear, and the places at or below it that stay."""
+    """A directory to clear, and the places at or below it that stay. above: so many directories above it go with it, as
+    long as they are empty then."""
 
     directory: str
     kept: tuple[Kept, ...] = ()
+    above: int = 0
 
 
 def begins_partition(below: str, key: str) -> bool:

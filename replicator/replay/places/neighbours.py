@@ -145,6 +145,13 @@ class Neighbours:
         self._refresh()
         return [each for real in _spellings(place) for each in (*self._at_or_below(real), *self._above(real))]
 
+    def depth(self, place: str) -> int | None:
+        """How many directories are above a place, up to the nearest that a table or partition has; None: nobody has
+        one."""
+        self._refresh()
+        found = [real[len(holder.place) :].count("/") - 1 for real in _spellings(place) for holder in self._above(real)]
+        return min(found, default=None)
+
     # ---- inside ---------------------------------------------------------------------------------------------------
 
     def _at_or_below(self, real: str) -> Iterator[Holder]:

@@ -72,8 +72,13 @@ class Placement:
             return False
         if any(home and relative(home, place) is not None for home in (self.root, *self.target_locations.values())):
             return False
+        return is_published(place) or any(relative(place, home) is not None for home in self.homes)
+
+    @property
+    def homes(self) -> list[str]:
+        """Directories of the target in which loads make those of tables."""
         homes = (*self.target_locations.values(), self.external, *(target for _, target in self.mappings))
-        return is_published(place) or any(relative(place, home) is not None for home in homes if home)
+        return [home for home in homes if home]
 
     def is_sources(self, place: str, table: str | None = None) -> bool:
         """Whether a place lies in a database's directory of the source, or in that of a table."""
