@@ -1,22 +1,48 @@
 """Replication and change management for Hive-metastore warehouses: dump, load, verify.
 
-The functions of `replicator.api` are here too, imported at first use: importing this package costs nothing.
+    import replicator
+    replicator.dump(source="thrift://a:9083", cmroot="/w/cmroot", out="/w/dumps/1", db="sales")
+    replicator.load("/w/dumps/1", target="thrift://b:9083")
+
+Each command of the command line is a function here, named after it (`replicator cm expire` is `replicator.cm_expire`),
+with a class of its options beside it. Places are local paths or fsspec URLs, metastores thrift URIs or names of
+`replicator.toml`. A function returns a report, which prints as the command's JSON. Errors are those of
+`replicator.errors`. Nothing is imported before its first use.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replicator.commands.base import engines as engines
+    from replicator.commands.dump import DumpOptions as DumpOptions
+    from replicator.commands.dump import dump as dump
 
 __version__ = "0.1.0"
-_FUNCTIONS = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "engines", "plan",
-              "apply", "dump", "load", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
-_MODULES = ("cm", "lives")  # functions of groups of commands
+
+_COMMANDS = {
+    "base": ("engines",),
+    "dump": ("dump", "DumpOptions"),
+}
+"""Public names by their module in `replicator.commands`."""
+
+_MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
+_API = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "plan",
+        "apply", "load", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
+_GROUPS = ("cm", "lives")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FUNCTIONS:
-        return getattr(import_module("replicator.api"), name)
     if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    if name in _API:
+        return getattr(import_module("replicator.api"), name)
+    if name in _GROUPS:
         return import_module(f"replicator.{name}")
     raise AttributeError(f"module 'replicator' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

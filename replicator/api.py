@@ -14,7 +14,7 @@ auto (by the amount of work), local or spark, or what `engines()` gives, to keep
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from replicator.captures.capture import capture as _capture
 from replicator.captures.recording import Captured
 from replicator.checks.check import Checked, impatient
 from replicator.checks.check import check as _check
+from replicator.commands.base import EngineGiven, engines, names
 from replicator.compare.repair import Repaired, RepairOptions
 from replicator.compare.repair import repair as _repair
 from replicator.compare.sampling import Budget, Sampled, memory_of
@@ -32,20 +33,17 @@ from replicator.compare.sampling import verify_sample as _verify_sample
 from replicator.compare.verify import Level, Verified
 from replicator.compare.verify import verify as _verify
 from replicator.core.config import read_config
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress, Silent
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.drills.drill import DrillOptions
 from replicator.drills.drill import drill as _drill
 from replicator.drills.drill_record import Drill
 from replicator.drills.queries import Asking, spark_on
-from replicator.dumps.dump import Dumped, write_dump
 from replicator.dumps.signing import read_keys
-from replicator.dumps.slots import confirmed
 from replicator.errors import UsageError
 from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore
-from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.pitr.plan import RestoreOptions
 from replicator.pitr.restore import Restored
@@ -55,7 +53,6 @@ from replicator.policies.lag import lag as _lag
 from replicator.policies.plan import SyncPlan
 from replicator.policies.plan import apply as _apply
 from replicator.policies.plan import make as _plan
-from replicator.policies.roles import epochs_to_dump
 from replicator.policies.run import SyncRun, sync_once
 from replicator.policies.status import Status
 from replicator.policies.status import status as _status
@@ -76,33 +73,6 @@ from replicator.turnover.switchover import switchover as _switchover
 from replicator.turnover.switchover_steps import SwitchoverOptions
 from replicator.turnover.turn import Sides, Turned
 
-EngineGiven = AutoEngine | str | None
-"""auto, local, spark; or engines that the caller has opened."""
-
-ENGINES = ("auto", "local", "spark")
-
-
-@contextmanager
-def engines(
-    choice: str = "auto", master: str | None = None, spark: Mapping[str, str] | None = None, session: Any = None
-) -> Iterator[AutoEngine]:
-    """Engines for the length of a block: `choice` is auto, local or spark. Spark is `session`'s, or the one that this
-    process runs, and stays; when there is none it starts when it is first needed (`master`, `spark`: its settings), and
-    ends with the block. Raises UsageError for another choice."""
-    if choice not in ENGINES:
-        raise UsageError(
-            f"no engine {choice!r}", hint=f"engine is one of {', '.join(ENGINES)}, or what engines() gives"
-        )
-
-    def environment() -> Mapping[str, str]:
-        return spark_environment(find_java(os.environ))
-
-    engine = AutoEngine(LocalEngine(), SparkEngine(master, spark, environment, session), choice)
-    try:
-        yield engine
-    finally:
-        engine.stop()
-
 
 def capture(
     *, source: str, cmroot: str, db: str | Sequence[str] = (), all_databases: bool = False, scan: bool = True,
@@ -116,40 +86,6 @@ def capture(
             metastore, create_or_open(cmroot), databases=names(db), everything=all_databases, scan=scan,
             deep=deep, repair=repair, keeper=keeper, empty=empty, engine=work, progress=progress or Silent(),
         )  # fmt: skip
-
-
-def dump(
-    *, source: str, cmroot: str, out: str, db: str | Sequence[str], include: Sequence[str] = (),
-    exclude: Sequence[str] = (), since: str | int | None = None, until: str | int | None = None, slot: str = "",
-    capture_first: bool = True, scan: bool = True, deep: bool = False, keeper: str = "auto",
-    empty: Sequence[str] = (), allow_replica: bool = False, draining: bool = False, formats: FormatChoice = SUPPORTED,
-    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None, key_file: str | None = None,
-) -> Dumped:  # fmt: skip
-    """Captures, then writes a dump into `out`; see replicator.dumps.dump.write_dump.
-
-    Raises Refused for a replica (unless `allow_replica`) and a fenced database (unless `draining`: its last changes are
-    fetched by who fenced it). Roles are not known, and not asked for, without `capture_first`."""
-    patterns, keys = Patterns.parse(include, exclude), read_keys(key_file) if key_file else None
-    observed, epochs = None, None
-    if capture_first:
-        with connect(source) as metastore:
-            epochs = epochs_to_dump(metastore, names(db), allow_replica=allow_replica, draining=draining)
-        root = create_or_open(cmroot).place
-        whole = since is None and not (slot and confirmed(root, slot))
-        observed = capture(
-            source=source, cmroot=cmroot, db=db, scan=scan, deep=deep, repair=whole, keeper=keeper, empty=empty,
-            engine=engine, spark=spark, progress=progress,
-        )  # fmt: skip
-    report = write_dump(
-        create_or_open(cmroot), out, source=source, databases=names(db), patterns=patterns,
-        since=None if since is None else str(since), until=None if until is None else str(until), slot=slot,
-        epochs=epochs, formats=formats, progress=progress or Silent(), keys=keys,
-    )  # fmt: skip
-    if observed is not None:
-        report.captured, report.warnings = observed.records, observed.warnings
-        if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
-            report.observed = observed.observed
-    return report
 
 
 def load(
@@ -393,8 +329,3 @@ def given_engine(engine: EngineGiven, spark: Any = None) -> Iterator[AutoEngine]
     else:
         with engines(engine or "auto", session=spark) as own:
             yield own
-
-
-def names(db: str | Sequence[str]) -> list[str]:
-    """Names of databases or tables as the metastore writes them, each once."""
-    return list(dict.fromkeys(name.lower() for name in ([db] if isinstance(db, str) else db)))

@@ -20,7 +20,8 @@ from cmroot.log.compact import Compacted
 from cmroot.rehearsal import looked_at
 from cmroot.root import open_existing
 from cmroot.store.place import normal
-from replicator.api import EngineGiven, given_engine
+from replicator.api import given_engine
+from replicator.commands.base import EngineGiven
 from replicator.pitr import files, kept, pins, upkeep
 from replicator.pitr.clock import IDLE
 from replicator.pitr.files import FoundList

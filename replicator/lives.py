@@ -17,7 +17,8 @@ from typing import Any
 from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
 from cmroot.store.place import normal
-from replicator.api import EngineGiven, given_engine
+from replicator.api import given_engine
+from replicator.commands.base import EngineGiven
 from replicator.core.progress import Progress, Silent
 from replicator.housekeeping.run import Housekeeping, Housekept, Options
 from replicator.housekeeping.store import Store, store_url

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,7 @@ import click
 
 from replicator.cli.options import Session, json_option, pass_session
 from replicator.cli.output import columns, emit, write
-from replicator.cli.signals import Terminated
-from replicator.errors import Error, UsageError
+from replicator.errors import UsageError
 
 if TYPE_CHECKING:
     from replicator.checks.check import Checked
@@ -49,25 +48,6 @@ def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
         return NAGIOS[report.status]
     emit(asdict(report), as_json, _lines(report))
     return 0 if report.status in ("ok", "warning") and not report.not_replicated else FOUND
-
-
-def as_plugin(answer: Callable[[], int]) -> int:
-    """Runs a command line for Nagios, to which its own errors would look like warnings: a failure before or beside the
-    check is told as its one line, and is unknown."""
-    from replicator.checks.finding import NAGIOS, nagios_failure
-
-    try:
-        return answer()
-    except click.ClickException as error:
-        message = error.format_message()
-    except Error as error:
-        message = f"{error.message} ({error.hint})" if error.hint else error.message
-    except (click.Abort, KeyboardInterrupt, Terminated):
-        message = "interrupted"
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-    write([nagios_failure(message)])
-    return NAGIOS["unknown"]
 
 
 def _lines(report: Checked) -> Iterable[str]:

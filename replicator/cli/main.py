@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import shutil
 import sys
 import threading
 import time as clocks
@@ -18,41 +19,23 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
-from replicator.cli.capture import capture
-from replicator.cli.check import as_plugin, check
-from replicator.cli.cm import cm
-from replicator.cli.demo import demo
-from replicator.cli.drill import drill
-from replicator.cli.dump import dump
-from replicator.cli.gateway import gateway
-from replicator.cli.guard import audit, legal_hold
-from replicator.cli.housekeeping import housekeeping
-from replicator.cli.lag import history, lag
-from replicator.cli.load import load
-from replicator.cli.metastore import metastore
 from replicator.cli.options import Session
 from replicator.cli.output import BROKEN_PIPE, failure, log_to_stderr, note, show_error
-from replicator.cli.plan import apply, plan
-from replicator.cli.purge import purge
-from replicator.cli.repair import repair
-from replicator.cli.restore import restore
-from replicator.cli.retention import retention
-from replicator.cli.role import role
-from replicator.cli.show import show
+from replicator.cli.plugin import as_plugin
 from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated, raise_on_sigterm
-from replicator.cli.status import status
-from replicator.cli.sync import sync
-from replicator.cli.turn import failback, failover, loss, switchover
-from replicator.cli.verify import verify
-from replicator.cli.wait import wait
+from replicator.cli.table import CommandTable, PerCommand
 from replicator.core.config import Config, read_config
 from replicator.errors import Error
 
 LOG_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+SETTINGS = {
+    "help_option_names": ["-h", "--help"], "auto_envvar_prefix": "REPLICATOR",
+    "max_content_width": shutil.get_terminal_size((80, 24)).columns,
+}  # fmt: skip
 AGAIN = "run the same command again to finish"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "REPLICATOR"})
+@click.group(cls=CommandTable, context_settings=SETTINGS)
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Configuration; default: replicator.toml of the working directory, where there is one.")  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="Log to standard error, and show tracebacks.")
@@ -75,74 +58,34 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     settings = read_config(config)
     began = context.obj if isinstance(context.obj, float) else clocks.monotonic()
     context.obj = Session(settings, verbose, began)
-    context.default_map = _default_map(settings)
+    context.default_map = PerCommand(lambda name, command: defaults_of(settings, name, command))  # type: ignore[assignment]
 
 
-for _command in (
-    apply,
-    audit,
-    capture,
-    check,
-    cm,
-    demo,
-    drill,
-    dump,
-    failback,
-    failover,
-    gateway,
-    history,
-    housekeeping,
-    lag,
-    legal_hold,
-    load,
-    loss,
-    metastore,
-    plan,
-    purge,
-    repair,
-    restore,
-    retention,
-    role,
-    show,
-    status,
-    switchover,
-    sync,
-    verify,
-    wait,
-):
-    cli.add_command(_command)
-
-
-def _default_map(config: Config) -> dict[str, Any]:
-    """The file's `[defaults]` by command, for the options that each has. `load` has a `$cmroot` of its own."""
+def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, Any]:
+    """The file's `[defaults]` for the options that a command has. `load` and `verify` have a `$cmroot` of their own,
+    the target's."""
     defaults = config.default_values()
     of_target = defaults.pop("target_cmroot", None)
-    found = _defaults_of(cli, defaults)
-    for name in ("load", "verify"):
-        found[name].pop("cmroot", None)
-    if config.dumps.key_file is not None:
-        for name in ("dump", "load", "show"):
-            found[name]["key_file"] = config.dumps.key_file
-    of_purge = msgspec.to_builtins(config.purge)
-    for name, options in _defaults_of(
-        purge, {key: value for key, value in of_purge.items() if value is not None}
-    ).items():
-        found["purge"][name] |= options
-    if of_target is not None:
-        found["load"]["cmroot"] = found["verify"]["cmroot"] = of_target
-        found["repair"]["target_cmroot"] = found["restore"]["target_cmroot"] = of_target
+    found = _options_among(command, defaults)
+    if name in ("load", "verify"):
+        found.pop("cmroot", None)
+    if name in ("dump", "load", "show") and config.dumps.key_file is not None:
+        found["key_file"] = config.dumps.key_file
+    if name == "purge":
+        of_purge = {key: value for key, value in msgspec.to_builtins(config.purge).items() if value is not None}
+        for verb, options in _options_among(command, of_purge).items():
+            found[verb] |= options
+    if of_target is not None and name in ("load", "verify", "repair", "restore"):
+        found["cmroot" if name in ("load", "verify") else "target_cmroot"] = of_target
     return found
 
 
-def _defaults_of(group: click.Group, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """By command, and inside of groups by theirs."""
-    found: dict[str, Any] = {}
-    for name, command in group.commands.items():
-        options = {parameter.name for parameter in command.params}
-        found[name] = {key: value for key, value in defaults.items() if key in options}
-        if isinstance(command, click.Group):
-            found[name] |= _defaults_of(command, defaults)
-    return found
+def _options_among(command: click.Command, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that a command has options for; of a group, by command."""
+    if isinstance(command, click.Group):
+        return {name: _options_among(each, values) for name, each in command.commands.items()}
+    options = {parameter.name for parameter in command.params}
+    return {name: value for name, value in values.items() if name in options}
 
 
 def run(arguments: Sequence[str], began: float | None = None) -> int:

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,10 +19,12 @@ from replicator.errors import UsageError
 from replicator.text.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from replicator.commands.base import Verb
     from replicator.core.engine import AutoEngine
     from replicator.metastore.thrift import ThriftMetastore
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,14 @@ class Session:
             yield engines
         finally:
             engines.stop()
+
+    def call(self, verb: Verb[..., Any, R], engine: EngineChoice | None = None, **given: Any) -> R:
+        """A verb with what the command line gave: each option is the field of its name, `--no-x` the field `x`."""
+        fields = {
+            name.removeprefix("no_"): not value if name.startswith("no_") else value for name, value in given.items()
+        }
+        with self.engines(engine) if engine else nullcontext() as engines:
+            return verb(config=self.config, engine=engines, progress=self.progress, **fields)
 
     @property
     def progress(self) -> Progress:

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from replicator.core.report import Report
 from replicator.errors import Error
 from replicator.text.printable import PrintableFormatter, printable, printable_lines
 from replicator.text.quantity import count_text as count_text
@@ -29,7 +30,10 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 def emit(value: Mapping[str, Any] | Any, as_json: bool, lines: Iterable[str] | None = None) -> None:
     """A command's answer: `value` (a mapping or a dataclass) as one JSON object, or `lines` for a person (without any:
     the value's fields, aligned)."""
-    fields = value if isinstance(value, Mapping) else dataclasses.asdict(value)
+    if isinstance(value, Report):
+        fields: Mapping[str, Any] = value.to_dict()
+    else:
+        fields = value if isinstance(value, Mapping) else dataclasses.asdict(value)
     if as_json:
         write([json.dumps(fields)])
     else:

@@ -87,7 +87,7 @@ def repair(
       replicator repair --source prod --target dr --cmroot /cm --db sales --table orders
     """
     from cmroot.root import open_existing
-    from replicator.api import names
+    from replicator.commands.base import names
     from replicator.compare.repair import RepairOptions, planned
     from replicator.compare.repair import repair as mend
     from replicator.events.scope import Patterns

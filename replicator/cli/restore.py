@@ -63,7 +63,7 @@ def restore(
       replicator restore --cmroot /cm --db sales --table orders --to 4711 --target thrift://a:9083 --into rescue
     """
     from cmroot.root import open_existing
-    from replicator.api import names
+    from replicator.commands.base import names
     from replicator.pitr.plan import RestoreOptions, planned
     from replicator.pitr.restore import restore as bring_back
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replicator import api
+import replicator
 from replicator.compare.verify import Verified
 from replicator.core.report import json_text
 from replicator.demo.spark_sql import SparkSql
+from replicator.dumps.dump import Dumped
 from replicator.errors import Error
 from replicator.metastore.embedded import running as embedded
 from replicator.text.printable import printable
@@ -75,7 +76,7 @@ def tell(directory: Path, say: Callable[[str], None], *, keep: bool) -> Told:
     began = time.monotonic()
     story = _Story(directory, say)
     try:
-        with api.engines("spark", "local[2]") as engine:
+        with replicator.engines("spark", "local[2]") as engine:
             story.run(engine)
     finally:
         story.close()
@@ -134,10 +135,11 @@ class _Story:
     def _dump(self, **options: Any) -> str:
         self._dumps += 1
         out = self._directory / "dumps" / str(self._dumps)
-        report = api.dump(
+        report = replicator.dump(
             source=self._sides[0].uri, cmroot=str(self._directory / "cmroot"), out=str(out), db=DB,
             engine=self._engine, **options,
         )  # fmt: skip
+        assert isinstance(report, Dumped)
         self._say(
             f"    dump {out.name}: {report.kind}, events up to {report.to_event}, {report.records} records, "
             f"{report.observed} observed, {report.files} files named, {report.bytes} bytes"
@@ -145,7 +147,7 @@ class _Story:
         return report.dump
 
     def _load(self, dump: str) -> Any:
-        report = api.load(dump, target=self._sides[1].uri, engine=self._engine)
+        report = replicator.load(dump, target=self._sides[1].uri, engine=self._engine)
         self._say(
             f"    load: {report.objects_changed} objects changed, {report.files_copied} files copied "
             f"({report.files_from_source} from the source, {report.files_from_cmroot} from $cmroot), "
@@ -193,7 +195,9 @@ class _Story:
             raise Error(f"{table}: expected {rows}, the target shows {found}", hint="this is a bug: report it")
 
     def _verify(self) -> Verified:
-        report = api.verify(source=self._sides[0].uri, target=self._sides[1].uri, db=DB, engine=self._engine)
+        report: Verified = replicator.verify(
+            source=self._sides[0].uri, target=self._sides[1].uri, db=DB, engine=self._engine
+        )
         self._say(
             f"    {report.objects} objects and {report.files} files compared, {len(report.differences)} differences"
         )

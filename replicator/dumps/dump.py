@@ -29,7 +29,7 @@ from replicator.captures.unnamed import remembered
 from replicator.captures.unseen import Unseen, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.dumps import layout
 from replicator.dumps.points import resolve_since, resolve_until, scope_of_dump
@@ -60,7 +60,7 @@ ENTRY_BATCH = 20_000
 
 
 @dataclass
-class Dumped:
+class Dumped(Report):
     """What a dump holds: its directory, kind, range, and counts (files and bytes are those named, none is carried).
     `observed`: changes found by scan. `captured`: records that the capture before it added."""
 
@@ -82,8 +82,6 @@ class Dumped:
     seconds: float = 0.0
     status: str = "dumped"
     slot: str = ""
-
-    __str__ = json_text
 
 
 def write_dump(

@@ -19,13 +19,13 @@ import msgspec
 import pytest
 from metastores import MetastoreFactory
 
+import replicator
 from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.keepers import recycle_tree
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import is_local, join, store_for
 from cmroot.store.remote import FsspecStore
-from replicator import api
 from replicator.captures.recording import Captured
 from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
@@ -138,7 +138,7 @@ class Story:
         (remove or store_for(place).remove_tree)(place)
 
     def capture(self, keeper: str = "auto", **options: Any) -> Captured:
-        return api.capture(
+        return replicator.capture(
             source=self.sides.source.uri, cmroot=self.root.place, db=self.db, keeper=keeper, engine=self.sides.engine,
             **options,
         )  # fmt: skip
@@ -146,14 +146,14 @@ class Story:
     def dump(self, **options: Any) -> str:
         """Of what was captured already."""
         self.dumps += 1
-        dumped = api.dump(
+        dumped = replicator.dump(
             source=self.sides.source.uri, cmroot=self.root.place, db=self.db, out=str(self.work / f"dump{self.dumps}"),
             capture_first=False, engine=self.sides.engine, **options,
         )  # fmt: skip
         return dumped.dump
 
     def load(self, dump: str, **options: Any) -> Loaded:
-        return api.load(dump, target=self.sides.target.uri, engine=self.sides.engine, **options)
+        return replicator.load(dump, target=self.sides.target.uri, engine=self.sides.engine, **options)
 
     def replica(self, table: str, db: str | None = None) -> Mapping[str, str]:
         """The target's files of a table: name below the table -> text."""
@@ -163,7 +163,7 @@ class Story:
         return {str(path.relative_to(home)): path.read_text().removeprefix(f"{self.db}: ") for path in files}
 
     def differences(self) -> list[Any]:
-        return api.verify(
+        return replicator.verify(
             source=self.sides.source.uri, target=self.sides.target.uri, db=self.db, engine=self.sides.engine
         ).differences
 

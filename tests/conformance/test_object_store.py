@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from plain_tables import PlainDatabase
 
+import replicator
 from cmroot.errors import LeaseHeld
 from cmroot.lease import Holder
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from cmroot.store.place import store_for
-from replicator import api
 from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.core.progress import Progress
@@ -89,20 +89,20 @@ def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
         keys = (Column(name="day", type="string"),)
         source.create_table(Table(db="store", name="log", storage=storage(f"file:{home}/log"), partition_keys=keys))
     write_partition(source_metastore, "1", "first")
-    first = api.dump(out=f"{bucket}/dumps/1", **sides)
+    first = replicator.dump(out=f"{bucket}/dumps/1", **sides)
     assert (first.status, first.files) == ("dumped", 1)
     (home / "log" / "day=1" / "part-0").unlink()  # and the bytes are kept, by a copy
 
-    loaded = api.load(first.dump, target=target_metastore.uri, engine=engine)
+    loaded = replicator.load(first.dump, target=target_metastore.uri, engine=engine)
 
     assert (loaded.files_copied, loaded.files_from_cmroot) == (1, 1)
     copied = target_metastore.warehouse / "store.db" / "log" / "day=1" / "part-0"
     assert copied.read_text() == "first"
 
     write_partition(source_metastore, "2", "second")
-    second = api.dump(out=f"{bucket}/dumps/2", since=first.dump, **sides)
-    api.load(second.dump, target=target_metastore.uri, engine=engine)
-    verified = api.verify(source=source_metastore.uri, target=target_metastore.uri, db="store", engine=engine)
+    second = replicator.dump(out=f"{bucket}/dumps/2", since=first.dump, **sides)
+    replicator.load(second.dump, target=target_metastore.uri, engine=engine)
+    verified = replicator.verify(source=source_metastore.uri, target=target_metastore.uri, db="store", engine=engine)
     assert verified.differences == []
     assert not copied.exists()
 
@@ -168,24 +168,26 @@ class Shop:
         self.home = source.warehouse / f"{self.name}.db"
 
     def capture(self, progress: Progress | None = None) -> None:
-        api.capture(source=self.source_uri, cmroot=self.root, db=self.name, engine=self.engine, progress=progress)
+        replicator.capture(
+            source=self.source_uri, cmroot=self.root, db=self.name, engine=self.engine, progress=progress
+        )
 
     def dump(self, progress: Progress | None = None, since: str | None = None) -> str:
         out = f"{self.dumps}/{next(self.number)}"
         sides = {"source": self.source_uri, "cmroot": self.root, "db": self.name, "out": out, "engine": self.engine}
-        return api.dump(**sides, since=since, progress=progress).dump
+        return replicator.dump(**sides, since=since, progress=progress).dump
 
     def load(self, dump: str, progress: Progress | None = None) -> None:
-        api.load(dump, target=self.target.uri, cmroot=self.target_root, engine=self.engine, progress=progress)
+        replicator.load(dump, target=self.target.uri, cmroot=self.target_root, engine=self.engine, progress=progress)
 
     def restore(self, progress: Progress) -> None:
-        api.restore(
+        replicator.restore(
             cmroot=self.root, db=self.name, to=segments(self.root)[-1].metadata["event"], target=self.target.uri,
             into=f"{self.name}_past", target_cmroot=self.target_root, engine=self.engine, progress=progress,
         )  # fmt: skip
 
     def repair(self, progress: Progress) -> None:
-        api.repair(
+        replicator.repair(
             source=self.source_uri, target=self.target.uri, cmroot=self.root, db=self.name,
             target_cmroot=self.target_root, engine=self.engine, progress=progress,
         )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from plain_tables import PlainDatabase
 from runbooks import play, steps
 
-from replicator import api
+import replicator
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -30,8 +30,8 @@ def test_the_runbook_repairs_a_replica_that_somebody_wrote_to(
         source.table("orders", {"f1": "one" * 100, "f2": "two" * 100})
         source.partitioned("days", {"a": {"x": "a" * 10}, "b": {"x": "b" * 20}})
         source.table("untouched", {"f": "as it was"})
-        api.dump(source=here.uri, cmroot=str(places["cmroot"]), out=str(places["dump"]), db="sales")
-        api.load(str(places["dump"]), target=there.uri, cmroot=str(places["target_cmroot"]))
+        replicator.dump(source=here.uri, cmroot=str(places["cmroot"]), out=str(places["dump"]), db="sales")
+        replicator.load(str(places["dump"]), target=there.uri, cmroot=str(places["target_cmroot"]))
         (target.home / "orders/f1").write_text("0ne" * 100)  # somebody's job wrote to the wrong cluster
         target.add("days", {"z": {"x": "by mistake"}})
         target.alter("orders", owner_note="mine")

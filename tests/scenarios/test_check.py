@@ -18,9 +18,9 @@ import pytest
 from metastores import MetastoreFactory
 from plain_tables import PlainDatabase
 
+import replicator
 from cmroot.pins import Slot, create_slot, drop_slot, give_up_slot
 from cmroot.root import create_or_open
-from replicator import api
 from replicator.checks import places
 from replicator.checks.check import Checked, check
 from replicator.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
@@ -70,9 +70,9 @@ class Scene:
     def replicate(self) -> None:
         """What the policy's first run does, as far as a check can see."""
         out = str(self.here / "dumps" / "west" / "1")
-        api.dump(source=self.source.uri, cmroot=self.values["cmroot"], db=self.db, out=out, slot="west")
+        replicator.dump(source=self.source.uri, cmroot=self.values["cmroot"], db=self.db, out=out, slot="west")
         warehouse, cmroot = self.values["warehouse"], self.values["target_cmroot"]
-        api.load(out, target=self.target.uri, warehouse=warehouse, cmroot=cmroot)
+        replicator.load(out, target=self.target.uri, warehouse=warehouse, cmroot=cmroot)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_root_that_captured_another_metastore_is_critical(scene: Scene) -> Non
         plain = PlainDatabase(source, scene.db, scene.source.warehouse)
         while source.current_event_id() <= target.current_event_id() + 10:
             plain.alter("t", round=str(source.current_event_id()))
-    api.capture(source=scene.source.uri, cmroot=scene.values["cmroot"], db=scene.db)
+    replicator.capture(source=scene.source.uri, cmroot=scene.values["cmroot"], db=scene.db)
     scene.values["source"], scene.values["target"] = scene.target.uri, scene.source.uri
     found = scene.finding("events")
     assert found.health == "critical" and "another metastore" in found.text
@@ -573,7 +573,7 @@ def test_the_command_answers_people_programs_and_nagios(
 
 def test_the_python_function_answers_as_the_command(configured: Callable[..., Path]) -> None:
     path = configured(databases="nosuch")
-    checked = api.check("west", config=path)
+    checked = replicator.check("west", config=path)
     assert checked.status == "critical" and json.loads(str(checked))["policy"] == "west"
 
 

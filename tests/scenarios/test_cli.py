@@ -17,8 +17,8 @@ from typing import Any
 import click
 import pytest
 
-from replicator.cli import output
-from replicator.cli.main import cli, run
+from replicator.cli import output, table
+from replicator.cli.main import cli, defaults_of, run
 from replicator.cli.options import Duration, parse_settings
 from replicator.core.config import Config, parse_config, read_config
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
@@ -30,7 +30,7 @@ AWAY = "thrift://127.0.0.1:1"
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, command in group.commands.items():
+    for name, command in (table.commands() if group is cli else group.commands).items():
         yield (*path, name), command
         if isinstance(command, click.Group):
             yield from commands(command, *path, name)
@@ -262,13 +262,13 @@ def test_the_file_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_sources_cmroot_is_not_taken_for_the_targets(tmp_path: Path) -> None:
-    from replicator.cli.main import _default_map
+    def defaults(name: str, **values: str) -> dict[str, Any]:
+        return defaults_of(parse_config({"defaults": values}, "x"), name, table.command(name))
 
-    defaults = _default_map(parse_config({"defaults": {"cmroot": "/a", "warehouse": "/w"}}, "x"))
-    assert defaults["capture"] == {"cmroot": "/a"}
-    assert defaults["load"] == {"warehouse": "/w"}
-    defaults = _default_map(parse_config({"defaults": {"target_cmroot": "/b"}}, "x"))
-    assert (defaults["capture"], defaults["load"]) == ({}, {"cmroot": "/b"})
+    assert defaults("capture", cmroot="/a", warehouse="/w") == {"cmroot": "/a"}
+    assert defaults("load", cmroot="/a", warehouse="/w") == {"warehouse": "/w"}
+    assert defaults("capture", target_cmroot="/b") == {}
+    assert defaults("load", target_cmroot="/b") == {"cmroot": "/b"}
 
 
 # ---- values -------------------------------------------------------------------------------------------------------

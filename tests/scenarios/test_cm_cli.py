@@ -18,8 +18,8 @@ from cmroot.lease import acquire
 from cmroot.log.captured import segments
 from cmroot.root import open_existing
 from replicator import cm
-from replicator.api import engines
 from replicator.cli.main import run
+from replicator.commands.base import engines
 from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running

@@ -15,9 +15,9 @@ from policies import Replication, local_engine
 from raw_thrift import RawClient
 from story import command
 
+import replicator
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
-from replicator import api
 from replicator.captures.capture import capture
 from replicator.captures.fold import read_records
 from replicator.checks.check import check
@@ -355,7 +355,7 @@ def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(drilled: Repli
     planned = command(*config, "drill", drilled.name, "--dry-run")
     assert (planned.code, planned.said["status"], planned.said["tables"]) == (0, "planned", 3)
     assert shadows_there(drilled) == []
-    done = api.drill(drilled.name, config=drilled.config(), sample=0)
+    done = replicator.drill(drilled.name, config=drilled.config(), sample=0)
     (found,) = [f for f in check(drilled.policy).findings if f.name == "drill"]
     assert found.health == "ok" and "the last good one" in found.text
     listed = command(*config, "drill", drilled.name, "--list")

@@ -22,9 +22,9 @@ from faults import ERRORS, Ended, Fault, delayed, run_with
 from plain_tables import PlainDatabase
 from story import Answer, Story, command
 
+import replicator
 from cmroot.keep.content import content_name
 from cmroot.root import open_existing
-from replicator import api
 from replicator.captures.fold import open_manifest
 from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.core.progress import Progress
@@ -275,7 +275,7 @@ def test_what_changes_between_the_first_walk_and_its_end_is_in_the_first_capture
             database.table(name, {"f": name})
         meanwhile = AtTheEnd("walk walked", lambda: database.drop("goes"))
         root, engine = str(tmp_path / "cmroot"), AutoEngine(LocalEngine(2), SparkEngine(), "local")
-        api.capture(
+        replicator.capture(
             source=source_metastore.uri, cmroot=root, db="walked", scan=False, progress=meanwhile, engine=engine
         )
     with open_manifest(open_existing(root)) as manifest:

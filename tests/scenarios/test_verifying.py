@@ -12,7 +12,7 @@ from policies import Replication, local_engine
 from story import command
 from test_sync_follow import Following, until
 
-from replicator import api
+import replicator
 from replicator.core.progress import Silent
 from replicator.metastore.embedded.running import Running
 from replicator.policies.memory import Compared
@@ -63,7 +63,7 @@ def test_a_replica_that_somebody_wrote_to_is_told_everywhere_until_it_is_repaire
     (last,) = command(*config, "history", pair.name, "--limit", "1").said["runs"]
     assert sorted(last["compared"]["open"]) == names
 
-    repaired = api.repair(
+    repaired = replicator.repair(
         source=pair.source_uri, target=pair.target_uri, cmroot=pair.keys["cmroot"], db=f"{pair.name}_a",
         target_cmroot=pair.keys["target_cmroot"], warehouse=pair.keys["warehouse"],
     )  # fmt: skip

@@ -216,7 +216,7 @@ def _main() -> None:
     split = sys.argv.index("--")
     fault, arguments = sys.argv[1:split], sys.argv[split + 1 :]
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parent]
-    from replicator import api  # noqa: F401  loaded before the clock starts
+    import replicator  # noqa: F401  loaded before the clock starts
     from replicator.cli.main import main
 
     if fault != ["-"]:

@@ -7,7 +7,8 @@ import os
 import sys
 from typing import Any
 
-from replicator import api, cm, lives
+import replicator
+from replicator import cm, lives
 from replicator.core.engine import hive_settings
 from replicator.errors import UsageError
 
@@ -28,13 +29,13 @@ def environment() -> dict[str, str]:
 
 
 def work(uri: str, other: str, cmroot: str, db: str, spark: Any) -> None:
-    api.capture(source=uri, cmroot=cmroot, db=db, engine="spark", spark=spark)
+    replicator.capture(source=uri, cmroot=cmroot, db=db, engine="spark", spark=spark)
     assert cm.check(cmroot=cmroot, engine="spark", spark=spark).status == "sound"
     assert cm.slots(cmroot=cmroot, engine="spark", spark=spark).slots == []
-    with api.engines("spark", session=spark) as engines:
-        assert api.verify(source=uri, target=other, db=db, engine=engines).objects
+    with replicator.engines("spark", session=spark) as engines:
+        assert replicator.verify(source=uri, target=other, db=db, engine=engines).objects
     try:
-        api.verify(source=uri, target=other, db=db, engine="threads", spark=spark)
+        replicator.verify(source=uri, target=other, db=db, engine="threads", spark=spark)
     except UsageError as error:
         assert "threads" in error.message
     else:
@@ -45,7 +46,7 @@ def main(uri: str, other: str, warehouse: str, cmroot: str, how: str) -> None:
     db = f"notebook_{how}"
     if how == "own":
         before = environment()
-        with api.connect(uri) as metastore:
+        with replicator.connect(uri) as metastore:
             metastore.create_database(api_database(db, warehouse))
         work(uri, other, cmroot, db, None)
         from pyspark import SparkContext

@@ -1,0 +1,104 @@
+"""The table of commands: section, module and one line of each. A command's module is imported when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Replicate": {
+        "capture": ("capture", "Read the notification log and changed files into $cmroot."),
+        "dump": ("dump", "Capture, then write a dump: whole databases, or their changes."),
+        "load": ("load", "Replay a finished dump on a target."),
+        "verify": ("verify", "Compare every object and file of both sides."),
+        "repair": ("repair", "Find what differs on a replica, and copy exactly that."),
+        "status": ("status", "Show how far a replicated database is, and how far behind."),
+        "wait": ("wait", "Wait until a replicated database has come far enough."),
+        "restore": ("restore", "Make a database or tables as at an event or a time."),
+        "show": ("show", "Print a dump, a captured log, or a segment of it."),
+    },
+    "Policies": {
+        "check": ("check", "Prove what can be proved of a policy before its first run."),
+        "sync": ("sync", "Run a policy: a bootstrap if it must, else the changes."),
+        "plan": ("plan", "Show what the next run of a policy would do, and its price."),
+        "apply": ("plan", "Carry out a plan, and nothing else."),
+        "lag": ("lag", "Show how far a policy's target is behind, by table."),
+        "history": ("lag", "Show a policy's runs, newest first."),
+    },
+    "Role changes": {
+        "switchover": ("turn", "Make the replica the primary, and the primary its replica."),
+        "failover": ("turn", "Make the replica the primary while the primary is lost."),
+        "failback": ("turn", "Take the old primary back as the replica of the new one."),
+        "loss": ("turn", "Show the loss report of a policy's last failover."),
+        "drill": ("drill", "Rehearse a failover in shadow databases, and time it."),
+        "role": ("role", "Show or set the role of a database."),
+    },
+    "Retention and erasure": {
+        "housekeeping": ("housekeeping", "Remove unreferenced data and expired tables (Beekeeper)."),
+        "retention": ("retention", "Remove versions of datasets past their policy (Gobblin)."),
+        "purge": ("purge", "Erase the rows of people from tables, and prove it."),
+        "legal-hold": ("guard", "Name data that no job may remove."),
+        "audit": ("guard", "Show who removed what, when and why; put it back."),
+    },
+    "Change management": {
+        "cm": ("cm", "Look after a $cmroot: what it keeps, for whom, how long."),
+        "gateway": ("gateway", "Serve a metastore, and keep files that drops would delete."),
+    },
+    "Tools": {
+        "metastore": ("metastore", "Run a real Hive metastore out of PySpark's own jars."),
+        "demo": ("demo", "Show replication on two real metastores, in a minute."),
+    },
+}
+"""By section and name: the module in `replicator.cli`, and the line of `replicator --help`."""
+
+COMMANDS = {name: row for rows in SECTIONS.values() for name, row in rows.items()}
+
+
+class CommandTable(click.Group):
+    """The group of all commands, which shows them in sections and imports only the one that is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        return command(name) if name in COMMANDS else None
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        widest = max(map(len, COMMANDS))
+        for section, rows in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(widest), line) for name, (_, line) in rows.items()])
+
+
+def command(name: str) -> click.Command:
+    """A command of the table, imported."""
+    module = import_module(f"replicator.cli.{COMMANDS[name][0]}")
+    found = getattr(module, name.replace("-", "_"))
+    assert isinstance(found, click.Command)
+    return found
+
+
+def commands() -> dict[str, click.Command]:
+    """All commands by name, imported: for the manual and the tests."""
+    return {name: command(name) for name in COMMANDS}
+
+
+class PerCommand(Mapping[str, Any]):
+    """Values by command, made when a command is looked up."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        return self._make(name, command(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)

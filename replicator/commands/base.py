@@ -1,0 +1,156 @@
+"""Verbs and their options: a frozen value per command, and a function from that value to a report.
+
+@dataclass(frozen=True, kw_only=True)
+class CountOptions(Options):
+    cmroot: str
+
+@verb(CountOptions)
+def count(options: CountOptions) -> Counted: ...
+
+count(cmroot="/w/cmroot")                     # Python: the arguments are the options' fields
+count.run(CountOptions(cmroot="/w/cmroot"))   # who has made the options already: the service
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
+
+from replicator.core.config import Config, read_config
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.progress import Progress, Silent
+from replicator.errors import UsageError
+from replicator.metastore.java import find_java, spark_environment
+from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.replay.places.placement import parse_pairs, parse_renames
+
+P = ParamSpec("P")
+O = TypeVar("O", bound="Options")  # noqa: E741
+R = TypeVar("R", covariant=True)
+
+EngineGiven = AutoEngine | str | None
+"""auto, local, spark; or engines that the caller has opened."""
+
+ENGINES = ("auto", "local", "spark")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Fields of every command.
+
+    config: the configuration, or its file (None: `replicator.toml` of the working directory, where there is one);
+      its metastores may be called by name.
+    engine: where work that grows with the data runs: "auto" (by the amount of work), "local", "spark", or engines
+      that `replicator.engines()` has opened, to keep one Spark over several calls.
+    spark: a SparkSession to work in; None: the one that this process runs, else one of our own, which is stopped.
+    progress: who is told how far the work is; None: nobody.
+    """
+
+    config: Config | str | os.PathLike[str] | None = None
+    engine: EngineGiven = None
+    spark: Any = None
+    progress: Progress | None = None
+
+    @functools.cached_property
+    def settings(self) -> Config:
+        """The configuration, read."""
+        if isinstance(self.config, Config):
+            return self.config
+        return read_config(None if self.config is None else Path(self.config))
+
+    @property
+    def teller(self) -> Progress:
+        return self.progress or Silent()
+
+    @contextmanager
+    def connected(self, metastore: str) -> Iterator[ThriftMetastore]:
+        """A metastore by URI or configured name, for the length of a block. Raises UsageError for neither."""
+        with connect(self.settings.metastore_uri(metastore)) as client:
+            yield client
+
+    @contextmanager
+    def engines(self) -> Iterator[AutoEngine]:
+        """The engines that the caller gave, or some for the length of a block. Raises UsageError for an unknown name,
+        and for both engines and a session."""
+        if isinstance(self.engine, AutoEngine):
+            if self.spark is not None:
+                raise UsageError("engine and spark are both given", hint="give spark= to engines() instead")
+            yield self.engine
+        else:
+            with engines(self.engine or "auto", session=self.spark) as own:
+                yield own
+
+
+class Verb(Protocol[P, O, R]):
+    """A command as a function of its options' fields; `run` takes the options as they are."""
+
+    options: type[O]
+
+    def __call__(self, *arguments: P.args, **options: P.kwargs) -> R: ...
+
+    def run(self, options: O) -> R: ...
+
+
+def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
+    """Makes a function of options a verb: it takes the fields of `make`, a class of options, as its arguments, and
+    shows them and their descriptions in `help()`."""
+
+    def decorate(run: Callable[[O], R]) -> Verb[P, O, R]:
+        @functools.wraps(run)
+        def call(*arguments: P.args, **options: P.kwargs) -> R:
+            return run(make(*arguments, **options))
+
+        result = inspect.signature(run).return_annotation
+        call.__signature__ = inspect.signature(make).replace(return_annotation=result)  # type: ignore[attr-defined]
+        call.__doc__ = "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in (run, make, Options))
+        call.run, call.options = run, make  # type: ignore[attr-defined]
+        return cast("Verb[P, O, R]", call)
+
+    return decorate
+
+
+@contextmanager
+def engines(
+    choice: str = "auto", master: str | None = None, spark: Mapping[str, str] | None = None, session: Any = None
+) -> Iterator[AutoEngine]:
+    """Engines for the length of a block: `choice` is auto, local or spark. Spark is `session`'s, or the one that this
+    process runs, and stays; when there is none it starts when it is first needed (`master`, `spark`: its settings), and
+    ends with the block. Raises UsageError for another choice."""
+    if choice not in ENGINES:
+        raise UsageError(
+            f"no engine {choice!r}", hint=f"engine is one of {', '.join(ENGINES)}, or what engines() gives"
+        )
+
+    def environment() -> Mapping[str, str]:
+        return spark_environment(find_java(os.environ))
+
+    engine = AutoEngine(LocalEngine(), SparkEngine(master, spark, environment, session), choice)
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def names(given: str | Sequence[str]) -> list[str]:
+    """Names of databases or tables as the metastore writes them, each once."""
+    return list(dict.fromkeys(name.lower() for name in ([given] if isinstance(given, str) else given)))
+
+
+def renames(given: Mapping[str, str] | Sequence[str]) -> list[tuple[str, str]]:
+    """Databases' names on the target by those at the source, of a mapping or of "A=B" texts. Raises UsageError."""
+    return parse_renames(_texts(given))
+
+
+def pairs(given: Mapping[str, str] | Sequence[str], option: str) -> list[tuple[str, str]]:
+    """Places by places, of a mapping or of "A=B" texts. Raises UsageError, which names the option."""
+    return parse_pairs(_texts(given), option)
+
+
+def _texts(given: Mapping[str, str] | Sequence[str]) -> Sequence[str]:
+    return [f"{before}={after}" for before, after in given.items()] if isinstance(given, Mapping) else given

@@ -1,0 +1,123 @@
+"""`dump`: capture, then write a dump directory; or count what one would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cmroot.root import create_or_open, open_existing
+from replicator.captures.capture import capture
+from replicator.captures.recording import Captured
+from replicator.commands.base import Options, names, verb
+from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps.preview import DumpPlan, preview
+from replicator.dumps.signing import read_keys
+from replicator.dumps.slots import confirmed
+from replicator.errors import UsageError
+from replicator.events.scope import Patterns
+from replicator.policies.roles import epochs_to_dump
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpOptions(Options):
+    """Arguments:
+
+    source: the source's metastore: a thrift URI, several separated by commas, or a configured name.
+    cmroot: the source's change-management root; made where there is none.
+    out: the dump's directory, new or empty.
+    db: a database, or several.
+    include, exclude: regular expressions of whole table names.
+    since: an event id, a time (UTC), or an earlier dump's directory; None: a bootstrap, or from where the slot is.
+    until: an event id or a time at which the dump ends; None: now.
+    slot: the consumer's name; the root keeps what it has not confirmed.
+    capture_first: bring the captured log up to now before; without it the source is not asked, nor its role.
+    scan: look for changes that left no event. deep: of each partition, too.
+    keeper: auto, link, version, copy or none: how bytes are kept.
+    empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
+    allow_replica: dump a database that is a replica itself.
+    draining: dump a fenced database, whose last changes its fencer fetches.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    key_file: keys, one a line, of which the first signs the dump; None: that of [dumps], if any.
+    dry_run: only count what is captured by now; nothing is written.
+    """
+
+    source: str
+    cmroot: str
+    out: str
+    db: str | Sequence[str]
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    since: str | int | None = None
+    until: str | int | None = None
+    slot: str = ""
+    capture_first: bool = True
+    scan: bool = True
+    deep: bool = False
+    keeper: str = "auto"
+    empty: Sequence[str] = ()
+    allow_replica: bool = False
+    draining: bool = False
+    formats: FormatChoice = SUPPORTED
+    key_file: str | None = None
+    dry_run: bool = False
+
+
+@verb(DumpOptions)
+def dump(options: DumpOptions) -> Dumped | DumpPlan:
+    """Captures, then writes a dump: the whole of some databases, or what changed in them. It names files and carries
+    none. May run again after a crash: an unfinished dump is written again.
+
+        replicator.dump(source="thrift://a:9083", cmroot="/cm", db="sales", out="/dumps/1")
+        replicator.dump(source="prod", cmroot="/cm", db="sales", since="/dumps/1", out="/dumps/2")
+
+    Raises UsageError for a range or pattern that fits nothing; Refused for a replica or a fenced database;
+    BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root."""
+    if options.empty and not options.capture_first:
+        raise UsageError("--empty is a word to the capture, and --no-capture leaves that out", hint="give one of them")
+    if options.dry_run:
+        return _planned(options)
+    observed, epochs = _captured(options) if options.capture_first else (None, None)
+    report = write_dump(
+        create_or_open(options.cmroot), options.out, source=options.settings.metastore_uri(options.source),
+        databases=names(options.db), patterns=Patterns.parse(options.include, options.exclude),
+        since=_text(options.since), until=_text(options.until), slot=options.slot, epochs=epochs,
+        formats=options.formats, progress=options.teller,
+        keys=read_keys(options.key_file) if options.key_file else None,
+    )  # fmt: skip
+    if observed is not None:
+        report.captured, report.warnings = observed.records, observed.warnings
+        if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
+            report.observed = observed.observed
+    return report
+
+
+def _captured(options: DumpOptions) -> tuple[Captured, dict[str, int]]:
+    """The capture before a dump, and the epochs of the source's databases."""
+    databases = names(options.db)
+    with options.connected(options.source) as metastore:
+        epochs = epochs_to_dump(
+            metastore, databases, allow_replica=options.allow_replica, draining=options.draining
+        )  # fmt: skip
+    root = create_or_open(options.cmroot)
+    whole = options.since is None and not (options.slot and confirmed(root.place, options.slot))
+    with options.engines() as engine, options.connected(options.source) as metastore:
+        observed = capture(
+            metastore, root, databases=databases, scan=options.scan, deep=options.deep, repair=whole,
+            keeper=options.keeper, empty=options.empty, engine=engine, progress=options.teller,
+        )  # fmt: skip
+    return observed, epochs
+
+
+def _planned(options: DumpOptions) -> DumpPlan:
+    databases, patterns = names(options.db), Patterns.parse(options.include, options.exclude)
+    with options.connected(options.source) as metastore:
+        epochs_to_dump(metastore, databases, allow_replica=options.allow_replica)
+        return preview(
+            metastore, open_existing(options.cmroot), options.out, databases, patterns, _text(options.since),
+            _text(options.until), options.slot,
+        )  # fmt: skip
+
+
+def _text(point: str | int | None) -> str | None:
+    return None if point is None else str(point)

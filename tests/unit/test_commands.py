@@ -1,0 +1,64 @@
+"""The three doors: every command has a function, and every option of a command is a field of its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+
+import replicator
+from replicator.cli import table
+from replicator.commands.base import Options
+
+DOOR_ONLY = {"as_json", "engine", "master", "spark_conf", "nagios"}
+"""Options about the door itself: how an answer looks, and how Spark is started."""
+
+NOT_YET = {name for name in table.COMMANDS if name != "dump"}
+
+
+def leaves() -> Iterator[tuple[str, click.Command]]:
+    def below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+        if not isinstance(command, click.Group) or command.invoke_without_command:
+            yield path.replace("-", "_"), command
+        for name, each in getattr(command, "commands", {}).items():
+            yield from below(f"{path}_{name}", each)
+
+    for name, command in table.commands().items():
+        if name not in NOT_YET:
+            yield from below(name, command)
+
+
+COMMANDS = dict(leaves())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_a_function_whose_arguments_are_its_options(name: str) -> None:
+    verb = getattr(replicator, name)
+    fields = {each.name for each in dataclasses.fields(verb.options)}
+    given = {(parameter.name or "").removeprefix("no_") for parameter in COMMANDS[name].params} - DOOR_ONLY
+    assert given <= fields
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_tells_arguments_errors_and_an_example(name: str) -> None:
+    verb = getattr(replicator, name)
+    said = inspect.getdoc(verb) or ""
+    assert f"replicator.{name}(" in said
+    for field in dataclasses.fields(verb.options):
+        assert re.search(rf"\b{field.name}\b[\w, ]*:", said), f"help(replicator.{name}) does not tell {field.name}"
+    assert list(inspect.signature(verb).parameters) == [each.name for each in dataclasses.fields(verb.options)]
+    assert issubclass(verb.options, Options) and verb.options.__dataclass_params__.frozen
+
+
+def test_the_verbs_show_when_a_name_is_completed() -> None:
+    assert set(COMMANDS) <= set(dir(replicator))
+
+
+@pytest.mark.parametrize("name", table.COMMANDS)
+def test_the_line_of_the_help_is_short(name: str) -> None:
+    _, line = table.COMMANDS[name]
+    assert len(line) <= 64 and line.endswith(".")
