@@ -135,7 +135,7 @@ def _zlib(bits: int) -> Callable[[bytes], bytes]:
     return compress
 
 
-def _unpack_zstd(data: bytes) -> bytes:
+def unpack_zstd(data: bytes) -> bytes:
     stream, found, size = pa.CompressedInputStream(pa.BufferReader(data), "zstd"), [], 0
     while piece := stream.read(PIECE):
         found.append(piece)
@@ -152,7 +152,7 @@ def _packed(name: str) -> Callable[[bytes], bytes]:
 # Snappy and LZ4
 
 
-def _unpack_snappy(data: bytes) -> bytes:
+def unpack_snappy(data: bytes) -> bytes:
     size = shift = at = 0
     while True:
         size |= (data[at] & 127) << shift
@@ -164,7 +164,7 @@ def _unpack_snappy(data: bytes) -> bytes:
     return bytes(pa.Codec("snappy").decompress(data, size, asbytes=True))
 
 
-def _unpack_lz4(data: bytes) -> bytes:
+def unpack_lz4(data: bytes) -> bytes:
     size = at = 0
     while at < len(data):
         token = data[at]
@@ -189,7 +189,7 @@ def _lz4_length(data: bytes, at: int, length: int) -> tuple[int, int]:
 
 def _checked_snappy(data: bytes) -> bytes:
     """As Avro has it: with the checksum of what is in it."""
-    found = _unpack_snappy(data[:-4])
+    found = unpack_snappy(data[:-4])
     if zlib.crc32(found).to_bytes(4, "big") != data[-4:]:
         raise ValueError("its checksum is another")
     return found
@@ -236,7 +236,7 @@ _AVRO = {
         Codec("deflate", _zlib(-15), _unpack_deflate),
         Codec("snappy", lambda data: _packed("snappy")(data) + zlib.crc32(data).to_bytes(4, "big"), _checked_snappy),
         Codec("bzip2", bz2.compress, _streams(bz2.BZ2Decompressor)),
-        Codec("zstandard", _packed("zstd"), _unpack_zstd),
+        Codec("zstandard", _packed("zstd"), unpack_zstd),
         Codec("xz", lzma.compress, _streams(lzma.LZMADecompressor)),
     )
 }  # fmt: skip
@@ -246,8 +246,8 @@ _OF_HADOOP = {
         Codec("DeflateCodec", _zlib(15), _streams(lambda: zlib.decompressobj(15))),
         Codec("GzipCodec", _zlib(31), _streams(lambda: zlib.decompressobj(31))),
         Codec("BZip2Codec", bz2.compress, _AVRO["bzip2"].unpack),
-        Codec("ZStandardCodec", _packed("zstd"), _unpack_zstd),
-        Codec("SnappyCodec", _framed(_packed("snappy")), _unframed(_unpack_snappy)),
-        Codec("Lz4Codec", _framed(_packed("lz4_raw")), _unframed(_unpack_lz4)),
+        Codec("ZStandardCodec", _packed("zstd"), unpack_zstd),
+        Codec("SnappyCodec", _framed(_packed("snappy")), _unframed(unpack_snappy)),
+        Codec("Lz4Codec", _framed(_packed("lz4_raw")), _unframed(unpack_lz4)),
     )
 }  # fmt: skip

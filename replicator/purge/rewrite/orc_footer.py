@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from replicator.purge.rewrite.blocks import unpack_lz4, unpack_snappy, unpack_zstd
 from replicator.purge.rewrite.formats import Unsupported
 
 Message = list[tuple[int, int, Any]]
@@ -222,42 +223,6 @@ def decompressed(data: bytes, codec: int) -> bytes:
     return bytes(out)
 
 
-def _snappy(chunk: bytes) -> bytes:
-    return bytes(pa.Codec("snappy").decompress(chunk, _varint(chunk, 0)[0]))
-
-
-def _zstd(chunk: bytes) -> bytes:
-    return bytes(pa.CompressedInputStream(pa.BufferReader(chunk), "zstd").read())
-
-
-def _lz4(chunk: bytes) -> bytes:
-    """A block without its size, which Arrow's codec wants to know: https://github.com/lz4/lz4, lz4_Block_format."""
-    out, at = bytearray(), 0
-
-    def more(length: int) -> int:
-        nonlocal at
-        while length >= 15:
-            at += 1
-            length += chunk[at - 1]
-            if chunk[at - 1] < 255:
-                break
-        return length
-
-    while at < len(chunk):
-        token = chunk[at]
-        at += 1
-        literals = more(token >> 4)
-        out += chunk[at : at + literals]
-        at += literals
-        if at >= len(chunk):
-            break
-        back = int.from_bytes(chunk[at : at + 2], "little")
-        at += 2
-        for _ in range(more(token & 15) + 4):
-            out.append(out[-back])
-    return bytes(out)
-
-
 _CODECS: dict[int, Callable[[bytes], bytes]] = {
-    1: lambda chunk: zlib.decompress(chunk, -15), 2: _snappy, 4: _lz4, 5: _zstd,
+    1: lambda chunk: zlib.decompress(chunk, -15), 2: unpack_snappy, 4: unpack_lz4, 5: unpack_zstd,
 }  # fmt: skip
