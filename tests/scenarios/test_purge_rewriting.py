@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import json
+import os
 import zlib
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from pyarrow import orc
 
 from replicator.purge.rewrite.compression import decompressed
-from replicator.purge.rewrite.files import FilesTask, FileWork, run_files_task
+from replicator.purge.rewrite.files import FilesTask, FileWork, carry, run_files_task
 from replicator.purge.rewrite.formats import FileFormat
 
 TEXT = FileFormat("text", field=("id",), type="bigint")
@@ -118,3 +120,36 @@ def test_damaged_compression_fails_its_file_in_words(tmp_path: Path, ending: str
     source.write_bytes(b"")
     (empty,) = run_files_task(FilesTask(TEXT, keys, works[1:]))
     assert (empty.error, empty.rows) == ("", 0)
+
+
+@pytest.mark.parametrize("header", [False, True])
+@pytest.mark.parametrize("start", [b"", codecs.BOM_UTF8])
+def test_the_beginning_of_a_file_stays_and_its_first_row_is_one(tmp_path: Path, start: bytes, header: bool) -> None:
+    """A line of names that says an id, too."""
+    names = b"3,name\n" if header else b""
+    (tmp_path / "source").write_bytes(start + names + b"3,goes\n4,stays\n3,goes\n")
+    work = FileWork("p", "source", str(tmp_path / "source"), str(tmp_path / "target"), "u", 1, 2)
+    format_ = FileFormat("csv", field=("id",), type="bigint", separator=",", quote='"', header=header, by="spark")
+    (done,) = run_files_task(FilesTask(format_, found(tmp_path, "u", pa.array([3], pa.int64()), [2]), [work]))
+    assert (done.error, done.rows, done.matched) == ("", 3, 2)
+    assert (tmp_path / "target").read_bytes() == start + names + b"4,stays\n"
+
+
+def test_attempts_that_carry_one_file_at_once_leave_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other's link comes to be between this one's look at an older file and its own link."""
+    source, target = tmp_path / "source", tmp_path / "there" / "target"
+    target.parent.mkdir()
+    source.write_text("3\n")
+    target.write_text("of a task that was killed")
+    real = os.path.samestat
+
+    def other_comes(one: os.stat_result, two: os.stat_result) -> bool:
+        monkeypatch.setattr(os.path, "samestat", real)
+        is_same = real(one, two)
+        carry(work)
+        return is_same
+
+    work = FileWork("p", "source", str(source), str(target), "", 2, 0)
+    monkeypatch.setattr(os.path, "samestat", other_comes)
+    carry(work)
+    assert os.path.samefile(source, target) and os.listdir(target.parent) == ["target"]
