@@ -28,7 +28,7 @@ from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.retain import retain
-from replicator.purge.contents import Content, erased_contents, recorded_contents
+from replicator.purge.contents import Content, erased_contents, older_contents
 from replicator.purge.copies import copies, directories_of, is_below
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList
 from replicator.purge.options import PurgeOptions, RetainOptions
@@ -133,8 +133,7 @@ def certify(
     replicas = [each for each in replicas if any(each.replicates(table.table.db, table.table.name) for table in tables)]
     certificate.replicas = [each.name for each in replicas]
     contents = {each.key: each for each in erased_contents(directories)}
-    recorded = recorded_contents(root.place, [table.name for table in tables])
-    contents = {**recorded.older, **contents}
+    contents = older_contents(root.place, [table.name for table in tables]) | contents
     certificate.contents = len(contents)
     found += _backups(root.place, directories, {table.name for table in tables})
     places = [("$cmroot", root.place, "")] + [("replica's $cmroot", each.root, each.name) for each in replicas]

@@ -5,7 +5,6 @@ purged tables, which nobody has searched. Reads only.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -48,29 +47,17 @@ def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[Content]:
                     yield Content(row["checksum"], row["size"], row["table"], row["partition"], place, why)
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """What the captured log knows of some tables. live: contents that they have; older: those that they had. position:
-    the log's end."""
-
-    live: frozenset[tuple[str, int]]
-    older: dict[tuple[str, int], Content]
-    position: int
-
-
-def recorded_contents(root: str, tables: Collection[str]) -> Recorded:
-    """Of tables ("db.table"), whatever they were called when. Holds a row for each content that they ever had."""
-    log = segments(root)
+def older_contents(root: str, tables: Collection[str]) -> dict[tuple[str, int], Content]:
+    """What tables ("db.table") had once and have no more, as the captured log knows it. Holds a row for each content
+    that they ever had."""
     counts: dict[tuple[str, int], int] = {}
     seen: dict[tuple[str, int], Content] = {}
-    for row in _rows(log, {table.lower() for table in tables}):
+    for row in _rows(segments(root), {table.lower() for table in tables}):
         key = (row["checksum"], row["size"])
         counts[key] = counts.get(key, 0) + (1 if row["op"] == ADD else -1)
         place = join(row["location"] or "", row["path"] or "")
         seen[key] = Content(*key, f"{row['db']}.{row['table']}", row["partition"] or "", place, OLDER)
-    live = frozenset(key for key, count in counts.items() if count > 0)
-    older = {key: content for key, content in seen.items() if key not in live}
-    return Recorded(live, older, log[-1].last if log else 0)
+    return {key: content for key, content in seen.items() if counts[key] <= 0}
 
 
 def _rows(log: Sequence[Segment], tables: set[str]) -> Iterator[dict[str, Any]]:

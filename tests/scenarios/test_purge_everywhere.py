@@ -49,7 +49,10 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
         f"CREATE TABLE {db}.t (id BIGINT, v STRING) PARTITIONED BY (k INT) ROW FORMAT DELIMITED FIELDS"
         f" TERMINATED BY ',' STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
         f"INSERT INTO {db}.t SELECT id, concat('member-of-the-club-', id), int(id DIV 100) FROM range(0, 200, 1, 2)",
+        f"INSERT INTO {db}.t VALUES (40, 'member-of-the-club-40, who was dropped', 9)",
     )
+    replication.sync()
+    warehouse.sql(f"ALTER TABLE {db}.t DROP PARTITION (k = 9)")
     replication.sync()
     source, target = tmp_path / "source", tmp_path / "target"
     assert files_with(source, NAME) and files_with(target, NAME) and files_with(tmp_path / "cmroot", NAME)
@@ -73,7 +76,10 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
 
     behind = prove()
     assert behind.status == "remaining" and held(behind) == {"backup", "$cmroot", "replica"}
-    assert any(each["path"] for each in behind.holding if each["what"] == "replica")
+    of_replica = {(bool(each["path"]), each["until"]) for each in behind.holding if each["what"] == "replica"}
+    assert of_replica == {(False, "its next run"), (True, "its next run")}
+    older = [each["object"] for each in behind.holding if "older state" in each["why"]]
+    assert older == [f"{db}.t/k=9"]
 
     replication.sync()
     assert not files_with(target / f"{db}.db", NAME)
@@ -96,7 +102,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
 
 
 def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Warehouse, tmp_path: Path) -> None:
-    """Beside it after a purge, hidden ones, and those that no partition has any more."""
+    """Beside it after a purge, hidden ones, those that no partition has any more, and where its database puts it."""
     warehouse.sql(
         f"CREATE DATABASE left LOCATION '{tmp_path}/left.db'",
         f"CREATE TABLE left.flat (id BIGINT, v STRING) STORED AS TEXTFILE TBLPROPERTIES ({DESCRIPTOR})",
@@ -104,10 +110,14 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
         f" TBLPROPERTIES ({DESCRIPTOR})",
         "INSERT INTO left.flat SELECT /*+ COALESCE(1) */ id, concat('flat-', id) FROM range(0, 50)",
         "INSERT INTO left.parts SELECT /*+ COALESCE(1) */ id, concat('parts-', id), 1 FROM range(0, 50)",
+        f"CREATE TABLE left.apart (id BIGINT, v STRING) STORED AS TEXTFILE LOCATION '{tmp_path}/apart'"
+        f" TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO left.apart SELECT /*+ COALESCE(1) */ id, concat('apart-', id) FROM range(0, 50)",
     )
     (flat,) = (tmp_path / "left.db" / "flat").glob("part-*")
     (parts,) = (tmp_path / "left.db" / "parts" / "k=1").glob("part-*")
-    bytes_before = flat.read_bytes(), parts.read_bytes()
+    (apart,) = (tmp_path / "apart").glob("part-*")
+    bytes_before = flat.read_bytes(), parts.read_bytes(), flat.read_bytes(), apart.read_bytes()
     root = warehouse.root("left")
     warehouse.purge(root, warehouse.ids, "left")
     asked = PurgeOptions(warehouse.ids, "left", "privacy.column")
@@ -115,13 +125,14 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
     assert certify(warehouse.metastore, root, asked, **hours).status == "certified"
     left = [
         tmp_path / "left.db" / "flat" / "old", tmp_path / "left.db" / "parts" / "k=2" / ".aside-1",
-        tmp_path / "left.db" / "_purge-1" / "flat" / "old",
+        tmp_path / "left.db" / "_purge-1" / "flat" / "old", tmp_path / "left.db" / "apart" / "old",
     ]  # fmt: skip
-    for path, body in zip(left, (bytes_before[0], bytes_before[1], bytes_before[0]), strict=True):
+    for path, body in zip(left, bytes_before, strict=True):
         path.parent.mkdir(parents=True)
         path.write_bytes(body)
     found = certify(warehouse.metastore, root, asked, **hours)
     assert found.status == "remaining" and {each["path"] for each in found.holding} == {str(path) for path in left}
+    assert {each["until"] for each in found.holding} == {"it is removed by hand"}
 
 
 def test_what_nobody_read_of_a_purged_partition_is_not_certified_until_it_is_gone(
