@@ -6,7 +6,7 @@ few times, with a search of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from replicator.metastore.client import Metastore
 from replicator.purge.onboarding import Gap, Onboarded
 from replicator.purge.options import PurgeOptions
 from replicator.purge.parts import Part, look_at, new_location, parts_of
-from replicator.purge.rewrite.formats import Unsupported, format_of
+from replicator.purge.rewrite.formats import FileFormat, Unsupported, format_of
 from replicator.purge.search import matching
 from replicator.purge.search.by_spark import stage_by_spark
 from replicator.purge.search.ids import Ids
@@ -171,7 +171,7 @@ class Work:
             rows = sum(rows for _, rows in files.values())
             reason = f"{rows:,} rows in {len(files):,} files have an id"
             try:
-                format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
+                _format_of(onboarded, part, files)
             except Unsupported as error:
                 reason, done.failed = f"{reason}, and {error}", done.failed + 1
             done.rows_erased += rows
@@ -211,12 +211,12 @@ class Work:
                 why = f"the name of a file is not UTF-8: {look.unnamed[0]}"
                 ended.append(at(unit, "SKIPPED", self.clock, reason=why))
                 continue
+            files = matched[unit.partition]
             try:
-                format_ = format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
+                format_ = _format_of(onboarded, part, files)
             except Unsupported as error:
                 ended.append(at(unit, "SKIPPED", self.clock, reason=str(error)))
                 continue
-            files = matched[unit.partition]
             stagings[unit.partition] = Staging(
                 part, look, unit.new, format_, {name: rows for name, (_, rows) in files.items()},
                 {name: uri for name, (uri, _) in files.items()},
@@ -343,6 +343,13 @@ class Lazily:
         else:
             self._live.refresh()
         return self._live
+
+
+def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> FileFormat:
+    """files: names below the location. Raises Unsupported."""
+    if "" in files:
+        raise Unsupported(f"{part.location} is a file, and a purge swaps directories")
+    return format_of(onboarded.table, part.storage, onboarded.field, onboarded.type)
 
 
 def _figured(unit: Unit, staged: Staged) -> Unit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
@@ -112,3 +113,37 @@ def test_files_of_which_readers_miss_rows_are_named(warehouse: Warehouse) -> Non
     assert warehouse.rows("missed.t") == []
     done = warehouse.purge(warehouse.root("missed"), warehouse.ids, "missed")
     assert [gap["table"] for gap in done.gaps] == ["missed.t"] and "bzip2" in done.gaps[0]["reason"]
+
+
+def test_a_table_that_is_one_file_is_told(warehouse: Warehouse) -> None:
+    """Readers take a file for a location; a directory cannot take its place."""
+    warehouse.sql(
+        "CREATE DATABASE single",
+        f"CREATE TABLE single.t (id BIGINT, v STRING) {SERDES['text']} TBLPROPERTIES ({DESCRIPTOR})",
+    )
+    file = warehouse.home / "single.csv"
+    file.write_text("10,goes\n11,stays\n")
+    table = warehouse.metastore.table("single", "t")
+    assert table.storage
+    storage = msgspec.structs.replace(table.storage, location=f"file:{file}")
+    warehouse.metastore.alter_table("single", "t", msgspec.structs.replace(table, storage=storage))
+    assert len(warehouse.rows("single.t")) == 2
+    done = warehouse.purge(warehouse.root("single"), warehouse.ids, "single")
+    ((unit,),) = (table.units for table in done.tables)
+    assert done.status == "partial" and unit["state"] == "SKIPPED" and "a file" in unit["reason"], done.tables
+    assert file.read_text() == "10,goes\n11,stays\n"
+
+
+def test_many_files_that_one_reader_writes_anew_are_proved_together(warehouse: Warehouse) -> None:
+    """Spark writes a partition's rows to other files than they were in."""
+    warehouse.sql(
+        "CREATE DATABASE together",
+        f"CREATE TABLE together.t (id BIGINT, v STRING) {SERDES['rcfile']} TBLPROPERTIES ({DESCRIPTOR})",
+        *[
+            f"INSERT INTO together.t SELECT /*+ COALESCE(1) */ id, 'v' FROM range({at}, {at + 33})"
+            for at in (0, 33, 66)
+        ],
+    )
+    done = warehouse.purge(warehouse.root("together"), warehouse.ids, "together")
+    assert (done.status, done.rows_erased, done.tables[0].files_proved) == ("done", 10, 3), done.tables
+    assert {row[0] for row in warehouse.rows("together.t")} == {id for id in range(99) if id % 10}
