@@ -51,7 +51,8 @@ DATES = [
     "2026-01-02", "2026-1-2", " 2026-01-02 ", "2026-01-02 03:04:05", "2026-13-01", "2026-02-30", "2026-04-31",
     "20260102", "02026-01-02", "2026-01-02T", "12026-01-02", "0001-01-01", "", "1500-03-01", "2026-01-0x", "2026-01",
     "2026", "26-01-02", "-2026-01-02", "2026-01-02x", "2026-001-02", "+2026-01-02", "9999-12-31", "1582-10-10",
-    "2026/01/02", "2024-02-29", "2026-00-10", "2026-10-00", "2026-10-32",
+    "2026/01/02", "2024-02-29", "2026-00-10", "2026-10-00", "2026-10-32", "1582-10-04", "1582-10-05", "1582-10-14",
+    "1582-10-15", "1582-09-30",
 ]  # fmt: skip
 TEXTS = ["a", "a ", "  a", "\\N", "", "null", "\\n", "\\r", "\\\\", "a\\", "\\x", "7", "abcdef", "abcde ", "é", "\t"]
 BYTES = ["YQ==", "YQ", "a", "abcd", "ab cd", "!!", "", "YWJj", "YWJjZA==", "ab-_", "abcde", "YQ==YQ=="]
@@ -139,6 +140,9 @@ def test_sparks_json_is_read_as_spark_reads_it(warehouse: Warehouse) -> None:
             warehouse, f"json{number}", "(v STRING, id TYPE) USING json", type_,
             [*lines, *(text.encode() for text in whole)],
         )  # fmt: skip
+    compare(
+        warehouse, "json_upper", "(v STRING, Id TYPE) USING json", "BIGINT", [b'{"Id": 7}', b'{"id": 7}', b'{"ID": 7}']
+    )
 
 
 def odd_lines(signs: str, count: int) -> list[bytes]:

@@ -28,15 +28,29 @@ def test_no_ids_and_no_tables_are_refused(warehouse: Warehouse) -> None:
     warehouse.sql(
         "CREATE DATABASE r", "CREATE TABLE r.empty (id BIGINT)", "CREATE TABLE r.nulls AS SELECT bigint(null) AS id",
         f"CREATE TABLE r.t (id BIGINT) TBLPROPERTIES ({DESCRIPTOR})",
+        "CREATE TABLE r.lists AS SELECT array(10L) AS id",
     )  # fmt: skip
     root = warehouse.root("refused")
     for ids, whitelist in (
         ("r.missing:id", "r"), ("r.empty:id", "r"), ("r.nulls:id", "r"), (warehouse.ids.replace("member", "x"), "r"),
-        (warehouse.ids, "r.nulls"), ("nothing", "r"),
+        (warehouse.ids, "r.nulls"), ("nothing", "r"), ("r.lists:id", "r"),
     ):  # fmt: skip
         with pytest.raises(Refused):
             warehouse.purge(root, ids, whitelist)
     assert warehouse.purge(root, warehouse.ids, "r.t").resumed is False
+
+
+def test_ids_that_a_column_cannot_hold_are_told(warehouse: Warehouse) -> None:
+    """Nobody knows whose rows they were to be: so none goes."""
+    warehouse.sql(
+        "CREATE DATABASE l", "CREATE TABLE l.words AS SELECT explode(array('10', 'ten')) AS id",
+        "CREATE TABLE l.large AS SELECT explode(array(10, 300)) AS id",
+        f"CREATE TABLE l.t (id TINYINT) TBLPROPERTIES ({DESCRIPTOR})", "INSERT INTO l.t VALUES (10), (11)",
+    )  # fmt: skip
+    for ids, said in (("l.words:id", "1 of 2 ids, such as 'ten'"), ("l.large:id", "1 of 2 ids, such as 300")):
+        done = warehouse.purge(warehouse.root("lossy"), ids, "l.t")
+        assert done.status == "partial" and done.tables[0].error == f"{said}, are no tinyint", done.tables
+    assert warehouse.rows("l.t") == [(10,), (11,)]
 
 
 def test_places_that_are_not_a_partitions_own_are_left_alone(warehouse: Warehouse, tmp_path: Path) -> None:

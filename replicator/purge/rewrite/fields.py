@@ -177,7 +177,7 @@ _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def _json(format_: FileFormat, read: Read) -> Identify:
-    *above, last = format_.field if format_.by == "spark" else map(str.lower, format_.field)
+    *above, last = format_.field
 
     def identified(line: bytes) -> Any:
         try:
