@@ -132,18 +132,3 @@ def test_a_table_that_is_one_file_is_told(warehouse: Warehouse) -> None:
     ((unit,),) = (table.units for table in done.tables)
     assert done.status == "partial" and unit["state"] == "SKIPPED" and "a file" in unit["reason"], done.tables
     assert file.read_text() == "10,goes\n11,stays\n"
-
-
-def test_many_files_that_one_reader_writes_anew_are_proved_together(warehouse: Warehouse) -> None:
-    """Spark writes a partition's rows to other files than they were in."""
-    warehouse.sql(
-        "CREATE DATABASE together",
-        f"CREATE TABLE together.t (id BIGINT, v STRING) {SERDES['rcfile']} TBLPROPERTIES ({DESCRIPTOR})",
-        *[
-            f"INSERT INTO together.t SELECT /*+ COALESCE(1) */ id, 'v' FROM range({at}, {at + 33})"
-            for at in (0, 33, 66)
-        ],
-    )
-    done = warehouse.purge(warehouse.root("together"), warehouse.ids, "together")
-    assert (done.status, done.rows_erased, done.tables[0].files_proved) == ("done", 10, 3), done.tables
-    assert {row[0] for row in warehouse.rows("together.t")} == {id for id in range(99) if id % 10}

@@ -117,3 +117,13 @@ def test_a_hash_tells_every_null_and_no_order_of_a_map(warehouse: Warehouse) -> 
     assert hashes("array('x')", "array('x', null)", "array(null, 'x')", "array()", "null") == 5
     some = [f"named_struct('p', {p}, 'q', {q})" for p, q in ((1, "int(null)"), ("int(null)", 1), (1, 1))]
     assert hashes(*some, "null") == 4 and hashes(*(f"array({one})" for one in some), "array(null)") == 4
+
+
+def test_what_is_compared_of_a_directory_is_the_sum_of_its_files() -> None:
+    """Spark writes rows to other files than they were in."""
+    old, new = (
+        {"/a/1": (1, 20, 300), "/a/b/2": (2, 30, 400)},
+        {"/c/1": (2, 49, 0), "/c/2": (0, 0, 0), "/c/3": (1, 1, 700)},
+    )
+    found = old | new | {"/ab/1": (9, 9, 9)}
+    assert proving._below(found, "/a") == proving._below(found, "/c") == (3, 50, 700)
