@@ -30,6 +30,7 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.old_versions import parse_name
+from replicator.purge.counting import settle_counts
 from replicator.purge.leftovers import remove_leftovers
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList, onboard
 from replicator.purge.options import PurgeOptions
@@ -159,7 +160,7 @@ def _begin(
             run = directory.read_run()
             if run.status != "running":
                 continue
-            settle(metastore, directory, run, clock)
+            run = settle(metastore, directory, run, clock)
             if run.request == request:
                 return directory, run, True
             directory.write_run(msgspec.structs.replace(run, status="abandoned", ended=iso(clock())))
@@ -169,11 +170,11 @@ def _begin(
     return directory, run, False
 
 
-def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Callable[[], float]) -> None:
-    """What a killed run left in between: a swap that happened and was not recorded is recorded. What was staged for one
-    that did not happen goes with the other leftovers. Safe to run twice."""
+def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Callable[[], float]) -> Run:
+    """What a killed run left in between: a swap that happened and was not recorded is recorded, and the counts of its
+    table change. What was staged for one that did not happen goes with the other leftovers. Safe to run twice."""
     if run.request["metastore"] != metastore.uri:
-        return  # another metastore's: its own next run settles it
+        return run  # another metastore's: its own next run settles it
     between = [
         unit for unit in directory.units().values() if unit.state in ("STAGED", "VERIFIED", "PENDING", "SWAPPED")
     ]
@@ -199,6 +200,9 @@ def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Calla
         if told and now:
             swapped = [unit.partition for unit in told if unit.state == "DONE"]
             drop_column_statistics(metastore, table, swapped)
+    for name in sorted({unit.table for unit in directory.units().values() if unit.state == "DONE"}):
+        run = settle_counts(metastore, directory, run, name)
+    return run
 
 
 def described(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions) -> tuple[list[Onboarded], list[Gap]]:

@@ -81,10 +81,20 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.table}/{self.partition}" if self.partition else self.table
 
 
+class Counted(msgspec.Struct, frozen=True):
+    """A change of a table's own counts that was about to be made: the rows and bytes by which all swaps before it, and
+    with it, changed the table, and the properties before and after."""
+
+    was: tuple[int, int]
+    sums: tuple[int, int]
+    before: dict[str, str]
+    after: dict[str, str]
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run. stamp: 13 digits, part of the directories it makes. status: running until it has ended; `abandoned`:
     another request came after it was killed. tables: those it has finished. request: what it was asked, as JSON that
-    two equal requests share."""
+    two equal requests share. counted: the last change of each partitioned table's own counts."""
 
     id: str
     stamp: str
@@ -95,6 +105,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     ids: int = 0
     ids_type: str = ""
     tables: tuple[str, ...] = ()
+    counted: dict[str, Counted] = {}
     version: int = VERSION
 
 

@@ -7,7 +7,6 @@ directory later is found there, and brought over (see `backups`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -154,22 +153,3 @@ def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[s
     for statistics in metastore.partition_statistics(table.db, table.name, columns, list(names)):
         for column in statistics.columns:
             metastore.drop_statistics(table.db, table.name, statistics.partition or "", column.column)
-
-
-def settle_table_statistics(metastore: Metastore, table: Table, rows: int, size: int) -> None:
-    """Of a partitioned table as a whole, in its own properties: extremes that Spark keeps go, and counts change by
-    `rows` and `size`, as its partitions' did; one that cannot be right goes. Not to be run twice for one purge."""
-    current = metastore.table(table.db, table.name)
-    changes = {"numRows": rows, "totalSize": size} if current.is_partitioned else {}
-    changes |= {STATISTICS_OF_SPARK + name: change for name, change in changes.items()}
-    parameters: dict[str, str] = {}
-    for key, value in current.parameters.items():
-        if key in changes:
-            counted = int(value) + changes[key] if value.isascii() and value.isdecimal() else -1
-            if counted >= 0:
-                parameters[key] = str(counted)
-        elif not key.startswith(STATISTICS_OF_SPARK + "colStats."):
-            parameters[key] = value
-    if parameters != current.parameters:
-        parameters["transient_lastDdlTime"] = str(int(time.time()))
-        metastore.alter_table(table.db, table.name, msgspec.structs.replace(current, parameters=parameters))

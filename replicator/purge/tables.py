@@ -18,6 +18,7 @@ from cmroot.store.place import join, store_for
 from replicator.core.engine import AutoEngine
 from replicator.errors import Error, ObjectNotFound
 from replicator.metastore.client import Metastore
+from replicator.purge.counting import settle_counts
 from replicator.purge.onboarding import Gap, Onboarded
 from replicator.purge.options import PurgeOptions
 from replicator.purge.parts import Part, look_at, new_location, parts_of
@@ -31,7 +32,7 @@ from replicator.purge.search.proving import prove
 from replicator.purge.search.searching import look_at_all, searched
 from replicator.purge.staging import Staged, Staging, stage
 from replicator.purge.state import Run, RunDirectory, State, Unit
-from replicator.purge.swapping import drop_column_statistics, flip, purged, settle_table_statistics
+from replicator.purge.swapping import drop_column_statistics, flip, purged
 from replicator.removal.audit import AuditLog
 from replicator.removal.legal import LegalHold, read_holds
 from replicator.removal.live import LiveLocations
@@ -117,11 +118,7 @@ class Work:
                 self._tell(done, exhausted)
         if not self.dry_run:
             if done.swapped:
-                units = [unit for unit in self.directory.units().values() if unit.table == done.table]
-                units = [unit for unit in units if unit.state == "DONE"]
-                rows = -sum(unit.matched for unit in units)
-                size = sum(unit.bytes_after - unit.bytes for unit in units)
-                settle_table_statistics(self.metastore, onboarded.table, rows, size)
+                self.run = settle_counts(self.metastore, self.directory, self.run, done.table)
             self.run = msgspec.structs.replace(self.run, tables=(*self.run.tables, done.table))
             self.directory.write_run(self.run)
             store_for(self.root).remove_tree(join(self.directory.place, "found"))

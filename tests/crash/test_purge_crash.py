@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from faults import Fault, run_with
 from purges import DESCRIPTOR, Warehouse
@@ -13,6 +14,7 @@ from purges import DESCRIPTOR, Warehouse
 from replicator.cli.main import run
 from replicator.errors import LeaseHeld
 from replicator.metastore.embedded.running import Running
+from replicator.purge.backups.restore import restore_backup
 from replicator.purge.state import runs
 
 
@@ -23,11 +25,29 @@ def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactor
     found.close()
 
 
+def count(warehouse: Warehouse, db: str, rows: int) -> None:
+    """As `ANALYZE TABLE` of Impala and of Spark note it on a partitioned table."""
+    table = warehouse.metastore.table(db, "t")
+    counts = {
+        "numRows": str(rows),
+        "spark.sql.statistics.numRows": str(rows),
+        "spark.sql.statistics.totalSize": "1000000",
+    }
+    warehouse.metastore.alter_table(db, "t", msgspec.structs.replace(table, parameters={**table.parameters, **counts}))
+
+
+def counted(warehouse: Warehouse, db: str) -> tuple[str | None, ...]:
+    parameters = warehouse.metastore.table(db, "t").parameters
+    return parameters.get("numRows"), parameters.get("spark.sql.statistics.numRows")
+
+
 @pytest.mark.parametrize(
     "fault",
     [
         Fault("after", "link", "/_purge-"),
         Fault("after", "thrift", r"alter \d+ partition"),
+        Fault("before", "thrift", "alter table c"),
+        Fault("after", "thrift", "alter table c"),
     ],
     ids=lambda fault: str(fault).replace(" ", "-"),
 )
@@ -39,6 +59,7 @@ def test_a_killed_purge_is_taken_up_again(warehouse: Warehouse, fault: Fault, re
         f"INSERT INTO {db}.t SELECT id, int(id DIV 200) FROM range(0, 400, 1, 4)",
     )
     wanted = [row for row in warehouse.rows(f"{db}.t") if row[0] >= 100 or row[0] % 10]
+    count(warehouse, db, 400)
     root = warehouse.root(db)
     arguments = [
         "purge", "run", "--metastore", warehouse.running.uri, "--cmroot", root.place, "--ids", warehouse.ids,
@@ -51,11 +72,38 @@ def test_a_killed_purge_is_taken_up_again(warehouse: Warehouse, fault: Fault, re
 
     assert again.status == "done" and again.resumed
     assert warehouse.rows(f"{db}.t") == wanted
+    assert counted(warehouse, db) == ("390", "390")
     assert [directory.read_run().status for directory in runs(root.place)] == ["done"]
     (unit,) = [unit for unit in runs(root.place)[0].units().values() if unit.backup]
     assert (unit.state, unit.partition) == ("DONE", "k=0")
     home = Path(warehouse.metastore.table(db, "t").location.removeprefix("file:"))  # type: ignore[union-attr]
     assert {path.name for path in home.rglob("_purge-*")} == {Path(unit.new).parent.name}
+
+
+@pytest.mark.parametrize("again", ["retain", "another"])
+def test_who_comes_after_a_killed_purge_settles_its_counts(warehouse: Warehouse, again: str) -> None:
+    db = f"after_{again}"
+    warehouse.sql(
+        f"CREATE DATABASE {db}",
+        f"CREATE TABLE {db}.t (id BIGINT) PARTITIONED BY (k INT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT id, int(id DIV 200) FROM range(0, 400, 1, 4)",
+    )
+    count(warehouse, db, 400)
+    root = warehouse.root(db)
+    place = ["--metastore", warehouse.running.uri, "--cmroot", root.place]
+    arguments = ["--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]"]
+    killed = ["purge", "run", *place, "--ids", warehouse.ids, *arguments]
+    assert run_with(Fault("after", "thrift", r"alter \d+ partition"), killed).killed
+    if again == "retain":
+        assert run(["purge", "retain", *place, "--json"]) == 0
+        assert counted(warehouse, db) == ("390", "390")
+        assert warehouse.purge(root, warehouse.ids, db).status == "done"
+    else:
+        warehouse.sql(f"CREATE TABLE {db}.more AS SELECT 110L AS member")
+        assert warehouse.purge(root, f"{db}.more:member", db).status == "done"
+        assert counted(warehouse, db) == ("389", "389")
+        restore_backup(warehouse.metastore, root, f"{db}.t", "k=0")
+        assert counted(warehouse, db) == ("390", "390")
 
 
 def test_a_second_purge_is_told_of_the_first(warehouse: Warehouse, capsys: pytest.CaptureFixture[str]) -> None:

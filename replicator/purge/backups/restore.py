@@ -22,6 +22,7 @@ from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.backups import Backup, backups, late, recorded
+from replicator.purge.counting import settle_counts
 from replicator.purge.parts import Part, is_data, look_at, parts_of
 from replicator.purge.state import PURGE, Unit, new_run
 from replicator.purge.swapping import Figures, drop_column_statistics, flip, purged
@@ -91,7 +92,9 @@ def restore_backup(
         )  # fmt: skip
         unit = Unit(
             table=f"{db}.{name}", partition=partition, state="VERIFIED", time=clock(), old=part.location,
-            new=backup.place, rows=_rows(part), rows_after=max(0, told.rows), matched=_matched(known, part),
+            new=backup.place, rows=_rows(part), rows_after=told.rows if told.rows >= 0 else _rows(part),
+            bytes=sum(state.size for state in look_at(part.location).files), bytes_after=figures.bytes,
+            matched=_matched(known, part),
         )  # fmt: skip
         directory.write_files(_files(unit))
         directory.write_units([unit])
@@ -103,6 +106,7 @@ def restore_backup(
         directory.write_units([at(unit, "DONE", clock, backup="kept", event=flipped.event)])
         backup.set(backup="restored")
         drop_column_statistics(metastore, current, [partition])
+        run = settle_counts(metastore, directory, run, unit.table)
         directory.write_run(msgspec.structs.replace(run, status="done", ended=iso(clock())))
         begin_audit(root.place, PURGE, run=run.id, clock=clock).changed(
             unit.table, f"restore of the backup of {when}", what="restore", partition=partition, path=backup.place,
