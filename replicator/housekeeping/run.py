@@ -11,7 +11,7 @@ import tempfile
 import time as clocks
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -161,7 +161,7 @@ class Housekeeping:
             now = int(self._clock())
             done.due = self._due(self._store, now)
             if done.due:
-                remover = self._remover()
+                remover = replace(self._remover(), check=lease.check)
                 done.run = remover.audit.run
                 self._refuse_excess(remover, now)
                 cleaning = Cleaning(self._store, self._metastore, remover, self._clock)

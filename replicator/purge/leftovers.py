@@ -32,10 +32,13 @@ def leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLoca
                 yield place
 
 
-def remove_leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLocations]) -> list[str]:
-    """Under the lease of purges. Safe to run twice."""
+def remove_leftovers(
+    root: str, metastore: MetastoreReader, live: Callable[[], LiveLocations], check: Callable[[], None]
+) -> list[str]:  # fmt: skip
+    """Under the lease of purges; check raises LeaseHeld when it was lost. Safe to run twice."""
     removed = []
     for place in leftovers(root, metastore, live):
+        check()
         store_for(place).remove_tree(place)
         remove_empty_sibling(place)
         removed.append(place)

@@ -112,7 +112,7 @@ def purge(
             done.event = metastore.current_event_id()
             directory.write_run(msgspec.structs.replace(work.run, status="done", ended=iso(clock())))
             lease.check()
-            remove_leftovers(root.place, metastore, lambda: work.live.locations)
+            remove_leftovers(root.place, metastore, lambda: work.live.locations, lease.check)
         done.seconds = clocks.monotonic() - began
         if not dry_run and not done.is_whole:
             done.status = "partial"

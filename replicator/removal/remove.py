@@ -50,7 +50,8 @@ class Removed:
 
 @dataclass(frozen=True)
 class Remover:
-    """A job's hands. live: what the metastore refers to; root: `$cmroot`, where files go."""
+    """A job's hands. live: what the metastore refers to; root: `$cmroot`, where files go. check: raises LeaseHeld when
+    the job's own lease was lost: what it decided to remove may be another's by now."""
 
     root: str
     audit: AuditLog
@@ -59,6 +60,7 @@ class Remover:
     engine: AutoEngine
     clock: Callable[[], float] = clocks.time
     patience: timedelta = PATIENCE
+    check: Callable[[], None] = lambda: None
 
     def look(self, removals: Iterable[Removal]) -> Judged:
         """Which of them may be removed now; changes nothing. A dry run ends here. Raises FormatError for a damaged
@@ -99,7 +101,7 @@ class Remover:
                 RemovalTask(self.root, unwatched(self.audit), judged.allowed[start : start + size]) for start in starts
             ]
             gone = []
-            for outcomes in fenced(engine, self.root, run_removal_task, tasks):
+            for outcomes in fenced(engine, self.root, run_removal_task, tasks, self.check):
                 for outcome in outcomes:
                     if outcome.error:
                         done.failed.append((outcome.removal, outcome.error))

@@ -101,7 +101,7 @@ class Retention:
         by itself is told in the result."""
         with self._timed(), acquire(join(self.cmroot, DIRECTORY), JOB) as lease:
             with self._live() as live, _spooled() as plan, _spooled() as allowed:
-                remover = self._remover(live)
+                remover = replace(self._remover(live), check=lease.check)
                 dropper = Dropper(self.metastore, self.cmroot, remover.audit) if self.metastore else None
                 hands = Hands(self.job.settings, remover, dropper, self.done)
                 if dropper:

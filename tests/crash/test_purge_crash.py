@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from faults import Fault, run_with
+from faults import Fault, delayed, run_with
 from purges import DESCRIPTOR, Warehouse
 
+from cmroot.root import ChangeRoot
 from replicator.cli.main import run
 from replicator.errors import LeaseHeld
 from replicator.metastore.embedded.running import Running
@@ -104,6 +105,68 @@ def test_who_comes_after_a_killed_purge_settles_its_counts(warehouse: Warehouse,
         assert counted(warehouse, db) == ("389", "389")
         restore_backup(warehouse.metastore, root, f"{db}.t", "k=0")
         assert counted(warehouse, db) == ("390", "390")
+
+
+def two_days(warehouse: Warehouse, db: str) -> tuple[ChangeRoot, list[str], list[tuple[object, ...]]]:
+    """A table of which both partitions have been purged, with its root, what commands name them by, and its rows."""
+    warehouse.sql(
+        f"CREATE DATABASE {db}",
+        f"CREATE TABLE {db}.t (id BIGINT) PARTITIONED BY (k INT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT id, int(id DIV 50) FROM range(0, 100, 1, 2)",
+    )
+    rows, root = warehouse.rows(f"{db}.t"), warehouse.root(db)
+    assert warehouse.purge(root, warehouse.ids, db).partitions_swapped == 2
+    return root, ["--metastore", warehouse.running.uri, "--cmroot", root.place], rows
+
+
+def taken_over(root: ChangeRoot) -> None:
+    """What an operator does who takes a holder that hangs for dead."""
+    Path(root.place, "purge", "lease").unlink()
+
+
+NOW = ["--readers", "0s", "--days", "0d", "--versions", "0"]
+
+
+def test_a_retain_that_was_taken_over_removes_nothing_more(warehouse: Warehouse) -> None:
+    root, place, rows = two_days(warehouse, "late")
+
+    def meanwhile() -> None:
+        taken_over(root)
+        for each in ("k=0", "k=1"):
+            assert run(["purge", "restore", "late.t", each, *place, "--json"]) == 0
+
+    intended = Fault("after", "rename", r"/audit/purge/.*\.parquet")
+    ended = delayed(intended, ["purge", "retain", *place, *NOW], meanwhile)
+    assert (ended.code, json.loads(ended.out)["error"]) == (7, "LeaseHeld"), ended
+    assert warehouse.rows("late.t") == rows
+
+
+def test_a_retain_that_was_taken_over_between_two_backups_removes_no_other(warehouse: Warehouse) -> None:
+    root, place, _ = two_days(warehouse, "between")
+    homes = {Path(warehouse.home_of("between.t"), f"k={each}") for each in (0, 1)}
+    first = Fault("after", "link", r"/purge/.*/units/")
+    ended = delayed(first, ["purge", "retain", *place, *NOW], lambda: taken_over(root))
+    assert (ended.code, json.loads(ended.out)["error"]) == (7, "LeaseHeld"), ended
+    recycled = [unit for each in runs(root.place) for unit in each.units().values() if unit.backup == "recycled"]
+    assert len(recycled) == 1 and not any(home.exists() for home in homes)
+    assert run(["purge", "retain", *place, *NOW, "--json"]) == 0
+    assert [unit.backup for each in runs(root.place) for unit in each.units().values()] == ["recycled"] * 2
+
+
+def test_a_restore_that_was_taken_over_swaps_nothing(warehouse: Warehouse) -> None:
+    root, place, _ = two_days(warehouse, "back")
+    purged = warehouse.rows("back.t")
+
+    def meanwhile() -> None:
+        taken_over(root)
+        assert run(["purge", "retain", *place, *NOW, "--json"]) == 0
+
+    decided = Fault("after", "link", r"/purge/.*/units/")
+    ended = delayed(decided, ["purge", "restore", "back.t", "k=0", *place], meanwhile)
+    assert (ended.code, json.loads(ended.out)["error"]) == (7, "LeaseHeld"), ended
+    assert warehouse.rows("back.t") == purged
+    assert run(["purge", "restore", "back.t", "k=0", *place, "--json"]) == 0
+    assert len(warehouse.rows("back.t")) == 95
 
 
 def test_a_second_purge_is_told_of_the_first(warehouse: Warehouse, capsys: pytest.CaptureFixture[str]) -> None:

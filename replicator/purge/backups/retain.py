@@ -66,9 +66,10 @@ def retain(
             for directory in runs(place):
                 if (run := directory.read_run()).status == "running":
                     settle(metastore, directory, run, clock)
+        check = lease.check if not dry_run else lambda: None
         live = stack.enter_context(LiveLocations(metastore))
         audit = begin_audit(place, PURGE, clock=clock)
-        remover = Remover(place, audit, live, options.limits, engines, clock)
+        remover = Remover(place, audit, live, options.limits, engines, clock, check=check)
         done = Retained("planned" if dry_run else "done", "" if dry_run else audit.run)
         known = [each for each in backups(place) if each.directory.read_run().request["metastore"] == metastore.uri]
         done.backups = sum(each.unit.backup == "kept" for each in known)
@@ -79,6 +80,7 @@ def retain(
                 _forget(each.backup, dry_run)
                 continue
             what = late(look, recorded(each.backup))
+            check()
             if (what.came or what.gone) and not _adopted(metastore, each.backup, what, done, audit, dry_run):
                 continue
             size = sum(state.size for state in look.files)
@@ -94,9 +96,9 @@ def retain(
             done.files, done.bytes = sum(each.files for each in judged.allowed), judged.bytes
             done.staging = list(leftovers(place, metastore, lambda: live))
             return done
-        lease.check()
         gone = remover.remove(removal for removal, _ in wanted.values())
         for removal in gone.removals:
+            check()
             done.removed.append(_told(removal))
             _record(metastore, wanted[removal.path][1], audit)
             try:
@@ -106,8 +108,8 @@ def retain(
         done.refused += [_told(each.removal, each.why) for each in gone.refused]
         done.refused += [_told(removal, why) for removal, why in gone.failed]
         done.files, done.bytes = gone.files, gone.bytes
-        lease.check()
-        done.staging = remove_leftovers(place, metastore, lambda: live)
+        done.staging = remove_leftovers(place, metastore, lambda: live, check)
+        check()
         _forget_ids(place)
     if done.refused:
         done.status = "partial"

@@ -53,6 +53,16 @@ class Fence:
 OPEN = Fence("")
 
 
+@dataclass
+class Asking(Fence):
+    """For attempts in this process: whether whoever runs them may still change anything. `ask` raises LeaseHeld."""
+
+    ask: Callable[[], None] = lambda: None
+
+    def check(self) -> None:
+        self.ask()
+
+
 class Attempt:
     """One run of a task that writes aside: the names that it takes, and whether it may still publish. Several threads
     may use it."""
@@ -73,19 +83,27 @@ class Attempt:
 
 
 def fenced(
-    engine: Engine, root: str, function: Callable[[Task, Fence], Result], tasks: Iterable[Task]
+    engine: Engine, root: str, function: Callable[[Task, Fence], Result], tasks: Iterable[Task],
+    ask: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:  # fmt: skip
     """Runs tasks that change files of a target. When it ends, however it ends, attempts that were given up change
-    nothing any more, even those that have not begun: an executor that was lost may find itself again."""
+    nothing any more, even those that have not begun: an executor that was lost may find itself again. `ask`: raises
+    LeaseHeld when a lease besides the root's was lost; before each task, and where tasks run here before each step."""
+
+    def asked() -> Iterator[Task]:
+        for task in tasks:
+            ask()
+            yield task
+
     if engine.name == "local":  # threads that are waited for
-        yield from engine.run(_Fenced(function, OPEN), tasks)
+        yield from engine.run(_Fenced(function, Asking("", ask=ask)), asked())
         return
     note = uuid.uuid4().hex
     place = join(root, _NOTES, note)
     store_for(root).mkdirs(join(root, _NOTES))
     store_for(root).write_bytes(place, msgspec.json.encode([]))
     try:
-        yield from engine.run(_Fenced(function, Fence(root, note)), tasks)
+        yield from engine.run(_Fenced(function, Fence(root, note)), asked())
     finally:
         store_for(root).remove(place)
 
