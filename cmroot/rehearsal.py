@@ -3,12 +3,12 @@ would make one. Nothing is written at the place."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cmroot.root import FORMAT, ChangeRoot, create_or_open, open_existing, refuse_other
 from cmroot.store.place import join, normal, store_for
+from cmroot.store.scratch import scratch
 
 
 @contextmanager
@@ -20,5 +20,5 @@ def looked_at(place: str) -> Iterator[tuple[ChangeRoot, str]]:
         yield open_existing(place), ""
         return
     refuse_other(place)
-    with tempfile.TemporaryDirectory(prefix="replicator-root-") as scratch:
-        yield create_or_open(join(scratch, "root")), f"{place}: no $cmroot yet; the first run makes it"
+    with scratch("root") as here:
+        yield create_or_open(join(str(here), "root")), f"{place}: no $cmroot yet; the first run makes it"

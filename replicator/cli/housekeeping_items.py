@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cmroot.store.scratch import scratch
 from replicator.cli.options import Session, cmroot_option, json_option, pass_session
 from replicator.cli.output import columns, emit
 from replicator.errors import UsageError
@@ -164,8 +163,8 @@ def alone(session: Session, cmroot: str, url: str | None) -> Iterator[Store]:
 def copy_of(store: Store, root: ChangeRoot) -> Iterator[Store]:
     """Items to try something out with; the store is only read."""
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replicator-rehearsal-")))
-        copy = stack.enter_context(store.copied(scratch / "items.sqlite"))
+        here = stack.enter_context(scratch("rehearsal"))
+        copy = stack.enter_context(store.copied(here / "items.sqlite"))
         copy.prepare(root)
         yield copy
 

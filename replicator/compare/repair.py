@@ -8,12 +8,10 @@ and changes that the source has made since are left to the next load. Bytes come
 from __future__ import annotations
 
 import json
-import tempfile
 import time as clocks
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import xxhash
 
@@ -21,6 +19,7 @@ from cmroot.log.captured import segments
 from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal
+from cmroot.store.scratch import scratch
 from replicator.captures.fold import read_records
 from replicator.compare.differences import Difference
 from replicator.compare.verify import Level, Verified, verify
@@ -280,8 +279,8 @@ def _state(
     filters = {name: each.text for name, each in options.patterns.partitions.items()}
     about = [root.id, options.db, options.target_db, list(tables), bool(options.tables), point.position, filters]
     key = REPAIR + xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
-    with tempfile.TemporaryDirectory(prefix="replicator-repair-", dir=options.scratch) as scratch:
-        place = str(Path(scratch) / "dump")
+    with scratch("repair", options.scratch) as here:
+        place = str(here / "dump")
         write_dump(
             root, place, source=source, databases=[options.db],
             patterns=Patterns.of_names(tables, options.patterns.partitions), until=point, id=key, empty=True,

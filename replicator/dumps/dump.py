@@ -6,12 +6,10 @@ Both are streams of the same records. Nothing is read from the metastore or the 
 
 from __future__ import annotations
 
-import tempfile
 import time as clocks
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +20,7 @@ from cmroot.lease import acquire
 from cmroot.log.captured import FILES, RELEASE, Segment, segments
 from cmroot.pins import find_slot
 from cmroot.root import ChangeRoot
+from cmroot.store.scratch import scratch
 from replicator.captures.fold import manifest_at, open_manifest, read_records
 from replicator.captures.left_out import gaps, left_out
 from replicator.captures.manifest import Manifest
@@ -167,8 +166,8 @@ def _manifest(root: ChangeRoot, position: int) -> Iterator[Manifest]:
             yield manifest
             return
     with (
-        tempfile.TemporaryDirectory(prefix="replicator-") as scratch,
-        manifest_at(root, position, Path(scratch)) as then,
+        scratch("fold") as here,
+        manifest_at(root, position, here) as then,
     ):
         yield then
 

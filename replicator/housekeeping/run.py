@@ -7,12 +7,10 @@ events.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time as clocks
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +18,7 @@ from cmroot.lease import acquire
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
+from cmroot.store.scratch import scratch
 from replicator.captures.capture import capture
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
@@ -182,11 +181,11 @@ class Housekeeping:
         nothing is written. Scheduling happens in a copy of the store."""
         began = clocks.monotonic()
         with contextlib.ExitStack() as stack:
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="replicator-rehearsal-"))
-            with self._store.copied(Path(scratch) / "items.sqlite") as copy:
+            here = stack.enter_context(scratch("rehearsal"))
+            with self._store.copied(here / "items.sqlite") as copy:
                 done = Housekept(self._root.place, self._store.url, status="planned")
                 copy.prepare(self._root)
-                fold = Path(scratch) / fold_path(self._root).name
+                fold = here / fold_path(self._root).name
                 done.add_scheduled(
                     schedule(self._root, copy, self._options.defaults, clock=self._clock, fold=fold)
                 )  # fmt: skip

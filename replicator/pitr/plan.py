@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -21,6 +19,7 @@ from cmroot.log.captured import segments
 from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
+from cmroot.store.scratch import scratch
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
 from replicator.core.progress import Progress
@@ -144,8 +143,8 @@ def _state(
 ) -> Iterator[DumpReader]:
     """The state at a point as a passing dump; what it names is pinned in the root for as long."""
     patterns = Patterns.parse([re.escape(name) for name in options.tables])
-    with tempfile.TemporaryDirectory(prefix="replicator-restore-", dir=options.scratch) as scratch:
-        place = str(Path(scratch) / "dump")
+    with scratch("restore", options.scratch) as here:
+        place = str(here / "dump")
         write_dump(
             root, place, source=source, databases=[options.db], patterns=patterns, until=point, id=key,
             empty=True, progress=progress,

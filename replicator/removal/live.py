@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -76,18 +74,12 @@ class Reference:
 class LiveLocations:
     """Every location that a metastore refers to. Open one for a run: `with LiveLocations(metastore) as live`.
 
-    Bounded memory: the locations lie in a temporary file, about 200 bytes each. Raises what the metastore raises; an
-    answer that cannot be had is an error, never "nobody refers to it"."""
+    Bounded memory: the locations lie in a temporary file without a name (see TMPDIR), about 200 bytes each. Raises what
+    the metastore raises; an answer that cannot be had is an error, never "nobody refers to it"."""
 
-    def __init__(self, metastore: MetastoreReader, directory: str | None = None) -> None:
-        """directory: for the temporary file; None: the system's."""
+    def __init__(self, metastore: MetastoreReader) -> None:
         self._metastore = metastore
-        self._temporary = tempfile.TemporaryDirectory(prefix="replicator-live-", dir=directory)
-        self._database = sqlite3.connect(
-            Path(self._temporary.name) / "places.sqlite", isolation_level=None, check_same_thread=False
-        )
-        self._database.execute("pragma synchronous=off")
-        self._database.execute("pragma journal_mode=memory")
+        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._database.executescript(_SCHEMA)
         self._cursor, self._seen, self._roles = 0, dict[str, int](), dict[str, str]()
         self._walk()
@@ -102,7 +94,6 @@ class LiveLocations:
 
     def close(self) -> None:
         self._database.close()
-        self._temporary.cleanup()
 
     def __len__(self) -> int:
         return int(self._database.execute("select count(*) from place").fetchone()[0])

@@ -4,16 +4,15 @@ storage is not. Reads only: the manifest is folded anew, in a passing file, as n
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal
+from cmroot.store.scratch import scratch
 from replicator.captures.fold import manifest_at
 from replicator.captures.manifest import Manifest
 from replicator.events.scope import Patterns
@@ -41,8 +40,8 @@ def unseen_files(
     such files are left out. Holds the names of the files of eight tables at a time."""
     found: list[UnseenFiles] = []
     with (
-        tempfile.TemporaryDirectory(prefix="replicator-") as scratch,
-        manifest_at(root, position, Path(scratch)) as manifest,
+        scratch("fold") as here,
+        manifest_at(root, position, here) as manifest,
         ThreadPoolExecutor(LANES) as lanes,
     ):
         tables = _tables(manifest, databases, patterns)

@@ -4,7 +4,11 @@ back."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -150,6 +154,26 @@ def move(db: PlainDatabase, table: str, value: str, place: Path) -> None:
     (found,) = next(iter(db.metastore.partitions(db.name, table, [f"p={value}"])))
     storage = msgspec.structs.replace(found.storage, location=f"file:{place}")
     db.metastore.alter_partitions(db.name, table, [msgspec.structs.replace(found, storage=storage)])
+
+
+KILLED = """
+import os, signal, sys
+from replicator.metastore.thrift import connect
+from replicator.removal.live import LiveLocations
+with connect(sys.argv[1]) as metastore, LiveLocations(metastore) as live:
+    for number in range(100_000):
+        live._put(f"/warehouse/table/p={number}", "data", "db", "table", f"p={number}")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_leaves_nothing_of_what_a_metastore_refers_to(db: PlainDatabase, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", KILLED, db.metastore.uri], env=environment)
+    assert done.returncode == -signal.SIGKILL
+    assert list(scratch.iterdir()) == []
 
 
 def test_what_a_metastore_refers_to_blocks_what_is_at_above_and_below_it(db: PlainDatabase, tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from faults import Fault, run_with
 from hmsclient.genthrift.hive_metastore import ttypes
 from past import Past, state_of
 from story import Story, command
-from then import Then, differences, fails, restore
+from then import Then, differences, fails, restore, restore_arguments
 
 from replicator.metastore.embedded.running import Running
 
@@ -57,6 +59,18 @@ def test_every_state_of_a_history_comes_back_as_it_was(story: Story) -> None:
         wanted = past.states[event]
         names = [name for name in wanted | found if found.get(name) != wanted.get(name)]
         assert not names, (event, [(name, wanted.get(name), found.get(name)) for name in names])
+
+
+def test_a_killed_restore_leaves_no_dump_once_another_has_run(
+    calm: Then, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    arguments = restore_arguments(calm.story, calm.event, "--dry-run", "--into", "nowhere")
+    assert run_with(Fault("after", "rename", f"^{tmp_path}/.*/dump/_finished_dump"), arguments).killed
+    assert len(list(tmp_path.glob("replicator-restore-*"))) == 1
+    assert restore(calm.story, calm.event, "--dry-run", "--into", "nowhere").code == 0
+    assert list(tmp_path.glob("replicator-restore-*")) == []
 
 
 # ---- beside what is live ------------------------------------------------------------------------------------------
