@@ -27,7 +27,7 @@ def demo(keep: Path | None, as_json: bool) -> int:
       replicator demo
       replicator demo --keep /tmp/shop     then look at its dumps with `replicator show`
     """
-    from replicator.demo.story import tell
+    from replicator.demos.story import tell
     from replicator.errors import UsageError
 
     if keep is not None and keep.exists() and any(keep.iterdir()):

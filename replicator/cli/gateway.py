@@ -67,10 +67,10 @@ def gateway(
     """
     from cmroot.root import create_or_open
     from cmroot.store.place import store_for
-    from replicator.gateway.relay import Timeouts
-    from replicator.gateway.server import opened
+    from replicator.gateways.relay import Timeouts
+    from replicator.gateways.server import opened
 
-    logging.getLogger("replicator.gateway").setLevel(logging.INFO if session.verbose else logging.WARNING)
+    logging.getLogger("replicator.gateways").setLevel(logging.INFO if session.verbose else logging.WARNING)
     if not logging.getLogger().handlers:  # what is refused is worth a line without --verbose, too
         log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     root = create_or_open(cmroot)

@@ -26,7 +26,7 @@ TESTS = {
     "replicator/purge": ["purge_avro", "purge_blocks", "purge_sequence", "purge_rewriting", "purge_footers",
                          "purge_orc", "purge_text", "purge_values", "purge_places", "purge_proof",
                          "purge_everywhere", "purge"],
-    "replicator/gateway": ["gateway_messages", "gateway", "gateway_faults"],
+    "replicator/gateways": ["gateway_messages", "gateway", "gateway_faults"],
 }  # fmt: skip
 """Which tests are to kill the mutants of a package; the nearest to the module are asked first."""
 LIMIT = 900.0  # seconds for the tests of one mutant; one that hangs is killed

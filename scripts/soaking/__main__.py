@@ -22,7 +22,7 @@ from replicator.compare.verify import verify
 from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.core.policy import parse_policy
 from replicator.core.progress import Silent
-from replicator.demo.spark_sql import SparkSql
+from replicator.demos.spark_sql import SparkSql
 from replicator.errors import Error
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.run import Remembering

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plain_tables import PlainDatabase
 
-from replicator.demo.spark_sql import SparkSql
+from replicator.demos.spark_sql import SparkSql
 from replicator.errors import Error
 from replicator.metastore.thrift import ThriftMetastore
 from soaking.watching import METADATA, PARTITION, SPARK, Marks

@@ -15,10 +15,10 @@ from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TTransport import TMemoryBuffer
 
 from replicator.core.model import NotificationEvent
-from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, intercepted, suspicious, understand, without_deletion
-from replicator.gateway.drops import refusal
-from replicator.gateway.extent import Extent, Names
-from replicator.gateway.messages import (
+from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, intercepted, suspicious, understand, without_deletion
+from replicator.gateways.drops import refusal
+from replicator.gateways.extent import Extent, Names
+from replicator.gateways.messages import (
     BOOL,
     BYTE,
     DOUBLE,
@@ -47,7 +47,7 @@ from replicator.gateway.messages import (
     with_field,
     write_struct,
 )
-from replicator.gateway.targets import _is_truncation
+from replicator.gateways.targets import _is_truncation
 
 SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 KINDS = st.sampled_from([*SIZES, STRING, STRUCT, MAP, SET, LIST])

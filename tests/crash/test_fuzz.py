@@ -21,7 +21,7 @@ import replicator.errors
 from cmroot.errors import Error
 from cmroot.keep.journal import Owner, Source
 from cmroot.keep.taking import Taking
-from replicator.gateway.drops import Counts, Drops
+from replicator.gateways.drops import Counts, Drops
 from replicator.metastore.embedded.running import Running
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))

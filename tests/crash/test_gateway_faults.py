@@ -30,8 +30,8 @@ from cmroot.keep.journal import Journal, Source, write_journal
 from cmroot.log.taken import read_taken, undecided_since
 from cmroot.root import create_or_open
 from replicator.errors import FormatError
-from replicator.gateway.drops import Counts, Drops
-from replicator.gateway.server import Gateway, opened
+from replicator.gateways.drops import Counts, Drops
+from replicator.gateways.server import Gateway, opened
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
@@ -233,7 +233,7 @@ def _gateway(uri: str, root: str, fault: Fault, pipe: Connection) -> None:
 def test_a_gateway_killed_at_any_step_leaves_a_table_or_its_bytes(
     source_metastore: Running, tmp_path: Path, kind: str
 ) -> None:
-    SPAWN.set_forkserver_preload(["replicator.gateway.server", "cmroot.store.remote", "faults", "pyarrow.parquet"])
+    SPAWN.set_forkserver_preload(["replicator.gateways.server", "cmroot.store.remote", "faults", "pyarrow.parquet"])
     root = create_or_open(str(tmp_path / "cmroot")).place
     with connect(source_metastore.uri) as direct:
         database = PlainDatabase(direct, f"killed_{kind}", source_metastore.warehouse)

@@ -25,10 +25,10 @@ from story import Answer, command
 from cmroot.keep.filing import removing
 from cmroot.root import create_or_open
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
-from replicator.gateway.messages import BOOL, I64, LIST, STRING, Field, Fields, Listed
-from replicator.gateway.relay import MANY as MANY_VALUES
-from replicator.gateway.relay import Timeouts
-from replicator.gateway.server import opened, parse_listen
+from replicator.gateways.messages import BOOL, I64, LIST, STRING, Field, Fields, Listed
+from replicator.gateways.relay import MANY as MANY_VALUES
+from replicator.gateways.relay import Timeouts
+from replicator.gateways.server import opened, parse_listen
 from replicator.metastore.embedded.running import Running
 
 

@@ -19,7 +19,7 @@ from raw_thrift import RawClient, Said
 from cmroot.keep.content import locate
 from cmroot.log.taken import read_taken
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.gateway.server import Gateway, opened
+from replicator.gateways.server import Gateway, opened
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 

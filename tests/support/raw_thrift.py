@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from replicator.gateway.messages import (
+from replicator.gateways.messages import (
     BOOL,
     CALL,
     EXCEPTION,

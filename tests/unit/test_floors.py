@@ -12,7 +12,7 @@ import pytest
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
 FILES_IN_A_ROOM = 16
 LIBRARIES = {
-    "pyspark": {"replicator.core", "replicator.demo", "replicator.metastore.embedded"},
+    "pyspark": {"replicator.core", "replicator.demos", "replicator.metastore.embedded"},
     "thrift": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
     "hmsclient": {"replicator.metastore", "replicator.metastore.convert", "replicator.metastore.embedded"},
     "click": {"replicator.cli", "replicator.cli.cm"},

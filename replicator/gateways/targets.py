@@ -16,7 +16,7 @@ from replicator.core.model import DEFAULT_PARTITION, NotificationEvent, Partitio
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.events.decode import decode, message_text
 from replicator.events.record import DropDatabase, DropPartitions, DropTable
-from replicator.gateway.calls import Drop
+from replicator.gateways.calls import Drop
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 
 VIEW = "VIRTUAL_VIEW"

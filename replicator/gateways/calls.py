@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from replicator.gateway.messages import (
+from replicator.gateways.messages import (
     BOOL,
     LIST,
     MAP,

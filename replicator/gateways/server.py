@@ -18,9 +18,9 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join
 from replicator.core.report import json_text
 from replicator.errors import UsageError
-from replicator.gateway.drops import GRACE, Counts, Drops
-from replicator.gateway.relay import LARGE_AT_ONCE, Connection, Service, Timeouts
-from replicator.gateway.targets import Upstream
+from replicator.gateways.drops import GRACE, Counts, Drops
+from replicator.gateways.relay import LARGE_AT_ONCE, Connection, Service, Timeouts
+from replicator.gateways.targets import Upstream
 from replicator.metastore.connection import DEFAULT_PORT, addresses
 
 DEFAULT_TIMEOUTS = Timeouts()

@@ -17,7 +17,7 @@ from typing import Any
 import replicator
 from replicator.compare.verify import Verified
 from replicator.core.report import json_text
-from replicator.demo.spark_sql import SparkSql
+from replicator.demos.spark_sql import SparkSql
 from replicator.dumps.dump import Dumped
 from replicator.errors import Error
 from replicator.metastore.embedded import running as embedded

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NoReturn
 
-from replicator.gateway.calls import SHAPES, intercepted, suspicious
-from replicator.gateway.drops import Counts, Drops, UpstreamLost, refusal
-from replicator.gateway.extent import Bytes, Extent, Names
-from replicator.gateway.lines import one_line
-from replicator.gateway.messages import (
+from replicator.gateways.calls import SHAPES, intercepted, suspicious
+from replicator.gateways.drops import Counts, Drops, UpstreamLost, refusal
+from replicator.gateways.extent import Bytes, Extent, Names
+from replicator.gateways.lines import one_line
+from replicator.gateways.messages import (
     CALL,
     INTERNAL_ERROR,
     ONEWAY,
@@ -34,7 +34,7 @@ from replicator.gateway.messages import (
     read_from,
     read_struct,
 )
-from replicator.gateway.upstream import CHUNK, ServerEnd, prepare, shut
+from replicator.gateways.upstream import CHUNK, ServerEnd, prepare, shut
 
 QUIET = 1.0  # seconds without a byte after which an answer counts as complete when the gateway is to stop
 CALL_LIMIT = 16 << 20  # bytes of a call that is read whole: 100,000 partition names are 6 MB

@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Iterable
 
-from replicator.gateway.messages import (
+from replicator.gateways.messages import (
     DEPTH_LIMIT,
     FIXED,
     LIST,

@@ -10,7 +10,7 @@ from cmroot.keep.journal import Journal
 from cmroot.store.resolve import is_within, resolved
 from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
-from replicator.gateway.targets import Upstream
+from replicator.gateways.targets import Upstream
 
 WAREHOUSE = "hive.metastore.warehouse.dir"
 

@@ -10,9 +10,9 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
-from replicator.gateway.drops import Reply, UpstreamLost
-from replicator.gateway.extent import Bytes, Extent
-from replicator.gateway.messages import REPLY, Garbage, Header, parse_header
+from replicator.gateways.drops import Reply, UpstreamLost
+from replicator.gateways.extent import Bytes, Extent
+from replicator.gateways.messages import REPLY, Garbage, Header, parse_header
 
 CHUNK = 256 * 1024
 CONNECT_TIMEOUT = 20.0  # seconds

@@ -21,10 +21,10 @@ from cmroot.keep.taking import Taking, sweep_takings, takings
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.place import is_local, local_path
 from replicator.errors import ObjectNotFound
-from replicator.gateway.believed import refusal_of
-from replicator.gateway.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
-from replicator.gateway.lines import one_line
-from replicator.gateway.messages import (
+from replicator.gateways.believed import refusal_of
+from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
+from replicator.gateways.lines import one_line
+from replicator.gateways.messages import (
     INTERNAL_ERROR,
     Fields,
     Header,
@@ -32,7 +32,7 @@ from replicator.gateway.messages import (
     declared_error,
     write_struct,
 )
-from replicator.gateway.targets import Outcome, Targets, Upstream, find_outcome, find_targets
+from replicator.gateways.targets import Outcome, Targets, Upstream, find_outcome, find_targets
 
 GRACE = timedelta(seconds=10)
 """How long a call whose connection died may still be at work in the metastore before it counts as not done."""
