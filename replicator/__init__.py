@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from replicator.commands.base import engines as engines
     from replicator.commands.dump import DumpOptions as DumpOptions
     from replicator.commands.dump import dump as dump
+    from replicator.commands.init import InitOptions as InitOptions
+    from replicator.commands.init import init as init
 
 __version__ = "0.1.0"
 
 _COMMANDS = {
     "base": ("engines",),
     "dump": ("dump", "DumpOptions"),
+    "init": ("init", "InitOptions"),
 }
 """Public names by their module in `replicator.commands`."""
 

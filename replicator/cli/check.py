@@ -46,11 +46,11 @@ def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
     if nagios:
         write([nagios_line(report.policy, report.findings)])
         return NAGIOS[report.status]
-    emit(asdict(report), as_json, _lines(report))
+    emit(asdict(report), as_json, lines(report))
     return 0 if report.status in ("ok", "warning") and not report.not_replicated else FOUND
 
 
-def _lines(report: Checked) -> Iterable[str]:
+def lines(report: Checked) -> Iterable[str]:
     rows: list[tuple[str, str, str]] = []
     for finding in report.findings:
         rows.append((finding.health, finding.name, finding.text))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 import click
+
+from replicator.cli.completion import VARIABLE, names_completed
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Replicate": {
@@ -48,6 +51,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "gateway": ("gateway", "Serve a metastore, and keep files that drops would delete."),
     },
     "Tools": {
+        "init": ("init", "Write a first replicator.toml, and check it."),
+        "completion": ("completion", "Print a shell's completion script."),
         "metastore": ("metastore", "Run a real Hive metastore out of PySpark's own jars."),
         "demo": ("demo", "Show replication on two real metastores, in a minute."),
     },
@@ -64,7 +69,9 @@ class CommandTable(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        return command(name) if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        return names_completed(command(name)) if VARIABLE in os.environ else command(name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, COMMANDS))

@@ -17,7 +17,7 @@ from replicator.commands.base import Options
 DOOR_ONLY = {"as_json", "engine", "master", "spark_conf", "nagios"}
 """Options about the door itself: how an answer looks, and how Spark is started."""
 
-NOT_YET = {name for name in table.COMMANDS if name != "dump"}
+NOT_YET = {name for name in table.COMMANDS if name not in ("dump", "init")}
 
 
 def leaves() -> Iterator[tuple[str, click.Command]]:

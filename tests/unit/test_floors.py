@@ -99,7 +99,7 @@ def test_no_room_is_a_hall() -> None:
     sizes = {
         name: len(list(path.parent.glob("*.py"))) - 1 for name, path in MODULES.items() if path.name == "__init__.py"
     }
-    assert {name: size for name, size in sizes.items() if size > FILES_IN_A_ROOM} == HALLS
+    assert {name for name, size in sizes.items() if size > FILES_IN_A_ROOM} == HALLS
 
 
-HALLS = {"replicator.cli": 32}
+HALLS = {"replicator.cli"}

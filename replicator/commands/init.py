@@ -1,0 +1,139 @@
+"""`init`: a first `replicator.toml` with one policy, written after both metastores have answered, and checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cmroot.store.place import join
+from replicator.checks.check import Checked, check
+from replicator.commands.base import Options, verb
+from replicator.core.config import NAME, Config, parse_config
+from replicator.core.report import Report
+from replicator.errors import Refused, UsageError
+from replicator.metastore.client import Metastore
+from replicator.metastore.thrift import connect
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions(Options):
+    """Arguments:
+
+    source, target: thrift URIs of the two metastores, several separated by commas for failover.
+    policy: the policy's name.
+    databases: regular expressions of whole names of databases.
+    cmroot, target_cmroot: the change-management roots; None: `.cmroot` in each metastore's warehouse.
+    dumps: the directory of dumps; None: `.dumps` in the target's warehouse.
+    file: the file to write.
+    force: replace the file.
+    check: check the policy afterwards.
+    """
+
+    source: str
+    target: str
+    policy: str = "main"
+    databases: Sequence[str] = (".*",)
+    cmroot: str | None = None
+    target_cmroot: str | None = None
+    dumps: str | None = None
+    file: str | os.PathLike[str] = NAME
+    force: bool = False
+    check: bool = True
+
+
+@dataclass
+class Initialized(Report):
+    """file: the configuration that was written; check: of its policy, None when it was not asked for."""
+
+    file: str
+    policy: str
+    check: Checked | None = None
+    status: str = "written"
+
+
+@verb(InitOptions)
+def init(options: InitOptions) -> Initialized:
+    """Writes a configuration with two metastores and one policy between them, then checks the policy. Running it again
+    is refused unless `force` is given.
+
+        replicator.init(source="thrift://a:9083", target="thrift://b:9083", databases=["sales"])
+
+    Raises MetastoreUnreachable when one does not answer, Refused where the file is there, ConfigError for values that
+    make no policy; nothing is written then."""
+    file = Path(options.file)
+    if file.exists() and not options.force:
+        raise Refused(f"{file} is there already", hint="edit it, name another with --file, or replace it with --force")
+    for uri in (options.source, options.target):
+        if "://" not in uri:
+            raise UsageError(f"{uri!r} is no metastore's URI", hint="write thrift://host:port")
+    with connect(options.source) as source, connect(options.target) as target:
+        text = _text(options, source, target)
+    config = parse_config(tomllib.loads(text), str(file))
+    _write(file, text, replace=options.force)
+    return Initialized(str(file), options.policy, _checked(config, options.policy) if options.check else None)
+
+
+def _checked(config: Config, policy: str) -> Checked:
+    return check(config.policy(policy), others=list(config.policies.values()))
+
+
+def _text(options: InitOptions, source: Metastore, target: Metastore) -> str:
+    cmroot = options.cmroot or join(_warehouse(source, "--cmroot"), ".cmroot")
+    target_cmroot = options.target_cmroot or join(_warehouse(target, "--target-cmroot"), ".cmroot")
+    dumps = options.dumps or join(_warehouse(target, "--dumps"), ".dumps")
+    return f"""\
+# Keys: docs/configuration.md, docs/policies.md
+
+[metastores.source]
+uri = {_quoted(options.source)}
+
+[metastores.target]
+uri = {_quoted(options.target)}
+
+[policies.{_quoted(options.policy)}]
+source = "source"
+target = "target"
+databases = {_quoted(list(options.databases))}
+cmroot = {_quoted(cmroot)}
+target_cmroot = {_quoted(target_cmroot)}
+dumps = {_quoted(dumps)}
+schedule = "5m"
+retention = "7d"
+"""
+
+
+def _warehouse(metastore: Metastore, option: str) -> str:
+    """The place of the default database. Raises UsageError for a metastore that names none."""
+    location = metastore.database("default").location
+    if not location:
+        raise UsageError("the metastore's default database has no location", hint=f"name the place with {option}")
+    return location.removeprefix("file:")
+
+
+def _quoted(value: Any) -> str:
+    """As TOML: strings and lists of strings are written as in JSON."""
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def _write(file: Path, text: str, *, replace: bool) -> None:
+    """The whole file or none, and never over one that came meanwhile. Raises Refused."""
+    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    try:
+        with open(aside, "x", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        if replace:
+            os.replace(aside, file)
+        else:
+            os.link(aside, file)
+    except FileExistsError as error:
+        raise Refused(f"{file} is there already", hint="edit it, or replace it with --force") from error
+    finally:
+        aside.unlink(missing_ok=True)

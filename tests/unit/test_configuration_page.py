@@ -1,0 +1,42 @@
+"""docs/configuration.md: every key of the file is there, and its example is read."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from replicator.core import config
+
+PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+TABLES = {
+    "metastores.NAME": config.MetastoreConfig, "defaults": config.Defaults, "guard": config.GuardConfig,
+    "housekeeping": config.HousekeepingConfig, "retention": config.RetentionConfig, "purge": config.PurgeConfig,
+    "dumps": config.DumpsConfig,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_keys_of_a_table_are_those_of_the_code(name: str) -> None:
+    section = PAGE.partition(f"## `[{name}]`")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert [key for row in rows for key in re.findall(r"`(\w+)`", row)] == list(TABLES[name].__struct_fields__)
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    sections = {name.partition(".")[0] for name in re.findall(r"^## `\[([\w.]+)\]`", PAGE, re.MULTILINE)}
+    assert sections == set(config.Config.__struct_fields__) - {"looked_for"}
+
+
+def test_the_example_is_read() -> None:
+    read = config.parse_config(tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0]), "page")
+    assert read.policy("west").source == read.metastore_uri("prod")
+
+
+def test_defaults_on_the_page_are_the_codes() -> None:
+    defaults = msgspec.to_builtins(config.HousekeepingConfig())
+    for key in ("default_cleanup_delay", "default_expiration_delay"):
+        assert f"`{key}` | ISO 8601 period | `{defaults[key]}`" in PAGE
