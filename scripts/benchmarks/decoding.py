@@ -17,7 +17,7 @@ from replicator.events.decode import decode
 from replicator.events.record import ChangeRecord, UnknownEvent, decode_line, encode
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.places.placement import Placement
-from replicator.replay.plan.plan import make_plan
+from replicator.replay.plan.deciding import make_plan
 from replicator.replay.plan.squash import squash, surviving_partitions
 from replicator.replay.plan.target import TargetDatabase
 

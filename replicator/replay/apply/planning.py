@@ -22,9 +22,10 @@ from replicator.replay.apply.unlike import unlike_objects
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, PUBLISH, SOURCE
 from replicator.replay.plan.admission import check_target
+from replicator.replay.plan.deciding import looked_at, make_plan
 from replicator.replay.plan.difference import ByDifference, stay
 from replicator.replay.plan.isolation import isolate, touched_objects
-from replicator.replay.plan.plan import Plan, Sharing, looked_at, make_plan
+from replicator.replay.plan.plan import Plan, Sharing
 from replicator.replay.plan.published import of_published_tables
 from replicator.replay.plan.squash import squash
 from replicator.replay.plan.target import (

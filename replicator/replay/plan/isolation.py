@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from cmroot.store.place import normal
 from replicator.replay.places.replica import replica_table
-from replicator.replay.plan.plan import Name, Plan, TablePlan, can_become
+from replicator.replay.plan.deciding import can_become
+from replicator.replay.plan.plan import Name, Plan, TablePlan
 from replicator.replay.plan.published import aside_of, home_of, is_moved_by_renaming, place_of, with_table_at
 from replicator.replay.plan.rules import FileRules
 

@@ -1,0 +1,283 @@
+"""Making a plan: databases, then each lineage, then leftovers and functions. Pure; `plan` holds the value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from replicator.core.model import Table
+from replicator.core.table_format import why_not_replicated
+from replicator.dumps.layout import BOOTSTRAP, DumpMetadata
+from replicator.errors import BootstrapNeeded, Refused
+from replicator.events.scope import Patterns
+from replicator.replay.places.placement import Placement
+from replicator.replay.places.replica import (
+    LEFT_OUT,
+    Mark,
+    has_sources_data,
+    replica_database,
+    replica_function,
+    replica_table,
+)
+from replicator.replay.plan.difference import ByDifference
+from replicator.replay.plan.plan import AS_THEY_SHARE, LeftOut, Name, Plan, Sharing, TablePlan
+from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
+from replicator.replay.plan.renames import passing_name
+from replicator.replay.plan.squash import Lineage, Squashed
+from replicator.replay.plan.target import Part, TargetDatabase, applied_position, table_position
+from replicator.text.quantity import count_text
+
+
+def make_plan(
+    metadata: DumpMetadata, squashed: Squashed, placement: Placement, target: Mapping[str, TargetDatabase],
+    *, after: int, overwrite: bool = False, exact: bool = False, by_difference: ByDifference | None = None,
+    sharing: Sharing = AS_THEY_SHARE, as_they_are: bool = False,
+) -> Plan:  # fmt: skip
+    """The plan. Raises Refused for tables that replication did not make or that are newer than the dump, and for
+    locations of the target that are the source's; BootstrapNeeded when the target lacks what the range builds on."""
+    mark = Mark(event=metadata.end.event, position=metadata.end.position, source=metadata.root_id)
+    plan = Plan(
+        metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed, exact=exact,
+        overwrite=overwrite,
+        by_difference=by_difference, sharing=sharing, as_they_are=as_they_are,
+    )  # fmt: skip
+    _plan_databases(plan, target)
+    for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
+        _plan_lineage(plan, lineage, target, overwrite)
+    _plan_dropped_databases(plan, target)
+    if metadata.kind == BOOTSTRAP:
+        _plan_leftovers(plan, target)
+    if exact:
+        refuse_occupied(plan, target)
+    only_tables = (exact and metadata.scope.include) or (by_difference and by_difference.only_tables)
+    if only_tables:  # single tables: the database and its functions are others'
+        plan.alter_databases.clear()
+    else:
+        _plan_functions(plan, target)
+    plan.tables.sort(key=lambda each: (bool(each.table and each.table.is_view), each.name))
+    if squashed.unknown:
+        plan.warnings.append(
+            f"not replayed: {count_text(len(squashed.unknown), 'event')} of unknown kinds: {squashed.unknown[:5]}"
+        )
+    return plan
+
+
+def looked_at(squashed: Squashed, placement: Placement) -> dict[str, Part]:
+    """What of the target's databases, by their names there, `make_plan` looks at for a range that is no bootstrap: each
+    table under every name that it had in the range, all of a database that is dropped."""
+    names: dict[str, set[str]] = {name: set() for name in placement.databases.values()}
+    for lineage in squashed.lineages:
+        for called in lineage.names:
+            for name in (called.name, passing_name(called.name)):
+                names.setdefault(placement.database(name[0]), set()).add(name[1])
+    dropped = {placement.database(db) for db in squashed.dropped_at}
+    functions = {placement.database(db) for db, _ in squashed.functions}
+    return {
+        db: Part(tables=None if db in dropped else frozenset(some), functions=db in functions or db in dropped)
+        for db, some in names.items()
+    }
+
+
+def _plan_databases(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    for source_name, name in plan.placement.databases.items():
+        there = target[name]
+        final = plan.squashed.databases.get(source_name)
+        dropped = source_name in plan.squashed.databases and final is None
+        if dropped:
+            if there.database is not None:
+                plan.drop_databases.append(name)
+            continue
+        if final is not None:
+            replica = replica_database(final, plan.placement)
+            (plan.alter_databases if there.database else plan.create_databases).append(replica)
+        if final is not None or there.database is not None:
+            plan.checkpoint.append(name)
+
+
+def _target_name(plan: Plan, name: Name) -> Name:
+    return plan.placement.database(name[0]), name[1]
+
+
+def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase], overwrite: bool) -> None:
+    before = _found_as(plan, lineage, target)
+    if lineage.now is None:
+        if before is not None:
+            plan.drops.append(before)
+            plan.left[before.db, before.name] = lineage.left
+        return
+    if lineage.table is None:  # renamed out of what the dump covers, or dropped after its end
+        return
+    name = _target_name(plan, lineage.now)
+    there = _existing(plan, lineage.now, target)
+    if reason := _why_left_out(plan, lineage.table):
+        plan.left_out.append(LeftOut(lineage, name, there or before, reason))
+        return
+    shared = plan.sharing.of(lineage.table, before or there)
+    final = replica_table(lineage.table, plan.placement, plan.mark, shared=shared)
+    if not shared:
+        refuse_source_location(plan, lineage.table, final)
+    if lineage.before is None and name in _leaving(plan):
+        there = None  # an earlier table of this name makes room by itself
+    step = TablePlan(name=name, lineage=lineage, table=final, shared=shared, there=before or there)
+    if there is not None and not overwrite:
+        refuse_table(plan, there)
+    if lineage.before is None:
+        if before is not None:  # made by a load that ended in the middle, and renamed at the source since
+            plan.drops.append(before)
+        _plan_created(plan, step, there, target)
+    else:
+        _plan_continued(plan, step, before, there)
+    plan.tables.append(step)
+
+
+def _why_left_out(plan: Plan, table: Table) -> str:
+    """By its own properties, or as the dump, which has read its log, says."""
+    if plan.as_they_are:
+        return ""
+    return why_not_replicated(table) or plan.metadata.formats.get(f"{table.db}.{table.name}", "")
+
+
+def _leaving(plan: Plan) -> set[Name]:
+    """Names of the target that become free: of tables that are dropped or renamed."""
+    return {(table.db, table.name) for table in plan.drops} | {
+        step.rename_from for step in plan.tables if step.rename_from
+    }
+
+
+def _plan_created(
+    plan: Plan, step: TablePlan, there: Table | None, target: Mapping[str, TargetDatabase]
+) -> None:  # fmt: skip
+    """A table whose whole content is in the dump. One of its name makes room, if it is not what an earlier attempt to
+    load this very dump has committed: of another dump's table nobody knows what of it the source has no more."""
+    assert step.table is not None
+    kept = there is not None and plan.metadata.kind == BOOTSTRAP and plan.has_unseen(step.lineage)
+    if plan.by_difference is not None or kept:  # what nobody could see must not go with the rest of a table
+        step.prune = True
+        # The data that a replica has had goes with it, where it owns that.
+        if there is not None and can_become(there, step.table) and not (step.shared and not has_sources_data(there)):
+            step.exists = True
+        elif there is not None:
+            plan.drops.append(there)
+        return
+    if there is None:
+        step.clear = not step.shared
+        return
+    resumed = target[there.db].loading == plan.metadata.id and table_position(there) == plan.mark.position
+    if resumed and same_shape(there, step.table):
+        step.exists = True
+        return
+    plan.drops.append(there)  # what of its data is the same is found again in $cmroot, by checksum
+    step.clear = not step.shared
+
+
+def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Table | None) -> None:
+    """A table that the target has already, perhaps under an older name."""
+    lineage = step.lineage
+    old = _target_name(plan, lineage.before or ("", ""))
+    if before is not None and (before.db, before.name) != step.name:
+        step.rename_from, step.exists = (before.db, before.name), True
+        if plan.overwrite and there is not None and table_position(there) is None:  # else it leaves by a rename itself
+            plan.drops.append(there)
+    elif there is not None:
+        step.exists = True
+    elif not lineage.complete:
+        raise BootstrapNeeded(
+            f"the target lacks table {'.'.join(old)}, which the dump's changes build on",
+            hint="it was dropped on the target, or never loaded: load a bootstrap dump",
+        )
+    known = before or there
+    if known is not None and LEFT_OUT in known.parameters and not lineage.complete:
+        raise BootstrapNeeded(
+            f"table {'.'.join(step.name)} was left out by earlier loads: {known.parameters[LEFT_OUT]}",
+            hint="load a bootstrap dump",
+        )
+    if known is not None and has_sources_data(known) != step.shared:
+        raise BootstrapNeeded(
+            f"the data of table {'.'.join(step.name)} {'is the source' if step.shared else 'is the target'}'s from now "
+            "on, and the dump does not name all of it",
+            hint="load a bootstrap dump",
+        )
+    step.clear = lineage.complete and not step.shared
+
+
+def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    """A dropped database takes its tables along, those too that the range never names."""
+    kept = {step.name for step in plan.tables} | {step.rename_from for step in plan.tables}
+    dropped = {(table.db, table.name) for table in plan.drops}
+    for db, at in plan.squashed.dropped_at.items():
+        for table in target[plan.placement.database(db)].tables.values():
+            position = table_position(table)
+            if position is None:
+                raise Refused(
+                    f"database {db} was dropped at the source, and {table.db}.{table.name} was not made by replication",
+                    hint="move that table elsewhere, then load again",
+                )
+            if (table.db, table.name) not in kept | dropped and position < at:
+                plan.drops.append(table)
+
+
+def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    """A bootstrap says all there is: replicated tables in its scope that it does not have are dropped; where the target
+    is to be exactly the dump, others too."""
+    scope = plan.metadata.scope
+    patterns = Patterns.parse(scope.include, scope.exclude)
+    wanted = {step.name for step in plan.tables} | {each.name for each in plan.left_out}
+    dropped = {(table.db, table.name) for table in plan.drops}
+    for name in plan.placement.databases.values():
+        for table in target[name].tables.values():
+            key = (table.db, table.name)
+            everyones = plan.exact or bool(plan.by_difference and plan.by_difference.drop_extra)
+            everyones = everyones and (plan.as_they_are or not why_not_replicated(table))  # no dump would have it
+            ours = (table_position(table) is not None or everyones) and patterns.match(table.name)
+            if ours and key not in wanted and key not in dropped:
+                plan.drops.append(table)
+
+
+def _plan_functions(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    for (db, name), function in plan.squashed.functions.items():
+        there = target.get(plan.placement.database(db), TargetDatabase(None)).functions.get(name)
+        if function is not None:
+            plan.put_functions.append(replica_function(function, plan.placement))
+        elif there is not None:
+            plan.drop_functions.append((there.db, name))
+    if plan.metadata.kind == BOOTSTRAP:
+        wanted = {(each.db, each.name) for each in plan.put_functions}
+        for name in plan.placement.databases.values():
+            for function in target[name].functions.values():
+                if (function.db, function.name) not in wanted:
+                    plan.drop_functions.append((function.db, function.name))
+
+
+def _existing(plan: Plan, name: Name | None, target: Mapping[str, TargetDatabase]) -> Table | None:
+    if name is None:
+        return None
+    db, table = _target_name(plan, name)
+    return target[db].tables.get(table) if db in target else None
+
+
+def _found_as(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> Table | None:
+    """The target's table that this one was, under a name it has no more: the one of the start, or one on its way (a
+    passing name too) that a load which ended in the middle gave it, of this dump or of one that ended earlier. None
+    when it has its last name already, or is not there, whoever has those names now."""
+    for index, called in enumerate(lineage.names):
+        later = (other.begin for other in lineage.names[index + 1 :] if other.name != called.name)
+        leaves = next(later, lineage.ended)
+        if leaves is None and called.begin:  # its last name
+            break
+        for name in (called.name,) if leaves is None else (passing_name(called.name), called.name):
+            there = _existing(plan, name, target)
+            if there is None or applied_position(there) < called.begin:
+                continue
+            if leaves is None or applied_position(there) < leaves:
+                return there
+    return None
+
+
+def can_become(there: Table, wanted: Table) -> bool:
+    """Whether altering suffices, at another place too: data that lies where the table was by mistake stays there."""
+    return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys
+
+
+def same_shape(there: Table, wanted: Table) -> bool:
+    """Whether altering suffices to make one the other: same kind of thing, same partition keys, same place."""
+    same_place = (there.location or "") == (wanted.location or "")
+    return there.is_view == wanted.is_view and there.partition_keys == wanted.partition_keys and same_place
