@@ -16,7 +16,7 @@ class Report:
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def __str__(self) -> str:
-        return json_text(self)
+        return json.dumps(self.to_dict(), ensure_ascii=False)
 
     def _repr_html_(self) -> str:
         """A table of the fields, as notebooks show it."""
