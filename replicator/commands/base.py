@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from replicator.core.config import Config, read_config
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress, Silent
+from replicator.core.spark import SparkEngine
 from replicator.dumps.signing import Keys, read_keys
 from replicator.errors import UsageError
 from replicator.metastore.java import find_java, spark_environment
