@@ -17,33 +17,78 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replicator.commands.base import engines as engines
-    from replicator.commands.capture import CaptureOptions as CaptureOptions
-    from replicator.commands.capture import capture as capture
+    from replicator.commands.cm.kept import CmFindOptions as CmFindOptions
+    from replicator.commands.cm.kept import CmLsOptions as CmLsOptions
+    from replicator.commands.cm.kept import CmRestoreOptions as CmRestoreOptions
+    from replicator.commands.cm.kept import cm_find as cm_find
+    from replicator.commands.cm.kept import cm_ls as cm_ls
+    from replicator.commands.cm.kept import cm_restore as cm_restore
+    from replicator.commands.cm.pins import CmHoldOptions as CmHoldOptions
+    from replicator.commands.cm.pins import CmReleaseOptions as CmReleaseOptions
+    from replicator.commands.cm.pins import CmSlotsConfirmOptions as CmSlotsConfirmOptions
+    from replicator.commands.cm.pins import CmSlotsCreateOptions as CmSlotsCreateOptions
+    from replicator.commands.cm.pins import CmSlotsDropOptions as CmSlotsDropOptions
+    from replicator.commands.cm.pins import CmSlotsOptions as CmSlotsOptions
+    from replicator.commands.cm.pins import cm_hold as cm_hold
+    from replicator.commands.cm.pins import cm_release as cm_release
+    from replicator.commands.cm.pins import cm_slots as cm_slots
+    from replicator.commands.cm.pins import cm_slots_confirm as cm_slots_confirm
+    from replicator.commands.cm.pins import cm_slots_create as cm_slots_create
+    from replicator.commands.cm.pins import cm_slots_drop as cm_slots_drop
+    from replicator.commands.cm.upkeep import CmCheckOptions as CmCheckOptions
+    from replicator.commands.cm.upkeep import CmCompactOptions as CmCompactOptions
+    from replicator.commands.cm.upkeep import CmExpireOptions as CmExpireOptions
+    from replicator.commands.cm.upkeep import cm_check as cm_check
+    from replicator.commands.cm.upkeep import cm_compact as cm_compact
+    from replicator.commands.cm.upkeep import cm_expire as cm_expire
     from replicator.commands.dump import DumpOptions as DumpOptions
     from replicator.commands.dump import dump as dump
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
-    from replicator.commands.load import LoadOptions as LoadOptions
-    from replicator.commands.load import load as load
-    from replicator.commands.verify import VerifyOptions as VerifyOptions
-    from replicator.commands.verify import verify as verify
 
 __version__ = "0.1.0"
 
 _COMMANDS = {
     "base": ("engines",),
-    "capture": ("capture", "CaptureOptions"),
+    "cm.kept": (
+        "cm_find",
+        "CmFindOptions",
+        "cm_ls",
+        "CmLsOptions",
+        "cm_restore",
+        "CmRestoreOptions",
+    ),
+    "cm.pins": (
+        "cm_hold",
+        "CmHoldOptions",
+        "cm_release",
+        "CmReleaseOptions",
+        "cm_slots",
+        "CmSlotsOptions",
+        "cm_slots_confirm",
+        "CmSlotsConfirmOptions",
+        "cm_slots_create",
+        "CmSlotsCreateOptions",
+        "cm_slots_drop",
+        "CmSlotsDropOptions",
+    ),
+    "cm.upkeep": (
+        "cm_check",
+        "CmCheckOptions",
+        "cm_compact",
+        "CmCompactOptions",
+        "cm_expire",
+        "CmExpireOptions",
+    ),
     "dump": ("dump", "DumpOptions"),
     "init": ("init", "InitOptions"),
-    "load": ("load", "LoadOptions"),
-    "verify": ("verify", "VerifyOptions"),
 }
 """Public names by their module in `replicator.commands`."""
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
-_API = ("check", "repair", "restore", "wait", "status", "plan",
-        "apply", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
-_GROUPS = ("cm", "lives")
+_API = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "plan",
+        "apply", "load", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
+_GROUPS = ("lives",)
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -98,7 +98,7 @@ class ExpiryPlan:
         kinds = {None: ("keep-", "remove-"), True: ("keep-",), False: ("remove-",)}[keep]
         return self.directory.read(part for part in self.parts if part.startswith(kinds))
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         return {
             "older_than_seconds": self.older_than.total_seconds(),
             "position": self.position,
@@ -136,7 +136,7 @@ class Expired:
     forgotten: list[str]
     seconds: float
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         back = {"entries": self.removed.taken_back, "bytes": self.removed.taken_back_bytes}
         return {
             **self.plan.as_json(),

@@ -81,11 +81,12 @@ def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, 
 
 
 def _options_among(command: click.Command, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that a command has options for; of a group, by command."""
-    if isinstance(command, click.Group):
-        return {name: _options_among(each, values) for name, each in command.commands.items()}
+    """Those of the values that a command has options for; of a group, its own and its commands'."""
     options = {parameter.name for parameter in command.params}
-    return {name: value for name, value in values.items() if name in options}
+    found = {name: value for name, value in values.items() if name in options}
+    if isinstance(command, click.Group):
+        found |= {name: _options_among(each, values) for name, each in command.commands.items()}
+    return found
 
 
 def run(arguments: Sequence[str], began: float | None = None) -> int:

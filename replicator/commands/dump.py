@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from cmroot.root import create_or_open, open_existing
 from replicator.captures.capture import capture
 from replicator.captures.recording import Captured
-from replicator.commands.base import Options, names, verb
+from replicator.commands.base import Options, names, point, verb
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.dumps.preview import DumpPlan, preview
+from replicator.dumps.signing import read_keys
 from replicator.dumps.slots import confirmed
 from replicator.errors import UsageError
 from replicator.events.scope import Patterns
@@ -80,9 +81,9 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
     report = write_dump(
         create_or_open(options.cmroot), options.out, source=options.settings.metastore_uri(options.source),
         databases=names(options.db), patterns=Patterns.parse(options.include, options.exclude),
-        since=_text(options.since), until=_text(options.until), slot=options.slot, epochs=epochs,
+        since=point(options.since), until=point(options.until), slot=options.slot, epochs=epochs,
         formats=options.formats, progress=options.teller,
-        keys=options.keys(options.key_file),
+        keys=read_keys(options.key_file) if options.key_file else None,
     )  # fmt: skip
     if observed is not None:
         report.captured, report.warnings = observed.records, observed.warnings
@@ -113,10 +114,6 @@ def _planned(options: DumpOptions) -> DumpPlan:
     with options.connected(options.source) as metastore:
         epochs_to_dump(metastore, databases, allow_replica=options.allow_replica)
         return preview(
-            metastore, open_existing(options.cmroot), options.out, databases, patterns, _text(options.since),
-            _text(options.until), options.slot,
+            metastore, open_existing(options.cmroot), options.out, databases, patterns, point(options.since),
+            point(options.until), options.slot,
         )  # fmt: skip
-
-
-def _text(point: str | int | None) -> str | None:
-    return None if point is None else str(point)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Report:
@@ -24,6 +24,24 @@ class Report:
             f"<tr><th>{html.escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in self.to_dict().items()
         )
         return f"<table>{''.join(rows)}</table>"
+
+
+class Rows(Report):
+    """A report that is a list: `listed` is the field with its rows."""
+
+    listed: ClassVar[str]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows as mappings, as JSON has them."""
+        return list(self.to_dict()[self.listed])
+
+    def to_arrow(self) -> Any:
+        """The rows as a pyarrow.Table, which pandas, Polars, DuckDB and Spark read; without rows, without columns."""
+        import pyarrow as pa  # not for every command that has a report
+
+        rows = self.rows()
+        names = dict.fromkeys(name for row in rows for name in row)
+        return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
 def as_json(report: Any) -> dict[str, Any]:

@@ -7,24 +7,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from cmroot.errors import KeepError
 from cmroot.keep.find import LIMIT, Findings, Query, Reference, find
-from cmroot.keep.restore import Restored, restore_file
+from cmroot.keep.restore import restore_file
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.checksum import ALGORITHM
 from cmroot.store.entries import list_entries
 from cmroot.store.place import normal
-from replicator.core.report import json_text
+from replicator.core.report import Report, Rows
 from replicator.errors import UsageError
 from replicator.pitr.headers import events_at
 from replicator.pitr.pins import resolve_at
 
 
 @dataclass
-class FoundList:
+class FoundList(Rows):
     """Files of the log that fit, the newest: since which event the source had them, until which, and whether their
     bytes are kept now. `total` is at least so many."""
 
@@ -32,8 +32,7 @@ class FoundList:
     root: str
     total: int
     entries: list[dict[str, Any]]
-
-    __str__ = json_text
+    listed: ClassVar[str] = "entries"
 
 
 def find_files(
@@ -69,13 +68,25 @@ def _told(log: Sequence[Segment], findings: Findings) -> list[dict[str, Any]]:
 
 # Putting one back
 
+
+@dataclass
+class PutBack(Report):
+    """A file that was put back: where, and where its bytes came from."""
+
+    status: str
+    place: str
+    origin: str
+    size: int
+    checksum: str
+
+
 _Content = tuple[str | None, int | None]
 _CHECKSUM = re.compile(rf"(?:{ALGORITHM}-)?([0-9a-fA-F]{{6,32}})(?:-(\d+))?")
 
 
 def put_back(
     root: ChangeRoot, what: str, to: str | None = None, *, at: str | None = None, overwrite: bool = False
-) -> Restored:
+) -> PutBack:
     """Puts one kept file back. what: the path of a file, or a checksum (its first six digits or more, or a content
     name). to: where; default: where it was. at: as it was at an event or a time.
 
@@ -104,7 +115,8 @@ def put_back(
     if place is None:
         raise UsageError(f"{what}: where it was is not known", hint="say where it goes: --to PLACE")
     version = (reference.place, reference.version) if reference and reference.version else None
-    return restore_file(root.place, checksum, size, place, overwrite=overwrite, version=version)
+    done = restore_file(root.place, checksum, size, place, overwrite=overwrite, version=version)
+    return PutBack("restored", done.place, done.origin, done.size, done.checksum)
 
 
 def _candidates(root: str, log: Sequence[Segment], what: str, by_checksum: bool) -> list[Reference]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,7 @@ from cmroot.pins import read_pins
 from cmroot.root import ChangeRoot
 from cmroot.store.place import is_local, join
 from replicator.core.engine import AutoEngine
-from replicator.core.report import json_text
+from replicator.core.report import Rows
 from replicator.events.scope import captured_databases
 from replicator.pitr.headers import events_at
 
@@ -34,7 +34,7 @@ NOBODY = "nobody"
 
 
 @dataclass
-class KeptList:
+class KeptList(Rows):
     """`total`: entries and bytes that fit; `by_need`: the same by who needs them; `shared`: those that are the source's
     own inode too and take no room of their own. `entries`: the largest; see `_entry`. `databases`: those that the root
     captures; None: unknown until the next capture."""
@@ -47,8 +47,7 @@ class KeptList:
     entries: list[dict[str, Any]]
     damaged_pins: list[str] = field(default_factory=list)
     databases: list[str] | None = None
-
-    __str__ = json_text
+    listed: ClassVar[str] = "entries"
 
 
 # What is kept

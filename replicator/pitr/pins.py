@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -22,7 +22,7 @@ from cmroot.log.references import work
 from cmroot.root import ChangeRoot
 from cmroot.waiting import patiently
 from replicator.core.engine import AutoEngine
-from replicator.core.report import json_text
+from replicator.core.report import Report, Rows
 from replicator.dumps.layout import Point
 from replicator.dumps.points import end_of_dump, parse_moment, resolve_until
 from replicator.errors import UsageError
@@ -32,7 +32,7 @@ PATIENCE = timedelta(minutes=1)
 
 
 @dataclass
-class Pinned:
+class Pinned(Report):
     """What became of one pin: `status` is created, confirmed, dropped, held or released; `pin` is the file's content,
     None where it is gone. `time` is that of its position, in seconds since the epoch."""
 
@@ -42,7 +42,9 @@ class Pinned:
     pin: dict[str, Any] | None = None
     time: int | None = None
 
-    __str__ = json_text
+    def to_dict(self) -> dict[str, Any]:
+        """The pin's fields beside the others."""
+        return {"status": self.status, "root": self.root, "name": self.name, "time": self.time, **(self.pin or {})}
 
 
 @dataclass
@@ -68,7 +70,7 @@ class SlotState:
 
 
 @dataclass
-class PinList:
+class PinList(Rows):
     """All pins of a root by name; `damaged`: files that cannot be understood, for which nothing can expire."""
 
     status: str
@@ -79,8 +81,13 @@ class PinList:
     holds: list[dict[str, Any]] = field(default_factory=list)
     dumps: list[dict[str, Any]] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    listed: ClassVar[str] = "slots"
 
-    __str__ = json_text
+    def rows(self) -> list[dict[str, Any]]:
+        """Slots, holds and dumps, told apart by `kind`."""
+        said = self.to_dict()
+        kinds = (("slot", "slots"), ("hold", "holds"), ("dump", "dumps"))
+        return [{"kind": kind, **row} for kind, name in kinds for row in said[name]]
 
 
 def resolve_at(root: ChangeRoot, log: Sequence[Segment], text: str | None) -> Point:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time as clocks
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from cmroot.check import Checked, check
 from cmroot.check.finding import FINDINGS
-from cmroot.expire.expire import Expired, expire, plan_expiry
+from cmroot.expire.expire import expire, plan_expiry
 from cmroot.lease import acquire
 from cmroot.log.captured import finished, segments
 from cmroot.log.compact import Compacted, compact, plan_compaction
@@ -22,7 +23,9 @@ from cmroot.root import ChangeRoot
 from cmroot.store.entries import estimate
 from cmroot.waiting import patiently
 from replicator.core.engine import AutoEngine
+from replicator.core.report import Report
 from replicator.pitr.clock import IDLE, refuse_clock_ahead
+from replicator.pitr.expiries import ExpiryPlanned, RootExpired
 
 PATIENCE = timedelta(minutes=1)
 """How long the lease of another run is waited for, by default."""
@@ -31,13 +34,32 @@ AVERAGE = 64 << 20
 """Bytes that an entry is taken for when an engine is chosen for reading all of them; nobody knows before."""
 
 
-def check_root(root: ChangeRoot, engine: AutoEngine, *, bytes: bool = True, limit: int = FINDINGS) -> Checked:
+class RootChecked(Report, Checked):
+    """What `cmroot.check.check` found."""
+
+
+class LogCompacted(Report, Compacted):
+    """What `cmroot.log.compact.compact` did."""
+
+
+@dataclass
+class CompactionPlanned(Report):
+    """What a compaction would do: `merged` segments become `runs`."""
+
+    status: str
+    root: str
+    runs: int
+    merged: int
+    segments_before: int
+    segments_after: int
+
+
+def check_root(root: ChangeRoot, engine: AutoEngine, *, bytes: bool = True, limit: int = FINDINGS) -> RootChecked:
     """See cmroot.check.check. Changes nothing, takes no lease."""
     entries = estimate(root.place)
     rows = sum(segment.file_count for segment in finished(root.place)[0] if _readable(segment))
-    return check(
-        root.place, engine.for_work(max(entries, rows), entries * AVERAGE if bytes else 0), bytes=bytes, limit=limit
-    )
+    chosen = engine.for_work(max(entries, rows), entries * AVERAGE if bytes else 0)
+    return RootChecked(**vars(check(root.place, chosen, bytes=bytes, limit=limit)))
 
 
 def _readable(segment: Any) -> bool:
@@ -50,48 +72,45 @@ def _readable(segment: Any) -> bool:
         return False
 
 
-def plan_log(root: ChangeRoot) -> dict[str, Any]:
+def plan_log(root: ChangeRoot) -> CompactionPlanned:
     """What a compaction would do."""
     log = segments(root.place)
     runs = plan_compaction(log)
     merged = sum(len(run.segments) for run in runs)
-    return {
-        "status": "planned", "root": root.place, "runs": len(runs), "merged": merged, "segments_before": len(log),
-        "segments_after": len(log) - merged + len(runs),
-    }  # fmt: skip
+    return CompactionPlanned("planned", root.place, len(runs), merged, len(log), len(log) - merged + len(runs))
 
 
-def compact_log(root: ChangeRoot, *, patience: timedelta = PATIENCE) -> Compacted:
+def compact_log(root: ChangeRoot, *, patience: timedelta = PATIENCE) -> LogCompacted:
     """See cmroot.log.compact.compact. `patience`: how long the lease of another run is waited for, each time."""
 
     def take_lease(place: str, purpose: str) -> Any:
         return patiently(partial(acquire, place, purpose), patience)
 
-    return compact(root.place, take_lease=take_lease)
+    return LogCompacted(**vars(compact(root.place, take_lease=take_lease)))
 
 
 def plan_expired(
     root: ChangeRoot, engine: AutoEngine, older_than: timedelta, *, max_slot_lag: timedelta | None = None,
     clock: Callable[[], float] = clocks.time, idle: timedelta = IDLE,
-) -> dict[str, Any]:  # fmt: skip
+) -> ExpiryPlanned:  # fmt: skip
     """What an expiry would do, and nothing of it done. Raises Refused as `expire_root`."""
     refuse_clock_ahead(root, clock, idle)
     chosen = engine.for_work(work(root.place))
     with plan_expiry(root.place, older_than=older_than, now=clock, engine=chosen, max_slot_lag=max_slot_lag) as plan:
-        return {"status": "planned", "root": root.place, **plan.as_json()}
+        return ExpiryPlanned("planned", root.place, **plan.as_json())
 
 
 def expire_root(
     root: ChangeRoot, engine: AutoEngine, older_than: timedelta, *, max_slot_lag: timedelta | None = None,
     patience: timedelta = PATIENCE, clock: Callable[[], float] = clocks.time, idle: timedelta = IDLE,
-) -> Expired:  # fmt: skip
+) -> RootExpired:  # fmt: skip
     """Plans an expiry and carries it out; plans anew when another run held the lease meanwhile. See cmroot.expire.
     Raises Refused when the clock is ahead of the store's, or the newest capture was longer ago than `idle`."""
     refuse_clock_ahead(root, clock, idle)
 
-    def once() -> Expired:
+    def once() -> RootExpired:
         chosen = engine.for_work(work(root.place))
         plan = plan_expiry(root.place, older_than=older_than, now=clock, engine=chosen, max_slot_lag=max_slot_lag)
-        return expire(root.place, plan, now=clock)
+        return RootExpired("expired", root.place, **expire(root.place, plan, now=clock).as_json())
 
     return patiently(once, patience)

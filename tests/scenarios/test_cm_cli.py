@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from story import Answer, Story, command
 
+import replicator
 from cmroot.lease import acquire
 from cmroot.log.captured import segments
 from cmroot.root import open_existing
-from replicator import cm
 from replicator.cli.main import run
 from replicator.commands.base import engines
-from replicator.core.engine import AutoEngine, LocalEngine
-from replicator.core.spark import SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
 from replicator.pitr.upkeep import expire_root, plan_expired
@@ -402,10 +401,31 @@ def test_listing_and_checking_run_on_spark_and_from_python(story: Kept) -> None:
     story.captured()
     root = str(story.cmroot)
     with engines("spark", "local[2]") as spark:
-        listed = cm.ls(cmroot=root, engine=spark)
-        checked = cm.check(cmroot=root, engine=spark)
+        listed = replicator.cm_ls(cmroot=root, engine=spark)
+        checked = replicator.cm_check(cmroot=root, engine=spark)
     assert {need: count["entries"] for need, count in listed.by_need.items()} == {"live": 1, "nobody": 1}
     assert listed.entries == story.done("ls", "--engine", "local")["entries"]
     assert (checked.status, checked.entries, checked.bytes_read) == ("sound", 2, 5)
-    assert cm.expire(cmroot=root, older_than=timedelta(0)).removed.entries == 1
-    assert sorted(each["size"] for each in cm.find(cmroot=root, table=f"{story.db}.t").entries) == [2, 3]
+    assert replicator.cm_expire(cmroot=root, older_than=timedelta(0)).removed_entries == 1
+    found = replicator.cm_find(cmroot=root, table=f"{story.db}.t")
+    assert sorted(found.to_arrow()["size"].to_pylist()) == [2, 3]
+
+
+def test_a_report_prints_as_the_command_line_says_it_and_its_rows_are_a_table(story: Kept) -> None:
+    story.source.table("t", {"a": "aaa"})
+    first, root = story.captured(), str(story.cmroot)
+    made = replicator.cm_slots_create("dr", cmroot=root, at=first, consumer="the other site")
+    held = replicator.cm_hold("audit", cmroot=root)
+    for printed in (json.loads(str(made)), json.loads(str(held))):
+        assert printed["event"] == first and "pin" not in printed
+    listed = replicator.cm_slots(cmroot=root, held=False)
+    assert json.loads(str(listed))["holds"] == story.done("slots", "--no-held")["holds"]
+    table = listed.to_arrow()
+    assert table.select(["kind", "name", "consumer"]).to_pylist() == [
+        {"kind": "slot", "name": "dr", "consumer": "the other site"},
+        {"kind": "hold", "name": "audit", "consumer": None},
+    ]
+    assert replicator.cm_find(cmroot=root, table="nosuch.t").to_arrow().num_rows == 0
+    replicator.cm_slots_confirm("dr", cmroot=root, at=first)
+    assert [replicator.cm_slots_drop("dr", cmroot=root).status, replicator.cm_release("audit", cmroot=root).status] == [
+        "dropped", "released"]  # fmt: skip

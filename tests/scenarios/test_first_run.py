@@ -13,7 +13,8 @@ from plain_tables import PlainDatabase
 from purges import DESCRIPTOR, Warehouse
 from story import command
 
-from replicator import cm, lives
+import replicator
+from replicator import lives
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -104,5 +105,5 @@ def test_the_functions_do_what_the_commands_do(db: PlainDatabase, tmp_path: Path
     assert (kept.root, kept.status) == (place, "planned") and "no $cmroot yet" in kept.warnings[-1]
     assert "no $cmroot yet" in lives.retention(job(tmp_path), place, metastore=None, dry_run=True).warnings[-1]
     assert lives.retain(db.metastore.uri, place, dry_run=True).status == "planned"
-    assert cm.plan_expiry(cmroot=place, older_than=timedelta(days=1))["root"] == place
+    assert replicator.cm_expire(cmroot=place, older_than=timedelta(days=1), dry_run=True).root == place
     assert not Path(place).exists()

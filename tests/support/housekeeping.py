@@ -11,10 +11,9 @@ import msgspec
 from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
 from replicator.core.model import Table
 from replicator.core.progress import Silent
-from replicator.core.spark import SparkEngine
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.listing import Filter, list_items
 from replicator.housekeeping.run import Housekeeping, Housekept, Options

@@ -8,10 +8,9 @@ import sys
 from typing import Any
 
 import replicator
-from replicator import cm, lives
-from replicator.core.spark import hive_settings
+from replicator import lives
+from replicator.core.engine import hive_settings
 from replicator.errors import UsageError
-from replicator.metastore.thrift import connect
 
 OF_PYSPARK = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}  # it sets them for its workers
 
@@ -31,8 +30,8 @@ def environment() -> dict[str, str]:
 
 def work(uri: str, other: str, cmroot: str, db: str, spark: Any) -> None:
     replicator.capture(source=uri, cmroot=cmroot, db=db, engine="spark", spark=spark)
-    assert cm.check(cmroot=cmroot, engine="spark", spark=spark).status == "sound"
-    assert cm.slots(cmroot=cmroot, engine="spark", spark=spark).slots == []
+    assert replicator.cm_check(cmroot=cmroot, engine="spark", spark=spark).status == "sound"
+    assert replicator.cm_slots(cmroot=cmroot, engine="spark", spark=spark).slots == []
     with replicator.engines("spark", session=spark) as engines:
         assert replicator.verify(source=uri, target=other, db=db, engine=engines).objects
     try:
@@ -47,7 +46,7 @@ def main(uri: str, other: str, warehouse: str, cmroot: str, how: str) -> None:
     db = f"notebook_{how}"
     if how == "own":
         before = environment()
-        with connect(uri) as metastore:
+        with replicator.connect(uri) as metastore:
             metastore.create_database(api_database(db, warehouse))
         work(uri, other, cmroot, db, None)
         from pyspark import SparkContext

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from replicator.cli.options import EngineChoice, Session, cmroot_option, engine_options, json_option, pass_session
+from replicator.cli.options import Session, cmroot_option, engine_options, json_option, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
-
-if TYPE_CHECKING:
-    from replicator.pitr.files import FoundList
-    from replicator.pitr.kept import KeptList
+from replicator.commands.cm.kept import cm_find, cm_ls, cm_restore
+from replicator.pitr.files import FoundList
+from replicator.pitr.kept import KeptList
 
 limit_option = click.option(
     "--limit", type=click.IntRange(0, 1_000_000), default=1000, show_default=True,
@@ -29,9 +28,7 @@ limit_option = click.option(
 @engine_options
 @json_option
 @pass_session
-def ls(
-    session: Session, cmroot: str, table: str, needed_by: str, limit: int, engine: EngineChoice, as_json: bool
-) -> None:
+def ls(session: Session, /, as_json: bool, **given: Any) -> int:
     """List what is kept: how, from where, since which event, who needs it and until when. The largest first.
 
     \b
@@ -39,13 +36,9 @@ def ls(
       replicator cm ls --cmroot /cm --limit 20
       replicator cm ls --cmroot /cm --table sales.orders --needed-by slot
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.kept import list_kept
-
-    root = open_existing(cmroot)
-    with session.engines(engine) as engines:
-        listed = list_kept(root, engines, table=table, need=needed_by, limit=limit)
+    listed = session.call(cm_ls, **given)
     emit(listed, as_json, _kept_lines(listed))
+    return 0
 
 
 def _kept_lines(listed: KeptList) -> Iterable[str]:
@@ -87,7 +80,8 @@ def _counted(count: dict[str, int]) -> str:
 @click.option("--checksum", default="", metavar="HEX", help="Its first digits, or the whole name of an entry.")
 @limit_option
 @json_option
-def find(cmroot: str, path: str, table: str, checksum: str, limit: int, as_json: bool) -> None:
+@pass_session
+def find(session: Session, /, as_json: bool, **given: Any) -> int:
     """Find files in the captured log: between which events the source had them, and whether they are kept.
 
     \b
@@ -96,11 +90,9 @@ def find(cmroot: str, path: str, table: str, checksum: str, limit: int, as_json:
       replicator cm find --cmroot /cm --table sales.orders/day=1
       replicator cm find --cmroot /cm --checksum 6bba86c7
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.files import find_files
-
-    found = find_files(open_existing(cmroot), path=path, table=table, checksum=checksum, limit=limit)
+    found = session.call(cm_find, **given)
     emit(found, as_json, _found_lines(found))
+    return 0
 
 
 def _found_lines(found: FoundList) -> Iterable[str]:
@@ -132,7 +124,8 @@ def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
 @click.option("--to", metavar="PLACE", help="The file to write; default: where it was.")
 @click.option("--overwrite", is_flag=True, help="Replace the file that is there.")
 @json_option
-def restore(what: str, cmroot: str, at: str | None, to: str | None, overwrite: bool, as_json: bool) -> None:
+@pass_session
+def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     """Put one kept file back, by its path or its checksum. Copied, compared, and only then given its name.
 
     \b
@@ -140,13 +133,8 @@ def restore(what: str, cmroot: str, at: str | None, to: str | None, overwrite: b
       replicator cm restore /warehouse/sales.db/orders/part-0 --cmroot /cm --at 4711
       replicator cm restore 6bba86c7 --cmroot /cm --to /tmp/part-0
     """
-    import msgspec
-
-    from cmroot.root import open_existing
-    from replicator.pitr.files import put_back
-
-    restored = put_back(open_existing(cmroot), what, to, at=at, overwrite=overwrite)
-    fields = {"status": "restored", **msgspec.to_builtins(restored)}
+    restored = session.call(cm_restore, **given)
     lines = aligned([("restored", restored.place), ("from", restored.origin), ("bytes", size_text(restored.size)),
                      ("checksum", restored.checksum)])  # fmt: skip
-    emit(fields, as_json, lines)
+    emit(restored, as_json, lines)
+    return 0

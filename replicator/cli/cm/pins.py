@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.options import (
-    EngineChoice,
-    Session,
-    cmroot_option,
-    engine_options,
-    json_option,
-    pass_session,
-)
+from replicator.cli.options import Session, cmroot_option, engine_options, json_option, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
+from replicator.commands.cm.pins import (
+    cm_hold,
+    cm_release,
+    cm_slots,
+    cm_slots_confirm,
+    cm_slots_create,
+    cm_slots_drop,
+)
+from replicator.pitr.pins import PinList, Pinned
 from replicator.text.quantity import duration_text
-
-if TYPE_CHECKING:
-    from replicator.pitr.pins import PinList, Pinned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,9 +47,7 @@ def _root_option(command: F) -> F:
 @json_option
 @pass_session
 @click.pass_context
-def slots(
-    context: click.Context, session: Session, cmroot: str | None, no_held: bool, engine: EngineChoice, as_json: bool
-) -> None:
+def slots(context: click.Context, session: Session, /, as_json: bool, **given: Any) -> int:
     """List the slots of consumers, holds and dumps: how far behind each is, and what it holds back.
 
     A slot keeps from expiring what its consumer has not got yet. `dump --slot` makes one and the load confirms it; the
@@ -63,17 +60,13 @@ def slots(
       replicator cm slots drop dr --cmroot /cm
     """
     if context.invoked_subcommand:
-        return
-    if cmroot is None:
+        return 0
+    if given["cmroot"] is None:
         missing = next(each for each in context.command.params if each.name == "cmroot")
         raise click.MissingParameter(ctx=context, param=missing)
-    from cmroot.root import open_existing
-    from replicator.pitr.pins import list_pins
-
-    root = open_existing(cmroot)
-    with session.engines(engine) as engines:
-        listed = list_pins(root, None if no_held else engines)
+    listed = session.call(cm_slots, **given)
     emit(listed, as_json, _pin_lines(listed))
+    return 0
 
 
 def _pin_lines(listed: PinList) -> Iterable[str]:
@@ -118,17 +111,15 @@ def _remark(slot: Any) -> str:
 @at_option
 @click.option("--consumer", default="", metavar="TEXT", help="Whose it is; for people.")
 @json_option
-def create(name: str, cmroot: str, at: str | None, consumer: str, as_json: bool) -> None:
+@pass_session
+def create(session: Session, /, as_json: bool, **given: Any) -> int:
     """Register a consumer: nothing that the source had after a moment expires until the consumer has it.
 
     \b
     Example:
       replicator cm slots create dr --cmroot /cm --consumer "the copy in the other data centre"
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.pins import create_slot
-
-    _tell(create_slot(open_existing(cmroot), name, at, consumer=consumer), as_json)
+    return _tell(session.call(cm_slots_create, **given), as_json)
 
 
 @slots.command()
@@ -137,33 +128,29 @@ def create(name: str, cmroot: str, at: str | None, consumer: str, as_json: bool)
 @click.option("--at", required=True, metavar="X", help=f"{AT}: the consumer has everything up to there.")
 @click.option("--back", is_flag=True, help="Move it back, if so; what it needs again may be gone.")
 @json_option
-def confirm(name: str, cmroot: str, at: str, back: bool, as_json: bool) -> None:
+@pass_session
+def confirm(session: Session, /, as_json: bool, **given: Any) -> int:
     """Say how far a consumer has come. A load of a dump with a slot does it by itself.
 
     \b
     Example:
       replicator cm slots confirm dr --cmroot /cm --at /dumps/7
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.pins import confirm_slot
-
-    _tell(confirm_slot(open_existing(cmroot), name, at, back=back), as_json)
+    return _tell(session.call(cm_slots_confirm, **given), as_json)
 
 
 @slots.command()
 @click.argument("name")
 @_root_option
 @json_option
-def drop(name: str, cmroot: str, as_json: bool) -> None:
+@pass_session
+def drop(session: Session, /, as_json: bool, **given: Any) -> int:
     """Forget a consumer: what only it needs goes with the next expiry.
 
     \b
     Example: replicator cm slots drop dr --cmroot /cm
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.pins import drop_slot
-
-    _tell(drop_slot(open_existing(cmroot), name), as_json)
+    return _tell(session.call(cm_slots_drop, **given), as_json)
 
 
 @click.command()
@@ -172,7 +159,8 @@ def drop(name: str, cmroot: str, as_json: bool) -> None:
 @at_option
 @click.option("--reason", default="", metavar="TEXT", help="Why; for people.")
 @json_option
-def hold(name: str, cmroot: str, at: str | None, reason: str, as_json: bool) -> None:
+@pass_session
+def hold(session: Session, /, as_json: bool, **given: Any) -> int:
     """Keep a moment: nothing that the source had then expires until the hold is released.
 
     What expired before stays gone. A moment of the past can be restored as far as its data are still kept.
@@ -182,10 +170,7 @@ def hold(name: str, cmroot: str, at: str | None, reason: str, as_json: bool) -> 
       replicator cm hold before-migration --cmroot /cm --reason "ticket 4711"
       replicator cm hold audit --cmroot /cm --at 2026-03-01T00:00:00Z
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.pins import hold as pin
-
-    _tell(pin(open_existing(cmroot), name, at, reason=reason), as_json)
+    return _tell(session.call(cm_hold, **given), as_json)
 
 
 @click.command()
@@ -193,23 +178,21 @@ def hold(name: str, cmroot: str, at: str | None, reason: str, as_json: bool) -> 
 @cmroot_option
 @click.option("--dump", is_flag=True, help="NAME is the id of a dump that nobody will load any more.")
 @json_option
-def release(name: str, cmroot: str, dump: bool, as_json: bool) -> None:
+@pass_session
+def release(session: Session, /, as_json: bool, **given: Any) -> int:
     """Let go of a hold: what only it needs goes with the next expiry.
 
     \b
     Example: replicator cm release before-migration --cmroot /cm
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.pins import release as let_go
-
-    _tell(let_go(open_existing(cmroot), name, dump=dump), as_json)
+    return _tell(session.call(cm_release, **given), as_json)
 
 
-def _tell(pinned: Pinned, as_json: bool) -> None:
+def _tell(pinned: Pinned, as_json: bool) -> int:
     pin = pinned.pin or {}
-    fields = {"status": pinned.status, "root": pinned.root, "name": pinned.name, "time": pinned.time, **pin}
-    emit(fields, as_json, aligned([
+    emit(pinned, as_json, aligned([
         (pinned.status, pinned.name),
         ("at", f"event {pin['event']}, position {pin['position']}, {time_text(pinned.time)}" if pin else None),
         ("for", pin.get("consumer") or pin.get("reason") or None),
     ]))  # fmt: skip
+    return 0

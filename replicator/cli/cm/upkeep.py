@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from replicator.cli.cm.kept import limit_option
-from replicator.cli.first_run import opened_root
 from replicator.cli.options import (
     Duration,
-    EngineChoice,
     Session,
     cmroot_option,
     dry_run_option,
@@ -20,12 +17,10 @@ from replicator.cli.options import (
     json_option,
     pass_session,
 )
-from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
+from replicator.commands.cm.upkeep import cm_check, cm_compact, cm_expire
+from replicator.pitr.upkeep import CompactionPlanned, LogCompacted, RootChecked
 from replicator.text.quantity import duration_text
-
-if TYPE_CHECKING:
-    from cmroot.check import Checked
-    from cmroot.log.compact import Compacted
 
 DIFFERENT = 4
 """The exit code of a check that found damage, as of a verify that found differences."""
@@ -42,7 +37,7 @@ wait_option = click.option(
 @engine_options
 @json_option
 @pass_session
-def check(session: Session, cmroot: str, no_bytes: bool, limit: int, engine: EngineChoice, as_json: bool) -> int:
+def check(session: Session, /, as_json: bool, **given: Any) -> int:
     """Compare every kept file with its name, and the log with what is kept; say what a repair would do.
 
     Changes nothing. Exit code 4 when something is damaged or missing.
@@ -52,17 +47,12 @@ def check(session: Session, cmroot: str, no_bytes: bool, limit: int, engine: Eng
       replicator cm check --cmroot /cm
       replicator cm check --cmroot s3://bucket/cm --no-bytes --engine spark
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.upkeep import check_root
-
-    root = open_existing(cmroot)
-    with session.engines(engine) as engines:
-        checked = check_root(root, engines, bytes=not no_bytes, limit=limit)
+    checked = session.call(cm_check, **given)
     emit(checked, as_json, _checked_lines(checked))
     return DIFFERENT if checked.status == "damaged" else 0
 
 
-def _checked_lines(checked: Checked) -> Iterable[str]:
+def _checked_lines(checked: RootChecked) -> Iterable[str]:
     for each in checked.findings:
         yield f"{each['kind']}: {each['what']}"
         yield f"    {each['found']}" + (f" (needed by: {each['needed_by']})" if each["needed_by"] else "")
@@ -91,7 +81,8 @@ def _checked_lines(checked: Checked) -> Iterable[str]:
 @wait_option
 @dry_run_option
 @json_option
-def compact(cmroot: str, wait: timedelta, dry_run: bool, as_json: bool) -> None:
+@pass_session
+def compact(session: Session, /, as_json: bool, **given: Any) -> int:
     """Merge small segments of the captured log. Records, positions and what each capture said stay.
 
     Safe beside everything: the lease is held for one merge at a time, and readers of the old segments have an hour.
@@ -99,20 +90,16 @@ def compact(cmroot: str, wait: timedelta, dry_run: bool, as_json: bool) -> None:
     \b
     Example: replicator cm compact --cmroot /cm
     """
-    from cmroot.root import open_existing
-    from replicator.pitr.upkeep import compact_log, plan_log
-
-    root = open_existing(cmroot)
-    if dry_run:
-        plan = plan_log(root)
-        emit(plan, as_json, [f"would merge {plan['merged']:,} of {count_text(plan['segments_before'], 'segment')} into "
-                             f"{plan['runs']:,}"])  # fmt: skip
-        return
-    compacted = compact_log(root, patience=wait)
-    emit(compacted, as_json, _compacted_lines(compacted))
+    report = session.call(cm_compact, **given)
+    if isinstance(report, CompactionPlanned):
+        emit(report, as_json, [f"would merge {report.merged:,} of {count_text(report.segments_before, 'segment')} into "
+                               f"{report.runs:,}"])  # fmt: skip
+    else:
+        emit(report, as_json, _compacted_lines(report))
+    return 0
 
 
-def _compacted_lines(compacted: Compacted) -> Iterable[str]:
+def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
     return aligned(
         [
             (compacted.status, compacted.root),
@@ -139,10 +126,7 @@ def _compacted_lines(compacted: Compacted) -> Iterable[str]:
 @engine_options
 @json_option
 @pass_session
-def expire(
-    session: Session, cmroot: str, older_than: timedelta, max_slot_lag: timedelta | None, idle: timedelta,
-    wait: timedelta, dry_run: bool, engine: EngineChoice, as_json: bool,
-) -> None:  # fmt: skip
+def expire(session: Session, /, as_json: bool, **given: Any) -> int:
     """Remove what nobody needs: not the source, no slot, hold or dump, and no moment of the retention.
 
     Safe beside captures, dumps and loads, and to run again after a crash.
@@ -152,16 +136,11 @@ def expire(
       replicator cm expire --cmroot /cm --older-than 7d --dry-run
       replicator cm expire --cmroot /cm --older-than 7d
     """
-    from replicator.pitr.upkeep import expire_root, plan_expired
-
-    with opened_root(cmroot, dry_run=dry_run, makes=False) as here, session.engines(engine) as engines:
-        if dry_run:
-            said = plan_expired(here.root, engines, older_than, max_slot_lag=max_slot_lag, idle=idle)
-        else:
-            done = expire_root(here.root, engines, older_than, max_slot_lag=max_slot_lag, patience=wait, idle=idle)
-            said = {"status": "expired", "root": here.place, **done.as_json()}
-    said = here.told(said)
-    emit(said, as_json, _expired_lines(said))
+    report = session.call(cm_expire, **given)
+    for words in report.warnings:
+        note(f"warning: {words}")
+    emit(report, as_json, _expired_lines(report.to_dict()))
+    return 0
 
 
 def _expired_lines(said: Mapping[str, Any]) -> Iterable[str]:
