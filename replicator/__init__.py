@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replicator.commands.base import engines as engines
+    from replicator.commands.capture import CaptureOptions as CaptureOptions
+    from replicator.commands.capture import capture as capture
     from replicator.commands.cm.kept import CmFindOptions as CmFindOptions
     from replicator.commands.cm.kept import CmLsOptions as CmLsOptions
     from replicator.commands.cm.kept import CmRestoreOptions as CmRestoreOptions
@@ -45,11 +47,16 @@ if TYPE_CHECKING:
     from replicator.commands.dump import dump as dump
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
+    from replicator.commands.load import LoadOptions as LoadOptions
+    from replicator.commands.load import load as load
+    from replicator.commands.verify import VerifyOptions as VerifyOptions
+    from replicator.commands.verify import verify as verify
 
 __version__ = "0.1.0"
 
 _COMMANDS = {
     "base": ("engines",),
+    "capture": ("capture", "CaptureOptions"),
     "cm.kept": (
         "cm_find",
         "CmFindOptions",
@@ -82,12 +89,14 @@ _COMMANDS = {
     ),
     "dump": ("dump", "DumpOptions"),
     "init": ("init", "InitOptions"),
+    "load": ("load", "LoadOptions"),
+    "verify": ("verify", "VerifyOptions"),
 }
 """Public names by their module in `replicator.commands`."""
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
-_API = ("capture", "check", "repair", "restore", "verify", "verify_sample", "wait", "status", "plan",
-        "apply", "load", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
+_API = ("check", "repair", "restore", "wait", "status", "plan",
+        "apply", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
 _GROUPS = ("lives",)
 
 

@@ -20,27 +20,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cmroot.root import create_or_open, open_existing
-from replicator.captures.capture import capture as _capture
-from replicator.captures.recording import Captured
+from cmroot.root import open_existing
 from replicator.checks.check import Checked, impatient
 from replicator.checks.check import check as _check
 from replicator.commands.base import EngineGiven, engines, names
 from replicator.compare.repair import Repaired, RepairOptions
 from replicator.compare.repair import repair as _repair
-from replicator.compare.sampling import Budget, Sampled, memory_of
-from replicator.compare.sampling import verify_sample as _verify_sample
-from replicator.compare.verify import Level, Verified
-from replicator.compare.verify import verify as _verify
+from replicator.compare.verify import Level
 from replicator.core.config import read_config
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress, Silent
-from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.drills.drill import DrillOptions
 from replicator.drills.drill import drill as _drill
 from replicator.drills.drill_record import Drill
 from replicator.drills.queries import Asking, spark_on
-from replicator.dumps.signing import read_keys
 from replicator.errors import UsageError
 from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore
@@ -60,9 +54,6 @@ from replicator.policies.steps import SyncOptions
 from replicator.policies.wait import Goal, Waited
 from replicator.policies.wait import wait as _wait
 from replicator.replay.apply.brake import BRAKE, Brake
-from replicator.replay.apply.load import Loaded
-from replicator.replay.apply.load import load as _load
-from replicator.replay.apply.planning import LoadOptions
 from replicator.replay.places.placement import parse_pairs, parse_renames
 from replicator.turnover.failback import FailbackOptions
 from replicator.turnover.failback import failback as _failback
@@ -72,38 +63,6 @@ from replicator.turnover.switchover import abort as _abort
 from replicator.turnover.switchover import switchover as _switchover
 from replicator.turnover.switchover_steps import SwitchoverOptions
 from replicator.turnover.turn import Sides, Turned
-
-
-def capture(
-    *, source: str, cmroot: str, db: str | Sequence[str] = (), all_databases: bool = False, scan: bool = True,
-    deep: bool = False, repair: bool = False, keeper: str = "auto", empty: Sequence[str] = (),
-    engine: EngineGiven = None, spark: Any = None,
-    progress: Progress | None = None,
-) -> Captured:  # fmt: skip
-    """Brings the captured log of `cmroot` up to now; see replicator.captures.capture.capture."""
-    with given_engine(engine, spark) as work, connect(source) as metastore:
-        return _capture(
-            metastore, create_or_open(cmroot), databases=names(db), everything=all_databases, scan=scan,
-            deep=deep, repair=repair, keeper=keeper, empty=empty, engine=work, progress=progress or Silent(),
-        )  # fmt: skip
-
-
-def load(
-    dump: str, *, target: str, warehouse: str | None = None, cmroot: str | None = None,
-    rename_db: Sequence[str] = (), map_location: Sequence[str] = (), external_base: str | None = None,
-    source_cmroot: str | None = None, overwrite: bool = False, jobs: int = 2, brake: Brake | None = BRAKE,
-    formats: FormatChoice = SUPPORTED, engine: EngineGiven = None, spark: Any = None,
-    progress: Progress | None = None, key_file: str | None = None, take_over: bool = False,
-) -> Loaded:  # fmt: skip
-    """Replays a dump on a target; `rename_db` and `map_location` are "A=B" texts; see replicator.replay.apply.load."""
-    options = LoadOptions(
-        warehouse=warehouse, cmroot=cmroot, rename=parse_renames(rename_db),
-        map_locations=parse_pairs(map_location, "--map-location"), external=external_base, overwrite=overwrite,
-        jobs=jobs, source_root=source_cmroot, keys=read_keys(key_file) if key_file else None,
-        as_they_are=formats == AS_THEY_ARE, brake=brake, take_over=take_over,
-    )  # fmt: skip
-    with given_engine(engine, spark) as work, connect(target) as metastore:
-        return _load(dump, metastore, options, engine=work, progress=progress or Silent())
 
 
 def restore(
@@ -120,37 +79,6 @@ def restore(
     )  # fmt: skip
     with given_engine(engine, spark) as work, connect(target) as metastore:
         return _restore(open_existing(cmroot), metastore, options, engine=work, progress=progress or Silent())
-
-
-def verify(
-    *, source: str, target: str, db: str | Sequence[str], rename_db: Sequence[str] = (),
-    map_location: Sequence[str] = (), include: Sequence[str] = (), exclude: Sequence[str] = (),
-    level: Level = "checksum", formats: FormatChoice = SUPPORTED, engine: EngineGiven = None, spark: Any = None,
-    progress: Progress | None = None,
-) -> Verified:  # fmt: skip
-    """Compares every object and file of both sides; see replicator.compare.verify.verify."""
-    with given_engine(engine, spark) as work, connect(source) as here, connect(target) as there:
-        return _verify(
-            here, there, names(db), rename=parse_renames(rename_db),
-            map_locations=parse_pairs(map_location, "--map-location"), patterns=Patterns.parse(include, exclude),
-            level=level, formats=formats, engine=work, progress=progress or Silent(),
-        )  # fmt: skip
-
-
-def verify_sample(
-    *, source: str, target: str, db: str | Sequence[str], target_cmroot: str, tables: int | None = None,
-    size: int | None = None, rename_db: Sequence[str] = (), map_location: Sequence[str] = (),
-    include: Sequence[str] = (), exclude: Sequence[str] = (), level: Level = "checksum",
-    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
-) -> Sampled:  # fmt: skip
-    """Compares the tables that were compared longest ago: at most so many, or so many bytes; see
-    replicator.compare.sampling.verify_sample."""
-    with given_engine(engine, spark) as work, connect(source) as here, connect(target) as there:
-        return _verify_sample(
-            here, there, names(db), Budget(tables, size), memory_of(open_existing(target_cmroot).place),
-            rename=parse_renames(rename_db), map_locations=parse_pairs(map_location, "--map-location"),
-            patterns=Patterns.parse(include, exclude), level=level, engine=work, progress=progress or Silent(),
-        )  # fmt: skip
 
 
 def repair(

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from cmroot.errors import Superseded
 from cmroot.expire.retention import GOING, NEVER, Rules, decide, needing
 from cmroot.log.captured import ADD, FILES, Segment
-from cmroot.log.parts import conform, reading
+from cmroot.log.part_reading import reading
+from cmroot.log.parts import conform
 from cmroot.log.references import (
     KEY,
     REFERENCES,

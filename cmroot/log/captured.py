@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
 from cmroot.lease import Lease
-from cmroot.log.parts import LINES, PARQUET, LinesWriter, ParquetWriter, Part, PartsReader, PartsWriter
+from cmroot.log.part_reading import PartsReader
+from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter
+from cmroot.log.parts import LINES, PARQUET, Part
 from cmroot.log.segment import (
     ADD,
     DICTIONARY,

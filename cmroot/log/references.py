@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError, Superseded
 from cmroot.log.captured import ADD, RELEASE, segments
-from cmroot.log.parts import conform, reading
+from cmroot.log.part_reading import reading
+from cmroot.log.parts import conform
 from cmroot.log.segment import Segment
 from cmroot.log.taken import read_taken
 from cmroot.names import check_entries

@@ -18,13 +18,13 @@ from replicator.captures.apply import Rename
 from replicator.captures.manifest import Manifest
 from replicator.captures.unseen import Sight, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.events.record import Change, ChangeRecord, EventsRead, encode
 from replicator.metastore.client import MetastoreReader
 
 
 @dataclass
-class Captured:
+class Captured(Report):
     """What a capture did. `through_event` and `position`: how far the captured log is; `keeper`: those used, such as
     "link, version"; `unknown`: events kept unread; scan_seconds, compare_seconds: what looking at directories took
     (listing what changed in them included), and comparing tables with the metastore;
@@ -52,8 +52,6 @@ class Captured:
     scan_seconds: float = 0.0
     compare_seconds: float = 0.0
     status: str = "captured"
-
-    __str__ = json_text
 
 
 class Recording:

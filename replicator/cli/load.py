@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from replicator.cli.brake import brake_options
+from replicator.cli.brake import removal_options
 from replicator.cli.options import (
-    EngineChoice,
     Session,
     dry_run_option,
     engine_options,
@@ -22,13 +21,10 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.commands.load import load as run
 from replicator.core.not_replicated import PARTIAL
-from replicator.core.table_format import AS_THEY_ARE
-
-if TYPE_CHECKING:
-    from replicator.core.table_format import FormatChoice
-    from replicator.replay.apply.brake import Brake
-    from replicator.replay.apply.load import Loaded
+from replicator.replay.apply.load import Loaded
+from replicator.replay.apply.pricing import LoadPlan
 
 
 @click.command()
@@ -50,17 +46,11 @@ if TYPE_CHECKING:
 @key_file_option
 @formats_option
 @dry_run_option
-@brake_options
+@removal_options
 @engine_options
 @json_option
 @pass_session
-def load(
-    session: Session, dump: str, target: str, warehouse: str | None, cmroot: str | None, rename_db: tuple[str, ...],
-    map_location: tuple[str, ...], external_base: str | None, source_cmroot: str | None, overwrite: bool,
-    take_over: bool, jobs: int, key_file: str | None, formats: FormatChoice, dry_run: bool, brake: Brake | None,
-    engine: EngineChoice,
-    as_json: bool,
-) -> int:  # fmt: skip
+def load(session: Session, /, as_json: bool, **given: Any) -> int:
     """Replay a finished dump on a target. Safe to run twice, and again after any crash.
 
     \b
@@ -68,28 +58,9 @@ def load(
       replicator load /dumps/1 --target thrift://b:9083 --rename-db sales=sales_copy
       replicator load /dumps/1 --target dr --map-location s3://a/raw=s3://b/raw --dry-run
     """
-    from replicator.dumps.reader import DumpReader
-    from replicator.dumps.signing import read_keys
-    from replicator.replay.apply.load import load as replay
-    from replicator.replay.apply.planning import LoadOptions, plan_load
-    from replicator.replay.apply.pricing import described
-    from replicator.replay.places.placement import parse_pairs, parse_renames
-
-    options = LoadOptions(
-        warehouse=warehouse, cmroot=cmroot, rename=parse_renames(rename_db),
-        map_locations=parse_pairs(map_location, "--map-location"), external=external_base, overwrite=overwrite,
-        jobs=jobs, source_root=source_cmroot, keys=read_keys(key_file) if key_file else None,
-        as_they_are=formats == AS_THEY_ARE, brake=brake, take_over=take_over,
-    )  # fmt: skip
-    with session.metastore(target) as metastore, session.engines(engine) as engines:
-        if dry_run:
-            reader = DumpReader(dump, options.keys)
-            plan = described(plan_load(reader, metastore, options), reader, metastore, engines, brake)
-            emit({"status": "planned", "dump": reader.place, **plan}, as_json, _plan_lines(plan))
-            return PARTIAL if plan["not_replicated"] else 0
-        loaded = replay(dump, metastore, options, engine=engines, progress=session.progress)
-    emit(loaded, as_json, _loaded_lines(loaded))
-    return PARTIAL if loaded.not_replicated else 0
+    report = session.call(run, **given)
+    emit(report, as_json, _plan_lines(report) if isinstance(report, LoadPlan) else _loaded_lines(report))
+    return PARTIAL if report.not_replicated else 0
 
 
 def _loaded_lines(loaded: Loaded) -> Iterable[str]:
@@ -117,20 +88,20 @@ def _loaded_lines(loaded: Loaded) -> Iterable[str]:
     )  # fmt: skip
 
 
-def _plan_lines(plan: dict[str, Any]) -> Iterable[str]:
-    if plan["skipped"]:
-        return [f"nothing to do: {plan['skipped']}"]
+def _plan_lines(plan: LoadPlan) -> Iterable[str]:
+    if plan.skipped:
+        return [f"nothing to do: {plan.skipped}"]
     names = ("create_databases", "drop_databases", "drop_tables", "rename_tables", "create_tables", "alter_tables",
              "functions", "drop_functions", "warnings")  # fmt: skip
     return aligned(
         [
-            *((name.replace("_", " "), shortened(plan[name])) for name in names),
-            ("partitions", f"{plan['partitions_touched']:,} touched"),
-            ("copy", f"at most {count_text(plan['files'], 'file')}, {size_text(plan['bytes'])}"),
-            ("remove", f"{count_text(plan['files_to_remove'], 'file')}, {size_text(plan['bytes_to_remove'])}"),
-            ("goes", shortened(plan["goes"])),
-            ("refused", plan["refused"] or None),
-            ("not replicated", shortened(f"{each['object']}: {each['reason']}" for each in plan["not_replicated"])),
-            ("locations", shortened(f"{name} at {place}" for name, place in plan["locations"].items())),
+            *((name.replace("_", " "), shortened(getattr(plan, name))) for name in names),
+            ("partitions", f"{plan.partitions_touched:,} touched"),
+            ("copy", f"at most {count_text(plan.files, 'file')}, {size_text(plan.bytes)}"),
+            ("remove", f"{count_text(plan.files_to_remove, 'file')}, {size_text(plan.bytes_to_remove)}"),
+            ("goes", shortened(plan.goes)),
+            ("refused", plan.refused or None),
+            ("not replicated", shortened(f"{each.object}: {each.reason}" for each in plan.not_replicated)),
+            ("locations", shortened(f"{name} at {place}" for name, place in plan.locations.items())),
         ]
     )

@@ -56,7 +56,8 @@ class Session:
     def engines(self, choice: EngineChoice, zone: str = "") -> Iterator[AutoEngine]:
         """Threads and Spark; Java is looked for, and Spark started, only when work is large enough. zone: of its Java,
         else the machine's."""
-        from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+        from replicator.core.engine import AutoEngine, LocalEngine
+        from replicator.core.spark import SparkEngine
 
         def environment() -> Mapping[str, str]:
             return {**java_environment(), **({"TZ": zone} if zone else {})}

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from replicator.cli.brake import brake_of, brake_options
+from replicator.cli.brake import brake_options
 from replicator.cli.options import EngineChoice, Session, engine_options, json_option, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text
 from replicator.cli.sync import adopt_option, drop_left_option, jobs_option, opened, policy_argument, run_lines
 from replicator.core.not_replicated import PARTIAL
+from replicator.replay.apply.brake import brake_of
 
 if TYPE_CHECKING:
     from replicator.policies.plan import SyncPlan

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
 from replicator.cli.options import (
-    EngineChoice,
     Session,
     Size,
     engine_options,
@@ -23,14 +22,11 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import count_text, duration_text, emit, shortened, size_text, took
+from replicator.commands.verify import verify as run
+from replicator.compare.differences import Difference
+from replicator.compare.sampling import Sampled
+from replicator.compare.verify import Verified
 from replicator.core.not_replicated import PARTIAL
-from replicator.errors import UsageError
-
-if TYPE_CHECKING:
-    from replicator.compare.differences import Difference
-    from replicator.compare.sampling import Sampled
-    from replicator.compare.verify import Verified
-    from replicator.core.table_format import FormatChoice
 
 DIFFERENT = 4
 
@@ -55,11 +51,7 @@ DIFFERENT = 4
 @engine_options
 @json_option
 @pass_session
-def verify(
-    session: Session, source: str, target: str, db: tuple[str, ...], rename_db: tuple[str, ...],
-    map_location: tuple[str, ...], include: tuple[str, ...], exclude: tuple[str, ...], level: Any, sample: int | None,
-    sample_bytes: int | None, cmroot: str | None, formats: FormatChoice, engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def verify(session: Session, /, as_json: bool, **given: Any) -> int:
     """Compare every object and file of both sides, read anew from both, and list each difference. Exit code 4 if any.
 
     With --sample or --sample-bytes, each run compares some tables, and in the end all of them, round and round. Tables
@@ -71,48 +63,10 @@ def verify(
       replicator verify --source prod --target dr --db sales --level size
       replicator verify --source prod --target dr --db sales --sample 100 --sample-bytes 50GiB --cmroot /cm-of-dr
     """
-    from cmroot.root import open_existing
-    from replicator.compare.sampling import Budget, memory_of, verify_sample
-    from replicator.compare.verify import verify as compare
-    from replicator.events.scope import Patterns
-    from replicator.replay.places.placement import parse_pairs, parse_renames
-
-    sampling = sample is not None or sample_bytes is not None
-    if sampling and cmroot is None:
-        raise UsageError("--sample needs a place to remember what was compared when", hint="give --cmroot")
-    rename, mappings = parse_renames(rename_db), parse_pairs(map_location, "--map-location")
-    _refuse_itself(session.config.metastore_uri(source), session.config.metastore_uri(target), db, dict(rename))
-    with (
-        session.metastore(source) as here,
-        session.metastore(target) as there,
-        session.engines(engine) as engines,
-    ):
-        given: dict[str, Any] = {
-            "rename": rename, "map_locations": mappings, "patterns": Patterns.parse(include, exclude), "level": level,
-            "formats": formats, "engine": engines, "progress": session.progress,
-        }  # fmt: skip
-        databases = list(dict.fromkeys(db))
-        report: Verified | Sampled
-        if sampling and cmroot is not None:
-            budget, place = Budget(sample, sample_bytes), memory_of(open_existing(cmroot).place)
-            report = sampled = verify_sample(here, there, databases, budget, place, **given)
-            more = _sample_lines(sampled)
-        else:
-            report, more = compare(here, there, databases, **given), []
+    report = session.call(run, **given)
+    more = _sample_lines(report) if isinstance(report, Sampled) else []
     emit(report, as_json, [*_lines(report), *more])
     return DIFFERENT if report.difference_count else PARTIAL if report.not_replicated else 0
-
-
-def _refuse_itself(source: str, target: str, databases: Sequence[str], rename: Mapping[str, str]) -> None:
-    from replicator.core.policy import same_metastore
-
-    renamed = {name.lower(): after.lower() for name, after in rename.items()}
-    itself = [name for name in databases if renamed.get(name.lower(), name.lower()) == name.lower()]
-    if itself and same_metastore(source, target):
-        raise UsageError(
-            f"--source and --target are one metastore, {source}: {', '.join(itself)} would be compared with itself",
-            hint="name another target, or --rename-db when the copy has another name on the same metastore",
-        )
 
 
 def _lines(report: Verified | Sampled) -> Iterable[str]:

@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from replicator.core.config import Config, read_config
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress, Silent
+from replicator.core.spark import SparkEngine
+from replicator.dumps.signing import Keys, read_keys
 from replicator.errors import UsageError
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.replay.apply.brake import BRAKE, Brake, brake_of
 from replicator.replay.places.placement import parse_pairs, parse_renames
 
 P = ParamSpec("P")
@@ -74,6 +77,11 @@ class Options:
         with connect(self.settings.metastore_uri(metastore)) as client:
             yield client
 
+    def keys(self, file: str | None) -> Keys | None:
+        """Those of a file; None: of the one that `[dumps]` names, if any. Raises as `read_keys`."""
+        given = self.settings.dumps.key_file if file is None else file
+        return read_keys(given) if given else None
+
     @contextmanager
     def engines(self) -> Iterator[AutoEngine]:
         """The engines that the caller gave, or some for the length of a block. Raises UsageError for an unknown name,
@@ -85,6 +93,29 @@ class Options:
         else:
             with engines(self.engine or "auto", session=self.spark) as own:
                 yield own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Braked(Options):
+    """What may be taken away:
+
+    max_share: of the replica's bytes, 0 to 1, that a load may take away; None: as [guard] says, else 0.5.
+    max_bytes: bytes that it may; None: as [guard] says, else 1 TiB.
+    allow_removals: whatever the source does not have.
+    brake: these limits as one value, in place of the others; None: no limit.
+    """
+
+    max_share: float | None = None
+    max_bytes: int | None = None
+    allow_removals: bool = False
+    brake: Brake | None = BRAKE
+
+    @property
+    def limits(self) -> Brake | None:
+        """The brake that is meant. Raises ConfigError for a size in [guard] that is none."""
+        if self.allow_removals:
+            return None
+        return self.brake if self.brake is not BRAKE else brake_of(self.settings.guard, self.max_share, self.max_bytes)
 
 
 class Verb(Protocol[P, O, R]):
@@ -108,7 +139,8 @@ def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
 
         result = inspect.signature(run).return_annotation
         call.__signature__ = inspect.signature(make).replace(return_annotation=result)  # type: ignore[attr-defined]
-        call.__doc__ = "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in (run, make, Options))
+        told = (run, *(each for each in inspect.getmro(make) if issubclass(each, Options)))  # type: ignore[arg-type]
+        call.__doc__ = "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in told)
         call.run, call.options = run, make  # type: ignore[attr-defined]
         return cast("Verb[P, O, R]", call)
 
@@ -149,13 +181,15 @@ def point(given: str | int | None) -> str | None:
 
 def renames(given: Mapping[str, str] | Sequence[str]) -> list[tuple[str, str]]:
     """Databases' names on the target by those at the source, of a mapping or of "A=B" texts. Raises UsageError."""
-    return parse_renames(_texts(given))
+    if isinstance(given, Mapping):
+        return [(before.lower(), after.lower()) for before, after in pairs(given, "rename_db")]
+    return parse_renames(given)
 
 
 def pairs(given: Mapping[str, str] | Sequence[str], option: str) -> list[tuple[str, str]]:
     """Places by places, of a mapping or of "A=B" texts. Raises UsageError, which names the option."""
-    return parse_pairs(_texts(given), option)
-
-
-def _texts(given: Mapping[str, str] | Sequence[str]) -> Sequence[str]:
-    return [f"{before}={after}" for before, after in given.items()] if isinstance(given, Mapping) else given
+    if not isinstance(given, Mapping):
+        return parse_pairs(given, option)
+    if not all(before and after for before, after in given.items()):
+        raise UsageError(f"{option} {dict(given)} leaves a side empty", hint="give what it is called on both sides")
+    return list(given.items())

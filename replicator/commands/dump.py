@@ -12,7 +12,6 @@ from replicator.commands.base import Options, names, point, verb
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.dumps.preview import DumpPlan, preview
-from replicator.dumps.signing import read_keys
 from replicator.dumps.slots import confirmed
 from replicator.errors import UsageError
 from replicator.events.scope import Patterns
@@ -83,7 +82,7 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
         databases=names(options.db), patterns=Patterns.parse(options.include, options.exclude),
         since=point(options.since), until=point(options.until), slot=options.slot, epochs=epochs,
         formats=options.formats, progress=options.teller,
-        keys=read_keys(options.key_file) if options.key_file else None,
+        keys=options.keys(options.key_file),
     )  # fmt: skip
     if observed is not None:
         report.captured, report.warnings = observed.records, observed.warnings

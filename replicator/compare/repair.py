@@ -26,7 +26,7 @@ from replicator.compare.verify import Level, Verified, verify
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.dumps.dump import write_dump
 from replicator.dumps.layout import Point
@@ -82,7 +82,7 @@ class RepairOptions:
 
 
 @dataclass
-class Repaired:
+class Repaired(Report):
     """What a repair did. `status`: same (nothing differed), repaired, or different: something remains, listed in
     `remaining` (the first of `remaining_count`), or incomplete: nothing remains but `not_replicated`, what the replica
     lacks and no repair can bring. `found`: differences before it; None where it was told what differs. `event`,
@@ -108,8 +108,6 @@ class Repaired:
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-    __str__ = json_text
 
 
 @dataclass(frozen=True)

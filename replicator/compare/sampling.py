@@ -21,7 +21,7 @@ from replicator.compare.verify import Level, Verified, verify
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import ObjectNotFound
 from replicator.events.scope import Patterns
@@ -43,7 +43,7 @@ class Budget:
 
 
 @dataclass
-class Sampled:
+class Sampled(Report):
     """As `Verified`, of what was compared in this run. `tables`: that there are; `sampled`: compared now, `partly` of
     them with a share of their contents; `behind`: different, and changed at the source after the target's checkpoint,
     so nothing is known of them and they count as neither compared nor different. After the run: `never`: tables never
@@ -70,8 +70,6 @@ class Sampled:
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-    __str__ = json_text
 
 
 def verify_sample(

@@ -19,9 +19,11 @@ from replicator.compare.compare_metadata import MetadataComparison
 from replicator.compare.differences import Difference, Differences
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
+from replicator.core.policy import same_metastore
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.errors import UsageError
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 
@@ -34,7 +36,7 @@ TASK_BYTES = 1 << 30  # of one task; an object with more is read by several
 
 
 @dataclass
-class Verified:
+class Verified(Report):
     """The outcome. `status`: same, different, or incomplete (same, but for what was not compared); `objects`:
     databases, tables, partitions and functions compared; `differences`: at most 10,000 of the `difference_count`;
     `differing`: all tables, functions and databases that have any, by their source names; `not_replicated`: tables that
@@ -51,8 +53,6 @@ class Verified:
     differing: list[str] = field(default_factory=list)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     seconds: float = 0.0
-
-    __str__ = json_text
 
 
 def verify(
@@ -86,6 +86,17 @@ def verify(
     report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
+
+
+def refuse_itself(source: str, target: str, databases: Sequence[str], rename: Sequence[tuple[str, str]]) -> None:
+    """Raises UsageError where databases would be compared with themselves. source, target: URIs."""
+    renamed = dict(rename)
+    itself = [name for name in databases if renamed.get(name, name) == name]
+    if itself and same_metastore(source, target):
+        raise UsageError(
+            f"--source and --target are one metastore, {source}: {', '.join(itself)} would be compared with itself",
+            hint="name another target, or --rename-db when the copy has another name on the same metastore",
+        )
 
 
 def _all_pairs(metadata: MetadataComparison, databases: Sequence[str]) -> Iterator[FilePair]:

@@ -21,6 +21,7 @@ from replicator.demos.spark_sql import SparkSql
 from replicator.dumps.dump import Dumped
 from replicator.errors import Error
 from replicator.metastore.embedded import running as embedded
+from replicator.replay.apply.load import Loaded
 from replicator.text.printable import printable
 
 DB = "shop"
@@ -146,8 +147,9 @@ class _Story:
         )
         return report.dump
 
-    def _load(self, dump: str) -> Any:
+    def _load(self, dump: str) -> Loaded:
         report = replicator.load(dump, target=self._sides[1].uri, engine=self._engine)
+        assert isinstance(report, Loaded)
         self._say(
             f"    load: {report.objects_changed} objects changed, {report.files_copied} files copied "
             f"({report.files_from_source} from the source, {report.files_from_cmroot} from $cmroot), "
@@ -195,9 +197,8 @@ class _Story:
             raise Error(f"{table}: expected {rows}, the target shows {found}", hint="this is a bug: report it")
 
     def _verify(self) -> Verified:
-        report: Verified = replicator.verify(
-            source=self._sides[0].uri, target=self._sides[1].uri, db=DB, engine=self._engine
-        )
+        report = replicator.verify(source=self._sides[0].uri, target=self._sides[1].uri, db=DB, engine=self._engine)
+        assert isinstance(report, Verified)
         self._say(
             f"    {report.objects} objects and {report.files} files compared, {len(report.differences)} differences"
         )

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from replicator.core.engine import SparkEngine, hive_settings
+from replicator.core.spark import SparkEngine, hive_settings
 from replicator.drills.drill_record import Asked
 from replicator.drills.shadows import Shadows, row_count
 from replicator.errors import Error

@@ -16,7 +16,8 @@ import xxhash
 
 from cmroot.log.captured import DICTIONARY
 from cmroot.log.captured import FILES as SCHEMA
-from cmroot.log.parts import LinesWriter, ParquetWriter, PartsWriter, conform
+from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter
+from cmroot.log.parts import conform
 from cmroot.store.place import join, make_private, normal, store_for
 from replicator.core.model import Table
 from replicator.dumps import layout

@@ -20,7 +20,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.core.roles import after_restore, mark_of
 from replicator.errors import FilesMissing, ObjectExists, Refused
 from replicator.events.record import CreateDatabase
@@ -34,7 +34,7 @@ from replicator.text.quantity import count_text
 
 
 @dataclass
-class Restored:
+class Restored(Report):
     """What a restore did. `event`, `position`, `time`: the moment; `files`, `bytes`: of the state; `dropped`: tables of
     an existing database that it did not have; `missing`: the first of `files_missing` files that exist nowhere;
     `not_replicated`: tables that were not restored."""
@@ -62,8 +62,6 @@ class Restored:
     dropped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-    __str__ = json_text
 
 
 def carry_out(plan: RestorePlan, target: Metastore, *, engine: AutoEngine, progress: Progress) -> Restored:

@@ -13,14 +13,14 @@ from cmroot.log.captured import ADD, Segment, segments
 from cmroot.root import ChangeRoot
 from replicator.captures.fold import read_records
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.errors import UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
 
 
 @dataclass
-class Status:
+class Status(Report):
     """`status`: current, behind, loading (a load has begun and not ended), replica (there is no source to compare
     with), or `no replica`. `time` is that of the last record applied, in seconds; lags are None where they cannot be
     told: events and seconds need the source, bytes and time its $cmroot. `lag_events` counts all databases' events.
@@ -41,8 +41,6 @@ class Status:
     lag_bytes: int | None = None
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-    __str__ = json_text
 
 
 def status(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.errors import MetastoreUnreachable, NotReached, ObjectNotFound, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.status import Status, status
@@ -40,7 +40,7 @@ class Goal:
 
 
 @dataclass
-class Waited:
+class Waited(Report):
     """The target as it was when the goal was reached, after `seconds`."""
 
     db: str
@@ -50,8 +50,6 @@ class Waited:
     lag_seconds: float | None
     seconds: float
     status: str = "reached"
-
-    __str__ = json_text
 
 
 def wait(

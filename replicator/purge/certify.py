@@ -23,7 +23,8 @@ from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
 from cmroot.store.resolve import resolved
-from replicator.core.engine import AutoEngine, hive_settings
+from replicator.core.engine import AutoEngine
+from replicator.core.spark import hive_settings
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge.backups.backups import backups

@@ -22,10 +22,11 @@ from cmroot.lease import acquire
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
-from replicator.core.engine import AutoEngine, hive_settings
+from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
 from replicator.core.roles import follows, mark_of
 from replicator.core.shadow import is_shadow
+from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore

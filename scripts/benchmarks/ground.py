@@ -11,9 +11,10 @@ from pathlib import Path
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import capture
 from replicator.captures.recording import Captured
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded import running as embedded

@@ -22,7 +22,8 @@ import msgspec
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, s, timed
 from cmroot.root import create_or_open
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.spark import SparkEngine
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import plan
 from replicator.housekeeping.items import Item

@@ -13,8 +13,9 @@ from typing import Any
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from cmroot.root import create_or_open
-from replicator.core.engine import AutoEngine, LocalEngine, hive_settings
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Silent
+from replicator.core.spark import hive_settings
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.purge.options import PurgeOptions
 from replicator.purge.run import purge

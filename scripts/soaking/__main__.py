@@ -19,9 +19,10 @@ from benchmarks.__main__ import DOCUMENT
 from benchmarks.measure import Outcome, record
 
 from replicator.compare.verify import verify
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.policy import parse_policy
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.demos.spark_sql import SparkSql
 from replicator.errors import Error
 from replicator.metastore.thrift import ThriftMetastore, connect

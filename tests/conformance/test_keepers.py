@@ -27,8 +27,9 @@ from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import is_local, join, store_for
 from cmroot.store.remote import FsspecStore
 from replicator.captures.recording import Captured
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
+from replicator.core.spark import SparkEngine
 from replicator.errors import FilesMissing
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect

@@ -19,9 +19,10 @@ from cmroot.lease import Holder
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from cmroot.store.place import store_for
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.core.progress import Progress
+from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.carrying import CarryTask, run_carry_task

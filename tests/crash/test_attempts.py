@@ -22,7 +22,8 @@ from test_copy_task import bucket, task
 
 from cmroot.log.captured import FILES
 from cmroot.root import create_or_open
-from replicator.core.engine import AutoEngine, LocalEngine, Result, SparkEngine, Task
+from replicator.core.engine import AutoEngine, LocalEngine, Result, Task
+from replicator.core.spark import SparkEngine
 from replicator.errors import LeaseHeld
 from replicator.purge.rewrite.files import FilesTask, FileWork, run_files_task
 from replicator.purge.rewrite.files import sweep_asides as sweep_purge

@@ -15,7 +15,7 @@ from steps import at_every_step
 from cmroot.expire.expire import expire, held_by, plan_expiry
 from cmroot.pins import DumpPin, Hold, create_slot, drop_slot, dump_pins, hold, iso, pin_dump, release, slots
 from cmroot.root import create_or_open
-from replicator.core.engine import SparkEngine
+from replicator.core.spark import SparkEngine
 from replicator.metastore.java import find_java, spark_environment
 
 

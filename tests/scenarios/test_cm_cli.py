@@ -20,7 +20,8 @@ from cmroot.log.captured import segments
 from cmroot.root import open_existing
 from replicator.cli.main import run
 from replicator.commands.base import engines
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.spark import SparkEngine
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
 from replicator.pitr.upkeep import expire_root, plan_expired

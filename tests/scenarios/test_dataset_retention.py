@@ -18,7 +18,8 @@ from config_store import write_store
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.spark import SparkEngine
 from replicator.removal.removal import Limits
 from replicator.retention.job import read_job
 from replicator.retention.run import Retention

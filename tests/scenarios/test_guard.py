@@ -22,8 +22,9 @@ from plain_tables import PlainDatabase, _storage
 from cmroot.errors import Exists, FormatError
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.cli.main import run as command
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import EXTERNAL, Table
+from replicator.core.spark import SparkEngine
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect

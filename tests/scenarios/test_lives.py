@@ -22,9 +22,10 @@ from housekeeping import DROPS, EXPIRED, UNREFERENCED, House
 from cmroot.keep.content import locate
 from cmroot.store.checksum import checksum_file
 from replicator import lives
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import EXTERNAL, partition_name
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect

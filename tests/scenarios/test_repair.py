@@ -21,9 +21,10 @@ from replicator.captures.capture import capture
 from replicator.compare import repair as repairs
 from replicator.compare.repair import Repaired, RepairOptions
 from replicator.compare.verify import Verified, verify
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.events.scope import Patterns

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from policies import Replication
 
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Partition
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.policies.run import Remembering, sync_once
 from replicator.replay.plan.gathering import Named, gathered

@@ -26,8 +26,9 @@ import replicator
 from cmroot.keep.content import content_name
 from cmroot.root import open_existing
 from replicator.captures.fold import open_manifest
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress
+from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 

@@ -18,8 +18,9 @@ from replicator.captures.capture import capture
 from replicator.cli.main import run
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import LeaseHeld
 from replicator.events.scope import Patterns

@@ -30,8 +30,9 @@ import pytest
 from metastores import MetastoreFactory
 from warehouse import Pair, Sides, plain
 
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column, ColumnStatistic, Partition, Serde, Statistics, Storage, Table
+from replicator.core.spark import SparkEngine
 from replicator.errors import FilesMissing, ObjectNotFound
 from replicator.metastore.convert.tjson import struct_to_tjson
 from replicator.metastore.java import find_java, spark_environment

@@ -18,7 +18,7 @@ from metastores import MetastoreFactory
 from policies import Replication, local_engine
 from story import command
 
-from replicator.core.engine import SparkEngine
+from replicator.core.spark import SparkEngine
 from replicator.errors import ConfigError, LeaseHeld, MetastoreUnreachable
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running

@@ -18,7 +18,7 @@ from cmroot.store.place import local_path
 from replicator.captures.capture import capture
 from replicator.compare import compare_files, verify
 from replicator.compare.differences import Difference, Differences, Homes, compare
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import (
     EXTERNAL,
     VIEW,
@@ -34,6 +34,7 @@ from replicator.core.model import (
     Table,
 )
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import write_dump
 from replicator.errors import ObjectNotFound
 from replicator.events.scope import Patterns

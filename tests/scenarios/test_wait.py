@@ -15,8 +15,9 @@ from plain_tables import PlainDatabase
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import capture
 from replicator.cli.main import run
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import NotReached, UsageError
 from replicator.events.scope import Patterns

@@ -11,9 +11,10 @@ import msgspec
 from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Table
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.listing import Filter, list_items
 from replicator.housekeeping.run import Housekeeping, Housekept, Options

@@ -9,8 +9,9 @@ from typing import Any
 
 import replicator
 from replicator import lives
-from replicator.core.engine import hive_settings
+from replicator.core.spark import hive_settings
 from replicator.errors import UsageError
+from replicator.metastore.thrift import connect
 
 OF_PYSPARK = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}  # it sets them for its workers
 
@@ -46,7 +47,7 @@ def main(uri: str, other: str, warehouse: str, cmroot: str, how: str) -> None:
     db = f"notebook_{how}"
     if how == "own":
         before = environment()
-        with replicator.connect(uri) as metastore:
+        with connect(uri) as metastore:
             metastore.create_database(api_database(db, warehouse))
         work(uri, other, cmroot, db, None)
         from pyspark import SparkContext

@@ -10,10 +10,11 @@ from typing import Any
 
 from plain_tables import PlainDatabase
 
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.policy import Policy, parse_policy
 from replicator.core.progress import Silent
 from replicator.core.roles import Role
+from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.memory import Memory

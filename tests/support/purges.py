@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine, hive_settings
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine, hive_settings
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect

@@ -24,9 +24,10 @@ from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import capture
 from replicator.captures.recording import Captured
 from replicator.compare.verify import verify
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.core.progress import Silent
+from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running

@@ -23,7 +23,8 @@ from cmroot.lease import acquire
 from cmroot.log import compact as compacting
 from cmroot.log.captured import COVERED_MARGIN, FILES_PART, MARKER, Segment, SegmentWriter, segments, sweep_log
 from cmroot.log.compact import Run, compact, plan_compaction
-from cmroot.log.parts import LINES, PARQUET, Marker, Part, PartsReader
+from cmroot.log.part_reading import PartsReader
+from cmroot.log.parts import LINES, PARQUET, Marker, Part
 from cmroot.root import create_or_open
 from cmroot.store.place import join, name_of, store_for
 from cmroot.store.remote import FsspecStore

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from replicator.core.engine import Engine, LocalEngine, SparkEngine
+from replicator.core.engine import Engine, LocalEngine
 from replicator.core.grouping import cut
+from replicator.core.spark import SparkEngine
 from replicator.errors import KeepError, UsageError
 from replicator.metastore.java import find_java, spark_environment
 

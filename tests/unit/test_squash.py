@@ -27,7 +27,7 @@ import replicator.replay.apply.prepare as preparing
 from cmroot.log.captured import FILES
 from replicator.captures.fold import catch_up
 from replicator.captures.manifest import DataObject, Manifest
-from replicator.core.engine import AutoEngine, LocalEngine, SparkEngine
+from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import (
     EXTERNAL,
     Column,
@@ -39,6 +39,7 @@ from replicator.core.model import (
     Table,
     partition_name,
 )
+from replicator.core.spark import SparkEngine
 from replicator.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.errors import ObjectExists, ObjectNotFound
 from replicator.events.record import (

@@ -10,8 +10,9 @@ import re
 from typing import Any
 
 from cmroot.store.place import join, store_for
-from replicator.core.engine import AutoEngine, counted
+from replicator.core.engine import AutoEngine
 from replicator.core.model import DEFAULT_PARTITION, Partition, Storage
+from replicator.core.spark import counted
 from replicator.purge.onboarding import Onboarded, data_columns
 from replicator.purge.parts import is_data, look_at
 from replicator.purge.rewrite.formats import Unsupported, check_by_spark

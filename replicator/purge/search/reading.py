@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from replicator.core.engine import planned
 from replicator.core.model import Column, Storage, Table
+from replicator.core.spark import planned
 from replicator.purge.onboarding import data_columns
 from replicator.purge.search.ids import hadoop_place
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replicator.core.config import GuardConfig
 from replicator.core.engine import AutoEngine
 from replicator.dumps.layout import BOOTSTRAP
 from replicator.dumps.reader import DumpReader
-from replicator.errors import Refused
+from replicator.errors import ConfigError, Refused
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.weighing import Weight, weigh
 from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.plan.plan import Plan
+from replicator.text.quantity import parse_size
 
 MAX_SHARE = 0.5
 """Of the bytes that a replica has of what a dump covers."""
@@ -35,6 +37,20 @@ class Brake:
 
 BRAKE = Brake()
 """As it is where nobody says otherwise."""
+
+
+def brake_of(guard: GuardConfig, max_share: float | None = None, max_bytes: int | None = None) -> Brake:
+    """What was asked for, else `[guard]`'s, else the defaults. Raises ConfigError for a size that is none."""
+    if max_bytes is None and guard.max_bytes is not None:
+        try:
+            max_bytes = parse_size(str(guard.max_bytes))
+        except ValueError as error:
+            raise ConfigError(f"guard.max_bytes: {error}", hint="write a size such as 10TiB") from error
+    if max_share is None:
+        max_share = guard.max_share
+    return Brake(
+        BRAKE.max_share if max_share is None else max_share, BRAKE.max_bytes if max_bytes is None else max_bytes
+    )
 
 
 def stop_excess(

@@ -18,7 +18,7 @@ from cmroot.store.place import join, store_for
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
@@ -43,7 +43,7 @@ from replicator.replay.plan.squash import surviving_partitions
 
 
 @dataclass
-class Loaded:
+class Loaded(Report):
     """What a load did; see docs/cli.md. `missing`: files found nowhere with the recorded bytes. `not_replicated`: what
     the dump could not bring as the source has it, by the source's names; `status` is "incomplete" then."""
 
@@ -69,8 +69,6 @@ class Loaded:
     spark_start_seconds: float = 0.0
     copy_seconds: float = 0.0
     commit_seconds: float = 0.0
-
-    __str__ = json_text
 
 
 def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngine, progress: Progress) -> Loaded:

@@ -6,13 +6,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from replicator.core.engine import AutoEngine
+from replicator.core.not_replicated import NotReplicated
 from replicator.core.progress import Progress
+from replicator.core.report import Report
 from replicator.dumps.reader import DumpReader
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.brake import Brake, excess
 from replicator.replay.apply.planning import compare
 from replicator.replay.apply.transfer import run_files
-from replicator.replay.apply.weighing import Weight, shown, weigh
+from replicator.replay.apply.weighing import Gone, Weight, shown, weigh
 from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.files import COMPARE, CopyReport
 from replicator.replay.places.neighbours import Neighbours
@@ -55,20 +57,58 @@ def price(
     )  # fmt: skip
 
 
+@dataclass(kw_only=True)
+class LoadPlan(Report):
+    """What a load would do; see docs/cli.md. `skipped`: why it would do nothing. `files`, `bytes`: that the dump
+    names; those are copied that are not there yet. `gone`: what goes, by name (`goes`: the same in words); `refused`:
+    why the load would be, empty when it would not."""
+
+    status: str = "planned"
+    dump: str
+    skipped: str
+    create_databases: list[str]
+    drop_databases: list[str]
+    drop_tables: list[str]
+    rename_tables: list[str]
+    create_tables: list[str]
+    alter_tables: list[str]
+    functions: list[str]
+    drop_functions: list[str]
+    partitions_touched: int
+    files: int
+    bytes: int
+    files_to_remove: int
+    locations: dict[str, str]
+    not_replicated: list[NotReplicated]
+    warnings: list[str]
+    bytes_to_remove: int
+    partitions_to_drop: int
+    gone: list[Gone]
+    goes: list[str]
+    refused: str
+
+
 def described(
     plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine, brake: Brake | None
-) -> dict[str, Any]:  # fmt: skip
-    """As `describe`, with what goes by name (`gone`), and why the load would be `refused`, if it would."""
+) -> LoadPlan:
+    """As `describe`, with what goes by name, and why the load would be refused, if it would."""
     found = describe(plan, reader)
     if not plan.skipped:
         compare(plan, reader, target, engine)
     weight = Weight() if plan.skipped else weigh(plan, reader, target, engine, Neighbours(target))
     refusal = excess(plan, weight, brake) if brake else None
-    return {
-        **found, "warnings": plan.warnings, "files_to_remove": weight.files, "bytes_to_remove": weight.bytes,
-        "partitions_to_drop": weight.partitions, "gone": [asdict(each) for each in weight.gone],
-        "goes": list(shown(weight)), "refused": refusal.message if refusal else "",
-    }  # fmt: skip
+    found |= {
+        "dump": reader.place,
+        "not_replicated": plan.not_replicated,
+        "warnings": plan.warnings,
+        "files_to_remove": weight.files,
+        "bytes_to_remove": weight.bytes,
+        "partitions_to_drop": weight.partitions,
+        "gone": weight.gone,
+        "goes": list(shown(weight)),
+        "refused": refusal.message if refusal else "",
+    }
+    return LoadPlan(**found)
 
 
 def describe(plan: Plan, reader: DumpReader) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cmroot.log.parts import reading
+from cmroot.log.part_reading import reading
 from cmroot.names import check_entries
 from cmroot.store.place import is_local, local_path, store_for
 from replicator.errors import Error

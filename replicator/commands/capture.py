@@ -1,0 +1,77 @@
+"""`capture`: bring the captured log up to now, once or again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from cmroot.root import create_or_open
+from replicator.captures import capture as capturing
+from replicator.captures.follow import follow
+from replicator.captures.recording import Captured
+from replicator.commands.base import Options, names, verb
+from replicator.errors import UsageError
+
+
+def _nobody(*about: object) -> None:
+    """Is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions(Options):
+    """Arguments:
+
+    source: the source's metastore: a thrift URI, several separated by commas, or a configured name.
+    cmroot: the source's change-management root; made where there is none.
+    db: a database to capture from now on, or several; none: those captured already, of a new root all there are.
+    all_databases: capture every database that the metastore has now.
+    scan: look for changes that left no event. deep: of each partition, too.
+    repair: after lost events, compare everything instead of failing.
+    keeper: auto, link, version, copy or none: how bytes are kept.
+    empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
+    follow: capture again and again, until an exception such as KeyboardInterrupt ends it.
+    interval: the time between two captures of a following.
+    told: called with the report of each capture of a following.
+    failed: called with each error that may pass while following, and the seconds to the next try.
+    """
+
+    source: str
+    cmroot: str
+    db: str | Sequence[str] = ()
+    all_databases: bool = False
+    scan: bool = True
+    deep: bool = False
+    repair: bool = False
+    keeper: str = "auto"
+    empty: Sequence[str] = ()
+    follow: bool = False
+    interval: timedelta = timedelta(seconds=10)
+    told: Callable[[Captured], None] = _nobody
+    failed: Callable[[BaseException, float], None] = _nobody
+
+
+@verb(CaptureOptions)
+def capture(options: CaptureOptions) -> Captured:
+    """Brings the captured log up to now: events, and the files and checksums of every change, whose bytes are kept.
+    May run again at any time, also after a crash.
+
+        replicator.capture(source="thrift://a:9083", cmroot="/warehouse/.cmroot", db="sales")
+
+    Raises BootstrapNeeded for lost events; ObjectNotFound for a database that does not exist; KeepError where a store
+    can keep nothing; LeaseHeld while another run has the root; UsageError for `empty` objects that are not captured."""
+    if options.follow and options.empty:
+        raise UsageError("--empty is about one capture", hint="capture once with it, then follow without")
+    root = create_or_open(options.cmroot)
+    with options.engines() as engine, options.connected(options.source) as source:
+
+        def once() -> Captured:
+            return capturing.capture(
+                source, root, databases=names(options.db), everything=options.all_databases, scan=options.scan,
+                deep=options.deep, repair=options.repair, keeper=options.keeper, empty=options.empty, engine=engine,
+                progress=options.teller,
+            )  # fmt: skip
+
+        if options.follow:
+            follow(once, options.interval, told=options.told, failed=options.failed)
+        return once()

@@ -1,0 +1,74 @@
+"""`load`: replay a dump on a target; or say what that would change, and its price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from replicator.commands.base import Braked, pairs, renames, verb
+from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.dumps.reader import DumpReader
+from replicator.replay.apply import planning
+from replicator.replay.apply.load import Loaded
+from replicator.replay.apply.load import load as replay
+from replicator.replay.apply.pricing import LoadPlan, described
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(Braked):
+    """Arguments:
+
+    dump: the finished dump's directory.
+    target: the target's metastore: a thrift URI, several separated by commas, or a configured name.
+    warehouse: where the target's databases lie; None: its default database's directory.
+    cmroot: the target's own root, for what the load replaces; None: .cmroot in the warehouse.
+    rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
+    map_location: prefixes of places on the target by those at the source, likewise.
+    external_base: where data from outside its database's directory goes; None: external in the warehouse.
+    source_cmroot: the source's root, where it has another name here than the dump says.
+    overwrite: replace objects that replication did not make, or that are newer.
+    take_over: begin although the target says that another load is at work, which cannot be asked and has ended.
+    jobs: tables committed side by side.
+    key_file: keys, one a line, one of which has signed the dump; None: that of [dumps], if any.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    dry_run: only say what would be done; nothing is changed.
+    """
+
+    dump: str = field(kw_only=False)
+    target: str
+    warehouse: str | None = None
+    cmroot: str | None = None
+    rename_db: Mapping[str, str] | Sequence[str] = ()
+    map_location: Mapping[str, str] | Sequence[str] = ()
+    external_base: str | None = None
+    source_cmroot: str | None = None
+    overwrite: bool = False
+    take_over: bool = False
+    jobs: int = 2
+    key_file: str | None = None
+    formats: FormatChoice = SUPPORTED
+    dry_run: bool = False
+
+
+@verb(LoadOptions)
+def load(options: LoadOptions) -> Loaded | LoadPlan:
+    """Replays a finished dump on a target. May run twice, and again after a crash at any point.
+
+        replicator.load("/dumps/1", target="thrift://b:9083", rename_db={"sales": "sales_copy"})
+        replicator.load("/dumps/2", target="dr", map_location={"s3://a/raw": "s3://b/raw"}, dry_run=True)
+
+    Raises FormatError for a dump that is unfinished or damaged; Refused for objects of others, and for a load that
+    would take away more than it may; BootstrapNeeded for a range that does not begin where the target is; LeaseHeld
+    while another load is at work on the target; FilesMissing when bytes are nowhere to be had."""
+    how = planning.LoadOptions(
+        warehouse=options.warehouse, cmroot=options.cmroot, rename=renames(options.rename_db),
+        map_locations=pairs(options.map_location, "--map-location"), external=options.external_base,
+        overwrite=options.overwrite, jobs=options.jobs, source_root=options.source_cmroot,
+        keys=options.keys(options.key_file), as_they_are=options.formats == AS_THEY_ARE, brake=options.limits,
+        take_over=options.take_over,
+    )  # fmt: skip
+    with options.engines() as engine, options.connected(options.target) as target:
+        if options.dry_run:
+            reader = DumpReader(options.dump, how.keys)
+            return described(planning.plan_load(reader, target, how), reader, target, engine, how.brake)
+        return replay(options.dump, target, how, engine=engine, progress=options.teller)

@@ -1,0 +1,77 @@
+"""`verify`: compare a target with its source, all of it, or some tables in each run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cmroot.root import open_existing
+from replicator.commands.base import Options, names, pairs, renames, verb
+from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
+from replicator.compare.verify import Level, Verified, refuse_itself
+from replicator.compare.verify import verify as compare
+from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.errors import UsageError
+from replicator.events.scope import Patterns
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(Options):
+    """Arguments:
+
+    source, target: their metastores: a thrift URI, several separated by commas, or a configured name.
+    db: a database, or several, by their names at the source.
+    rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
+    map_location: prefixes of places on the target by those at the source, likewise.
+    include, exclude: regular expressions of whole table names.
+    level: how far files are compared: "metadata" (not at all), "size" (by name and size), "checksum" (by content).
+    sample: compare only so many tables, those compared longest ago.
+    sample_bytes: the same, with a limit of bytes to read; a table that is larger is read in shares, one a run.
+    cmroot: for samples: the target's own root, which remembers when each table was compared.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    """
+
+    source: str
+    target: str
+    db: str | Sequence[str]
+    rename_db: Mapping[str, str] | Sequence[str] = ()
+    map_location: Mapping[str, str] | Sequence[str] = ()
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    level: Level = "checksum"
+    sample: int | None = None
+    sample_bytes: int | None = None
+    cmroot: str | None = None
+    formats: FormatChoice = SUPPORTED
+
+
+@verb(VerifyOptions)
+def verify(options: VerifyOptions) -> Verified | Sampled:
+    """Compares every object and file of both sides, read anew from both; with `sample` or `sample_bytes` those of some
+    tables, and in the end of all, round and round. Changes nothing; may run again at any time.
+
+        replicator.verify(source="thrift://a:9083", target="thrift://b:9083", db="sales")
+        replicator.verify(source="prod", target="dr", db="sales", sample=100, cmroot="/cm-of-dr")
+
+    Raises UsageError for databases that would be compared with themselves, and for a sample without `cmroot`;
+    ObjectNotFound for a database that the source does not have; LeaseHeld while another run samples there."""
+    sampling = options.sample is not None or options.sample_bytes is not None
+    if sampling and options.cmroot is None:
+        raise UsageError("--sample needs a place to remember what was compared when", hint="give --cmroot")
+    databases, rename, uri = names(options.db), renames(options.rename_db), options.settings.metastore_uri
+    mappings, patterns = pairs(options.map_location, "--map-location"), Patterns.parse(options.include, options.exclude)
+    refuse_itself(uri(options.source), uri(options.target), databases, rename)
+    with (
+        options.engines() as engine,
+        options.connected(options.source) as source,
+        options.connected(options.target) as target,
+    ):
+        how: dict[str, Any] = {
+            "rename": rename, "map_locations": mappings, "patterns": patterns, "level": options.level,
+            "formats": options.formats, "engine": engine, "progress": options.teller,
+        }  # fmt: skip
+        if not sampling or options.cmroot is None:
+            return compare(source, target, databases, **how)
+        budget, place = Budget(options.sample, options.sample_bytes), memory_of(open_existing(options.cmroot).place)
+        return verify_sample(source, target, databases, budget, place, **how)

@@ -1,0 +1,99 @@
+"""The two doors: a command and its Python function do the same, and say the same."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from story import Story, command
+
+import replicator
+from replicator.captures.recording import Captured
+from replicator.core.config import parse_config
+from replicator.errors import Refused, UsageError
+from replicator.metastore.embedded.running import Running
+
+TEXT = "1\x01one\n"
+
+
+@pytest.fixture
+def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+    """A source with a dump that is not loaded."""
+    story = Story(source_metastore, target_metastore, tmp_path)
+    story.source.create()
+    story.source.table("t", {"one": TEXT, "two": TEXT * 2})
+    story.source.partitioned("p", {"a": {"f": TEXT}, "b": {"f": TEXT * 3}})
+    assert story.dump().code == 0
+    return story
+
+
+def names(story: Story, **more: Any) -> Any:
+    """A configuration that calls the two metastores prod and dr."""
+    uris = {"prod": {"uri": story.source_uri}, "dr": {"uri": story.target_uri}}
+    return parse_config({"metastores": uris, **more}, "test")
+
+
+def of_load(story: Story) -> dict[str, Any]:
+    return {"dump": str(story.last), "target": "dr", "warehouse": str(story.warehouse), "engine": "local",
+            "config": names(story)}  # fmt: skip
+
+
+def test_a_plan_of_a_load_says_what_dry_run_prints(story: Story) -> None:
+    plan = replicator.load(**of_load(story), dry_run=True, rename_db={story.db: f"{story.db}_copy"})
+    said = story.load(None, "--dry-run", "--rename-db", f"{story.db}={story.db}_copy").said
+    assert json.loads(str(plan)) == said == plan.to_dict()
+    assert list(said)[:3] == ["status", "dump", "skipped"] and plan.create_tables == [
+        f"{story.db}_copy.p", f"{story.db}_copy.t",
+    ]  # fmt: skip
+    assert not story.target.exists()
+
+
+def test_the_configuration_guards_a_load_from_python_too(story: Story, tmp_path: Path) -> None:
+    assert replicator.load(**of_load(story)).status == "loaded"
+    (story.source.home / "t" / "one").unlink()
+    assert story.dump(since=story.last).code == 0
+    guarded = of_load(story) | {"config": names(story, guard={"max_share": 0.01})}
+    with pytest.raises(Refused, match="would go"):
+        replicator.load(**guarded)
+    with pytest.raises(Refused, match="would go"):
+        replicator.load(**of_load(story), max_bytes=1)
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    keys.write_text("k" * 32)
+    with pytest.raises(Refused, match="not signed"):
+        replicator.load(**of_load(story) | {"config": names(story, dumps={"key_file": str(keys)})})
+    assert replicator.load(**guarded, brake=None).files_removed == 1
+    story.is_same()
+
+
+def test_a_following_ends_with_an_exception_of_who_is_told(story: Story) -> None:
+    told: list[Captured] = []
+
+    def tell(captured: Captured) -> None:
+        told.append(captured)
+        story.source.write("t", {f"more{len(told)}": TEXT})
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    given = {"source": "prod", "cmroot": str(story.cmroot), "engine": "local", "config": names(story)}
+    with pytest.raises(KeyboardInterrupt):
+        replicator.capture(**given, follow=True, interval=timedelta(milliseconds=1), told=tell)
+    assert [each.files for each in told] == [0, 1, 1]
+    assert replicator.capture(**given).files == 1
+
+
+def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(story: Story) -> None:
+    assert replicator.load(**of_load(story)).status == "loaded"
+    given = {"source": "prod", "target": "dr", "db": story.db, "engine": "local", "config": names(story)}
+    said = command("verify", "--source", story.source_uri, "--target", story.target_uri, "--db", story.db).said
+    report = replicator.verify(**given)
+    assert report.to_dict() | {"seconds": 0} == said | {"seconds": 0}
+    with pytest.raises(UsageError, match="one metastore"):
+        replicator.verify(**given | {"target": story.source_uri})
+    with pytest.raises(UsageError, match="remember"):
+        replicator.verify(**given, sample=1)
+    left = [replicator.verify(**given, sample=1, cmroot=str(story.target_cmroot)).never for _ in range(2)]
+    assert left == [1, 0]
