@@ -18,12 +18,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def removal_options(command: F) -> F:
     """`--max-share`, `--max-bytes` and `--allow-removals`: the fields of `Braked`."""
     for option in (
-        click.option("--allow-removals", is_flag=True, help="Let this run take away whatever the source does not "
-                     "have."),
-        click.option("--max-bytes", type=Size(), help="Refuse a load that would take away more; default: [guard]'s, "
-                     "else 1TiB."),
-        click.option("--max-share", type=click.FloatRange(0, 1), help="Refuse a load that would take away a larger "
-                     "share of the replica's bytes; default: [guard]'s, else 0.5."),
+        click.option("--allow-removals", is_flag=True, help="Lift the removal limits for this run."),
+        click.option("--max-bytes", type=Size(), help="Refuse a load that would remove more; default: that of "
+                     "[guard], else 1TiB."),
+        click.option("--max-share", type=click.FloatRange(0, 1), help="Refuse a load that would remove a larger "
+                     "share of the replica's bytes; default: that of [guard], else 0.5."),
     ):  # fmt: skip
         command = option(command)
     return command

@@ -40,15 +40,17 @@ from replicator.core.not_replicated import PARTIAL
 @click.option("--repair", is_flag=True, help="After lost events, compare everything instead of failing.")
 @keeper_option
 @empty_option
-@click.option("--follow", is_flag=True, help="Capture again and again until stopped.")
-@click.option("--interval", type=Duration(), default="10s", show_default=True, help="Between two captures of --follow.")
+@click.option("--follow", is_flag=True, help="Capture repeatedly until stopped.")
+@click.option(
+    "--interval", type=Duration(), default="10s", show_default=True, help="Interval between captures of --follow."
+)
 @engine_options
 @json_option
 @pass_session
 def capture(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Read the notification log into $cmroot, with the files and checksums of every change, and keep the bytes.
+    """Read the notification log into $cmroot, with the files and checksums of every change, and keep the files.
 
-    A root captures the databases that were named once, by any command that captures into it; the answer lists them.
+    A root captures every database that a command has once named for it; the answer lists them.
 
     \b
     Example:

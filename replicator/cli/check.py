@@ -20,17 +20,17 @@ FOUND = 3  # finished, but something is wrong, or could not be looked at
 
 @click.command()
 @click.argument("policy")
-@click.option("--nagios", is_flag=True, allow_from_autoenv=False, help="One line with figures for graphs; exit with 0 "
-              "ok, 1 warning, 2 critical, 3 unknown.")  # fmt: skip
+@click.option("--nagios", is_flag=True, allow_from_autoenv=False, help="Print one line with performance data; exit "
+              "with 0 ok, 1 warning, 2 critical, 3 unknown.")  # fmt: skip
 @json_option
 @pass_session
 def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
-    """Prove what can be proved of POLICY, of replicator.toml, before its first run; useful at any time.
+    """Check POLICY of replicator.toml before its first run, or at any time.
 
-    Looks at both metastores, the notification log and how far it reaches back, clocks, rights, room, keepers, roles,
-    the slot, lag, and the last runs. Writes small hidden files where runs will write, and removes them; nothing else is
-    changed. Exits with 0 when all is well or worth a warning only, with 3 when something is critical, could not be
-    looked at, or is not replicated.
+    Checks both metastores, the notification log and its retention, clocks, permissions, disk space, keepers, roles, the
+    slot, lag, and the last runs. Writes small hidden files to the directories that runs write, and removes them;
+    changes nothing else. Exits with 0 for ok and warnings, with 3 if a finding is critical or unknown, or if objects
+    are not replicated.
 
     \b
     Example:

@@ -40,8 +40,8 @@ NOT_ALL_GOOD = 3
 @click.option("--list", "listing", is_flag=True, help="Only show the drills that were made.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Of --list: the newest, so many.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Tables made side by side.")
-@click.option("--master", metavar="URL", help="Spark's master; default: as Spark is configured, or local[*].")
-@click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting for Spark; repeatable.")
+@click.option("--master", metavar="URL", help="Spark master; default: Spark's configuration, or local[*].")
+@click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; repeatable.")
 @dry_run_option
 @json_option
 @pass_session

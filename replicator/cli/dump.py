@@ -39,13 +39,15 @@ from replicator.dumps.preview import DumpPlan
 @include_option
 @exclude_option
 @click.option("--since", metavar="X", help="Incremental: an event id, a time (UTC), or an earlier dump's directory.")
-@click.option("--until", metavar="X", help="End at this event id or time instead of now.")
-@click.option("--slot", default="", metavar="NAME", help="Who takes the dumps: $cmroot keeps what it needs "
-              "until its load has confirmed it. Without --since, the dump begins there; a new one gets a "
-              "bootstrap.")  # fmt: skip
-@click.option("--allow-replica", is_flag=True, help="Dump a database that is a replica itself, to replicate it on.")
+@click.option("--until", metavar="X", help="End at this event id or time; default: now.")
+@click.option("--slot", default="", metavar="NAME", help="Consumer name. $cmroot retains everything that this "
+              "consumer's load has not confirmed. Without --since, the dump begins at the slot's position; a new "
+              "slot gets a bootstrap.")  # fmt: skip
+@click.option(
+    "--allow-replica", is_flag=True, help="Also dump a database that is itself a replica (chained replication)."
+)
 @click.option("--no-capture", "no_capture_first", envvar="REPLICATOR_DUMP_NO_CAPTURE", is_flag=True,
-              help="Dump what is captured already; the source is not asked.")  # fmt: skip
+              help="Dump the captured log as it is, without contacting the source.")  # fmt: skip
 @no_scan_option
 @deep_option
 @keeper_option
@@ -57,10 +59,10 @@ from replicator.dumps.preview import DumpPlan
 @json_option
 @pass_session
 def dump(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Capture, then write a dump: the whole of some databases (a bootstrap), or with --since, or with a --slot that
-    has confirmed something, what changed in them.
+    """Capture, then write a dump: a complete state of some databases (a bootstrap), or their changes (with --since, or
+    with a confirmed --slot).
 
-    A dump names files and their checksums and carries none; load reads them from the source or from $cmroot.
+    A dump contains file names and checksums, but no data; load reads the files from the source or from $cmroot.
 
     \b
     Example:

@@ -26,9 +26,9 @@ PARTIAL = 3
 @json_option
 @pass_session
 def lag(session: Session, policy: str, as_json: bool) -> int:
-    """Say how far a policy's target is behind: per policy, database and table, in events, seconds and bytes.
+    """Show a policy's lag: per policy, database and table, in events, seconds and bytes.
 
-    Also what blocks, both sides' roles, and how long the source's event log still holds what is needed next. While a
+    Also shows causes that block, both sides' roles, and how long the source still keeps the next needed event. While a
     side does not answer, the last known figures are shown (exit code 3).
 
     \b
@@ -100,11 +100,11 @@ def _source_line(report: Lag) -> str:
 
 @click.command()
 @policy_argument
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="The newest runs, so many.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Number of runs, newest first.")
 @json_option
 @pass_session
 def history(session: Session, policy: str, limit: int, as_json: bool) -> None:
-    """Show a policy's runs, newest first. One entry stands for all rounds in a row that found nothing new.
+    """Show a policy's runs, newest first. Consecutive rounds without changes are one entry.
 
     \b
     Example:

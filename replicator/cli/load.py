@@ -30,19 +30,25 @@ from replicator.replay.apply.pricing import LoadPlan
 @click.command()
 @click.argument("dump", metavar="DUMP")
 @target_option
-@click.option("--warehouse", metavar="PLACE", help="Where the target's databases lie; default: its default database's.")
-@click.option("--cmroot", metavar="PLACE", help="The target's own root, for what the load replaces; default: "
-              ".cmroot in the warehouse.")  # fmt: skip
+@click.option(
+    "--warehouse",
+    metavar="PLACE",
+    help="Parent directory of the target's databases; default: that of its default database.",
+)
+@click.option("--cmroot", metavar="PLACE", help="The target's change-management root, which keeps replaced files; "
+              "default: .cmroot in the warehouse.")  # fmt: skip
 @rename_option
 @map_option
-@click.option("--external-base", metavar="PLACE", help="Where data from outside its database's directory goes, "
-              "below <database>.db; default: external in the warehouse.")  # fmt: skip
-@click.option("--source-cmroot", metavar="PLACE", help="The source's root, where it has another name here than the "
-              "dump says.")  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace objects that replication did not make, or that are newer.")
-@click.option("--take-over", is_flag=True, help="Begin although the target says that another load is at work on it, "
-              "under a root that cannot be asked from here: you know that it has ended.")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side.")
+@click.option("--external-base", metavar="PLACE", help="Directory for external data outside of its database's "
+              "directory, in <database>.db; default: external in the warehouse.")  # fmt: skip
+@click.option("--source-cmroot", metavar="PLACE", help="The source's root, if its path here differs from that in the "
+              "dump.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace objects that are newer, or that replication did not create.")
+@click.option("--take-over", is_flag=True, help="Assert that another load, marked on the target under a root that is "
+              "unreachable from here, has ended.")  # fmt: skip
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
+)
 @key_file_option
 @formats_option
 @dry_run_option

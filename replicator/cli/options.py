@@ -135,8 +135,9 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, allow_from_autoenv=False, help="Print exactly one JSON object."
 )
 key_file_option = click.option(
-    "--key-file", metavar="FILE", help="Keys, one a line: the first signs dumps, and only dumps that one of them has "
-    "signed are read. Default: key_file of [dumps]; without one, dumps are neither signed nor asked for it.",
+    "--key-file", metavar="FILE", help="File of signing keys, one per line: the first key signs dumps; dumps that "
+    "none of the keys has signed are refused. Default: key_file of [dumps]; without keys, dumps are neither signed "
+    "nor checked.",
 )  # fmt: skip
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 
@@ -152,32 +153,35 @@ rename_option = click.option(
     "--rename-db", multiple=True, metavar="A=B", help="Source database A is B on the target; repeatable."
 )
 map_option = click.option(
-    "--map-location", multiple=True, metavar="A=B", help="What lies below A at the source lies below B on the target."
+    "--map-location",
+    multiple=True,
+    metavar="A=B",
+    help="Map paths below A at the source to B on the target; repeatable.",
 )
 db_option = click.option(
-    "--db", multiple=True, metavar="NAME", help="Capture this database from now on; repeatable. Default: those "
-    "that the root captures already; of a new root, all there are.",
+    "--db", multiple=True, metavar="NAME", help="Capture this database from now on; repeatable. Default: the "
+    "databases that the root captures already; for a new root, all.",
 )  # fmt: skip
 all_databases_option = click.option(
-    "--all-databases", is_flag=True, help="Capture every database that the metastore has now, from now on."
+    "--all-databases", is_flag=True, help="Capture every present database of the metastore from now on."
 )
 formats_option = click.option(
     "--formats", type=click.Choice(["supported", "as-they-are"]), default="supported", show_default=True,
-    help="as-they-are: tables in formats that name their files by whole paths, too, which is right only where the "
-    "other side has the same paths.",
+    help="as-they-are: include tables in formats whose metadata names files by absolute path. Correct only if both "
+    "sides have the same paths.",
 )  # fmt: skip
 keeper_option = click.option(
     "--keeper", type=click.Choice(["auto", "link", "version", "copy", "none"]), default="auto", show_default=True,
-    help="How bytes are kept; auto: for each store the first of link, version, copy that it can have.",
+    help="How bytes are kept; auto: for each store the first that works of link, version, copy.",
 )  # fmt: skip
 no_scan_option = click.option(
-    "--no-scan", is_flag=True, help="Do not look for changes that left no event (most of Spark's writes)."
+    "--no-scan", is_flag=True, help="Do not scan for changes without an event (most of Spark's writes)."
 )
 empty_option = click.option(
-    "--empty", multiple=True, metavar="OBJECT", help="This table (db.table) or partition (db.table/day=1), whose "
-    "directory is not there, is really empty; repeatable. Without that word its files stay on replicas.",
+    "--empty", multiple=True, metavar="OBJECT", help="Declare a table (db.table) or partition (db.table/day=1) "
+    "without a directory empty; repeatable. Otherwise its files stay on replicas.",
 )  # fmt: skip
-deep_option = click.option("--deep", is_flag=True, help="Scan partitions one by one, too.")
+deep_option = click.option("--deep", is_flag=True, help="Also compare each partition with the metastore.")
 
 
 def engine_options(command: F) -> F:
@@ -185,10 +189,10 @@ def engine_options(command: F) -> F:
 
     @click.option(
         "--engine", type=click.Choice(["auto", "local", "spark"]), default="auto", show_default=True,
-        help="Where files are listed, hashed and copied: threads, Spark, or by the amount of work.",
+        help="Executor of listing, hashing and copying: threads, Spark, or chosen by the amount of work.",
     )  # fmt: skip
-    @click.option("--master", metavar="URL", help="Spark's master; default: as Spark is configured, or local[*].")
-    @click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting for Spark; repeatable.")
+    @click.option("--master", metavar="URL", help="Spark master; default: Spark's configuration, or local[*].")
+    @click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; repeatable.")
     @functools.wraps(command)
     def wrapped(*arguments: Any, engine: str, master: str | None, spark_conf: tuple[str, ...], **options: Any) -> Any:
         return command(*arguments, engine=EngineChoice(engine, master, spark_conf), **options)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @policy_argument
-@click.option("--out", required=True, metavar="FILE", help="Where the plan goes; what is there is replaced.")
+@click.option("--out", required=True, metavar="FILE", help="The plan's file; an existing one is replaced.")
 @adopt_option
 @drop_left_option
 @engine_options
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def plan(
     session: Session, policy: str, out: str, adopt: bool, drop_left: bool, engine: EngineChoice, as_json: bool
 ) -> int:  # fmt: skip
-    """Show what the next run of a policy would do, with its price, and write it down for apply.
+    """Show the next run's changes and their cost, and write them as a plan for apply.
 
-    Captures, and writes the dumps that the run would; the target is not changed.
+    Captures, and writes the dumps of that run; the target is not changed.
 
     \b
     Example:
@@ -68,10 +68,9 @@ def plan(
 def apply(
     session: Session, plan: str, jobs: int, brake: Brake | None, engine: EngineChoice, as_json: bool
 ) -> int:  # fmt: skip
-    """Do what a plan says, and nothing else. Safe to run again after a crash.
+    """Carry out a plan, and nothing else. Safe to run again after a crash.
 
-    Exit 6, and nothing is changed, when the world has moved since: the policy, the roles, the target's checkpoint, or
-    what it holds.
+    Exit 6, without a change, if the policy, the roles, the target's checkpoint or its contents have changed since.
 
     \b
     Example:

@@ -42,25 +42,33 @@ DIFFERENT = 4
 @source_option
 @target_option
 @cmroot_option
-@click.option("--target-cmroot", metavar="PLACE", help="The target's own root, for what the repair takes away; "
-              "default: .cmroot in the warehouse.")  # fmt: skip
+@click.option("--target-cmroot", metavar="PLACE", help="The target's change-management root, which keeps removed "
+              "files; default: .cmroot in the warehouse.")  # fmt: skip
 @click.option("--db", required=True, metavar="NAME", help="The database, by its source name.")
-@click.option("--table", multiple=True, metavar="NAME", help="Only this table, whether it differs or not; repeatable.")
+@click.option("--table", multiple=True, metavar="NAME", help="Only this table, even without a difference; repeatable.")
 @click.option("--from", "report", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
-              help="What `verify --json` wrote: repair what differed then, instead of comparing first.")  # fmt: skip
+              help="Output of `verify --json`: repair its differences instead of comparing first.")  # fmt: skip
 @rename_option
 @map_option
 @include_option
 @exclude_option
 @click.option("--level", type=click.Choice(["metadata", "size", "checksum"]), default="checksum", show_default=True,
-              help="How far files are compared: not at all, by name and size, by content.")  # fmt: skip
-@click.option("--drop-extra", is_flag=True, help="Take away tables that only the target has and replication did not "
-              "make, too; their data goes to the target's root.")  # fmt: skip
-@click.option("--warehouse", metavar="PLACE", help="Where the target's databases lie; default: its default database's.")
-@click.option("--external-base", metavar="PLACE", help="Where data from outside its database's directory goes, "
-              "below <database>.db; default: external in the warehouse.")  # fmt: skip
-@click.option("--scratch", metavar="DIR", help="A directory that executors can read; default: the system's own.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side.")
+              help="Comparison of files: none, name and size, or content.")  # fmt: skip
+@click.option("--drop-extra", is_flag=True, help="Also drop tables that only the target has and replication did not "
+              "create; their data is moved to the target's root.")  # fmt: skip
+@click.option(
+    "--warehouse",
+    metavar="PLACE",
+    help="Parent directory of the target's databases; default: that of its default database.",
+)
+@click.option("--external-base", metavar="PLACE", help="Directory for external data outside of its database's "
+              "directory, in <database>.db; default: external in the warehouse.")  # fmt: skip
+@click.option(
+    "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
+)
 @formats_option
 @dry_run_option
 @brake_options
@@ -74,11 +82,11 @@ def repair(
     scratch: str | None, jobs: int, formats: FormatChoice, dry_run: bool, brake: Brake | None, engine: EngineChoice,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Make a replica again what it was loaded as: find what differs, and copy exactly that. Exit code 4 if anything
-    remains, 3 if nothing does but what is not replicated: tables that are left out, or that nobody could see.
+    """Restore a replica to the state of its last load: find the differences, and copy exactly these. Exit code 4 if
+    differences remain, 3 if only objects remain that are not replicated or were inaccessible.
 
-    The truth is the source's captured log at the target's checkpoint, which does not move. What the source changed
-    since comes with the next load. What the repair takes away goes to the target's root. Safe to run twice.
+    The reference is the source's captured log at the target's checkpoint, which does not move. Later changes of the
+    source come with the next load. Removed files are moved to the target's root. Safe to run twice.
 
     \b
     Example:

@@ -29,19 +29,29 @@ if TYPE_CHECKING:
 
 @click.command()
 @cmroot_option
-@click.option("--db", required=True, metavar="NAME", help="The database, by its name then.")
-@click.option("--table", multiple=True, metavar="NAME", help="Only this table, by its name then; repeatable.")
-@click.option("--to", required=True, metavar="X", help="The moment: an event id, or a time (UTC).")
+@click.option("--db", required=True, metavar="NAME", help="The database, by its name at the recovery point.")
+@click.option(
+    "--table", multiple=True, metavar="NAME", help="Only this table, by its name at the recovery point; repeatable."
+)
+@click.option("--to", required=True, metavar="X", help="The recovery point: an event id, or a time (UTC).")
 @target_option
-@click.option("--into", metavar="NAME", help="The database to make; default: DB_restored_EVENT.")
-@click.option("--warehouse", metavar="PLACE", help="Where it is made; default: the target's default database's.")
-@click.option("--target-cmroot", metavar="PLACE", help="The target's own root, for what is replaced; default: "
-              ".cmroot in the warehouse.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Write into a database that exists, the live one too: what it holds of "
-              "what is restored is replaced, and goes to the target's root.")  # fmt: skip
-@click.option("--allow-missing", is_flag=True, help="Restore without the files that exist nowhere any more.")
-@click.option("--scratch", metavar="DIR", help="A directory that executors can read; default: the system's own.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side.")
+@click.option("--into", metavar="NAME", help="The database to create; default: DB_restored_EVENT.")
+@click.option(
+    "--warehouse",
+    metavar="PLACE",
+    help="Parent directory of the new database; default: that of the target's default database.",
+)
+@click.option("--target-cmroot", metavar="PLACE", help="The target's change-management root, which keeps replaced "
+              "files; default: .cmroot in the warehouse.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Restore into an existing database, even the live one: its restored "
+              "tables are replaced, and their previous data is moved to the target's root.")  # fmt: skip
+@click.option("--allow-missing", is_flag=True, help="Restore without the missing files.")
+@click.option(
+    "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
+)
 @formats_option
 @dry_run_option
 @engine_options
@@ -52,10 +62,10 @@ def restore(
     warehouse: str | None, target_cmroot: str | None, force: bool, allow_missing: bool, scratch: str | None, jobs: int,
     formats: FormatChoice, dry_run: bool, engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
-    """Make a database, or tables of it, as at an event or a time, from the captured log and $cmroot.
+    """Restore a database, or tables of it, to an event or a time, from the captured log and $cmroot.
 
-    It becomes a new database, with its own copy of the data, on the source's metastore or another. Data that exists
-    nowhere any more is told before anything is done.
+    The result is a new database with its own copy of the data, on the source's metastore or another. Missing files are
+    reported before anything is changed.
 
     \b
     Example:

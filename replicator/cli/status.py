@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 @click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
 @click.option("--db", metavar="NAME", help="The database, by its name on the target.")
 @click.option("--source", metavar="METASTORE", help=f"Tell the lag, too. The source: {METASTORE}")
-@click.option("--cmroot", metavar="PLACE", help="The source's root: tells the time of the target's state, and "
-              "the lag in bytes.")  # fmt: skip
-@click.option("--source-db", metavar="NAME", help="The database's name at the source, where it was renamed.")
+@click.option("--cmroot", metavar="PLACE", help="The source's root: adds the time of the target's state, and the lag "
+              "in bytes.")  # fmt: skip
+@click.option("--source-db", metavar="NAME", help="The database's name at the source, if renamed.")
 @json_option
 @pass_session
 def status(
     session: Session, policy: str | None, target: str | None, db: str | None, source: str | None, cmroot: str | None,
     source_db: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Say how far a replicated database is: event id, position, time; with --source how far behind. Of a policy, the
-    same as lag.
+    """Show a replicated database's position: event id, position, time; with --source its lag. For a policy, the same as
+    lag.
 
     \b
     Example:

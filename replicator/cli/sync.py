@@ -40,15 +40,15 @@ GRACE = timedelta(seconds=30)  # that a run has to come to its end when the prog
 
 policy_argument = click.argument("policy", metavar="POLICY")
 adopt_option = click.option(
-    "--adopt", is_flag=True, help="Take over what the target holds under the replicas' names and replication did not "
-    "make: what is equal stays, what differs goes to the target's $cmroot.",
+    "--adopt", is_flag=True, help="Adopt objects of the target with the replicas' names that replication did not "
+    "create: equal files stay, different ones are moved to the target's $cmroot.",
 )  # fmt: skip
 drop_left_option = click.option(
     "--drop-left", "--consent-drop", "drop_left", is_flag=True,
-    help="Drop replicas of databases that the policy does not name any more; their data goes to the target's $cmroot.",
+    help="Drop out-of-scope replicas; their data is moved to the target's $cmroot.",
 )  # fmt: skip
 jobs_option = click.option(
-    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Tables committed side by side."
+    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
 )
 
 
@@ -78,13 +78,13 @@ def opened(session: Session, stack: ExitStack, name: str, choice: EngineChoice |
 
 @click.command()
 @policy_argument
-@click.option("--once/--follow", "once", default=True, help="One run (default), or one after the other until stopped.")
-@click.option("--schedule", type=Duration(), help="Of --follow, from the begin of one run to the next; default: the "
-              "policy's.")  # fmt: skip
+@click.option("--once/--follow", "once", default=True, help="One run (default), or repeated runs until stopped.")
+@click.option("--schedule", type=Duration(), help="With --follow: interval between the starts of two runs; default: "
+              "the policy's.")  # fmt: skip
 @adopt_option
 @drop_left_option
 @empty_option
-@click.option("--deep", is_flag=True, help="Scan partitions one by one, too.")
+@click.option("--deep", is_flag=True, help="Also compare each partition with the metastore.")
 @jobs_option
 @brake_options
 @engine_options
@@ -94,10 +94,10 @@ def sync(
     session: Session, policy: str, once: bool, schedule: timedelta | None, adopt: bool, drop_left: bool,
     empty: tuple[str, ...], deep: bool, jobs: int, brake: Brake | None, engine: EngineChoice, as_json: bool,
 ) -> int:  # fmt: skip
-    """Run a policy: a bootstrap if it must, else what has changed since the last run. Safe to kill and to run again.
+    """Run a policy: a bootstrap if necessary, else the changes since the last run. Safe to kill and to run again.
 
-    With --follow one Spark session is kept, failures are tried again, and SIGTERM or Ctrl-C end it after the run that
-    is at work (for 30 s at most). Exit 7 while another run of the policy is at work.
+    With --follow one Spark session is kept, failures are retried, and SIGTERM or Ctrl-C end it after the current run
+    (within 30 s). Exit 7 while another run of the policy holds the lease.
 
     \b
     Example:

@@ -40,22 +40,22 @@ DIFFERENT = 4
 @include_option
 @exclude_option
 @click.option("--level", type=click.Choice(["metadata", "size", "checksum"]), default="checksum", show_default=True,
-              help="How far files are compared: not at all, by name and size, by content.")  # fmt: skip
-@click.option("--sample", type=click.IntRange(1), metavar="N", help="Compare only the next N tables: those compared "
-              "longest ago.")  # fmt: skip
-@click.option("--sample-bytes", type=Size(), metavar="SIZE", help="The same, with a limit of bytes to read; a table "
-              "that is larger is read in shares, one a run.")  # fmt: skip
-@click.option("--cmroot", metavar="PLACE", help="For samples: the target's own root, which remembers when each table "
-              "was compared.")  # fmt: skip
+              help="Comparison of files: none, name and size, or content.")  # fmt: skip
+@click.option("--sample", type=click.IntRange(1), metavar="N", help="Compare only N tables: those with the oldest "
+              "comparison.")  # fmt: skip
+@click.option("--sample-bytes", type=Size(), metavar="SIZE", help="The same, with a limit of bytes to read; a larger "
+              "table is read in shares, one per run.")  # fmt: skip
+@click.option("--cmroot", metavar="PLACE", help="For samples: the target's change-management root, which stores the "
+              "times of comparisons.")  # fmt: skip
 @formats_option
 @engine_options
 @json_option
 @pass_session
 def verify(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Compare every object and file of both sides, read anew from both, and list each difference. Exit code 4 if any.
+    """Compare every object and file of both sides, and list each difference. Exit code 4 if any.
 
-    With --sample or --sample-bytes, each run compares some tables, and in the end all of them, round and round. Tables
-    that differ and were changed at the source since the last load are told apart: they are only behind.
+    With --sample or --sample-bytes, each run compares some tables, and successive runs all of them in turn. Differing
+    tables that the source changed since the last load are reported as behind.
 
     \b
     Example:
