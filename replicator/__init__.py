@@ -45,10 +45,34 @@ if TYPE_CHECKING:
     from replicator.commands.cm.upkeep import cm_expire as cm_expire
     from replicator.commands.dump import DumpOptions as DumpOptions
     from replicator.commands.dump import dump as dump
+    from replicator.commands.housekeeping import HousekeepingRunOptions as HousekeepingRunOptions
+    from replicator.commands.housekeeping import HousekeepingVacuumOptions as HousekeepingVacuumOptions
+    from replicator.commands.housekeeping import housekeeping_run as housekeeping_run
+    from replicator.commands.housekeeping import housekeeping_vacuum as housekeeping_vacuum
+    from replicator.commands.housekeeping_items import HousekeepingCancelOptions as HousekeepingCancelOptions
+    from replicator.commands.housekeeping_items import HousekeepingLsOptions as HousekeepingLsOptions
+    from replicator.commands.housekeeping_items import HousekeepingRearmOptions as HousekeepingRearmOptions
+    from replicator.commands.housekeeping_items import housekeeping_cancel as housekeeping_cancel
+    from replicator.commands.housekeeping_items import housekeeping_ls as housekeeping_ls
+    from replicator.commands.housekeeping_items import housekeeping_rearm as housekeeping_rearm
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
     from replicator.commands.load import LoadOptions as LoadOptions
     from replicator.commands.load import load as load
+    from replicator.commands.purge import PurgeCertifyOptions as PurgeCertifyOptions
+    from replicator.commands.purge import PurgeRunOptions as PurgeRunOptions
+    from replicator.commands.purge import purge_certify as purge_certify
+    from replicator.commands.purge import purge_run as purge_run
+    from replicator.commands.purge_backups import PurgeBackupsOptions as PurgeBackupsOptions
+    from replicator.commands.purge_backups import PurgeRestoreOptions as PurgeRestoreOptions
+    from replicator.commands.purge_backups import PurgeRetainOptions as PurgeRetainOptions
+    from replicator.commands.purge_backups import purge_backups as purge_backups
+    from replicator.commands.purge_backups import purge_restore as purge_restore
+    from replicator.commands.purge_backups import purge_retain as purge_retain
+    from replicator.commands.retention import RetentionExplainOptions as RetentionExplainOptions
+    from replicator.commands.retention import RetentionRunOptions as RetentionRunOptions
+    from replicator.commands.retention import retention_explain as retention_explain
+    from replicator.commands.retention import retention_run as retention_run
     from replicator.commands.verify import VerifyOptions as VerifyOptions
     from replicator.commands.verify import verify as verify
 
@@ -58,46 +82,46 @@ _COMMANDS = {
     "base": ("engines",),
     "capture": ("capture", "CaptureOptions"),
     "cm.kept": (
-        "cm_find",
-        "CmFindOptions",
-        "cm_ls",
-        "CmLsOptions",
-        "cm_restore",
-        "CmRestoreOptions",
+        "cm_find", "CmFindOptions",
+        "cm_ls", "CmLsOptions",
+        "cm_restore", "CmRestoreOptions",
     ),
     "cm.pins": (
-        "cm_hold",
-        "CmHoldOptions",
-        "cm_release",
-        "CmReleaseOptions",
-        "cm_slots",
-        "CmSlotsOptions",
-        "cm_slots_confirm",
-        "CmSlotsConfirmOptions",
-        "cm_slots_create",
-        "CmSlotsCreateOptions",
-        "cm_slots_drop",
-        "CmSlotsDropOptions",
+        "cm_hold", "CmHoldOptions",
+        "cm_release", "CmReleaseOptions",
+        "cm_slots", "CmSlotsOptions",
+        "cm_slots_confirm", "CmSlotsConfirmOptions",
+        "cm_slots_create", "CmSlotsCreateOptions",
+        "cm_slots_drop", "CmSlotsDropOptions",
     ),
     "cm.upkeep": (
-        "cm_check",
-        "CmCheckOptions",
-        "cm_compact",
-        "CmCompactOptions",
-        "cm_expire",
-        "CmExpireOptions",
+        "cm_check", "CmCheckOptions",
+        "cm_compact", "CmCompactOptions",
+        "cm_expire", "CmExpireOptions",
     ),
     "dump": ("dump", "DumpOptions"),
+    "housekeeping": (
+        "housekeeping_run", "HousekeepingRunOptions", "housekeeping_vacuum", "HousekeepingVacuumOptions",
+    ),
+    "housekeeping_items": (
+        "housekeeping_ls", "HousekeepingLsOptions", "housekeeping_cancel", "HousekeepingCancelOptions",
+        "housekeeping_rearm", "HousekeepingRearmOptions",
+    ),
+    "purge": ("purge_run", "PurgeRunOptions", "purge_certify", "PurgeCertifyOptions"),
+    "purge_backups": (
+        "purge_backups", "PurgeBackupsOptions", "purge_restore", "PurgeRestoreOptions", "purge_retain",
+        "PurgeRetainOptions",
+    ),
+    "retention": ("retention_run", "RetentionRunOptions", "retention_explain", "RetentionExplainOptions"),
     "init": ("init", "InitOptions"),
     "load": ("load", "LoadOptions"),
     "verify": ("verify", "VerifyOptions"),
-}
+}  # fmt: skip
 """Public names by their module in `replicator.commands`."""
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
 _API = ("check", "repair", "restore", "wait", "status", "plan",
         "apply", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
-_GROUPS = ("lives",)
 
 
 def __getattr__(name: str) -> Any:
@@ -105,8 +129,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_MODULES[name]), name)
     if name in _API:
         return getattr(import_module("replicator.api"), name)
-    if name in _GROUPS:
-        return import_module(f"replicator.{name}")
     raise AttributeError(f"module 'replicator' has no attribute {name!r}")
 
 

@@ -3,7 +3,6 @@ that all jobs that remove have in common."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +11,6 @@ import click
 
 from replicator.cli.options import Session, Size, cmroot_option, dry_run_option, json_option, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
-from replicator.core.config import GuardConfig
 
 if TYPE_CHECKING:
     from replicator.removal.audit import AuditRow
@@ -21,39 +19,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def guard_options(command: F) -> F:
-    """`--max-share`, `--max-bytes`, `--min-depth`, `--protect`, with `[guard]` of the file; handed to the command as
-    `limits: Limits`."""
-
-    @click.option(
-        "--max-share", type=click.FloatRange(0, 1), help="Refuse a run that would remove a larger share of what it "
-        "looked at, e.g. 0.2.",
-    )  # fmt: skip
-    @click.option("--max-bytes", type=Size(), help="Refuse a run that would remove more, e.g. 10TiB.")
-    @click.option("--min-depth", type=click.IntRange(1), help="Names below the root of the store that a removed path "
-                  "must have; default 2.")  # fmt: skip
-    @click.option("--protect", multiple=True, metavar="PLACE", help="Remove nothing at, below or above it; repeatable.")
-    @functools.wraps(command)
-    def wrapped(
-        *arguments: Any, max_share: float | None, max_bytes: int | None, min_depth: int | None,
-        protect: tuple[str, ...], **options: Any,
-    ) -> Any:  # fmt: skip
-        from replicator.errors import ConfigError
-        from replicator.removal.removal import MIN_DEPTH, Limits
-        from replicator.text.quantity import parse_size
-
-        session = click.get_current_context().find_object(Session)
-        set_ = session.config.guard if session else GuardConfig()
-        try:
-            most = parse_size(str(set_.max_bytes)) if max_bytes is None and set_.max_bytes is not None else max_bytes
-        except ValueError as error:
-            raise ConfigError(f"guard.max_bytes: {error}", hint="write a size such as 10TiB") from error
-        limits = Limits(
-            set_.max_share if max_share is None else max_share, most, min_depth or set_.min_depth or MIN_DEPTH,
-            (*set_.protected, *protect),
-        )  # fmt: skip
-        return command(*arguments, limits=limits, **options)
-
-    return wrapped  # type: ignore[return-value]
+    """`--max-share`, `--max-bytes`, `--min-depth` and `--protect`: as fields of `Limited`."""
+    for option in (
+        click.option("--protect", multiple=True, metavar="PLACE", help="Remove nothing at, below or above it; "
+                     "repeatable."),
+        click.option("--min-depth", type=click.IntRange(1), help="Names below the root of the store that a removed "
+                     "path must have; default 2."),
+        click.option("--max-bytes", type=Size(), help="Refuse a run that would remove more, e.g. 10TiB."),
+        click.option("--max-share", type=click.FloatRange(0, 1), help="Refuse a run that would remove a larger share "
+                     "of what it looked at, e.g. 0.2."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
 
 
 @click.group()

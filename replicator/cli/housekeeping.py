@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from replicator.cli.first_run import opened_root
+from replicator.cli.first_run import tell_if_first
 from replicator.cli.guard import guard_options
-from replicator.cli.housekeeping_items import alone, cancel, copy_of, ls, rearm, store_of, store_option, time_of
+from replicator.cli.housekeeping_items import cancel, ls, rearm, store_option
 from replicator.cli.options import (
     Duration,
-    EngineChoice,
     Session,
     all_databases_option,
     cmroot_option,
@@ -28,16 +25,12 @@ from replicator.cli.options import (
     pass_session,
 )
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, write
-from replicator.cli.signals import Stopping, Terminated
-from replicator.errors import ConfigError, UsageError
-
-if TYPE_CHECKING:
-    from replicator.housekeeping.run import Housekept
-    from replicator.housekeeping.wishes import Defaults
-    from replicator.removal.removal import Limits
+from replicator.cli.signals import Stopping
+from replicator.commands.housekeeping import housekeeping_run, housekeeping_vacuum
+from replicator.housekeeping.following import Followed
+from replicator.housekeeping.run import Housekept
 
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
-LONGEST_WAIT = 300.0  # seconds between two tries while something is away
 
 
 @click.group()
@@ -74,12 +67,7 @@ def housekeeping() -> None:
 @engine_options
 @json_option
 @pass_session
-def run(
-    session: Session, metastore: str, cmroot: str, store: str | None, db: tuple[str, ...], all_databases: bool,
-    no_capture: bool, no_scan: bool, dry_run: bool, at: str | None, follow: bool, interval: timedelta,
-    default_unreferenced: str | None, default_expired: str | None, allow_immediate: bool, limits: Limits,
-    engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def run(session: Session, /, as_json: bool, **given: Any) -> int:
     """Capture what has changed, schedule what that left behind or gave a time to live, and remove what is due.
 
     Each path is looked at once more in that moment: nothing goes that a table or partition refers to, and nothing that
@@ -94,59 +82,33 @@ def run(
       replicator housekeeping run --metastore prod --cmroot /cm --max-bytes 10TiB
       replicator housekeeping run --metastore prod --cmroot /cm --store postgresql://hk@db/hk --follow
     """
-    from replicator.housekeeping.run import Housekeeping, Options
-
-    if dry_run and follow:
-        raise UsageError("--dry-run and --follow do not go together", hint="run it without --follow")
-    if at is not None and not dry_run:
-        raise UsageError("--at is for --dry-run only", hint="a run removes what is due now")
-    moment = None if at is None else time_of(at)
-    options = Options(
-        _defaults(session, default_unreferenced, default_expired, allow_immediate), limits, not no_capture,
-        [name.lower() for name in db], not no_scan, all_databases,
-    )  # fmt: skip
-    with ExitStack() as stack:
-        here = stack.enter_context(opened_root(cmroot, dry_run=dry_run))
-        client, items = stack.enter_context(session.metastore(metastore)), store_of(session, stack, here.place, store)
-        engines = stack.enter_context(session.engines(engine))
-        work = stack.enter_context(
-            Housekeeping(client, here.root, items, options, engine=engines, progress=session.progress)
-        )
-        if follow:
-            return _follow(session, work.run, interval, as_json)
-        done = work.rehearse(moment) if dry_run else work.run()
-    emit(here.told(done), as_json, _lines(done))
+    if given["follow"]:
+        return _follow(session, as_json, given)
+    words = tell_if_first(given["cmroot"], given["dry_run"])
+    done = session.call(housekeeping_run, **given)
+    assert isinstance(done, Housekept)
+    emit(done, as_json, _lines(done, words))
     return 0 if done.is_whole else 3
 
 
-def _follow(session: Session, once: Callable[[], Housekept], interval: timedelta, as_json: bool) -> int:
+def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
     """Every failure but those of the configuration is tried again."""
-    rounds = removed = failures = 0
-    total: dict[str, Any] = {}
+
+    def tell(done: Housekept) -> None:
+        if (done.removed or not done.is_whole or done.scheduled) and not as_json:
+            write(_lines(done))
+
+    def tell_failure(error: Exception, seconds: float) -> None:
+        if session.verbose:
+            traceback.print_exception(error)
+        note(f"{type(error).__name__}: {error}; trying again in {seconds:.0f} s")
+
     with Stopping(GRACE) as stop:
-        try:
-            wait = 1.0
-            while not stop.is_set():
-                try:
-                    done = once()
-                    rounds, removed, total, wait = rounds + 1, removed + done.removed, asdict(done), 1.0
-                    if (done.removed or not done.is_whole or done.scheduled) and not as_json:
-                        write(_lines(done))
-                    stop.wait(interval.total_seconds())
-                except (ConfigError, UsageError):
-                    raise
-                except Exception as error:
-                    failures += 1
-                    if session.verbose:
-                        traceback.print_exc()
-                    note(f"{type(error).__name__}: {error}; trying again in {wait:.0f} s")
-                    stop.wait(wait)
-                    wait = min(LONGEST_WAIT, wait * 2)
-        except Terminated:
-            pass
+        done = session.call(housekeeping_run, stop=stop, tell=tell, tell_failure=tell_failure, **given)
         code = stop.code
-    total |= {"rounds": rounds, "removed": removed, "failures": failures, "status": "stopped", "exit_code": code}
-    emit(total, as_json, [f"stopped after {count_text(rounds, 'run')}; {count_text(removed, 'item')} removed"])
+    assert isinstance(done, Followed)
+    lines = [f"stopped after {count_text(done.rounds, 'run')}; {count_text(done.removed, 'item')} removed"]
+    emit({**done.to_dict(), "exit_code": code}, as_json, lines)
     return code
 
 
@@ -159,10 +121,7 @@ def _follow(session: Session, once: Callable[[], Housekept], interval: timedelta
 @dry_run_option
 @json_option
 @pass_session
-def vacuum(
-    session: Session, table: str, metastore: str, cmroot: str, store: str | None, period: str, dry_run: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
+def vacuum(session: Session, /, as_json: bool, **given: Any) -> int:
     """Schedule directories of a table that lie there as partitions do, and are none: left before anybody looked.
 
     Nobody may be about to add partitions for them; those that are added before the period is over stay.
@@ -170,56 +129,23 @@ def vacuum(
     \b
     Example: replicator housekeeping vacuum sales.orders --metastore prod --cmroot /cm --dry-run
     """
-    from replicator.housekeeping.periods import parse_period
-    from replicator.housekeeping.vacuum import vacuum as vacuum_table
-
-    db, dot, name = table.lower().partition(".")
-    if not dot:
-        raise UsageError(f"{table!r} is not DB.TABLE", hint="e.g. sales.orders")
-    try:
-        stays = parse_period(period)
-    except ValueError as error:
-        raise UsageError(f"--period: {error}", hint="e.g. P3D") from error
-    with ExitStack() as stack:
-        if dry_run:
-            here = stack.enter_context(opened_root(cmroot, dry_run=True))
-            items = stack.enter_context(copy_of(store_of(session, stack, here.place, store), here.root))
-        else:
-            items = stack.enter_context(alone(session, cmroot, store))
-        client = stack.enter_context(session.metastore(metastore))
-        done = vacuum_table(client, items, db, name, stays, dry_run=dry_run)
+    tell_if_first(given["cmroot"], given["dry_run"])
+    done = session.call(housekeeping_vacuum, **given)
     lines = [
         (done.status, f"{count_text(len(done.paths), 'path')} of {done.table}"),
         ("in use", f"{done.referred:,} of {done.directories:,}"),
         ("waiting", f"{done.waiting:,}" if done.waiting else None),
         ("paths", shortened(done.paths)),
     ]
-    emit(here.told(done) if dry_run else done, as_json, aligned(lines))
-
-
-def _defaults(session: Session, unreferenced: str | None, expired: str | None, allow_immediate: bool) -> Defaults:
-    from replicator.housekeeping.periods import parse_period
-    from replicator.housekeeping.wishes import Defaults
-
-    given = session.config.housekeeping
-    periods = []
-    for text, option in (
-        (unreferenced or given.default_cleanup_delay, "--default-unreferenced"),
-        (expired or given.default_expiration_delay, "--default-expired"),
-    ):
-        try:
-            periods.append(parse_period(text))
-        except ValueError as error:
-            raise UsageError(f"{option}: {error}", hint="or [housekeeping] of the configuration") from error
-        if not periods[-1].is_positive and not allow_immediate:
-            raise UsageError(f"{option}: {text!r} leaves no time at all", hint="--allow-immediate lets it")
-    return Defaults(periods[0], periods[1], allow_immediate or given.allow_immediate)
+    emit(done, as_json, aligned(lines))
+    return 0
 
 
 # ---- for people ---------------------------------------------------------------------------------------------------
 
 
-def _lines(done: Housekept) -> Iterable[str]:
+def _lines(done: Housekept, told: str = "") -> Iterable[str]:
+    """told: a warning that was shown before."""
     planned = done.status == "planned"
     went = f"{count_text(done.removed, 'item')}: {count_text(done.files, 'file')}, {size_text(done.bytes)}"
     yield from aligned(
@@ -242,7 +168,7 @@ def _lines(done: Housekept) -> Iterable[str]:
             ("refused", shortened(done.refused) if not planned else None),
             ("failed", shortened(done.failed)),
             ("databases", shortened(done.databases) or "unknown until the next capture"),
-            ("warning", shortened(done.warnings)),
+            ("warning", shortened(each for each in done.warnings if each != told)),
             ("audit", f"run {done.run}" if done.run and done.removed else None),
         ]
     )  # fmt: skip

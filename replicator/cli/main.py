@@ -73,6 +73,8 @@ def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, 
         found["key_file"] = config.dumps.key_file
     if name == "purge":
         of_purge = {key: value for key, value in msgspec.to_builtins(config.purge).items() if value is not None}
+        if "table_whitelist" in of_purge:
+            of_purge["whitelist"] = of_purge.pop("table_whitelist")
         for verb, options in _options_among(command, of_purge).items():
             found[verb] |= options
     if of_target is not None and name in ("load", "verify", "repair", "restore"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from replicator.core.config import Config
+from replicator.core.config import parse_settings as parse_settings
 from replicator.core.progress import Bars, Progress, Silent
-from replicator.errors import UsageError
 from replicator.text.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Session:
         fields = {
             name.removeprefix("no_"): not value if name.startswith("no_") else value for name, value in given.items()
         }
-        with self.engines(engine) if engine else nullcontext() as engines:
+        with self.engines(engine, verb.options.zone) if engine else nullcontext() as engines:
             return verb(config=self.config, engine=engines, progress=self.progress, **fields)
 
     @property
@@ -86,17 +86,6 @@ def java_environment() -> Mapping[str, str]:
     from replicator.metastore.java import find_java, spark_environment
 
     return spark_environment(find_java(os.environ))
-
-
-def parse_settings(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:
-    """`key=value` arguments as a mapping; a value may hold further equals signs."""
-    settings = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise UsageError(f"{option} {pair!r} is not KEY=VALUE", hint="e.g. spark.executor.memory=4g")
-        settings[key] = value
-    return settings
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2

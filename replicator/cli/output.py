@@ -11,7 +11,6 @@ import os
 import sys
 import time as clocks
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -22,6 +21,7 @@ from replicator.text.printable import PrintableFormatter, printable, printable_l
 from replicator.text.quantity import count_text as count_text
 from replicator.text.quantity import duration_text as duration_text
 from replicator.text.quantity import size_text as size_text
+from replicator.text.quantity import time_text as time_text
 
 SHOWN = 20  # things a person is told one by one; JSON has all of them
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -103,13 +103,6 @@ def shortened(things: Iterable[str]) -> list[str]:
     """The first things, and how many more there are."""
     all_ = list(things)
     return all_ if len(all_) <= SHOWN else [*all_[:SHOWN], f"... and {len(all_) - SHOWN} more (--json lists all)"]
-
-
-def time_text(seconds: float | None) -> str | None:
-    """Seconds since the epoch as UTC, ISO 8601."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def took(seconds: float) -> str:

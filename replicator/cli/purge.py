@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.first_run import opened_root
+from replicator.cli.first_run import tell_if_first
 from replicator.cli.guard import guard_options
 from replicator.cli.options import (
     Duration,
-    EngineChoice,
     Session,
     cmroot_option,
     dry_run_option,
@@ -22,24 +19,18 @@ from replicator.cli.options import (
     json_option,
     pass_session,
 )
-from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text, took
-from replicator.errors import UsageError
+from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, took
+from replicator.commands.purge import purge_certify, purge_run
+from replicator.commands.purge_backups import purge_backups, purge_restore, purge_retain
+from replicator.core.not_replicated import PARTIAL
+from replicator.purge.run import Purged
 
-if TYPE_CHECKING:
-    from replicator.core.policy import Policy
-    from replicator.purge.options import PurgeOptions
-    from replicator.purge.run import Purged
-    from replicator.removal.removal import Limits
+F = TypeVar("F", bound=Callable[..., Any])
 
 metastore_option = click.option(
     "--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name."
 )
 ids_option = click.option("--ids", metavar="DB.TABLE:COLUMN", help="The table of ids to erase, and its column.")
-whitelist_option = click.option(
-    "--table-whitelist",
-    metavar="LIST",
-    help="Tables considered: 'db.table1|table2,db2'; `*` is any text; default: all.",
-)
 field_path_option = click.option(
     "--field-path", metavar="PATH", help="Where in a table's dataset.descriptor the name of its column of ids stands, "
     "e.g. privacy.column.",
@@ -48,6 +39,13 @@ properties_option = click.option(
     "--properties", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Properties of a Gobblin compliance job, for what no option gives.",
 )  # fmt: skip
+
+
+def whitelist_option(command: str) -> Callable[[F], F]:
+    return click.option(
+        "--table-whitelist", "whitelist", envvar=f"REPLICATOR_PURGE_{command}_TABLE_WHITELIST", metavar="LIST",
+        help="Tables considered: 'db.table1|table2,db2'; `*` is any text; default: all.",
+    )  # fmt: skip
 
 
 @click.group()
@@ -66,7 +64,7 @@ def purge() -> None:
 @metastore_option
 @cmroot_option
 @ids_option
-@whitelist_option
+@whitelist_option("RUN")
 @field_path_option
 @properties_option
 @click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="For a partition that is "
@@ -77,11 +75,7 @@ def purge() -> None:
 @engine_options
 @json_option
 @pass_session
-def run(
-    session: Session, metastore: str, cmroot: str, ids: str | None, table_whitelist: str | None,
-    field_path: str | None, properties: Path | None, attempts: int, allow_gaps: bool, limits: Limits, dry_run: bool,
-    engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> int:
     """Erase the rows of all ids from the white-listed tables that are described.
 
     One Spark job a table finds the rows. Partitions with none are left alone; of the others, files with a row are
@@ -96,16 +90,10 @@ def run(
       replicator purge run --metastore prod --cmroot /cm --ids gdpr.requests:customer --table-whitelist sales --dry-run
       replicator purge run --metastore prod --cmroot /cm --properties compliance.pull
     """
-    from replicator.purge.run import purge as erase
-
-    options = _options(ids, table_whitelist, field_path, properties, limits, attempts)
-    with (
-        opened_root(cmroot, dry_run=dry_run) as here, session.metastore(metastore) as opened,
-        session.engines(engine, zone="UTC") as engines,
-    ):  # fmt: skip
-        done = erase(opened, here.root, options, engines=engines, progress=session.progress, dry_run=dry_run)
-    emit(here.told(done), as_json, _purged_lines(done))
-    return 0 if done.is_whole and (allow_gaps or not done.gaps) else 3
+    tell_if_first(given["cmroot"], given["dry_run"])
+    done = session.call(purge_run, **given)
+    emit(done, as_json, _purged_lines(done))
+    return 0 if done.is_whole and (allow_gaps or not done.gaps) else PARTIAL
 
 
 @purge.command()
@@ -122,11 +110,7 @@ def run(
 @engine_options
 @json_option
 @pass_session
-def retain(
-    session: Session, metastore: str, cmroot: str, properties: Path | None, versions: int | None,
-    days: timedelta | None, readers: timedelta, trash: timedelta | None, limits: Limits, dry_run: bool,
-    engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def retain(session: Session, /, as_json: bool, **given: Any) -> int:
     """Recycle backups that are too many or too old, and remove what failed purges left.
 
     Files go to $cmroot, where they can be had until it expires them. Rows that a writer put into a backup after the
@@ -137,38 +121,19 @@ def retain(
     Example:
       replicator purge retain --metastore prod --cmroot /cm --versions 1 --days 7d --dry-run
     """
-    from replicator.purge.backups.retain import retain as clean
-    from replicator.purge.options import RetainOptions
-
-    old = _properties(properties)
-    options = RetainOptions(
-        versions if versions is not None else int(old.get("cleaner.backup.retention.versions", "1")),
-        days if days is not None else _days(old, "cleaner.backup.retention.days"), readers,
-        trash if trash is not None else _days(old, "cleaner.trash.retention.days"), limits,
-    )  # fmt: skip
-    with (
-        opened_root(cmroot, dry_run=dry_run, makes=False) as here, session.metastore(metastore) as opened,
-        session.engines(engine) as engines,
-    ):  # fmt: skip
-        done = clean(opened, here.root, options, engines=engines, dry_run=dry_run)
+    tell_if_first(given["cmroot"], given["dry_run"])
+    done = session.call(purge_retain, **given)
     lines = [
         (done.status, f"{count_text(done.backups, 'backup')} known"),
-        ("would go" if dry_run else "recycled", f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
+        ("would go" if given["dry_run"] else "recycled", f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
         ("removed", shortened(f"{each['path']}: {each['reason']}" for each in done.removed)),
         ("staging", shortened(done.staging)),
         ("adopted", shortened(f"{len(each['files'])} late files of {each['object']} {each['partition']}; not purged yet"
                               for each in done.adopted)),
         ("stays", shortened(f"{each['path']}: {each['refused']}" for each in done.refused)),
     ]  # fmt: skip
-    emit(here.told(done), as_json, aligned(lines))
-    return 3 if done.refused or done.adopted else 0
-
-
-def _days(old: dict[str, str], key: str) -> timedelta:
-    text = old.get(key, "7")
-    if not text.isdecimal():
-        raise UsageError(f"{key} = {text!r} is no number of days", hint="check --properties")
-    return timedelta(days=int(text))
+    emit(done, as_json, aligned(lines))
+    return 0 if done.is_whole else PARTIAL
 
 
 @purge.command()
@@ -182,10 +147,7 @@ def _days(old: dict[str, str], key: str) -> timedelta:
 @dry_run_option
 @json_option
 @pass_session
-def restore(
-    session: Session, metastore: str, cmroot: str, table: str, partition: str, backup: str | None, undo: bool,
-    dry_run: bool, as_json: bool,
-) -> int:  # fmt: skip
+def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     """Put a backup of a partition back: one metastore call, no copy while its directory is there.
 
     Rows that were erased are back then, too: purge again when that is not what you want. What is replaced stays as
@@ -196,15 +158,7 @@ def restore(
       replicator purge restore --metastore prod --cmroot /cm sales.orders day=2026-03-01
       replicator purge restore --metastore prod --cmroot /cm sales.orders day=2026-03-01 --undo
     """
-    from cmroot.root import open_existing
-    from replicator.purge.backups.restore import restore_backup
-
-    if table.count(".") != 1:
-        raise UsageError(f"{table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
-    with session.metastore(metastore) as opened:
-        done = restore_backup(
-            opened, open_existing(cmroot), table, partition, moment=backup, undo=undo, dry_run=dry_run
-        )
+    done = session.call(purge_restore, **given)
     lines = [
         (done.status, f"{done.object} {done.partition}".rstrip()), ("at", done.location),
         ("replaced", done.replaced or None), ("backup of", done.backup),
@@ -220,25 +174,16 @@ def restore(
 @click.option("--table", metavar="DB.TABLE", help="Only this table's.")
 @json_option
 @pass_session
-def backups(session: Session, cmroot: str, table: str | None, as_json: bool) -> int:
+def backups(session: Session, /, as_json: bool, **given: Any) -> int:
     """List the backups that purges and restores have made, and what became of them.
 
     \b
     Example: replicator purge backups --cmroot /cm --table sales.orders
     """
-    from cmroot.root import open_existing
-    from replicator.purge.backups.backups import backups as known
-
-    root = open_existing(cmroot)
-    rows = [
-        {"table": each.unit.table, "partition": each.unit.partition, "path": each.place, "state": each.unit.backup,
-         "time": time_text(each.unit.time), "run": each.directory.id, "rows": each.unit.rows,
-         "rows_erased": each.unit.matched, "trash": each.trash}
-        for each in known(root.place) if table is None or each.unit.table == table.lower()
-    ]  # fmt: skip
+    found = session.call(purge_backups, **given)
     head = ("table", "partition", "state", "time", "path")
-    lines = columns(head, [[row[name] for name in head] for row in rows]) if rows else ["no backups"]
-    emit({"status": "listed", "backups": rows}, as_json, lines)
+    rows = [[row[name] for name in head] for row in found.backups]
+    emit(found, as_json, columns(head, rows) if rows else ["no backups"])
     return 0
 
 
@@ -246,11 +191,11 @@ def backups(session: Session, cmroot: str, table: str | None, as_json: bool) -> 
 @metastore_option
 @cmroot_option
 @ids_option
-@whitelist_option
+@whitelist_option("CERTIFY")
 @field_path_option
 @properties_option
-@click.option("--run", "run_", metavar="ID", help="The ids and tables of this purge, or of the `latest`, instead of "
-              "--ids.")  # fmt: skip
+@click.option("--run", envvar="REPLICATOR_PURGE_CERTIFY_RUN_", metavar="ID", help="The ids and tables of this purge, "
+              "or of the `latest`, instead of --ids.")  # fmt: skip
 @click.option("--replica-cmroot", multiple=True, metavar="PLACE", help="The root of a replica that no policy names; "
               "repeatable.")  # fmt: skip
 @click.option("--expedite", is_flag=True, help="First recycle the backups, and expire what nobody needs.")
@@ -262,12 +207,7 @@ def backups(session: Session, cmroot: str, table: str | None, as_json: bool) -> 
 @engine_options
 @json_option
 @pass_session
-def certify(
-    session: Session, metastore: str, cmroot: str, ids: str | None, table_whitelist: str | None,
-    field_path: str | None, properties: Path | None, run_: str | None, replica_cmroot: tuple[str, ...],
-    expedite: bool, readers: timedelta, allow_gaps: bool, out: str | None, limits: Limits, engine: EngineChoice,
-    as_json: bool,
-) -> int:  # fmt: skip
+def certify(session: Session, /, as_json: bool, **given: Any) -> int:
     """Prove that nothing holds what was erased any more, or list what does and until when.
 
     Searches the tables once more, and looks for the bytes of before in backups, in $cmroot, below the directories that
@@ -280,92 +220,24 @@ def certify(
       replicator purge certify --metastore prod --cmroot /cm --run latest
       replicator purge certify --metastore prod --cmroot /cm --run latest --expedite --out certificate.json
     """
-    import msgspec
-
-    from cmroot.root import open_existing
-    from cmroot.store.place import normal, store_for
-    from replicator.core.policy import same_metastore
-    from replicator.purge.certify import Replica
-    from replicator.purge.certify import certify as prove
-    from replicator.purge.options import PurgeOptions
-
-    options = _options(ids, table_whitelist, field_path, properties, limits) if run_ is None else PurgeOptions("")
-    root = open_existing(cmroot)
-    with ExitStack() as stack:
-        opened = stack.enter_context(session.metastore(metastore))
-        replicas = []
-        for policy in session.config.policies.values():
-            if same_metastore(policy.source, opened.uri) and normal(policy.cmroot) == root.place:
-                replicas.append(
-                    Replica(
-                        policy.name, stack.enter_context(session.metastore(policy.target)),
-                        normal(policy.target_cmroot), policy.target_name, _replicates(policy),
-                    )
-                )  # fmt: skip
-        engines = stack.enter_context(session.engines(engine, zone="UTC"))
-        done = prove(
-            opened, root, options, replicas, roots=[normal(each) for each in replica_cmroot], run=run_,
-            expedited=expedite, allow_gaps=allow_gaps, readers=readers, engines=engines,
-        )  # fmt: skip
-    if out is not None:
-        store_for(out).write_bytes(out, msgspec.json.format(msgspec.json.encode(done)) + b"\n")
+    done = session.call(purge_certify, **given)
     lines = [
         (done.status, f"{count_text(done.count, 'id')} of {done.ids}, at event {done.event}"),
         ("searched", shortened(done.searched)),
         ("replicas", shortened(done.replicas)),
-        ("expedited", f"{count_text(done.expedited_files, 'file')}" if expedite else None),
+        ("expedited", f"{count_text(done.expedited_files, 'file')}" if given["expedite"] else None),
         ("left", shortened(_holding_line(each) for each in done.holding)),
         ("gaps", shortened(f"{gap['table']}: {gap['reason']}" for gap in done.gaps)),
-        ("certificate", out),
+        ("certificate", given["out"]),
         ("took", took(done.seconds)),
     ]
     emit(done, as_json, aligned(lines))
-    return 0 if done.status == "certified" else 3
-
-
-def _replicates(policy: Policy) -> Callable[[str, str], bool]:
-    """Whether a table of the source is replicated, or partitions of it."""
-    from replicator.core.policy import matching_databases
-    from replicator.events.scope import Patterns
-
-    patterns = Patterns.parse(policy.include, policy.exclude)
-    return lambda db, table: bool(matching_databases(policy, [db])) and patterns.match(table)
+    return 0 if done.is_whole else PARTIAL
 
 
 def _holding_line(each: dict[str, Any]) -> str:
     where = f" of {each['where']}" if each["where"] else ""
     return f"{each['what']}{where}: {each['object']} {each['path']}: {each['why']}; until {each['until']}"
-
-
-def _options(
-    ids: str | None, table_whitelist: str | None, field_path: str | None, properties: Path | None, limits: Limits,
-    attempts: int = 3,
-) -> PurgeOptions:  # fmt: skip
-    """From the command line, and from a job's properties for what it does not say."""
-    from replicator.purge.options import PurgeOptions
-
-    old = _properties(properties)
-    if ids is None and "purger.complianceIdTable" in old:
-        ids = f"{old['purger.complianceIdTable']}:{old.get('purger.complianceId', '')}"
-    if not ids:
-        raise UsageError("nobody says which ids to erase", hint="give --ids db.table:column")
-    return PurgeOptions(
-        ids, table_whitelist or old.get("dataset.whitelist") or "",
-        field_path or old.get("dataset.descriptor.fieldPath") or "", attempts, limits,
-    )  # fmt: skip
-
-
-def _properties(path: Path | None) -> dict[str, str]:
-    """Without their prefix."""
-    from replicator.purge.options import gobblin
-    from replicator.text.java_properties import decoded, entries
-
-    if path is None:
-        return {}
-    try:
-        return gobblin({key: value for key, value, _ in entries(decoded(path.read_bytes()))})
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", hint="check --properties") from error
 
 
 def _purged_lines(done: Purged) -> Iterable[str]:

@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.first_run import Opened, opened_root
+from replicator.cli.first_run import tell_if_first
 from replicator.cli.guard import guard_options
 from replicator.cli.options import (
     METASTORE,
-    EngineChoice,
     Session,
     cmroot_option,
     dry_run_option,
     engine_options,
     json_option,
-    parse_settings,
     pass_session,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took, write
+from replicator.commands.retention import retention_explain, retention_run
+from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError
+from replicator.retention.explain import Explained
+from replicator.retention.outcome import RetentionRun
+from replicator.retention.plan import Item
 
-if TYPE_CHECKING:
-    from replicator.removal.removal import Limits
-    from replicator.retention.explain import Explained
-    from replicator.retention.outcome import RetentionRun
-    from replicator.retention.plan import Item
-    from replicator.retention.run import Retention
+F = TypeVar("F", bound=Callable[..., Any])
 
-PARTIAL = 3
 
-set_option = click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A key of the job file, over what it says; repeatable.",
-)
+def set_option(command: str) -> Callable[[F], F]:
+    return click.option(
+        "--set", "job_settings", envvar=f"REPLICATOR_RETENTION_{command}_SETTINGS", multiple=True, metavar="KEY=VALUE",
+        help="A key of the job file, over what it says; repeatable.",
+    )  # fmt: skip
 
 
 @click.group()
@@ -55,7 +48,7 @@ def retention() -> None:
 
 
 @retention.command()
-@click.argument("place", metavar="CONFIG")
+@click.argument("job", metavar="CONFIG")
 @click.option(
     "--metastore", metavar="METASTORE", help=f"Whose tables are cleaned, or must not lose their data: {METASTORE}"
 )
@@ -63,16 +56,13 @@ def retention() -> None:
 @cmroot_option
 @click.option("--root", metavar="PLACE", help="What absolute paths of the configuration lie below, e.g. s3a://lake; "
               "default: writer.fs.uri, else this machine.")  # fmt: skip
-@set_option
+@set_option("RUN")
 @guard_options
 @dry_run_option
 @engine_options
 @json_option
 @pass_session
-def run(
-    session: Session, place: str, metastore: str | None, no_metastore: bool, cmroot: str, root: str | None,
-    settings: tuple[str, ...], limits: Limits, dry_run: bool, engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json: bool, **given: Any) -> int:
     """Remove the versions of datasets that are past their policy; set the access of those that stay.
 
     CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files go to
@@ -86,42 +76,17 @@ def run(
       replicator retention run job.properties --metastore prod --cmroot /cm --max-share 0.2
       replicator retention run /etc/store --set gobblin.retention.tag=/tags/retention --metastore prod --cmroot /cm
     """
-    from replicator.retention.job import read_job
-    from replicator.retention.run import Retention
-
     if (metastore is None) == (not no_metastore):
         raise UsageError(
             "what tables refer to must not be removed, so a metastore is needed",
             hint="name it with --metastore; or say --no-metastore if none knows of these files",
         )
-    job = read_job(place, given=parse_settings(settings), environment=session.config.retention.allowed(os.environ))
-    dry_run = dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
-    opened = session.metastore(metastore) if metastore else nullcontext()
-    with opened_root(cmroot, dry_run=dry_run) as here, opened as known, session.engines(engine) as engines:
-        ready = Retention(job, here.root.place, known, limits, engines, root)
-        if dry_run:
-            return _show_plan(ready, here, as_json)
-        done = ready.run()
-        emit(done, as_json, _run_lines(done))
-    return PARTIAL if done.status == "incomplete" else 0
-
-
-def _show_plan(ready: Retention, here: Opened, as_json: bool) -> int:
-    """For a person a line at a time: a plan may have a million items."""
-    items: list[dict[str, Any]] = []
-    done = ready.planned(lambda item: items.append(_fields(item)) if as_json else write([_item_line(item)]))
-    emit({**here.told(done), "items": items}, as_json, _run_lines(done))
-    return PARTIAL if done.refused_count or done.failed else 0
-
-
-def _fields(item: Item) -> dict[str, Any]:
-    removal = item.removal
-    act = "set" if item.access else "drop" if item.drops else "remove"
-    return {
-        "act": act, "dataset": item.dataset, "path": removal.path, "partition": removal.partition,
-        "files": removal.files, "bytes": removal.bytes, "keeps_data": item.keeps_data,
-        "access": str(item.access) if item.access else "", "reason": removal.reason,
-    }  # fmt: skip
+    words = tell_if_first(given["cmroot"], given["dry_run"])
+    # For a person a line at a time: a plan may have a million items.
+    tell = None if as_json else lambda item: write([_item_line(item)])
+    done = session.call(retention_run, metastore=metastore, tell=tell, **given)
+    emit(done, as_json, _run_lines(done, words))
+    return 0 if done.is_whole else PARTIAL
 
 
 def _item_line(item: Item) -> str:
@@ -135,7 +100,8 @@ def _item_line(item: Item) -> str:
     return f"remove {removal.path}{size}: {removal.reason}"
 
 
-def _run_lines(done: RetentionRun) -> Iterable[str]:
+def _run_lines(done: RetentionRun, told: str = "") -> Iterable[str]:
+    """told: a warning that was shown before."""
     versions = f"{count_text(done.removed, 'version')}, " if done.status != "planned" else ""
     went = f"{versions}{count_text(done.files, 'file')}, {size_text(done.bytes)}"
     return aligned(
@@ -151,7 +117,7 @@ def _run_lines(done: RetentionRun) -> Iterable[str]:
             ("", shortened(f"{each['object'] or each['path']}: {each['why']}" for each in done.refused)),
             ("failed", shortened(f"{each['what']}: {each['why']}" for each in done.failed)),
             ("captures", shortened(done.databases) if done.databases else "no database"),
-            ("warning", shortened(done.warnings)),
+            ("warning", shortened(each for each in done.warnings if each != told)),
             ("took", took(done.seconds)),
         ]
     )  # fmt: skip
@@ -161,14 +127,15 @@ def _run_lines(done: RetentionRun) -> Iterable[str]:
 @click.argument("path", metavar="PATH")
 @click.option(
     "--config",
-    "place",
+    "job",
+    envvar="REPLICATOR_RETENTION_EXPLAIN_PLACE",
     metavar="CONFIG",
     help="The job file, or a config store's directory; default: the store above PATH.",
 )
-@set_option
+@set_option("EXPLAIN")
 @json_option
 @pass_session
-def explain(session: Session, path: str, place: str | None, settings: tuple[str, ...], as_json: bool) -> None:
+def explain(session: Session, /, as_json: bool, **given: Any) -> int:
     """Show the settings of a dataset, or of any key of the store, and which file and line gave each value.
 
     PATH is the dataset's path as the configuration spells it, or hive/DB/TABLE; without --config, a path in the
@@ -179,21 +146,9 @@ def explain(session: Session, path: str, place: str | None, settings: tuple[str,
       replicator retention explain /data/events/loginEvent --config job.properties
       replicator retention explain hive/sales/orders --config /etc/store --json
     """
-    from replicator.retention.config.store import ConfigStore
-    from replicator.retention.explain import explain_job, explain_key
-    from replicator.retention.job import read_job
-
-    given = parse_settings(settings)
-    environment = session.config.retention.allowed(os.environ)
-    job = read_job(place, given=given, environment=environment) if place else None
-    store = job.store if job else ConfigStore.open(path, variables={**environment, **given})
-    if store:
-        resolved = store.resolve(store.key(path) if place else store.prefix)
-        explained = explain_key(resolved, path, store.place, store.version)
-    else:
-        assert job
-        explained = explain_job(job.settings, path)
+    explained = session.call(retention_explain, **given)
     emit(explained, as_json, _explained_lines(explained))
+    return 0
 
 
 def _explained_lines(explained: Explained) -> Iterable[str]:

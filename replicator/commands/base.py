@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
+from cmroot.rehearsal import looked_at
+from cmroot.root import ChangeRoot, create_or_open, open_existing
 from replicator.core.config import Config, read_config
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress, Silent
@@ -54,6 +56,8 @@ class Options:
     spark: a SparkSession to work in; None: the one that this process runs, else one of our own, which is stopped.
     progress: who is told how far the work is; None: nobody.
     """
+
+    zone: ClassVar[str] = ""  # of the Java that Spark runs in; empty: the machine's
 
     config: Config | str | os.PathLike[str] | None = None
     engine: EngineGiven = None
@@ -91,7 +95,7 @@ class Options:
                 raise UsageError("engine and spark are both given", hint="give spark= to engines() instead")
             yield self.engine
         else:
-            with engines(self.engine or "auto", session=self.spark) as own:
+            with engines(self.engine or "auto", session=self.spark, zone=self.zone) as own:
                 yield own
 
 
@@ -149,24 +153,36 @@ def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
 
 @contextmanager
 def engines(
-    choice: str = "auto", master: str | None = None, spark: Mapping[str, str] | None = None, session: Any = None
-) -> Iterator[AutoEngine]:
+    choice: str = "auto", master: str | None = None, spark: Mapping[str, str] | None = None, session: Any = None,
+    zone: str = "",
+) -> Iterator[AutoEngine]:  # fmt: skip
     """Engines for the length of a block: `choice` is auto, local or spark. Spark is `session`'s, or the one that this
-    process runs, and stays; when there is none it starts when it is first needed (`master`, `spark`: its settings), and
-    ends with the block. Raises UsageError for another choice."""
+    process runs, and stays; when there is none it starts when it is first needed (`master`, `spark`: its settings;
+    `zone`: its Java's, else the machine's), and ends with the block. Raises UsageError for another choice."""
     if choice not in ENGINES:
         raise UsageError(
             f"no engine {choice!r}", hint=f"engine is one of {', '.join(ENGINES)}, or what engines() gives"
         )
 
     def environment() -> Mapping[str, str]:
-        return spark_environment(find_java(os.environ))
+        return {**spark_environment(find_java(os.environ)), **({"TZ": zone} if zone else {})}
 
     engine = AutoEngine(LocalEngine(), SparkEngine(master, spark, environment, session), choice)
     try:
         yield engine
     finally:
         engine.stop()
+
+
+@contextmanager
+def opened_root(cmroot: str, *, dry_run: bool, makes: bool = True) -> Iterator[tuple[ChangeRoot, list[str]]]:
+    """A root and what is to be told of it. makes: whether a run makes the root; else it must be there. A dry run reads
+    the root, or an empty one where there is none yet, and says so. Raises NotWritable, FormatError."""
+    if not dry_run:
+        yield (create_or_open if makes else open_existing)(cmroot), []
+        return
+    with looked_at(cmroot) as (root, words):
+        yield root, [words] if words else []
 
 
 def names(given: str | Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ source = "prod"
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,17 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
     if config.dumps.key_file:
         read = {key: msgspec.structs.replace(policy, key_file=config.dumps.key_file) for key, policy in read.items()}
     return msgspec.structs.replace(config, policies=read, looked_for=name)
+
+
+def parse_settings(pairs: Iterable[str], option: str = "--set") -> dict[str, str]:
+    """`key=value` arguments as a mapping; a value may hold further equals signs. Raises UsageError."""
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise UsageError(f"{option} {pair!r} is not KEY=VALUE", hint="e.g. spark.executor.memory=4g")
+        settings[key] = value
+    return settings
 
 
 class _Policies(msgspec.Struct):

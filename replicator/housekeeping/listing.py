@@ -4,6 +4,7 @@ latter only."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,12 +12,50 @@ from sqlalchemy import ColumnElement, func
 
 from cmroot.errors import Error
 from cmroot.store.place import normal
+from replicator.core.report import Rows
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import DISABLED, EXHAUSTED, FAILED, INVALID_CONFIG, SCHEDULED, SKIPPED, STATES, Item
 from replicator.housekeeping.schema import item
 from replicator.housekeeping.store import PAGE, Store
 from replicator.removal.live import spelled
+
+
+@dataclass
+class ItemPage(Rows):
+    """A page of items. total: of all pages; page: from 0; size: items of a page; states: all items of the store by
+    state. Its JSON is that of Beekeeper's REST API."""
+
+    listed = "content"
+    store: str
+    items: list[Item]
+    total: int
+    page: int
+    size: int
+    states: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        pages = -(-self.total // self.size)
+        return {
+            "status": "shown", "store": self.store, "content": [one.as_json() for one in self.items],
+            "totalElements": self.total, "totalPages": pages, "number": self.page, "size": self.size,
+            "numberOfElements": len(self.items), "first": self.page == 0, "last": self.page + 1 >= pages,
+            "empty": not self.items, "states": self.states,
+        }  # fmt: skip
+
+
+@dataclass
+class ItemsChanged(Rows):
+    """What became of items: status "cancelled" or "armed". items: those that were not so already."""
+
+    listed = "items"
+    status: str
+    items: list[Item]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "status": self.status, "changed": len(self.items), "items": [one.as_json() for one in self.items],
+        }  # fmt: skip
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from cmroot.store.scratch import scratch
 from replicator.captures.capture import capture
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.events.scope import captured_databases
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import Cleaned, Cleaning, Page, plan
@@ -61,7 +61,7 @@ class Options:
 
 
 @dataclass
-class Housekept:
+class Housekept(Report):
     """What a run did. run: its name in the audit record; position: of the captured log, up to which all is scheduled.
     scheduled, cancelled, detached: items that the log brought about, that are not to go any more, whose object is gone.
     due: items whose time had come; removed: those that went; waiting: those that wait for something else first.
@@ -95,8 +95,6 @@ class Housekept:
     warnings: list[str] = field(default_factory=list)
     seconds: float = 0.0
     status: str = "done"
-
-    __str__ = json_text
 
     @property
     def is_whole(self) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cmroot.store.place import is_local, join, local_path, normal, store_for
 from replicator.core.model import Table
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.errors import Refused, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import FROM_VACUUM, Item
@@ -22,7 +22,7 @@ from replicator.removal.live import LiveLocations
 
 
 @dataclass
-class Vacuumed:
+class Vacuumed(Report):
     """directories: at the depth of the table's partitions; referred: those that something refers to; waiting: those
     that are items already; paths: the others, which are items now."""
 
@@ -34,7 +34,13 @@ class Vacuumed:
     paths: list[str] = field(default_factory=list)
     status: str = "scheduled"
 
-    __str__ = json_text
+
+@dataclass
+class VacuumPlan(Vacuumed):
+    """What a vacuum would schedule, as paths."""
+
+    status: str = "planned"
+    warnings: list[str] = field(default_factory=list)
 
 
 def vacuum(
@@ -45,7 +51,7 @@ def vacuum(
     May run again. Nobody may be about to add partitions for what is there; what was added by the time an item is due
     stays. Raises UsageError for a table without partitions, Refused where partitions lie at several depths."""
     table = metastore.table(db, name)
-    done = Vacuumed(f"{db}.{name}", status="planned" if dry_run else "scheduled")
+    done = (VacuumPlan if dry_run else Vacuumed)(f"{db}.{name}")
     depth = _depth(metastore, table)
     now = int(clock())
     with LiveLocations(metastore) as live:

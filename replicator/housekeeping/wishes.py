@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from replicator.core.model import Table
 from replicator.core.shadow import is_shadow
 from replicator.core.table_format import ICEBERG, table_format
-from replicator.errors import ObjectNotFound
+from replicator.errors import ObjectNotFound, UsageError
 from replicator.housekeeping.periods import Period, parse_period
 from replicator.metastore.client import MetastoreReader
 
@@ -69,6 +69,19 @@ class Defaults:
 
     def as_text(self) -> str:
         return " ".join((self.unreferenced.text, self.expired.text, str(self.allow_immediate)))
+
+    @classmethod
+    def given(cls, unreferenced: str, expired: str, allow_immediate: bool) -> Defaults:
+        """Of periods as people write them. Raises UsageError, which names the option."""
+        periods = []
+        for text, option in ((unreferenced, "--default-unreferenced"), (expired, "--default-expired")):
+            try:
+                periods.append(parse_period(text))
+            except ValueError as error:
+                raise UsageError(f"{option}: {error}", hint="or [housekeeping] of the configuration") from error
+            if not periods[-1].is_positive and not allow_immediate:
+                raise UsageError(f"{option}: {text!r} leaves no time at all", hint="--allow-immediate lets it")
+        return cls(periods[0], periods[1], allow_immediate)
 
     @classmethod
     def from_text(cls, text: str) -> Defaults:

@@ -15,7 +15,9 @@ import time as clocks
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from cmroot.expire.expedite import expedite, look_at_contents
 from cmroot.expire.retention import LIVE
@@ -24,8 +26,11 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
 from cmroot.store.resolve import resolved
 from replicator.core.engine import AutoEngine
+from replicator.core.policy import Policy, matching_databases
+from replicator.core.report import Report
 from replicator.core.spark import hive_settings
 from replicator.errors import Error, ObjectNotFound, UsageError
+from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.retain import retain
@@ -55,6 +60,16 @@ class Replica:
     target_name: Callable[[str], str]
     replicates: Callable[[str, str], bool]
 
+    @classmethod
+    def of(cls, policy: Policy, target: MetastoreReader) -> Self:
+        """The replica that a policy makes. A table counts when partitions of it are replicated, too."""
+        patterns = Patterns.parse(policy.include, policy.exclude)
+
+        def replicates(db: str, table: str) -> bool:
+            return bool(matching_databases(policy, [db])) and patterns.match(table)
+
+        return cls(policy.name, target, normal(policy.target_cmroot), policy.target_name, replicates)
+
 
 @dataclass(frozen=True)
 class Holding:
@@ -71,7 +86,7 @@ class Holding:
 
 
 @dataclass
-class Certificate:
+class Certificate(Report):
     """status: certified; remaining, while something is left; gaps, when nothing is left of what was searched. holding:
     all that is left. searched: tables in which no row has an id, and of which every file was read. gaps: white-listed
     tables, and partitions of others, that nobody searched. replicas: those that replicate one of the tables."""
@@ -90,6 +105,15 @@ class Certificate:
     expedited_files: int = 0
     expedited_bytes: int = 0
     seconds: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is left, and nothing stayed unsearched that had to be searched."""
+        return self.status == "certified"
+
+    def write(self, place: str) -> None:
+        """As JSON; what is there is replaced."""
+        store_for(place).write_bytes(place, msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
 
 def certify(

@@ -1,13 +1,17 @@
-"""What a purge is asked, as values; the names of Gobblin's job properties are read, too. Pure."""
+"""What a purge is asked, as values; Gobblin's job properties are read for what nobody gives."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from replicator.errors import UsageError
 from replicator.removal.removal import Limits
+from replicator.text.java_properties import decoded, entries
 
 PREFIX = "gobblin.compliance."
 
@@ -28,6 +32,21 @@ class PurgeOptions:
     attempts: int = 3
     limits: Limits = field(default_factory=Limits)
 
+    @classmethod
+    def given(
+        cls, ids: str | None, whitelist: str | None, field_path: str | None, properties: Mapping[str, str],
+        limits: Limits, attempts: int = 3,
+    ) -> PurgeOptions:  # fmt: skip
+        """Raises UsageError when nobody says which ids to erase."""
+        if ids is None and "purger.complianceIdTable" in properties:
+            ids = f"{properties['purger.complianceIdTable']}:{properties.get('purger.complianceId', '')}"
+        if not ids:
+            raise UsageError("nobody says which ids to erase", hint="give --ids db.table:column")
+        return cls(
+            ids, whitelist or properties.get("dataset.whitelist") or "",
+            field_path or properties.get("dataset.descriptor.fieldPath") or "", attempts, limits,
+        )  # fmt: skip
+
     def request(self, metastore: str) -> dict[str, Any]:
         """What makes two runs the same work."""
         return {
@@ -46,6 +65,18 @@ class RetainOptions:
     trash: timedelta = timedelta(days=7)
     limits: Limits = field(default_factory=Limits)
 
+    @classmethod
+    def given(
+        cls, versions: int | None, days: timedelta | None, readers: timedelta, trash: timedelta | None,
+        properties: Mapping[str, str], limits: Limits,
+    ) -> RetainOptions:  # fmt: skip
+        """Raises UsageError for a property that is no number of days."""
+        return cls(
+            versions if versions is not None else int(properties.get("cleaner.backup.retention.versions", "1")),
+            days if days is not None else _days(properties, "cleaner.backup.retention.days"), readers,
+            trash if trash is not None else _days(properties, "cleaner.trash.retention.days"), limits,
+        )  # fmt: skip
+
 
 def gobblin(properties: Mapping[str, str]) -> dict[str, str]:
     """The properties of Gobblin compliance without their prefix, in the newer of two spellings; no name begins or ends
@@ -58,3 +89,20 @@ def gobblin(properties: Mapping[str, str]) -> dict[str, str]:
         if name:
             found.setdefault(ALIASES.get(name, name), value.strip())
     return found
+
+
+def read_properties(path: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Of a job's file, as `gobblin` gives them; none of None. Raises UsageError for a file that cannot be read."""
+    if path is None:
+        return {}
+    try:
+        return gobblin({key: value for key, value, _ in entries(decoded(Path(path).read_bytes()))})
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}", hint="check --properties") from error
+
+
+def _days(properties: Mapping[str, str], key: str) -> timedelta:
+    text = properties.get(key, "7")
+    if not text.isdecimal():
+        raise UsageError(f"{key} = {text!r} is no number of days", hint="check --properties")
+    return timedelta(days=int(text))

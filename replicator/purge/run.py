@@ -24,6 +24,7 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
+from replicator.core.report import Report
 from replicator.core.roles import follows, mark_of
 from replicator.core.shadow import is_shadow
 from replicator.core.spark import hive_settings
@@ -44,7 +45,7 @@ from replicator.removal.audit import begin_audit
 
 
 @dataclass
-class Purged:
+class Purged(Report):
     """gaps: white-listed tables, and partitions of others, that the purge does not reach. Lists of units name
     partitions with matching rows."""
 
@@ -59,6 +60,7 @@ class Purged:
     partitions_failed: int = 0
     event: int = 0
     seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:

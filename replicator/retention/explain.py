@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from replicator.core.report import Rows
 from replicator.retention.config.hocon.values import Fields, Origin, Raw, Scalar
 from replicator.retention.config.settings import Settings, shown
 from replicator.retention.config.store import Resolved, text_of
@@ -24,9 +25,10 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Explained:
+class Explained(Rows):
     """`nodes`: the keys that values were taken from, strongest first, each with whether it has values of its own."""
 
+    listed = "values"
     path: str
     store: str | None
     version: str | None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from replicator.core.report import Report, Rows
 from replicator.removal.removal import Refusal
 
 TOLD = 1000  # refusals that a result lists; the record has all
 
 
 @dataclass
-class RetentionRun:
+class RetentionRun(Report):
     """What a run did, or would do (`planned`). `status`: done, incomplete (something failed or was refused) or planned.
     `versions`: looked at; `selected`: by a policy; `removed`: went, with `files` and `bytes` to `$cmroot`; `dropped`:
     partitions; `ignored`: names whose time cannot be read. `refused`: the first ones of `refused_count`, and why;
@@ -35,6 +37,11 @@ class RetentionRun:
     databases: list[str] | None = None
     seconds: float = 0.0
 
+    @property
+    def is_whole(self) -> bool:
+        """Nothing was refused or failed."""
+        return not (self.refused_count or self.failed)
+
     def refuse(self, refusal: Refusal) -> None:
         self.refused_count += 1
         if len(self.refused) < TOLD:
@@ -43,3 +50,12 @@ class RetentionRun:
 
     def fail(self, what: str, why: str) -> None:
         self.failed.append({"what": what, "why": why})
+
+
+@dataclass
+class RetentionPlan(RetentionRun, Rows):
+    """What a run would do. items: what it would remove, drop or set, unless that was told one by one."""
+
+    listed = "items"
+    status: str = "planned"
+    items: list[dict[str, Any]] = field(default_factory=list)

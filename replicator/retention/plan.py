@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -38,6 +39,15 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     mtime: float | None = None
     top: str = ""
     replacement: tuple[str, str] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        removal = self.removal
+        act = "set" if self.access else "drop" if self.drops else "remove"
+        return {
+            "act": act, "dataset": self.dataset, "path": removal.path, "partition": removal.partition,
+            "files": removal.files, "bytes": removal.bytes, "keeps_data": self.keeps_data,
+            "access": str(self.access) if self.access else "", "reason": removal.reason,
+        }  # fmt: skip
 
 
 @dataclass

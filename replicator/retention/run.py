@@ -33,7 +33,7 @@ from replicator.retention.datasets import Dataset, Failed, explained, find_datas
 from replicator.retention.dropping import DIRECTORY, Dropper
 from replicator.retention.job import Job
 from replicator.retention.listing import entry, files_below
-from replicator.retention.outcome import RetentionRun
+from replicator.retention.outcome import RetentionPlan, RetentionRun
 from replicator.retention.plan import DatasetPlan, Item, Planner
 from replicator.retention.spool import Spool
 
@@ -85,16 +85,19 @@ class Retention:
     def __post_init__(self) -> None:
         self.done.databases = captured_databases(segments(self.cmroot))
 
-    def planned(self, tell: Callable[[Item], None]) -> RetentionRun:
-        """Tells each item that a run would remove, drop or set, with its reason and size; changes nothing. Raises
-        Refused as the run would."""
+    def planned(self, tell: Callable[[Item], None] | None = None) -> RetentionPlan:
+        """Each item that a run would remove, drop or set, with its reason and size: told, else in the plan. Changes
+        nothing. Raises Refused as the run would."""
+        done = self.done = RetentionPlan(databases=self.done.databases)
         with self._timed(), self._live() as live, _spooled() as plan, _spooled() as allowed:
             self._plan(plan)
             self._judge(plan, allowed, self._remover(live), measures=True, records=False)
-            self.done.status = "planned"
             for item in allowed:
-                tell(item)
-        return self.done
+                if tell:
+                    tell(item)
+                else:
+                    done.items.append(item.as_json())
+        return done
 
     def run(self) -> RetentionRun:
         """Raises LeaseHeld while another run is at it, Refused when more would go than one run may remove. What fails
@@ -111,7 +114,7 @@ class Retention:
                 for batch in allowed.batches(BATCH):
                     lease.check()
                     hands.carry_out(batch)
-            if self.done.refused_count or self.done.failed:
+            if not self.done.is_whole:
                 self.done.status = "incomplete"
         return self.done
 

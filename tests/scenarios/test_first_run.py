@@ -14,7 +14,6 @@ from purges import DESCRIPTOR, Warehouse
 from story import command
 
 import replicator
-from replicator import lives
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -101,9 +100,9 @@ def test_a_place_in_use_by_something_else_is_refused_as_the_run_would(db: PlainD
 
 def test_the_functions_do_what_the_commands_do(db: PlainDatabase, tmp_path: Path) -> None:
     place = str(tmp_path / "cm")
-    kept = lives.housekeeping(db.metastore.uri, place, db=[db.name], dry_run=True)
+    kept = replicator.housekeeping_run(db.metastore.uri, place, db=[db.name], dry_run=True)
     assert (kept.root, kept.status) == (place, "planned") and "no $cmroot yet" in kept.warnings[-1]
-    assert "no $cmroot yet" in lives.retention(job(tmp_path), place, metastore=None, dry_run=True).warnings[-1]
-    assert lives.retain(db.metastore.uri, place, dry_run=True).status == "planned"
+    assert "no $cmroot yet" in replicator.retention_run(job(tmp_path), place, metastore=None, dry_run=True).warnings[-1]
+    assert replicator.purge_retain(db.metastore.uri, place, dry_run=True).status == "planned"
     assert replicator.cm_expire(cmroot=place, older_than=timedelta(days=1), dry_run=True).root == place
     assert not Path(place).exists()

@@ -19,9 +19,9 @@ import msgspec
 import pytest
 from housekeeping import DROPS, EXPIRED, UNREFERENCED, House
 
+import replicator
 from cmroot.keep.content import locate
 from cmroot.store.checksum import checksum_file
-from replicator import lives
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import EXTERNAL, partition_name
 from replicator.core.progress import Silent
@@ -333,16 +333,16 @@ def test_python_functions_do_what_the_commands_do(
     house.table("ids", {"f": "1\x01x\n"})
     house.write("t/p=1", "1\x01gone\n2\x01stays\n")
     uri, root = metastore.uri, house.root.place
-    done = lives.housekeeping(uri, root, db=[house.db.name], engine=engines)
+    done = replicator.housekeeping_run(uri, root, db=[house.db.name], engine=engines)
     assert (done.status, done.removed) == ("done", 0)
-    planned = lives.purge(uri, root, f"{house.db.name}.ids:a", whitelist=f"{house.db.name}.t", field_path="column",
-                          dry_run=True, engine=engines)  # fmt: skip
+    asked: dict[str, Any] = {"whitelist": f"{house.db.name}.t", "field_path": "column", "engine": engines}
+    planned = replicator.purge_run(uri, root, f"{house.db.name}.ids:a", dry_run=True, **asked)
     assert (planned.status, planned.rows_erased) == ("planned", 1)
-    purged = lives.purge(uri, root, f"{house.db.name}.ids:a", whitelist=f"{house.db.name}.t", field_path="column",
-                         engine=engines)  # fmt: skip
+    purged = replicator.purge_run(uri, root, f"{house.db.name}.ids:a", **asked)
     assert (purged.status, purged.rows_erased, purged.partitions_swapped) == ("done", 1, 1)
-    back = lives.restore(uri, root, f"{house.db.name}.t", "p=1")
+    back = replicator.purge_restore(uri, root, f"{house.db.name}.t", "p=1")
     assert (back.status, Path(back.location.removeprefix("file:"))) == ("restored", house.place("t/p=1"))
-    assert lives.retain(uri, root, dry_run=True, engine=engines).status == "planned"
+    assert replicator.purge_retain(uri, root, dry_run=True, engine=engines).status == "planned"
     (tmp_path / "job.conf").write_text(NEWEST_ONE % (tmp_path / "warehouse"))
-    assert lives.retention(str(tmp_path / "job.conf"), root, metastore=uri, dry_run=True, engine=engines).removed == 0
+    job = str(tmp_path / "job.conf")
+    assert replicator.retention_run(job, root, metastore=uri, dry_run=True, engine=engines).removed == 0

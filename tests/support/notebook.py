@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import replicator
-from replicator import lives
 from replicator.core.spark import hive_settings
 from replicator.errors import UsageError
 from replicator.metastore.thrift import connect
@@ -66,8 +65,10 @@ def main(uri: str, other: str, warehouse: str, cmroot: str, how: str) -> None:
         session.range(5).createOrReplaceTempView("mine")
         spark = session if how == "given" else None
         work(uri, other, cmroot, db, spark)
-        done = lives.purge(uri, cmroot, f"{db}.gone:member", whitelist=f"{db}.people", field_path="privacy.column",
-                           dry_run=True, spark=spark)  # fmt: skip
+        done = replicator.purge_run(
+            uri, cmroot, f"{db}.gone:member", whitelist=f"{db}.people", field_path="privacy.column", dry_run=True,
+            spark=spark,
+        )  # fmt: skip
         assert done.status == "planned", done
         assert context._jsc is not None and session.sparkContext is context
         assert not context._jsc.getPersistentRDDs(), "nothing of ours is cached in it"

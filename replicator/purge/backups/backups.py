@@ -7,16 +7,19 @@ has put there since is late: those rows are in no table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pyarrow.compute as pc
 
 from cmroot.store.listing import FileState
+from replicator.core.report import Rows
 from replicator.purge.options import RetainOptions
 from replicator.purge.parts import Look, is_data
 from replicator.purge.state import RunDirectory, Unit, runs
+from replicator.text.quantity import time_text
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,26 @@ def backups(root: str) -> Iterator[Backup]:
         for unit in directory.units().values():
             if unit.backup:
                 yield Backup(directory, unit, trash)
+
+
+@dataclass
+class BackupList(Rows):
+    """Backups, oldest run first, with what became of them."""
+
+    listed = "backups"
+    status: str = "listed"
+    backups: list[dict[str, Any]] = field(default_factory=list)
+
+
+def list_backups(root: str, table: str | None = None) -> BackupList:
+    """Those of a table ("db.table"), or all."""
+    rows = [
+        {"table": each.unit.table, "partition": each.unit.partition, "path": each.place, "state": each.unit.backup,
+         "time": time_text(each.unit.time), "run": each.directory.id, "rows": each.unit.rows,
+         "rows_erased": each.unit.matched, "trash": each.trash}
+        for each in backups(root) if table is None or each.unit.table == table.lower()
+    ]  # fmt: skip
+    return BackupList(backups=rows)
 
 
 def recorded(backup: Backup) -> dict[str, FileState]:

@@ -17,6 +17,7 @@ from cmroot.lease import acquire
 from cmroot.pins import iso, seconds
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal
+from replicator.core.report import Report
 from replicator.core.roles import follows, mark_of
 from replicator.errors import FilesMissing, ObjectNotFound, Refused, UsageError
 from replicator.metastore.checked import checked
@@ -32,7 +33,7 @@ from replicator.removal.bring_back import bring_back
 
 
 @dataclass
-class Restored:
+class Restored(Report):
     """location: where the partition lies now; replaced: where it lay, which stays as trash. backup: when that was
     swapped out. rows: those it has again, -1 where nobody counted."""
 

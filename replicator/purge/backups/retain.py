@@ -17,6 +17,7 @@ from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
 from replicator.core.engine import AutoEngine
+from replicator.core.report import Report
 from replicator.errors import ObjectNotFound
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
@@ -36,7 +37,7 @@ from replicator.removal.remove import Remover
 
 
 @dataclass
-class Retained:
+class Retained(Report):
     """removed: backups, trash and staging that went, with reasons; refused: what had to stay; adopted: late files that
     were brought to their table, which have not been purged. files, bytes: recycled."""
 
@@ -49,6 +50,12 @@ class Retained:
     staging: list[str] = field(default_factory=list)
     files: int = 0
     bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing had to stay, and nothing came back that is not purged."""
+        return not (self.refused or self.adopted)
 
 
 def retain(

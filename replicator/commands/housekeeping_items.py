@@ -1,0 +1,124 @@
+"""`housekeeping ls`, `cancel` and `rearm`: items, one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cmroot.root import open_existing
+from replicator.commands.base import Options, verb
+from replicator.housekeeping.listing import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
+from replicator.housekeeping.opening import alone, opened, time_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemsOptions(Options):
+    """cmroot: a change-management root.
+    store: where its items are kept, as a URL; None: that of [housekeeping], else in the root.
+    """
+
+    cmroot: str
+    store: str | None = None
+
+    @property
+    def url(self) -> str | None:
+        return self.store or self.settings.housekeeping.store
+
+
+@dataclass(frozen=True, kw_only=True)
+class HousekeepingLsOptions(ItemsOptions):
+    """Arguments:
+
+    db, table, partition, path: only items of these; partition as "day=2026-01-01".
+    status: only those in this state: "scheduled", "failed", "deleted", "disabled", "skipped", "exhausted",
+      "invalid_config".
+    lifecycle: "unreferenced" or "expired".
+    deleted_before, deleted_after: planned to go before or after an ISO 8601 time.
+    registered_before, registered_after: whose time began before or after one.
+    size: items of a page. page: which page, from 0.
+    """
+
+    db: str | None = None
+    table: str | None = None
+    partition: str | None = None
+    path: str | None = None
+    status: str | None = None
+    lifecycle: str | None = None
+    deleted_before: str | None = None
+    deleted_after: str | None = None
+    registered_before: str | None = None
+    registered_after: str | None = None
+    size: int = 1000
+    page: int = 0
+
+    @property
+    def wanted(self) -> Filter:
+        """Raises UsageError for a time that is none."""
+        times = {name: getattr(self, name) for name in TIMES}
+        return Filter(
+            db=self.db, table=self.table, partition=self.partition, path=self.path, status=self.status,
+            lifecycle=self.lifecycle, **{name: None if text is None else time_of(text) for name, text in times.items()},
+        )  # fmt: skip
+
+
+TIMES = ("deleted_before", "deleted_after", "registered_before", "registered_after")
+
+
+@verb(HousekeepingLsOptions)
+def housekeeping_ls(options: HousekeepingLsOptions) -> ItemPage:
+    """Lists items: what is to go, when, and why; what went; what cannot. Only looks.
+
+        replicator.housekeeping_ls(cmroot="/cm", db="sales", status="scheduled").to_arrow()
+
+    Raises UsageError for a state or time that is none, and before the first run."""
+    wanted = options.wanted
+    with opened(open_existing(options.cmroot).place, options.url) as store:
+        store.check()
+        found, total = list_items(store, wanted, size=options.size, page=options.page)
+        return ItemPage(store.url, found, total, options.page, options.size, store.counts())
+
+
+@dataclass(frozen=True, kw_only=True)
+class HousekeepingRearmOptions(ItemsOptions):
+    """Arguments:
+
+    ids: of items, as `housekeeping_ls` tells them.
+    """
+
+    ids: Sequence[int] = field(kw_only=False)
+
+
+@verb(HousekeepingRearmOptions)
+def housekeeping_rearm(options: HousekeepingRearmOptions) -> ItemsChanged:
+    """Lets items be tried again that failed too often, were skipped or were cancelled. May run twice.
+
+        replicator.housekeeping_rearm([17], cmroot="/cm")
+
+    Raises ObjectNotFound or UsageError, and changes nothing, when one is not there or cannot be; LeaseHeld while a run
+    is at work for longer than a minute."""
+    with alone(options.cmroot, options.url) as store:
+        return ItemsChanged("armed", rearm(store, list(options.ids), time.time))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HousekeepingCancelOptions(HousekeepingRearmOptions):
+    """Arguments:
+
+    reason: why; told by `housekeeping_ls`.
+    """
+
+    reason: str = "cancelled by hand"
+
+
+@verb(HousekeepingCancelOptions)
+def housekeeping_cancel(options: HousekeepingCancelOptions) -> ItemsChanged:
+    """Says of items that they are not to go. A later change of the table makes a new item; a legal hold would not. May
+    run twice.
+
+        replicator.housekeeping_cancel([17, 18], cmroot="/cm", reason="needed for the audit")
+
+    Raises ObjectNotFound or UsageError, and changes nothing, when one is not there or does not wait; LeaseHeld while a
+    run is at work for longer than a minute."""
+    with alone(options.cmroot, options.url) as store:
+        return ItemsChanged("cancelled", cancel(store, list(options.ids), options.reason, time.time))

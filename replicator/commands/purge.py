@@ -1,0 +1,122 @@
+"""`purge run` and `certify`: the rows of people erased from tables, and the proof."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import ClassVar
+
+from cmroot.root import open_existing
+from cmroot.store.place import normal
+from replicator.commands.base import opened_root, verb
+from replicator.commands.removing import Limited, Removing
+from replicator.core.policy import same_metastore
+from replicator.purge.certify import Certificate, Replica, certify
+from replicator.purge.options import PurgeOptions, read_properties
+from replicator.purge.run import Purged, purge
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErasureOptions(Limited):
+    """metastore: a thrift URI, several separated by commas, or a configured name.
+    cmroot: its change-management root.
+    ids: "db.table:column", the table of the ids to erase and its column.
+    whitelist: the tables considered, in Gobblin's grammar, such as "db.table1|table2,db2"; None: all.
+    field_path: where in a table's dataset.descriptor the name of its column of ids stands, such as "privacy.column".
+    properties: a file of a Gobblin compliance job, for what is not given.
+    """
+
+    zone: ClassVar[str] = "UTC"  # Spark takes times of some formats for those of its Java's zone
+
+    metastore: str = field(kw_only=False)
+    cmroot: str = field(kw_only=False)
+    ids: str | None = field(default=None, kw_only=False)
+    whitelist: str | None = None
+    field_path: str | None = None
+    properties: str | os.PathLike[str] | None = None
+
+    def asked(self, attempts: int = 3) -> PurgeOptions:
+        """Raises UsageError when nobody says which ids to erase."""
+        given = read_properties(self.properties)
+        return PurgeOptions.given(self.ids, self.whitelist, self.field_path, given, self.limits, attempts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeRunOptions(ErasureOptions, Removing):
+    """Arguments:
+
+    attempts: how often a partition is tried that is written to meanwhile.
+    """
+
+    attempts: int = 3
+
+
+@verb(PurgeRunOptions)
+def purge_run(options: PurgeRunOptions) -> Purged:
+    """Erases the rows of all ids from the white-listed tables that are described. What was before stays as a backup,
+    which `purge_restore` brings back and `purge_retain` recycles. The root is made where there is none. Safe to kill
+    and to run again: the same request goes on where it was. A dry run only counts rows.
+
+        replicator.purge_run("prod", "/cm", "gdpr.requests:customer", whitelist="sales", field_path="privacy.column")
+
+    Raises UsageError when nobody says which ids; Refused when there are no ids or no tables, or more would be written
+    anew than may; LeaseHeld while another purge is at work. Tables that are not reached are the report's `gaps`."""
+    asked = options.asked(options.attempts)
+    with (
+        opened_root(options.cmroot, dry_run=options.dry_run) as (root, words),
+        options.connected(options.metastore) as metastore, options.engines() as engines,
+    ):  # fmt: skip
+        done = purge(metastore, root, asked, engines=engines, progress=options.teller, dry_run=options.dry_run)
+    done.warnings += words
+    return done
+
+
+@dataclass(frozen=True, kw_only=True)
+class PurgeCertifyOptions(ErasureOptions):
+    """Arguments:
+
+    run: the ids and tables of this purge, or of the "latest", in place of `ids`.
+    replica_cmroot: roots of replicas that no policy of the configuration names.
+    expedite: first recycle the backups, and expire what nobody needs.
+    readers: of expediting: touch no backup younger than the longest query.
+    allow_gaps: certify though something on the white list was not searched.
+    out: write the certificate there, too, as JSON; what is there is replaced.
+    """
+
+    run: str | None = None
+    replica_cmroot: Sequence[str] = ()
+    expedite: bool = False
+    readers: timedelta = timedelta(hours=2)
+    allow_gaps: bool = False
+    out: str | None = None
+
+
+@verb(PurgeCertifyOptions)
+def purge_certify(options: PurgeCertifyOptions) -> Certificate:
+    """Proves that nothing holds what was erased any more, or lists what does and until when: tables, backups, the root,
+    directories, and the replicas of the configuration's policies. The certificate is kept in the audit. Safe to run
+    twice; changes nothing else, unless it expedites.
+
+        replicator.purge_certify("prod", "/cm", run="latest", out="certificate.json").holding
+
+    Raises UsageError for an unknown run, or when nobody says which ids; Refused when there are none."""
+    asked = options.asked() if options.run is None else PurgeOptions("")
+    root = open_existing(options.cmroot)
+    with ExitStack() as stack:
+        metastore = stack.enter_context(options.connected(options.metastore))
+        replicas = [
+            Replica.of(policy, stack.enter_context(options.connected(policy.target)))
+            for policy in options.settings.policies.values()
+            if same_metastore(policy.source, metastore.uri) and normal(policy.cmroot) == root.place
+        ]
+        done = certify(
+            metastore, root, asked, replicas, roots=[normal(each) for each in options.replica_cmroot], run=options.run,
+            expedited=options.expedite, allow_gaps=options.allow_gaps, readers=options.readers,
+            engines=stack.enter_context(options.engines()),
+        )  # fmt: skip
+    if options.out is not None:
+        done.write(options.out)
+    return done
