@@ -103,7 +103,7 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
         replicator.purge_certify("prod", "/cm", run="latest", out="certificate.json").holding
 
     Raises UsageError for an unknown run, or when nobody says which ids; Refused when there are none."""
-    asked = options.asked() if options.run is None else PurgeOptions("")
+    asked = options.asked() if options.run is None else PurgeOptions("", limits=options.limits)
     root = open_existing(options.cmroot)
     with ExitStack() as stack:
         metastore = stack.enter_context(options.connected(options.metastore))

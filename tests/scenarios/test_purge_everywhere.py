@@ -192,6 +192,8 @@ def test_gaps_are_not_certified_and_the_certificate_is_written(
         "--ids", warehouse.ids, "--table-whitelist", "gaps", "--field-path", "privacy.column", "--expedite",
         "--readers", "0s", "--out", str(out), "--json", "--master", "local[2]",
     ]  # fmt: skip
+    assert run([*arguments, "--run", "latest", "--max-bytes", "1"]) == 6, "the limits hold for the ids of a run, too"
+    assert not out.exists() and json.loads(capsys.readouterr().out)["error"] == "Refused"
     code = run(arguments)
     assert code == 3, capsys.readouterr()
     told = json.loads(out.read_bytes())
