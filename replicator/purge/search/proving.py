@@ -7,7 +7,7 @@ sum of their hashes are compared. Changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -61,12 +61,16 @@ def prove(session: Any, onboarded: Onboarded, several: Sequence[Staging]) -> dic
         return {}
     chosen = dict(_chosen(several))
     found: dict[str, Digest] = {}
+    names: dict[int, str] = {}
     with settings(session, _SETTINGS):
-        before, after = (_union(_frames(session, onboarded, several, chosen, new=new)) for new in (False, True))
-        staying = before.join(session.table(matching.KEYS), "key", "left_anti")
-        rows = _summed(staying).union(_summed(after)).collect()
+        hashed = []
+        for new in (False, True):
+            for escaped, frame in _frames(session, onboarded, several, chosen, new=new):
+                names |= _names(frame) if escaped else {}
+                hashed.append((escaped, new, _hashed(frame, onboarded, escaped=escaped)))
+        rows = _union(_summed(*each) for each in _sides(session, hashed)).collect()
     for file, escaped, *digest in rows:
-        place = place_of(file, escaped=escaped)
+        place = place_of(names.get(int(file), file) if escaped else file, escaped=escaped)
         found[place] = _plus(found.get(place, NOTHING), digest)
     return {each.part.name: _judged(each, chosen[each.part.name], found) for each in several}
 
@@ -109,8 +113,8 @@ def _plus(one: Digest, other: Sequence[int]) -> Digest:
 
 def _frames(
     session: Any, onboarded: Onboarded, several: Sequence[Staging], chosen: dict[str, list[str]], *, new: bool
-) -> Iterator[Any]:
-    """DataFrames (file, escaped, key, hash) of the files before or after."""
+) -> Iterator[tuple[bool, Any]]:
+    """DataFrames of the files before or after, and whether Spark's own readers read them, which escape names."""
     by_kind: dict[str, list[Staging]] = {}
     for staging in several:
         native = _native(onboarded, staging)
@@ -118,12 +122,11 @@ def _frames(
             by_kind.setdefault(native, []).append(staging)
             continue
         for place in _places(staging, chosen[staging.part.name], new=new, few=FEW):
-            frame = by_serde(session, onboarded.table, staging.part.storage, place)
-            yield _hashed(frame, onboarded, escaped=False)
+            yield False, by_serde(session, onboarded.table, staging.part.storage, place)
     for kind, some in by_kind.items():
         places = [place for each in some for place in _places(each, chosen[each.part.name], new=new)]
         for frame in _read(session, kind, onboarded, some[0], places):
-            yield _hashed(frame, onboarded, escaped=True)
+            yield True, frame
 
 
 def _native(onboarded: Onboarded, staging: Staging) -> str:
@@ -170,8 +173,18 @@ def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, place
 def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
     """Of all columns; nulls are told apart, which the hash alone would pass over."""
     values = ", ".join(_with_nulls(quoted_name(field.name), field.dataType, 0) for field in frame.schema.fields)
-    told = ["input_file_name() AS file", f"{str(escaped).lower()} AS escaped", f"xxhash64({values}) AS hash"]
-    return frame.alias("t").selectExpr(*told, f"{matching.key_column(onboarded)} AS key")
+    file = "xxhash64(input_file_name())" if escaped else "input_file_name()"
+    told = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{matching.key_column(onboarded)} AS key"]
+    return frame.alias("t").selectExpr(*told)
+
+
+def _names(frame: Any) -> dict[int, str]:
+    """The files of a frame by Spark's hash of their names: to group rows by a number takes it half as long."""
+    return {_signed(xxhash.xxh64_intdigest(name.encode(), seed=42)): name for name in frame.inputFiles()}
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
 def _with_nulls(value: str, type_: Any, depth: int) -> str:
@@ -192,16 +205,25 @@ def _with_nulls(value: str, type_: Any, depth: int) -> str:
     return f"isnull({value}), {told}"
 
 
-def _union(frames: Iterator[Any]) -> Any:
+def _sides(session: Any, hashed: Sequence[tuple[bool, bool, Any]]) -> Iterator[tuple[Any, bool]]:
+    """(frame, escaped): the frames of one kind and side as one, of the old files only the rows that were to stay."""
+    for kind in sorted({(escaped, new) for escaped, new, _ in hashed}):
+        frame = _union(each for *which, each in hashed if tuple(which) == kind)
+        escaped, new = kind
+        yield (frame if new else frame.join(session.table(matching.KEYS), "key", "left_anti")), escaped
+
+
+def _union(frames: Iterable[Any]) -> Any:
     return reduce(lambda one, other: one.union(other), frames)
 
 
-def _summed(frame: Any) -> Any:
+def _summed(frame: Any, escaped: bool) -> Any:
     """Halves of a hash are summed apart, as no column of rows makes those overflow; decimals take Spark ten times as
     long."""
+    sums = ["`count(1)` AS rows", "`sum(low)` AS low", "`sum(high)` AS high"]
     return (
-        frame.selectExpr("file", "escaped", "hash & 4294967295 AS low", "shiftrightunsigned(hash, 32) AS high")
-        .groupBy("file", "escaped")
+        frame.selectExpr("file", "hash & 4294967295 AS low", "shiftrightunsigned(hash, 32) AS high")
+        .groupBy("file")
         .agg({"*": "count", "low": "sum", "high": "sum"})
-        .selectExpr("file", "escaped", "`count(1)` AS rows", "`sum(low)` AS low", "`sum(high)` AS high")
+        .selectExpr("CAST(file AS STRING) AS file", f"{str(escaped).lower()} AS escaped", *sums)
     )
