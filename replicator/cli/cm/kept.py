@@ -15,21 +15,21 @@ from replicator.pitr.kept import KeptList
 
 limit_option = click.option(
     "--limit", type=click.IntRange(0, 1_000_000), default=1000, show_default=True,
-    help="So many are told one by one; all are counted.",
+    help="Maximum number of listed rows; all are counted.",
 )  # fmt: skip
 
 
 @click.command()
 @cmroot_option
-@click.option("--table", default="", metavar="DB.TABLE", help="Only what was last this table's.")
-@click.option("--needed-by", default="", metavar="WHO", help="Only what this needs: live, slot NAME, hold NAME, "
-              "dump ID, or nobody; its beginning is enough.")  # fmt: skip
+@click.option("--table", default="", metavar="DB.TABLE", help="Only files whose last table is this one.")
+@click.option("--needed-by", default="", metavar="WHO", help="Only files with this reason: live, slot NAME, hold "
+              "NAME, dump ID, or nobody; a prefix is enough.")  # fmt: skip
 @limit_option
 @engine_options
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:
-    """List what is kept: how, from where, since which event, who needs it and until when. The largest first.
+    """List kept files with their keeper, origin, first event, consumer and end of retention, the largest first.
 
     \b
     Example:
@@ -75,14 +75,18 @@ def _counted(count: dict[str, int]) -> str:
 
 @click.command()
 @cmroot_option
-@click.option("--path", default="", metavar="PLACE", help="A file, or a directory above it, as it was then.")
-@click.option("--table", default="", metavar="DB.TABLE[/PARTITION]", help="A table by its name then, or one partition.")
-@click.option("--checksum", default="", metavar="HEX", help="Its first digits, or the whole name of an entry.")
+@click.option("--path", default="", metavar="PLACE", help="A file, or a directory above it, by its path at that time.")
+@click.option(
+    "--table", default="", metavar="DB.TABLE[/PARTITION]", help="A table by its name at that time, or one partition."
+)
+@click.option(
+    "--checksum", default="", metavar="HEX", help="The first digits of a checksum, or the complete name of an entry."
+)
 @limit_option
 @json_option
 @pass_session
 def find(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Find files in the captured log: between which events the source had them, and whether they are kept.
+    """Find files in the captured log, with the range of events in which the source had them, and whether they are kept.
 
     \b
     Example:
@@ -120,13 +124,13 @@ def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
 @click.command()
 @click.argument("what", metavar="PATH_OR_CHECKSUM")
 @cmroot_option
-@click.option("--at", metavar="X", help="As it was at an event, a time (UTC), or the end of a dump.")
-@click.option("--to", metavar="PLACE", help="The file to write; default: where it was.")
-@click.option("--overwrite", is_flag=True, help="Replace the file that is there.")
+@click.option("--at", metavar="X", help="The file's state at an event, a time (UTC), or the end of a dump.")
+@click.option("--to", metavar="PLACE", help="The file to write; default: its original path.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @json_option
 @pass_session
 def restore(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Put one kept file back, by its path or its checksum. Copied, compared, and only then given its name.
+    """Restore one kept file, by its path or its checksum. It is copied and compared before it gets its name.
 
     \b
     Example:

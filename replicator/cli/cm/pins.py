@@ -42,16 +42,16 @@ def _root_option(command: F) -> F:
 
 @click.group(invoke_without_command=True)
 @click.option("--cmroot", metavar="PLACE", help="The source's change-management root.")
-@click.option("--no-held", is_flag=True, help="Do not ask what each holds back, which reads the whole log.")
+@click.option("--no-held", is_flag=True, help="Do not compute the retained size of each, which reads the whole log.")
 @engine_options
 @json_option
 @pass_session
 @click.pass_context
 def slots(context: click.Context, session: Session, /, as_json: bool, **given: Any) -> int:
-    """List the slots of consumers, holds and dumps: how far behind each is, and what it holds back.
+    """List the slots of consumers, holds and dumps, with their lag and retained size.
 
-    A slot keeps from expiring what its consumer has not got yet. `dump --slot` makes one and the load confirms it; the
-    subcommands do it by hand.
+    A slot retains the files that its consumer has not loaded yet. `dump --slot` creates one and the load confirms it;
+    the subcommands are for manual changes.
 
     \b
     Example:
@@ -109,11 +109,11 @@ def _remark(slot: Any) -> str:
 @click.argument("name")
 @_root_option
 @at_option
-@click.option("--consumer", default="", metavar="TEXT", help="Whose it is; for people.")
+@click.option("--consumer", default="", metavar="TEXT", help="Description of the consumer.")
 @json_option
 @pass_session
 def create(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Register a consumer: nothing that the source had after a moment expires until the consumer has it.
+    """Register a consumer: files that the source had after a position do not expire until the consumer confirms them.
 
     \b
     Example:
@@ -126,11 +126,11 @@ def create(session: Session, /, as_json: bool, **given: Any) -> int:
 @click.argument("name")
 @_root_option
 @click.option("--at", required=True, metavar="X", help=f"{AT}: the consumer has everything up to there.")
-@click.option("--back", is_flag=True, help="Move it back, if so; what it needs again may be gone.")
+@click.option("--back", is_flag=True, help="Allow a move to an earlier position, whose files may have expired.")
 @json_option
 @pass_session
 def confirm(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Say how far a consumer has come. A load of a dump with a slot does it by itself.
+    """Confirm a consumer's position. A load of a dump with a slot does it by itself.
 
     \b
     Example:
@@ -145,7 +145,7 @@ def confirm(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def drop(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Forget a consumer: what only it needs goes with the next expiry.
+    """Remove a consumer's slot: the next expiry deletes files that only the slot needs.
 
     \b
     Example: replicator cm slots drop dr --cmroot /cm
@@ -157,13 +157,13 @@ def drop(session: Session, /, as_json: bool, **given: Any) -> int:
 @click.argument("name")
 @cmroot_option
 @at_option
-@click.option("--reason", default="", metavar="TEXT", help="Why; for people.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason of the hold.")
 @json_option
 @pass_session
 def hold(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Keep a moment: nothing that the source had then expires until the hold is released.
+    """Hold a recovery point: files that the source had at that point do not expire until the hold is released.
 
-    What expired before stays gone. A moment of the past can be restored as far as its data are still kept.
+    Expired files stay deleted: a past recovery point can be restored as far as its files are still kept.
 
     \b
     Example:
@@ -176,11 +176,11 @@ def hold(session: Session, /, as_json: bool, **given: Any) -> int:
 @click.command()
 @click.argument("name")
 @cmroot_option
-@click.option("--dump", is_flag=True, help="NAME is the id of a dump that nobody will load any more.")
+@click.option("--dump", is_flag=True, help="NAME is the id of a dump that will not be loaded any more.")
 @json_option
 @pass_session
 def release(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Let go of a hold: what only it needs goes with the next expiry.
+    """Release a hold: the next expiry deletes files that only the hold needs.
 
     \b
     Example: replicator cm release before-migration --cmroot /cm

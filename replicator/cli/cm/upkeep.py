@@ -26,19 +26,23 @@ DIFFERENT = 4
 """The exit code of a check that found damage, as of a verify that found differences."""
 
 wait_option = click.option(
-    "--wait", type=Duration(), default="1m", show_default=True, help="For the lease of another run, such as a capture."
+    "--wait",
+    type=Duration(),
+    default="1m",
+    show_default=True,
+    help="Time to wait for the lease of another run, such as a capture.",
 )
 
 
 @click.command()
 @cmroot_option
-@click.option("--no-bytes", is_flag=True, help="Compare names and sizes only; do not read what is kept.")
+@click.option("--no-bytes", is_flag=True, help="Compare names and sizes only; do not read the kept files.")
 @limit_option
 @engine_options
 @json_option
 @pass_session
 def check(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Compare every kept file with its name, and the log with what is kept; say what a repair would do.
+    """Compare every kept file with its name, and the log with the kept files; name the repair of each finding.
 
     Changes nothing. Exit code 4 when something is damaged or missing.
 
@@ -83,9 +87,10 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
 @json_option
 @pass_session
 def compact(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Merge small segments of the captured log. Records, positions and what each capture said stay.
+    """Merge small segments of the captured log. Records, positions and the data of each capture are preserved.
 
-    Safe beside everything: the lease is held for one merge at a time, and readers of the old segments have an hour.
+    Safe to run concurrently with all commands: the lease is held for one merge at a time, and readers of the old
+    segments have an hour.
 
     \b
     Example: replicator cm compact --cmroot /cm
@@ -116,20 +121,20 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
 @click.command()
 @cmroot_option
 @click.option("--older-than", type=Duration(), required=True, metavar="DURATION",
-              help="The retention: what the source had within it stays, such as 7d.")  # fmt: skip
+              help="The retention, such as 7d: files that the source had within it stay.")  # fmt: skip
 @click.option("--max-slot-lag", type=Duration(), metavar="DURATION",
-              help="Give up slots that have confirmed nothing for longer; default: never.")  # fmt: skip
+              help="Invalidate slots without confirmation for longer; default: never.")  # fmt: skip
 @click.option("--idle", type=Duration(), default="1d", show_default=True, metavar="DURATION",
-              help="Refuse when the newest capture was longer ago: it has stopped, or the clock is ahead.")  # fmt: skip
+              help="Refuse if the newest capture is older: captures have stopped, or the clock is ahead.")  # fmt: skip
 @wait_option
 @dry_run_option
 @engine_options
 @json_option
 @pass_session
 def expire(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Remove what nobody needs: not the source, no slot, hold or dump, and no moment of the retention.
+    """Delete kept files that neither the source, a slot, a hold, a pinned dump nor the retention window needs.
 
-    Safe beside captures, dumps and loads, and to run again after a crash.
+    Safe to run concurrently with captures, dumps and loads, and again after a crash.
 
     \b
     Example:
