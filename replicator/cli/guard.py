@@ -21,13 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 def guard_options(command: F) -> F:
     """`--max-share`, `--max-bytes`, `--min-depth` and `--protect`: as fields of `Limited`."""
     for option in (
-        click.option("--protect", multiple=True, metavar="PLACE", help="Remove nothing at, below or above it; "
-                     "repeatable."),
-        click.option("--min-depth", type=click.IntRange(1), help="Names below the root of the store that a removed "
-                     "path must have; default 2."),
+        click.option("--protect", multiple=True, metavar="PLACE", help="Protect this place and the paths below and "
+                     "above it; repeatable."),
+        click.option("--min-depth", type=click.IntRange(1), help="Minimum depth of removed paths below the store's "
+                     "root; default 2."),
         click.option("--max-bytes", type=Size(), help="Refuse a run that would remove more, e.g. 10TiB."),
-        click.option("--max-share", type=click.FloatRange(0, 1), help="Refuse a run that would remove a larger share "
-                     "of what it looked at, e.g. 0.2."),
+        click.option("--max-share", type=click.FloatRange(0, 1), help="Refuse a run that would remove a larger "
+                     "share, e.g. 0.2."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -46,24 +46,24 @@ def audit() -> None:
 
 @audit.command(name="ls")
 @cmroot_option
-@click.option("--job", help="Only this job's: housekeeping, retention, purge.")
-@click.option("--run", help="Only this run's.")
-@click.option("--object", "object_", metavar="DB.TABLE", help="Only what was about this table.")
-@click.option("--path", metavar="PLACE", help="Only this path, and what lies below it.")
+@click.option("--job", help="Only rows of this job: housekeeping, retention, purge.")
+@click.option("--run", help="Only rows of this run.")
+@click.option("--object", "object_", metavar="DB.TABLE", help="Only rows about this table.")
+@click.option("--path", metavar="PLACE", help="Only this path and paths below it.")
 @click.option(
     "--outcome",
     type=click.Choice(["intended", "removed", "refused", "failed", "done"]),
     help="Only rows with this outcome.",
 )
-@click.option("--since", metavar="TIME", help="Only rows from then on; ISO 8601.")
-@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many rows.")
+@click.option("--since", metavar="TIME", help="Only rows from this time on; ISO 8601.")
+@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Maximum number of rows.")
 @json_option
 @pass_session
 def ls(
     session: Session, cmroot: str, job: str | None, run: str | None, object_: str | None, path: str | None,
     outcome: str | None, since: str | None, limit: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """List what jobs did and refused, by job, run and time.
+    """List removals and refusals of jobs, by job, run and time.
 
     \b
     Example:
@@ -84,15 +84,15 @@ def ls(
 
 @audit.command(name="restore")
 @cmroot_option
-@click.option("--run", required=True, help="The run whose files come back; `audit ls` shows runs.")
-@click.option("--path", metavar="PLACE", help="Only this path, and what lies below it.")
+@click.option("--run", required=True, help="The run whose files to restore; `audit ls` lists runs.")
+@click.option("--path", metavar="PLACE", help="Only this path and paths below it.")
 @dry_run_option
 @json_option
 @pass_session
 def restore(session: Session, cmroot: str, run: str, path: str | None, dry_run: bool, as_json: bool) -> int:
-    """Put files that a run removed back where they were, from $cmroot. Replaces nothing. Exit 3 when some are lost.
+    """Restore the files that a run removed to their paths, from $cmroot. Replaces nothing. Exit 3 if some are lost.
 
-    Metadata that went with them comes back with `replicator restore`, or is made again by hand.
+    Restore their metadata with `replicator restore`, or recreate it by hand.
 
     \b
     Example: replicator audit restore --cmroot /cm --run 20261121T020000Z-1f2e3d4c --path /w/sales.db/orders/day=1
@@ -124,12 +124,12 @@ def legal_hold() -> None:
 @cmroot_option
 @click.option("--on", "pattern", required=True, metavar="PATTERN", help="A place, or a glob for DB.TABLE or "
               "DB.TABLE/PARTITION.")  # fmt: skip
-@click.option("--reason", required=True, help="Told to whoever is refused.")
-@click.option("--until", default="", metavar="TIME", help="ISO 8601; default: for ever.")
+@click.option("--reason", required=True, help="Reason, shown with each refusal.")
+@click.option("--until", default="", metavar="TIME", help="End of the hold; ISO 8601, default: none.")
 @json_option
 @pass_session
 def add(session: Session, name: str, cmroot: str, pattern: str, reason: str, until: str, as_json: bool) -> None:
-    """Add a legal hold. A hold on a table covers its partitions; one on a place, what lies below and above.
+    """Add a legal hold. A hold on a table covers its partitions; one on a place, the paths below and above it.
 
     \b
     Example: replicator legal-hold add litigation --cmroot /cm --on s3://lake/claims --reason 'case 17'
@@ -173,7 +173,7 @@ def list_holds(session: Session, cmroot: str, as_json: bool) -> None:
 @json_option
 @pass_session
 def release(session: Session, name: str, cmroot: str, as_json: bool) -> None:
-    """Release a legal hold; what it covered may be removed from now on.
+    """Release a legal hold; the covered data may be removed from now on.
 
     \b
     Example: replicator legal-hold release case-17 --cmroot /cm

@@ -54,27 +54,33 @@ def housekeeping() -> None:
 @store_option
 @db_option
 @all_databases_option
-@click.option("--no-capture", is_flag=True, help="Take the captured log as it is.")
+@click.option("--no-capture", is_flag=True, help="Use the captured log as it is.")
 @no_scan_option
 @dry_run_option
-@click.option("--at", metavar="TIME", help="Of --dry-run: what would be due then; ISO 8601, default: now.")
-@click.option("--follow", is_flag=True, help="Run again and again until stopped.")
-@click.option("--interval", type=Duration(), default="5m", show_default=True, help="Between two runs of --follow.")
-@click.option("--default-unreferenced", metavar="PERIOD", help="For tables that give no period; default P3D.")
-@click.option("--default-expired", metavar="PERIOD", help="For tables that give no period; default P30D.")
-@click.option("--allow-immediate", is_flag=True, help="Let periods of zero and below be meant.")
+@click.option("--at", metavar="TIME", help="With --dry-run: simulate this time; ISO 8601, default: now.")
+@click.option("--follow", is_flag=True, help="Run repeatedly until stopped.")
+@click.option("--interval", type=Duration(), default="5m", show_default=True, help="Interval between runs of --follow.")
+@click.option(
+    "--default-unreferenced",
+    metavar="PERIOD",
+    help="Delay for tables without a period for unreferenced data; default P3D.",
+)
+@click.option(
+    "--default-expired", metavar="PERIOD", help="Lifetime for tables without a period for expired data; default P30D."
+)
+@click.option("--allow-immediate", is_flag=True, help="Accept zero and negative periods.")
 @guard_options
 @engine_options
 @json_option
 @pass_session
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Capture what has changed, schedule what that left behind or gave a time to live, and remove what is due.
+    """Capture changes, schedule unreferenced data and expiring objects, and remove due items.
 
-    Each path is looked at once more in that moment: nothing goes that a table or partition refers to, and nothing that
-    data lies under which has to stay. A killed run is completed by the next. Exit 3 when something was refused, failed,
-    or has properties that cannot be understood; 6 when more would go than may; 7 while another run is at work.
+    Each path is checked again right before its removal: paths in use, and paths above data that must stay, are never
+    removed. A killed run is completed by the next. Exit 3 if items were refused, failed, or have invalid properties; 6
+    if the limits of removals are exceeded; 7 while another run holds the lease.
 
-    --dry-run captures nothing and writes nothing: it tells by the captured log as it is.
+    --dry-run captures and writes nothing: it uses the captured log as it is.
 
     \b
     Example:
@@ -117,14 +123,17 @@ def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
 @click.option("--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name.")
 @cmroot_option
 @store_option
-@click.option("--period", default="P3D", show_default=True, metavar="PERIOD", help="How long what is found stays.")
+@click.option(
+    "--period", default="P3D", show_default=True, metavar="PERIOD", help="Delay before the directories are removed."
+)
 @dry_run_option
 @json_option
 @pass_session
 def vacuum(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Schedule directories of a table that lie there as partitions do, and are none: left before anybody looked.
+    """Schedule unreferenced directories of a table, left before the log began: as deep as its partitions, but none of
+    them.
 
-    Nobody may be about to add partitions for them; those that are added before the period is over stay.
+    Run it when no job is about to add partitions for such directories; those added within the period stay.
 
     \b
     Example: replicator housekeeping vacuum sales.orders --metastore prod --cmroot /cm --dry-run

@@ -41,7 +41,7 @@ store_option = click.option(
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:
-    """List items: what is to go, when, and why; what went; what cannot. The filters and fields are Beekeeper's.
+    """List items with their state, planned time and reason. The filters and fields are Beekeeper's.
 
     \b
     Example:
@@ -64,7 +64,7 @@ def _item_options(command: F) -> F:
 @click.option("--reason", default="cancelled by hand", show_default=True, help="Told by `ls`.")
 @pass_session
 def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Say of items that they are not to go. A later change of the table makes a new item; a legal hold would not.
+    """Cancel items. A later change of the table creates a new item; to prevent that, use a legal hold.
 
     \b
     Example: replicator housekeeping cancel 17 18 --cmroot /cm --reason 'needed for the audit'
@@ -76,7 +76,7 @@ def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
 @_item_options
 @pass_session
 def rearm(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Let items be tried again that failed too often, were skipped or were cancelled.
+    """Reschedule items that are exhausted, skipped or cancelled.
 
     \b
     Example: replicator housekeeping rearm 17 --cmroot /cm

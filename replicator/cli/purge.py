@@ -32,19 +32,19 @@ metastore_option = click.option(
 )
 ids_option = click.option("--ids", metavar="DB.TABLE:COLUMN", help="The table of ids to erase, and its column.")
 field_path_option = click.option(
-    "--field-path", metavar="PATH", help="Where in a table's dataset.descriptor the name of its column of ids stands, "
-    "e.g. privacy.column.",
+    "--field-path", metavar="PATH", help="Path of the id column's name in a table's dataset.descriptor, e.g. "
+    "privacy.column.",
 )  # fmt: skip
 properties_option = click.option(
     "--properties", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    help="Properties of a Gobblin compliance job, for what no option gives.",
+    help="Properties file of a Gobblin compliance job; options override it.",
 )  # fmt: skip
 
 
 def whitelist_option(command: str) -> Callable[[F], F]:
     return click.option(
         "--table-whitelist", "whitelist", envvar=f"REPLICATOR_PURGE_{command}_TABLE_WHITELIST", metavar="LIST",
-        help="Tables considered: 'db.table1|table2,db2'; `*` is any text; default: all.",
+        help="White list of tables: 'db.table1|table2,db2'; `*` matches any text; default: all.",
     )  # fmt: skip
 
 
@@ -67,23 +67,28 @@ def purge() -> None:
 @whitelist_option("RUN")
 @field_path_option
 @properties_option
-@click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="For a partition that is "
-              "written to meanwhile.")  # fmt: skip
-@click.option("--allow-gaps", is_flag=True, help="End with 0 though tables on the white list are not described.")
+@click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="Attempts for a "
+              "partition with concurrent writes.")  # fmt: skip
+@click.option(
+    "--allow-gaps",
+    is_flag=True,
+    help="End with 0 despite gaps: white-listed tables or partitions that are not searched.",
+)
 @guard_options
 @dry_run_option
 @engine_options
 @json_option
 @pass_session
 def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> int:
-    """Erase the rows of all ids from the white-listed tables that are described.
+    """Erase the rows of all ids from the white-listed tables with a descriptor.
 
-    One Spark job a table finds the rows. Partitions with none are left alone; of the others, files with a row are
-    written anew beside the old ones, in their own format, the other files are linked, and one metastore call swaps the
-    location when the sums agree and nobody has changed anything. What was before stays as a backup; see `retain`.
+    One Spark job per table finds the rows. Partitions without matching rows are left alone. In the others, files with a
+    matching row are rewritten beside the old ones, in their own format, and the other files are linked; one metastore
+    call swaps the location if the checks succeed and nothing has changed meanwhile. The old directory stays as a
+    backup; see `retain`.
 
-    Safe to kill and to run again: the same command goes on where it was. Exit 3 when a partition could not be purged or
-    a white-listed table is not described; 6 when there are no ids or no tables; 7 while another purge is at work.
+    Safe to kill and to run again: the same command continues. Exit 3 if a partition could not be purged or a
+    white-listed table has no descriptor; 6 if there are no ids or no tables; 7 while another purge holds the lease.
 
     \b
     Example:
@@ -100,22 +105,25 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
 @metastore_option
 @cmroot_option
 @properties_option
-@click.option("--versions", type=click.IntRange(0), help="Of each partition keep the newest so many; default 1.")
-@click.option("--days", type=Duration(), help="Keep none longer; default 7d.")
-@click.option("--readers", type=Duration(), default="2h", show_default=True, help="Touch none younger than the longest "
-              "query: it may still read it.")  # fmt: skip
-@click.option("--trash", type=Duration(), help="Keep what restores replaced so long; default 7d.")
+@click.option(
+    "--versions", type=click.IntRange(0), help="Number of newest backups to keep for each partition; default 1."
+)
+@click.option("--days", type=Duration(), help="Maximum age of backups; default 7d.")
+@click.option("--readers", type=Duration(), default="2h", show_default=True, help="Keep backups younger than this; "
+              "set it to the duration of your longest query.")  # fmt: skip
+@click.option("--trash", type=Duration(), help="Retention of the trash of restores; default 7d.")
 @guard_options
 @dry_run_option
 @engine_options
 @json_option
 @pass_session
 def retain(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Recycle backups that are too many or too old, and remove what failed purges left.
+    """Recycle excess and expired backups, and remove the remains of failed purges.
 
-    Files go to $cmroot, where they can be had until it expires them. Rows that a writer put into a backup after the
-    swap are brought to their table first. Backup, staging and trash tables of Gobblin compliance are known by their
-    names. Exit 3 when something had to stay; 6 when more would go than may; 7 while a purge is at work.
+    Files are moved to $cmroot, and can be restored until they expire. Rows that a writer added to a backup after the
+    swap are first linked into their table. Backup, staging and trash tables of Gobblin compliance are recognised by
+    their names. Exit 3 if backups had to stay; 6 if the limits of removals are exceeded; 7 while a purge holds the
+    lease.
 
     \b
     Example:
@@ -141,17 +149,17 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 @cmroot_option
 @click.argument("table", metavar="DB.TABLE")
 @click.argument("partition", metavar="[PARTITION]", default="")
-@click.option("--backup", metavar="TIME", help="The newest swapped out at or before then (ISO 8601), or a run's id; "
-              "default: the newest.")  # fmt: skip
-@click.option("--undo", is_flag=True, help="Put back what the last restore replaced.")
+@click.option("--backup", metavar="TIME", help="The newest backup at or before this time (ISO 8601), or of this "
+              "run's id; default: the newest.")  # fmt: skip
+@click.option("--undo", is_flag=True, help="Revert the last restore.")
 @dry_run_option
 @json_option
 @pass_session
 def restore(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Put a backup of a partition back: one metastore call, no copy while its directory is there.
+    """Restore a backup of a partition: one metastore call, and no copy if its directory still exists.
 
-    Rows that were erased are back then, too: purge again when that is not what you want. What is replaced stays as
-    trash until `retain` recycles it.
+    The erased rows are then back, too: purge again if that is not intended. The replaced data stays as trash until
+    `retain` recycles it.
 
     \b
     Example:
@@ -171,11 +179,11 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @purge.command()
 @cmroot_option
-@click.option("--table", metavar="DB.TABLE", help="Only this table's.")
+@click.option("--table", metavar="DB.TABLE", help="Only backups of this table.")
 @json_option
 @pass_session
 def backups(session: Session, /, as_json: bool, **given: Any) -> int:
-    """List the backups that purges and restores have made, and what became of them.
+    """List the backups of purges and restores, with their states.
 
     \b
     Example: replicator purge backups --cmroot /cm --table sales.orders
@@ -196,24 +204,30 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 @properties_option
 @click.option("--run", envvar="REPLICATOR_PURGE_CERTIFY_RUN_", metavar="ID", help="The ids and tables of this purge, "
               "or of the `latest`, instead of --ids.")  # fmt: skip
-@click.option("--replica-cmroot", multiple=True, metavar="PLACE", help="The root of a replica that no policy names; "
-              "repeatable.")  # fmt: skip
-@click.option("--expedite", is_flag=True, help="First recycle the backups, and expire what nobody needs.")
-@click.option("--readers", type=Duration(), default="2h", show_default=True, help="Of --expedite: touch no backup "
-              "younger than the longest query.")  # fmt: skip
-@click.option("--allow-gaps", is_flag=True, help="Certify though something on the white list was not searched.")
-@click.option("--out", metavar="FILE", help="Write the certificate there, too, as JSON; what is there is replaced.")
+@click.option("--replica-cmroot", multiple=True, metavar="PLACE", help="Change-management root of a replica without "
+              "a policy; repeatable.")  # fmt: skip
+@click.option(
+    "--expedite", is_flag=True, help="First recycle the backups, and expire the remaining copies that are not needed."
+)
+@click.option("--readers", type=Duration(), default="2h", show_default=True, help="With --expedite: keep backups "
+              "younger than this; set it to the duration of your longest query.")  # fmt: skip
+@click.option(
+    "--allow-gaps", is_flag=True, help="Certify despite gaps: white-listed tables or partitions that were not searched."
+)
+@click.option(
+    "--out", metavar="FILE", help="Also write the certificate to this file as JSON; an existing file is replaced."
+)
 @guard_options
 @engine_options
 @json_option
 @pass_session
 def certify(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Prove that nothing holds what was erased any more, or list what does and until when.
+    """Prove that no copy of the erased rows is left, or list the copies with the time until which they stay.
 
-    Searches the tables once more, and looks for the bytes of before in backups, in $cmroot, below the directories that
-    the tables have and had, and, for every policy that replicates one of them from this metastore and root, at the
-    replica and in its root. The certificate is kept in the audit. Capture or sync before, so that $cmroot knows of the
-    purge. Exit 3 while something is left, and when something on the white list was not searched.
+    Searches the tables again, and looks for the original files in backups, in $cmroot, below the tables' present and
+    former directories, and, for every policy that replicates one of them from this metastore and root, at the replica
+    and in its root. The certificate is stored in the audit. Capture or sync before, so that the captured log has the
+    purge. Exit 3 while copies are left, and if white-listed tables or partitions were not searched.
 
     \b
     Example:

@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def set_option(command: str) -> Callable[[F], F]:
     return click.option(
         "--set", "job_settings", envvar=f"REPLICATOR_RETENTION_{command}_SETTINGS", multiple=True, metavar="KEY=VALUE",
-        help="A key of the job file, over what it says; repeatable.",
+        help="A key that overrides the job file; repeatable.",
     )  # fmt: skip
 
 
@@ -52,10 +52,10 @@ def retention() -> None:
 @click.option(
     "--metastore", metavar="METASTORE", help=f"Whose tables are cleaned, or must not lose their data: {METASTORE}"
 )
-@click.option("--no-metastore", is_flag=True, help="No metastore knows of these files: nothing is asked.")
+@click.option("--no-metastore", is_flag=True, help="Assert that no metastore refers to these files; none is read.")
 @cmroot_option
-@click.option("--root", metavar="PLACE", help="What absolute paths of the configuration lie below, e.g. s3a://lake; "
-              "default: writer.fs.uri, else this machine.")  # fmt: skip
+@click.option("--root", metavar="PLACE", help="Prefix of the configuration's absolute paths, e.g. s3a://lake; "
+              "default: writer.fs.uri, else local paths.")  # fmt: skip
 @set_option("RUN")
 @guard_options
 @dry_run_option
@@ -63,12 +63,12 @@ def retention() -> None:
 @json_option
 @pass_session
 def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json: bool, **given: Any) -> int:
-    """Remove the versions of datasets that are past their policy; set the access of those that stay.
+    """Remove expired versions of datasets; set the access of the remaining ones.
 
-    CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files go to
-    $cmroot, from which `audit restore` puts them back. What a table or partition of the metastore refers to stays,
-    unless the partition itself is dropped. Exit 3 when something failed or was refused, 6 when the whole run is, 7
-    while another run is at it.
+    CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files are
+    moved to $cmroot, from which `audit restore` restores them. Data of a table or partition of the metastore stays,
+    unless the partition itself is dropped. Exit 3 if items failed or were refused, 6 if the whole run was refused, 7
+    while another run holds the lease.
 
     \b
     Example:
@@ -136,10 +136,10 @@ def _run_lines(done: RetentionRun, told: str = "") -> Iterable[str]:
 @json_option
 @pass_session
 def explain(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Show the settings of a dataset, or of any key of the store, and which file and line gave each value.
+    """Show the settings of a dataset, or of any key of the store, with the file and line of each value.
 
-    PATH is the dataset's path as the configuration spells it, or hive/DB/TABLE; without --config, a path in the
-    store. Values that weaker keys set, too, are shown with the places that lose. Reads the configuration only.
+    PATH is the dataset's path as the configuration spells it, or hive/DB/TABLE; without --config, a path in the store.
+    Overridden values are shown with their places. Reads the configuration only.
 
     \b
     Example:
