@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from replicator.commands.base import engines as engines
     from replicator.commands.capture import CaptureOptions as CaptureOptions
     from replicator.commands.capture import capture as capture
+    from replicator.commands.check import CheckOptions as CheckOptions
+    from replicator.commands.check import check as check
     from replicator.commands.cm.kept import CmFindOptions as CmFindOptions
     from replicator.commands.cm.kept import CmLsOptions as CmLsOptions
     from replicator.commands.cm.kept import CmRestoreOptions as CmRestoreOptions
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from replicator.commands.cm.upkeep import cm_check as cm_check
     from replicator.commands.cm.upkeep import cm_compact as cm_compact
     from replicator.commands.cm.upkeep import cm_expire as cm_expire
+    from replicator.commands.drill import DrillOptions as DrillOptions
+    from replicator.commands.drill import drill as drill
     from replicator.commands.dump import DumpOptions as DumpOptions
     from replicator.commands.dump import dump as dump
     from replicator.commands.housekeeping import HousekeepingRunOptions as HousekeepingRunOptions
@@ -57,6 +61,10 @@ if TYPE_CHECKING:
     from replicator.commands.housekeeping_items import housekeeping_rearm as housekeeping_rearm
     from replicator.commands.init import InitOptions as InitOptions
     from replicator.commands.init import init as init
+    from replicator.commands.lag import HistoryOptions as HistoryOptions
+    from replicator.commands.lag import LagOptions as LagOptions
+    from replicator.commands.lag import history as history
+    from replicator.commands.lag import lag as lag
     from replicator.commands.load import LoadOptions as LoadOptions
     from replicator.commands.load import load as load
     from replicator.commands.purge import PurgeCertifyOptions as PurgeCertifyOptions
@@ -73,6 +81,24 @@ if TYPE_CHECKING:
     from replicator.commands.retention import RetentionRunOptions as RetentionRunOptions
     from replicator.commands.retention import retention_explain as retention_explain
     from replicator.commands.retention import retention_run as retention_run
+    from replicator.commands.role import RoleSetOptions as RoleSetOptions
+    from replicator.commands.role import RoleShowOptions as RoleShowOptions
+    from replicator.commands.role import role_set as role_set
+    from replicator.commands.role import role_show as role_show
+    from replicator.commands.sync import ApplyOptions as ApplyOptions
+    from replicator.commands.sync import PlanOptions as PlanOptions
+    from replicator.commands.sync import SyncOptions as SyncOptions
+    from replicator.commands.sync import apply as apply
+    from replicator.commands.sync import plan as plan
+    from replicator.commands.sync import sync as sync
+    from replicator.commands.turn import FailbackOptions as FailbackOptions
+    from replicator.commands.turn import FailoverOptions as FailoverOptions
+    from replicator.commands.turn import LossOptions as LossOptions
+    from replicator.commands.turn import SwitchoverOptions as SwitchoverOptions
+    from replicator.commands.turn import failback as failback
+    from replicator.commands.turn import failover as failover
+    from replicator.commands.turn import loss as loss
+    from replicator.commands.turn import switchover as switchover
     from replicator.commands.verify import VerifyOptions as VerifyOptions
     from replicator.commands.verify import verify as verify
 
@@ -81,6 +107,7 @@ __version__ = "0.1.0"
 _COMMANDS = {
     "base": ("engines",),
     "capture": ("capture", "CaptureOptions"),
+    "check": ("check", "CheckOptions"),
     "cm.kept": (
         "cm_find", "CmFindOptions",
         "cm_ls", "CmLsOptions",
@@ -99,6 +126,7 @@ _COMMANDS = {
         "cm_compact", "CmCompactOptions",
         "cm_expire", "CmExpireOptions",
     ),
+    "drill": ("drill", "DrillOptions"),
     "dump": ("dump", "DumpOptions"),
     "housekeeping": (
         "housekeeping_run", "HousekeepingRunOptions", "housekeeping_vacuum", "HousekeepingVacuumOptions",
@@ -107,21 +135,27 @@ _COMMANDS = {
         "housekeeping_ls", "HousekeepingLsOptions", "housekeeping_cancel", "HousekeepingCancelOptions",
         "housekeeping_rearm", "HousekeepingRearmOptions",
     ),
+    "init": ("init", "InitOptions"),
+    "lag": ("lag", "LagOptions", "history", "HistoryOptions"),
+    "load": ("load", "LoadOptions"),
     "purge": ("purge_run", "PurgeRunOptions", "purge_certify", "PurgeCertifyOptions"),
     "purge_backups": (
         "purge_backups", "PurgeBackupsOptions", "purge_restore", "PurgeRestoreOptions", "purge_retain",
         "PurgeRetainOptions",
     ),
     "retention": ("retention_run", "RetentionRunOptions", "retention_explain", "RetentionExplainOptions"),
-    "init": ("init", "InitOptions"),
-    "load": ("load", "LoadOptions"),
+    "role": ("role_show", "RoleShowOptions", "role_set", "RoleSetOptions"),
+    "sync": ("sync", "SyncOptions", "plan", "PlanOptions", "apply", "ApplyOptions"),
+    "turn": (
+        "switchover", "SwitchoverOptions", "failover", "FailoverOptions", "failback", "FailbackOptions", "loss",
+        "LossOptions",
+    ),
     "verify": ("verify", "VerifyOptions"),
 }  # fmt: skip
 """Public names by their module in `replicator.commands`."""
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
-_API = ("check", "repair", "restore", "wait", "status", "plan",
-        "apply", "sync", "lag", "switchover", "failover", "failback", "drill")  # fmt: skip
+_API = ("repair", "restore", "wait", "status")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,56 +13,31 @@ auto (by the amount of work), local or spark, or what `engines()` gives, to keep
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from cmroot.root import open_existing
-from replicator.checks.check import Checked, impatient
-from replicator.checks.check import check as _check
 from replicator.commands.base import EngineGiven, engines, names
 from replicator.compare.repair import Repaired, RepairOptions
 from replicator.compare.repair import repair as _repair
 from replicator.compare.verify import Level
-from replicator.core.config import read_config
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress, Silent
 from replicator.core.table_format import SUPPORTED, FormatChoice
-from replicator.drills.drill import DrillOptions
-from replicator.drills.drill import drill as _drill
-from replicator.drills.drill_record import Drill
-from replicator.drills.queries import Asking, spark_on
 from replicator.errors import UsageError
 from replicator.events.scope import Patterns
-from replicator.metastore.client import Metastore
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import connect
 from replicator.pitr.plan import RestoreOptions
 from replicator.pitr.restore import Restored
 from replicator.pitr.restore import restore as _restore
-from replicator.policies.lag import Lag
-from replicator.policies.lag import lag as _lag
-from replicator.policies.plan import SyncPlan
-from replicator.policies.plan import apply as _apply
-from replicator.policies.plan import make as _plan
-from replicator.policies.run import SyncRun, sync_once
 from replicator.policies.status import Status
 from replicator.policies.status import status as _status
-from replicator.policies.steps import SyncOptions
 from replicator.policies.wait import Goal, Waited
 from replicator.policies.wait import wait as _wait
 from replicator.replay.apply.brake import BRAKE, Brake
 from replicator.replay.places.placement import parse_pairs, parse_renames
-from replicator.turnover.failback import FailbackOptions
-from replicator.turnover.failback import failback as _failback
-from replicator.turnover.failover import FailoverOptions
-from replicator.turnover.failover import failover as _failover
-from replicator.turnover.switchover import abort as _abort
-from replicator.turnover.switchover import switchover as _switchover
-from replicator.turnover.switchover_steps import SwitchoverOptions
-from replicator.turnover.turn import Sides, Turned
 
 
 def restore(
@@ -123,127 +98,6 @@ def wait(
         there = stack.enter_context(connect(target))
         here = stack.enter_context(connect(source)) if source else None
         return _wait(there, db.lower(), Goal(until_event, until_lag), timeout=timeout, source=here)
-
-
-def check(policy: str, *, config: str | os.PathLike[str] | None = None) -> Checked:
-    """What can be proved of a policy of `replicator.toml` (another file: `config`); see replicator.checks.check."""
-    read = read_config(None if config is None else Path(config))
-    return _check(read.policy(policy), others=list(read.policies.values()))
-
-
-def sync(
-    policy: str, *, config: str | os.PathLike[str] | None = None, adopt: bool = False, drop_left: bool = False,
-    empty: Sequence[str] = (), brake: Brake | None = BRAKE, jobs: int = 2, engine: EngineGiven = None,
-    spark: Any = None, progress: Progress | None = None,
-) -> SyncRun:  # fmt: skip
-    """One run of a policy of `replicator.toml` (another file: `config`); see replicator.policies.run.sync_once."""
-    read = read_config(None if config is None else Path(config))
-    found = read.policy(policy)
-    options = SyncOptions(adopt=adopt, drop_left=drop_left, empty=empty, brake=brake, jobs=jobs)
-    with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
-        return sync_once(
-            found, here, there, engines=work, progress=progress or Silent(), options=options,
-            others=list(read.policies.values()),
-        )  # fmt: skip
-
-
-def drill(
-    policy: str, *, config: str | os.PathLike[str] | None = None, queries: Sequence[str] = (),
-    db: str | Sequence[str] = (), sample: int = 20, keep: bool = False, jobs: int = 4, spark: Any = None,
-) -> Drill:  # fmt: skip
-    """Rehearses a failover in shadow databases, asking with Spark; see replicator.drills.drill.drill."""
-    read = read_config(None if config is None else Path(config))
-    found = read.policy(policy)
-    options = DrillOptions(databases=names(db), queries=queries, sample=sample, keep=keep, jobs=jobs)
-    with ExitStack() as stack:
-        here, there = stack.enter_context(impatient(found.source)), stack.enter_context(connect(found.target))
-
-        def asking(metastore: Metastore) -> Asking:
-            return stack.enter_context(spark_on(metastore, settings=read.spark, session=spark))
-
-        return _drill(found, here, there, asking, options)
-
-
-def plan(
-    policy: str, *, config: str | os.PathLike[str] | None = None, adopt: bool = False, drop_left: bool = False,
-    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
-) -> SyncPlan:  # fmt: skip
-    """What the next run of a policy would do, with its price; see replicator.policies.plan.make."""
-    read = read_config(None if config is None else Path(config))
-    found, options = read.policy(policy), SyncOptions(adopt=adopt, drop_left=drop_left)
-    with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
-        return _plan(
-            found, here, there, engines=work, progress=progress or Silent(), options=options,
-            others=list(read.policies.values()),
-        )  # fmt: skip
-
-
-def apply(
-    plan: SyncPlan, *, config: str | os.PathLike[str] | None = None, brake: Brake | None = BRAKE, jobs: int = 2,
-    engine: EngineGiven = None, spark: Any = None,
-    progress: Progress | None = None,
-) -> SyncRun:  # fmt: skip
-    """Does what a plan says, and nothing else; see replicator.policies.plan.apply."""
-    read = read_config(None if config is None else Path(config))
-    found = read.policy(plan.policy)
-    with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
-        return _apply(
-            plan, found, here, there, engines=work, progress=progress or Silent(), jobs=jobs,
-            brake=brake, others=list(read.policies.values()),
-        )  # fmt: skip
-
-
-def lag(policy: str, *, config: str | os.PathLike[str] | None = None) -> Lag:
-    """How far a policy is behind, per database and table; see replicator.policies.lag.lag."""
-    found = read_config(None if config is None else Path(config)).policy(policy)
-    with impatient(found.source) as here, impatient(found.target) as there:
-        return _lag(found, here, there)
-
-
-def switchover(
-    policy: str, *, config: str | os.PathLike[str] | None = None, to: str = "", abort: bool = False,
-    anyway: bool = False, dry_run: bool = False,
-    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
-) -> Turned:  # fmt: skip
-    """Turns a policy round as planned, or takes that back (`abort`); see replicator.turnover.switchover."""
-    with _sides(policy, config, engine, spark, progress) as sides:
-        options = SwitchoverOptions(to=to, anyway=anyway)
-        return _abort(sides, options) if abort else _switchover(sides, options, dry_run=dry_run)
-
-
-def failover(
-    policy: str, *, config: str | os.PathLike[str] | None = None, force: bool = False, accept_partial: bool = False,
-    patience: timedelta = timedelta(seconds=5),
-    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
-) -> Turned:  # fmt: skip
-    """Makes the replica the primary while the primary is lost; without `force` only tells what is lost. `patience`: how
-    long anything of the lost side may take to answer. See replicator.turnover.failover.failover."""
-    with _sides(policy, config, engine, spark, progress) as sides, ExitStack() as stack:
-        source, target = (
-            stack.enter_context(ThriftMetastore(each.uri, timeout=patience.total_seconds(), retries=0))
-            for each in (sides.source, sides.target)
-        )
-        options = FailoverOptions(force=force, accept_partial=accept_partial, limit=patience)
-        return _failover(sides, (source, target), options)
-
-
-def failback(
-    policy: str, *, config: str | os.PathLike[str] | None = None, dry_run: bool = False,
-    engine: EngineGiven = None, spark: Any = None, progress: Progress | None = None,
-) -> Turned:  # fmt: skip
-    """Takes the old primary back after a failover, as the replica; see replicator.turnover.failback.failback."""
-    with _sides(policy, config, engine, spark, progress) as sides:
-        return _failback(sides, FailbackOptions(), dry_run=dry_run)
-
-
-@contextmanager
-def _sides(
-    policy: str, config: str | os.PathLike[str] | None, engine: EngineGiven, spark: Any, progress: Progress | None
-) -> Iterator[Sides]:  # fmt: skip
-    read = read_config(None if config is None else Path(config))
-    found = read.policy(policy)
-    with given_engine(engine, spark) as work, connect(found.source) as here, connect(found.target) as there:
-        yield Sides(found, here, there, work, progress or Silent(), list(read.policies.values()))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from replicator.checks.finding import Finding, Health, worst
 from replicator.checks.places import Probed, Room, told
 from replicator.core.not_replicated import NotReplicated, merged
 from replicator.core.policy import Policy, same_metastore
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.drills.drill_record import Drills
 from replicator.errors import FormatError
 from replicator.events.reach import newest_event, read_reach
@@ -45,7 +45,7 @@ def impatient(uri: str) -> ThriftMetastore:
 
 
 @dataclass(frozen=True)
-class Checked:
+class Checked(Report):
     """`status`: the worst of the findings. `backwards`: roles were turned, the target is the primary. `not_replicated`:
     tables that runs leave out, and what else the replicas say that they lack."""
 
@@ -55,8 +55,6 @@ class Checked:
     findings: list[Finding] = field(default_factory=list)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     seconds: float = 0.0
-
-    __str__ = json_text
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
+from replicator.checks.check import Checked
+from replicator.checks.finding import NAGIOS, nagios_line
 from replicator.cli.options import Session, json_option, pass_session
 from replicator.cli.output import columns, emit, write
+from replicator.commands.check import check as run
 from replicator.errors import UsageError
-
-if TYPE_CHECKING:
-    from replicator.checks.check import Checked
 
 FOUND = 3  # finished, but something is wrong, or could not be looked at
 
@@ -24,7 +23,7 @@ FOUND = 3  # finished, but something is wrong, or could not be looked at
               "with 0 ok, 1 warning, 2 critical, 3 unknown.")  # fmt: skip
 @json_option
 @pass_session
-def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
+def check(session: Session, /, as_json: bool, nagios: bool, **given: Any) -> int:
     """Check POLICY of replicator.toml before its first run, or at any time.
 
     Checks both metastores, the notification log and its retention, clocks, permissions, disk space, keepers, roles, the
@@ -37,16 +36,13 @@ def check(session: Session, policy: str, nagios: bool, as_json: bool) -> int:
       replicator check west
       replicator check west --nagios
     """
-    from replicator.checks.check import check as look
-    from replicator.checks.finding import NAGIOS, nagios_line
-
     if nagios and as_json:
         raise UsageError("--nagios and --json exclude each other", hint="give one of them")
-    report = look(session.config.policy(policy), others=list(session.config.policies.values()))
+    report = session.call(run, **given)
     if nagios:
         write([nagios_line(report.policy, report.findings)])
         return NAGIOS[report.status]
-    emit(asdict(report), as_json, lines(report))
+    emit(report, as_json, lines(report))
     return 0 if report.status in ("ok", "warning") and not report.not_replicated else FOUND
 
 

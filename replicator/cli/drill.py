@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
-import msgspec
 
-from replicator.cli.options import Session, dry_run_option, json_option, parse_settings, pass_session
+from replicator.cli.options import (
+    Session,
+    dry_run_option,
+    json_option,
+    parse_settings,
+    pass_session,
+    policy_argument,
+)
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, took
-from replicator.cli.sync import policy_argument
-from replicator.errors import UsageError
+from replicator.commands.drill import drill as run
+from replicator.drills.drill_record import Asked, Drill, DrillPlan, ShownDrills
+from replicator.drills.sweep import Swept
 from replicator.text.quantity import duration_text
-
-if TYPE_CHECKING:
-    from replicator.core.policy import Policy
-    from replicator.drills.drill_record import Asked, Drill
-    from replicator.drills.queries import Asking
-    from replicator.drills.sweep import Swept
-    from replicator.metastore.client import Metastore
 
 NOT_ALL_GOOD = 3
 
@@ -45,11 +43,7 @@ NOT_ALL_GOOD = 3
 @dry_run_option
 @json_option
 @pass_session
-def drill(
-    session: Session, policy: str, queries: tuple[str, ...], db: tuple[str, ...], sample: int, prefix: str, keep: bool,
-    clean: bool, listing: bool, limit: int, jobs: int, master: str | None, spark_conf: tuple[str, ...], dry_run: bool,
-    as_json: bool,
-) -> int:  # fmt: skip
+def drill(session: Session, /, as_json: bool, spark_conf: tuple[str, ...], **given: Any) -> int:
     """Promote a policy's replica into shadow databases, ask queries of them, and take them down; measure how long the
     first good answer took.
 
@@ -64,52 +58,21 @@ def drill(
       replicator drill west --clean
       replicator drill west --list
     """
-    from replicator.checks.check import impatient
-    from replicator.drills.drill import DrillOptions, plan
-    from replicator.drills.drill import drill as rehearse
-    from replicator.drills.queries import spark_on
-    from replicator.drills.sweep import clean as sweep_all
-
-    if clean and listing:
-        raise UsageError("--clean and --list exclude each other", hint="give one of them")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", prefix):
-        raise UsageError(f"--prefix {prefix!r} cannot begin a database's name", hint="use a-z, 0-9 and _")
-    found = session.config.policy(policy)
-    if listing:
-        return _list(found, limit, as_json)
-    options = DrillOptions(databases=db, queries=queries, sample=sample, prefix=prefix, keep=keep, jobs=jobs)
-    settings = session.config.spark | parse_settings(spark_conf, "--spark-conf")
-    with ExitStack() as stack:
-        source = stack.enter_context(impatient(found.source))  # it may be away: that is what drills are for
-        target = stack.enter_context(session.metastore(found.target))
-        if clean:
-            swept = sweep_all(found, source, target, jobs=jobs)
-            emit(swept, as_json, _swept_lines(swept))
-            return NOT_ALL_GOOD if swept.staying else 0
-        if dry_run:
-            planned = plan(found, source, target, options)
-            emit({**msgspec.to_builtins(planned), "status": "planned"}, as_json, _plan_lines(planned))
+    done = session.call(run, spark_conf=parse_settings(spark_conf, "--spark-conf"), **given)
+    match done:
+        case ShownDrills():
+            for path in done.damaged:
+                note(f"{path}: cannot be understood, and is left out")
+            emit(done, as_json, _list_lines(done.drills))
             return 0
-
-        def asking(metastore: Metastore) -> Asking:
-            return stack.enter_context(spark_on(metastore, master, settings))
-
-        done = rehearse(found, source, target, asking, options)
-    emit(msgspec.to_builtins(done), as_json, drill_lines(done))
+        case Swept():
+            emit(done, as_json, _swept_lines(done))
+            return NOT_ALL_GOOD if done.staying else 0
+        case DrillPlan():
+            emit(done, as_json, _plan_lines(done))
+            return 0
+    emit(done, as_json, drill_lines(done))
     return 0 if done.status == "done" and not (done.staying or done.not_replicated) else NOT_ALL_GOOD
-
-
-def _list(policy: Policy, limit: int, as_json: bool) -> int:
-    from cmroot.root import open_existing
-    from replicator.drills.drill_record import Drills
-    from replicator.policies.memory import Memory
-
-    drills, damaged = Drills(Memory(open_existing(policy.target_cmroot), policy.name)).read(limit)
-    for path in damaged:
-        note(f"{path}: cannot be understood, and is left out")
-    answer = {"status": "shown", "policy": policy.name, "drills": msgspec.to_builtins(drills), "damaged": damaged}
-    emit(answer, as_json, _list_lines(drills))
-    return 0
 
 
 def drill_lines(drill: Drill) -> Iterable[str]:
@@ -151,7 +114,7 @@ def _query_line(asked: Asked) -> str:
     return f"{asked.outcome}  {asked.query}: {text}{wanted} ({asked.seconds:.1f} s)"
 
 
-def _plan_lines(drill: Drill) -> Iterable[str]:
+def _plan_lines(drill: DrillPlan) -> Iterable[str]:
     return aligned(
         [
             ("would show", f"{count_text(drill.tables, 'table or view')} of {drill.policy}"),

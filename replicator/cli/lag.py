@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from replicator.cli.options import Session, json_option, pass_session
+from replicator.cli.options import Session, json_option, pass_session, policy_argument
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, size_text
-from replicator.cli.sync import policy_argument
+from replicator.commands.lag import history as run_history
+from replicator.commands.lag import lag as run_lag
+from replicator.policies.lag import Lag
+from replicator.policies.memory import ShownRun
 from replicator.text.quantity import duration_text
-
-if TYPE_CHECKING:
-    from replicator.core.policy import Policy
-    from replicator.policies.lag import Lag
-    from replicator.policies.memory import Run
 
 PARTIAL = 3
 
@@ -25,7 +22,7 @@ PARTIAL = 3
 @policy_argument
 @json_option
 @pass_session
-def lag(session: Session, policy: str, as_json: bool) -> int:
+def lag(session: Session, /, policy: str, as_json: bool) -> int:
     """Show a policy's lag: per policy, database and table, in events, seconds and bytes.
 
     Also shows causes that block, both sides' roles, and how long the source still keeps the next needed event. While a
@@ -41,13 +38,8 @@ def lag(session: Session, policy: str, as_json: bool) -> int:
 
 def tell_lag(session: Session, policy: str, as_json: bool) -> int:
     """The exit code: 3 when a side does not answer, as the figures are then only the last known ones."""
-    from replicator.checks.check import impatient
-    from replicator.policies.lag import lag as measure
-
-    found = session.config.policy(policy)
-    with impatient(found.source) as source, impatient(found.target) as target:
-        report = measure(found, source, target)
-    emit(asdict(report), as_json, _lag_lines(report))
+    report = session.call(run_lag, policy=policy)
+    emit(report, as_json, _lag_lines(report))
     return PARTIAL if report.unreachable else 0
 
 
@@ -103,39 +95,26 @@ def _source_line(report: Lag) -> str:
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Number of runs, newest first.")
 @json_option
 @pass_session
-def history(session: Session, policy: str, limit: int, as_json: bool) -> None:
+def history(session: Session, /, as_json: bool, **given: Any) -> None:
     """Show a policy's runs, newest first. Consecutive rounds without changes are one entry.
 
     \b
     Example:
       replicator history west --limit 5
     """
-    import msgspec
-
-    from cmroot.root import open_existing
-    from replicator.policies.memory import Memory
-
-    found = session.config.policy(policy)
-    kept = Memory(open_existing(found.target_cmroot), found.name).runs(limit)
-    for path in kept.damaged:
+    report = session.call(run_history, **given)
+    for path in report.damaged:
         note(f"{path}: cannot be understood, and is left out")
-    runs = [{**msgspec.to_builtins(run), "events_of": _events_of(run, found)} for run in kept.runs]
-    answer = {"status": "shown", "policy": policy, "runs": runs, "damaged": kept.damaged}
-    emit(answer, as_json, _history_lines(kept.runs, found))
+    emit(report, as_json, _history_lines(report.runs))
 
 
-def _events_of(run: Run, policy: Policy) -> str:
-    """The metastore whose event ids a run's `from_event` and `to_event` are: that of the side that was replicated."""
-    return policy.target if run.reverse else policy.source
-
-
-def _history_lines(runs: list[Run], policy: Policy) -> Iterable[str]:
+def _history_lines(runs: list[ShownRun]) -> Iterable[str]:
     if not runs:
         return ["no run is remembered"]
     rows = [
         (
             run.started[:19] + "Z", run.status, run.kind + (" backwards" if run.reverse else ""), run.to_event,
-            _events_of(run, policy), run.records, run.files, size_text(run.bytes),
+            run.events_of, run.records, run.files, size_text(run.bytes),
             run.error or "; ".join(run.warnings[:1]),
         )
         for run in runs

@@ -69,12 +69,15 @@ class Session:
         finally:
             engines.stop()
 
-    def call(self, verb: Verb[..., Any, R], engine: EngineChoice | None = None, **given: Any) -> R:
+    def call(
+        self, verb: Verb[..., Any, R], engine: EngineChoice | AutoEngine | None = None, **given: Any
+    ) -> R:  # fmt: skip
         """A verb with what the command line gave: each option is the field of its name, `--no-x` the field `x`."""
         fields = {
             name.removeprefix("no_"): not value if name.startswith("no_") else value for name, value in given.items()
         }
-        with self.engines(engine, verb.options.zone) if engine else nullcontext() as engines:
+        opened = self.engines(engine, verb.options.zone) if isinstance(engine, EngineChoice) else nullcontext(engine)
+        with opened as engines:
             return verb(config=self.config, engine=engines, progress=self.progress, **fields)
 
     @property
@@ -130,6 +133,10 @@ key_file_option = click.option(
 )  # fmt: skip
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
+)
+policy_argument = click.argument("policy", metavar="POLICY")
 METASTORE = "thrift://host:port, several separated by commas for failover, or a name of the configuration file."
 source_option = click.option("--source", required=True, metavar="METASTORE", help=f"The source: {METASTORE}")
 target_option = click.option("--target", required=True, metavar="METASTORE", help=f"The target: {METASTORE}")

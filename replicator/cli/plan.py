@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from replicator.cli.brake import brake_options
-from replicator.cli.options import EngineChoice, Session, engine_options, json_option, pass_session
+from replicator.cli.brake import removal_options
+from replicator.cli.options import (
+    Session,
+    engine_options,
+    jobs_option,
+    json_option,
+    pass_session,
+    policy_argument,
+)
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text
-from replicator.cli.sync import adopt_option, drop_left_option, jobs_option, opened, policy_argument, run_lines
+from replicator.cli.sync import adopt_option, drop_left_option, run_lines
+from replicator.commands.sync import apply as run_apply
+from replicator.commands.sync import plan as run_plan
 from replicator.core.not_replicated import PARTIAL
-from replicator.replay.apply.brake import brake_of
-
-if TYPE_CHECKING:
-    from replicator.policies.plan import SyncPlan
-    from replicator.replay.apply.brake import Brake
+from replicator.policies.plan import SyncPlan
 
 
 @click.command()
@@ -28,9 +32,7 @@ if TYPE_CHECKING:
 @engine_options
 @json_option
 @pass_session
-def plan(
-    session: Session, policy: str, out: str, adopt: bool, drop_left: bool, engine: EngineChoice, as_json: bool
-) -> int:  # fmt: skip
+def plan(session: Session, /, as_json: bool, **given: Any) -> int:
     """Show the next run's changes and their cost, and write them as a plan for apply.
 
     Captures, and writes the dumps of that run; the target is not changed.
@@ -40,34 +42,19 @@ def plan(
       replicator plan west --out plan.json
       replicator apply plan.json
     """
-    import msgspec
-
-    from cmroot.store.place import store_for
-    from replicator.policies.plan import encode_plan, make
-    from replicator.policies.steps import SyncOptions
-
-    with ExitStack() as stack:
-        work = opened(session, stack, policy, engine)
-        made = make(
-            work.policy, work.source, work.target, engines=work.engines, progress=session.progress,
-            options=SyncOptions(adopt=adopt, drop_left=drop_left, brake=brake_of(session.config.guard)),
-            others=work.others,
-        )  # fmt: skip
-    store_for(out).write_bytes(out, encode_plan(made))
-    emit({"status": "planned", "plan": out, **msgspec.to_builtins(made)}, as_json, _plan_lines(made, out))
+    made, out = session.call(run_plan, **given), given["out"]
+    emit({"status": "planned", "plan": out, **made.to_dict()}, as_json, _plan_lines(made, out))
     return PARTIAL if made.not_replicated else 0
 
 
 @click.command()
 @click.argument("plan", metavar="PLAN")
 @jobs_option
-@brake_options
+@removal_options
 @engine_options
 @json_option
 @pass_session
-def apply(
-    session: Session, plan: str, jobs: int, brake: Brake | None, engine: EngineChoice, as_json: bool
-) -> int:  # fmt: skip
+def apply(session: Session, /, as_json: bool, **given: Any) -> int:
     """Carry out a plan, and nothing else. Safe to run again after a crash.
 
     Exit 6, without a change, if the policy, the roles, the target's checkpoint or its contents have changed since.
@@ -76,16 +63,7 @@ def apply(
     Example:
       replicator apply plan.json
     """
-    from replicator.policies.plan import apply as carry_out
-    from replicator.policies.plan import read_plan
-
-    wanted = read_plan(plan)
-    with ExitStack() as stack:
-        work = opened(session, stack, wanted.policy, engine)
-        done = carry_out(
-            wanted, work.policy, work.source, work.target, engines=work.engines, progress=session.progress, jobs=jobs,
-            brake=brake, others=work.others,
-        )  # fmt: skip
+    done = session.call(run_apply, **given)
     emit(done, as_json, run_lines(done))
     return PARTIAL if done.not_replicated else 0
 

@@ -9,12 +9,10 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Self
 
+from replicator.core.stopping import Terminated as Terminated
+
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived."""
 
 
 def raise_on_sigterm() -> None:

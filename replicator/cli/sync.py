@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from replicator.cli.brake import brake_options
+from replicator.cli.brake import removal_options
 from replicator.cli.options import (
     Duration,
     EngineChoice,
     Session,
     empty_option,
     engine_options,
+    jobs_option,
     json_option,
     pass_session,
+    policy_argument,
 )
 from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
-from replicator.cli.signals import Stopping, Terminated
+from replicator.cli.signals import Stopping
+from replicator.commands.sync import sync as run_sync
 from replicator.core.not_replicated import PARTIAL
-from replicator.errors import UsageError
-
-if TYPE_CHECKING:
-    from replicator.core.engine import AutoEngine
-    from replicator.core.policy import Policy
-    from replicator.metastore.thrift import ThriftMetastore
-    from replicator.policies.follow import Followed, Scan
-    from replicator.policies.memory import Compared
-    from replicator.policies.run import Remembering, SyncRun
-    from replicator.replay.apply.brake import Brake
+from replicator.policies.follow import Followed
+from replicator.policies.memory import Compared
+from replicator.policies.run import SyncRun
 
 DIFFERENT = 4
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 
-policy_argument = click.argument("policy", metavar="POLICY")
 adopt_option = click.option(
     "--adopt", is_flag=True, help="Adopt objects of the target with the replicas' names that replication did not "
     "create: equal files stay, different ones are moved to the target's $cmroot.",
@@ -47,33 +40,6 @@ drop_left_option = click.option(
     "--drop-left", "--consent-drop", "drop_left", is_flag=True,
     help="Drop out-of-scope replicas; their data is moved to the target's $cmroot.",
 )  # fmt: skip
-jobs_option = click.option(
-    "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
-)
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A policy, its metastores as it names them, and engines; open for the length of a block."""
-
-    policy: Policy
-    source: ThriftMetastore
-    target: ThriftMetastore
-    engines: AutoEngine
-    others: Sequence[Policy]
-
-
-def opened(session: Session, stack: ExitStack, name: str, choice: EngineChoice | None = None) -> Opened:
-    """Raises UsageError when there is no such policy. `choice`: without one the engine is the policy's."""
-    policy = session.config.policy(name)
-    if choice is None or choice.engine == "auto":
-        master, conf = (choice.master, choice.spark_conf) if choice else (None, ())
-        choice = EngineChoice(policy.engine, master, conf)
-    return Opened(
-        policy, stack.enter_context(session.metastore(policy.source)),
-        stack.enter_context(session.metastore(policy.target)), stack.enter_context(session.engines(choice)),
-        list(session.config.policies.values()),
-    )  # fmt: skip
 
 
 @click.command()
@@ -86,14 +52,11 @@ def opened(session: Session, stack: ExitStack, name: str, choice: EngineChoice |
 @empty_option
 @click.option("--deep", is_flag=True, help="Also compare each partition with the metastore.")
 @jobs_option
-@brake_options
+@removal_options
 @engine_options
 @json_option
 @pass_session
-def sync(
-    session: Session, policy: str, once: bool, schedule: timedelta | None, adopt: bool, drop_left: bool,
-    empty: tuple[str, ...], deep: bool, jobs: int, brake: Brake | None, engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def sync(session: Session, /, as_json: bool, once: bool, engine: EngineChoice, **given: Any) -> int:
     """Run a policy: a bootstrap if necessary, else the changes since the last run. Safe to kill and to run again.
 
     With --follow one Spark session is kept, failures are retried, and SIGTERM or Ctrl-C end it after the current run
@@ -104,34 +67,15 @@ def sync(
       replicator sync west
       replicator sync west --follow --schedule 10s
     """
-    from replicator.policies.follow import Scan
-    from replicator.policies.run import Remembering, sync_once
-    from replicator.policies.steps import SyncOptions
-
-    if empty and not once:
-        raise UsageError("--empty is about one run", hint="run once with it, then follow without")
-    with ExitStack() as stack:
-        work = opened(session, stack, policy, engine)
-        remembering = Remembering(work.policy)
-
-        def run(scan: Scan = Scan.ALL) -> SyncRun:
-            compare = scan is Scan.ALL
-            options = SyncOptions(
-                adopt=adopt, drop_left=drop_left, scan=scan is not Scan.NOTHING, compare=compare,
-                deep=deep and compare, empty=empty, brake=brake, jobs=jobs,
-            )  # fmt: skip
-            return sync_once(
-                work.policy, work.source, work.target, engines=work.engines, progress=session.progress,
-                options=options, others=work.others, remembering=remembering,
-            )  # fmt: skip
-
-        if once:
-            done = run()
-            emit(done, as_json, run_lines(done))
-            if done.not_replicated:
-                return PARTIAL
-            return DIFFERENT if done.compared and done.compared.differing else 0
-        return _follow(session, work, run, schedule or work.policy.schedule, remembering, as_json)
+    if not once:
+        with session.engines(engine) as engines:
+            return _follow(session, as_json, engine=engines, **given)
+    done = session.call(run_sync, engine, **given)
+    assert isinstance(done, SyncRun)
+    emit(done, as_json, run_lines(done))
+    if done.not_replicated:
+        return PARTIAL
+    return DIFFERENT if done.compared and done.compared.differing else 0
 
 
 def run_lines(run: SyncRun) -> Iterable[str]:
@@ -174,14 +118,7 @@ def _compared_line(compared: Compared) -> str:
 # ---- --follow -----------------------------------------------------------------------------------------------------
 
 
-def _follow(
-    session: Session, work: Opened, run: Callable[[Scan], SyncRun], schedule: timedelta, remembering: Remembering,
-    as_json: bool,
-) -> int:  # fmt: skip
-    from replicator.policies.follow import Followed, Pace, follow
-    from replicator.policies.run import record_unreached
-    from replicator.policies.verifying import Beside, compare_now
-
+def _follow(session: Session, as_json: bool, **given: Any) -> int:
     def told(done: SyncRun) -> None:
         if not as_json:
             copied = f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
@@ -196,27 +133,9 @@ def _follow(
         if session.verbose:
             note("".join(traceback.format_exception(error)))
 
-    def newest(reverse: bool) -> int:
-        return (work.target if reverse else work.source).current_event_id()
-
-    def compare(enough: Callable[[], bool]) -> Compared | None:
-        return compare_now(
-            work.policy, work.source, work.target, remembering.memory, engines=work.engines, progress=session.progress,
-            enough=enough,
-        )  # fmt: skip
-
-    total = Followed(work.policy.name)
-    with Stopping(GRACE) as stop, ExitStack() as stack:
-        if work.policy.verify is not None:
-            remembering.beside = Beside(compare, pause=schedule.total_seconds())
-            stack.enter_context(remembering.beside.running())
-        try:
-            follow(
-                total, run, newest, pace=Pace(schedule), stop=stop, engines=work.engines, told=told,
-                failed=failed, unreached=lambda error: record_unreached(remembering, error), beside=remembering.beside,
-            )  # fmt: skip
-        except Terminated:
-            total.status = "interrupted"  # in the middle of a run, which the next one completes
+    with Stopping(GRACE) as stop:
+        total = session.call(run_sync, once=False, stop=stop, told=told, failed=failed, **given)
+    assert isinstance(total, Followed)
     total.exit_code = stop.code
     emit(total, as_json, _followed_lines(total))
     return stop.code

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import click
 
 from replicator.cli.options import (
     Duration,
-    EngineChoice,
     Session,
     dry_run_option,
     engine_options,
+    jobs_option,
     json_option,
     pass_session,
+    policy_argument,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text, took, write
-from replicator.cli.sync import Opened, jobs_option, opened, policy_argument
-
-if TYPE_CHECKING:
-    from replicator.turnover.turn import Sides, StepTold, Turned
+from replicator.commands.turn import failback as run_failback
+from replicator.commands.turn import failover as run_failover
+from replicator.commands.turn import loss as run_loss
+from replicator.commands.turn import switchover as run_switchover
+from replicator.turnover.turn import StepTold, Turned
 
 to_option = click.option(
     "--to", type=click.Choice(["source", "target"]), default=None,
@@ -47,10 +47,7 @@ wait_option = click.option(
 @engine_options
 @json_option
 @pass_session
-def switchover(
-    session: Session, policy: str, to: str | None, abort: bool, anyway: bool, drain: timedelta, wait: timedelta,
-    dry_run: bool, jobs: int, engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
     """Make the replica the primary, and the primary its replica: planned, without loss. A second one turns back.
 
     Stop the writers before, or when the step `fence` is told: a role stops replication, it stops nobody from writing.
@@ -63,14 +60,7 @@ def switchover(
       replicator switchover west
       replicator switchover west --abort
     """
-    from replicator.turnover.switchover import abort as take_back
-    from replicator.turnover.switchover import switchover as turn
-    from replicator.turnover.switchover_steps import SwitchoverOptions
-
-    options = SwitchoverOptions(to=to or "", anyway=anyway, drain=drain, patience=wait, jobs=jobs)
-    with ExitStack() as stack:
-        sides = sides_of(session, opened(session, stack, policy, engine), as_json)
-        done = take_back(sides, options) if abort else turn(sides, options, dry_run=dry_run)
+    done = session.call(run_switchover, told=_told(as_json), **given)
     emit(done, as_json, turned_lines(done))
     return 6 if done.problems else 0
 
@@ -97,10 +87,7 @@ def switchover(
 @engine_options
 @json_option
 @pass_session
-def failover(
-    session: Session, policy: str, force: bool, accept_partial: bool, look: bool, patience: timedelta,
-    reading: timedelta, jobs: int, engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def failover(session: Session, /, as_json: bool, **given: Any) -> int:
     """Make the replica the primary while the primary is lost. Without --force: only tell what is lost, and exit 6.
 
     The loss report comes from what still answers: the replica, the lost side's $cmroot, its metastore. Nobody waits for
@@ -111,20 +98,7 @@ def failover(
       replicator failover west
       replicator failover west --force
     """
-    from replicator.metastore.thrift import ThriftMetastore
-    from replicator.turnover.failover import FailoverOptions
-    from replicator.turnover.failover import failover as turn
-
-    options = FailoverOptions(
-        force=force, accept_partial=accept_partial, look=look, limit=patience, reading=reading, jobs=jobs
-    )
-    with ExitStack() as stack:
-        work = opened(session, stack, policy, engine)
-        hasty = [
-            stack.enter_context(ThriftMetastore(each.uri, timeout=patience.total_seconds(), retries=0))
-            for each in (work.source, work.target)
-        ]
-        done = turn(sides_of(session, work, as_json), (hasty[0], hasty[1]), options)
+    done = session.call(run_failover, told=_told(as_json), **given)
     emit(done, as_json, [*loss_lines(done.loss or {}), *turned_lines(done)])
     return 6 if done.status == "refused" else 0
 
@@ -138,10 +112,7 @@ def failover(
 @engine_options
 @json_option
 @pass_session
-def failback(
-    session: Session, policy: str, switch: bool, wait: timedelta, dry_run: bool, jobs: int, engine: EngineChoice,
-    as_json: bool,
-) -> int:  # fmt: skip
+def failback(session: Session, /, as_json: bool, **given: Any) -> int:
     """Take the old primary back after a failover: it becomes the replica of the new one, by difference.
 
     Its own changes, which were never replicated, are listed, kept in its $cmroot and held there. Only what differs is
@@ -154,19 +125,7 @@ def failback(
       replicator failback west
       replicator switchover west
     """
-    from replicator.turnover.failback import FailbackOptions
-    from replicator.turnover.failback import failback as turn
-    from replicator.turnover.switchover import switchover as switch_over
-    from replicator.turnover.switchover_steps import SwitchoverOptions
-
-    with ExitStack() as stack:
-        sides = sides_of(session, opened(session, stack, policy, engine), as_json)
-        done = turn(sides, FailbackOptions(patience=wait, jobs=jobs), dry_run=dry_run)
-        if switch and not dry_run:
-            to = "source" if done.primary == "target" else "target"
-            own, copied = done.own, (done.files_copied, done.bytes_copied)
-            done = switch_over(sides, SwitchoverOptions(to=to, patience=wait, jobs=jobs))
-            done.own, (done.files_copied, done.bytes_copied) = own, copied
+    done = session.call(run_failback, told=_told(as_json), **given)
     emit(done, as_json, [*own_lines(done.own or {}), *turned_lines(done)])
     return 0
 
@@ -175,17 +134,14 @@ def failback(
 @policy_argument
 @json_option
 @pass_session
-def loss(session: Session, policy: str, as_json: bool) -> None:
+def loss(session: Session, /, as_json: bool, **given: Any) -> None:
     """Show the loss report of a policy's last failover, as it was when the replica was promoted.
 
     \b
     Example: replicator loss west
     """
-    from replicator.turnover.failover import last_failover
-
-    found = last_failover(session.config.policy(policy))
-    report = found.loss or {}
-    emit({"status": "shown", "turn": found.turn, "by": found.by, **report}, as_json, loss_lines(report))
+    found = session.call(run_loss, **given)
+    emit(found, as_json, loss_lines(found.loss or {}))
 
 
 def loss_lines(loss: Mapping[str, Any]) -> list[str]:
@@ -257,17 +213,9 @@ def _lost_table(each: Mapping[str, Any]) -> str:
     )
 
 
-def sides_of(session: Session, work: Opened, as_json: bool) -> Sides:
-    """What a verb works on; each step is told when it is done."""
-    from replicator.turnover.turn import Sides
-
-    def told(step: StepTold) -> None:
-        if not as_json:
-            write([step_line(step)])
-
-    return Sides(
-        work.policy, work.source, work.target, work.engines, session.progress, work.others, told=told
-    )  # fmt: skip
+def _told(as_json: bool) -> Callable[[StepTold], None] | None:
+    """Each step is told when it is done."""
+    return None if as_json else lambda step: write([step_line(step)])
 
 
 def step_line(step: StepTold) -> str:

@@ -95,6 +95,10 @@ class AutoEngine:
         small = items <= self.SMALL_ITEMS and size <= self.SMALL_BYTES
         return self._local if small and self._choice == "auto" else self._spark
 
+    def preferring(self, choice: str) -> AutoEngine:
+        """The same threads and Spark, with `choice` where theirs is auto."""
+        return AutoEngine(self._local, self._spark, choice) if self._choice == "auto" else self
+
     def session(self, settings: Mapping[str, str]) -> Any:
         """A Spark session on a metastore, whatever the choice; see SparkEngine.session."""
         return self._spark.session(settings)

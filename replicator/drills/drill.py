@@ -26,7 +26,7 @@ from replicator.core.policy import Policy, matching_databases
 from replicator.core.roles import Role, mark_of
 from replicator.core.shadow import is_shadow
 from replicator.drills.build import build, tear_down
-from replicator.drills.drill_record import Drill, Drills, Standing
+from replicator.drills.drill_record import Drill, DrillPlan, Drills, Standing
 from replicator.drills.queries import Asking, ask, questions
 from replicator.drills.shadows import Shadows
 from replicator.drills.sweep import sweep
@@ -89,12 +89,12 @@ def _databases(policy: Policy, metastore: MetastoreReader, original: dict[str, s
     return [each for each in found if not is_shadow(each)]
 
 
-def plan(policy: Policy, source: Metastore, target: Metastore, options: DrillOptions) -> Drill:
+def plan(policy: Policy, source: Metastore, target: Metastore, options: DrillOptions) -> DrillPlan:
     """What a drill would make: its databases and how many tables each has. Changes nothing."""
     replicas = find_replicas(policy, source, target)
     drill = _begin(policy, replicas, options, clocks.time)
     tables = sum(len(replicas.metastore.table_names(name)) for name in drill.databases)
-    return msgspec.structs.replace(drill, tables=tables)
+    return DrillPlan(**msgspec.structs.asdict(drill) | {"tables": tables, "status": "planned"})
 
 
 def drill(

@@ -8,14 +8,17 @@ A record whose shadows are not torn down tells the next drill what to sweep. All
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from cmroot.lease import Lease, acquire
 from cmroot.store.place import join, store_for
 from replicator.core.not_replicated import NotReplicated
+from replicator.core.report import Report, Rows
 from replicator.errors import FormatError
 from replicator.policies.memory import Memory, iso, stamp
 from replicator.policies.sealed import seal, unseal
@@ -46,7 +49,7 @@ class Standing(msgspec.Struct, frozen=True):
     position: int
 
 
-class Drill(msgspec.Struct, frozen=True, kw_only=True):
+class Drill(Report, msgspec.Struct, frozen=True, kw_only=True):
     """One drill. Times are ISO 8601 with a zone.
 
     status: running, done, incomplete (a query failed or answered otherwise), failed (`error` says why), killed (found
@@ -64,7 +67,7 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     metastore: str
     ended: str = ""
-    status: Literal["running", "done", "incomplete", "failed", "killed"] = "running"
+    status: Literal["planned", "running", "done", "incomplete", "failed", "killed"] = "running"
     reverse: bool = False
     databases: dict[str, str] = {}
     homes: dict[str, str] = {}
@@ -87,6 +90,37 @@ class Drill(msgspec.Struct, frozen=True, kw_only=True):
     staying: list[str] = []
     warnings: list[str] = []
     error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
+
+
+class DrillPlan(Drill, frozen=True, kw_only=True):
+    """What a drill would show: its databases and their shadows, and how many `tables` those have."""
+
+    status: Literal["planned"] = "planned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownDrills(Rows):
+    """A policy's drills, newest first, and files among them that cannot be understood."""
+
+    listed: ClassVar[str] = "drills"
+    status: str = "shown"
+    policy: str
+    drills: list[Drill]
+    damaged: list[str]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As JSON has them, but answers, whose values are of any type, are JSON text."""
+        return [{**row, "queries": [_as_text(each) for each in row["queries"]]} for row in super().rows()]
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
+
+
+def _as_text(asked: dict[str, Any]) -> dict[str, Any]:
+    return {**asked, "rows": json.dumps(asked["rows"], ensure_ascii=False)}
 
 
 class Drills:
@@ -116,6 +150,11 @@ class Drills:
             except FormatError:
                 damaged.append(path)
         return found, damaged
+
+    def shown(self, policy: str, limit: int | None = None) -> ShownDrills:
+        """The newest `limit` drills (None: all)."""
+        drills, damaged = self.read(limit)
+        return ShownDrills(policy=policy, drills=drills, damaged=damaged)
 
     def unfinished(self) -> list[Drill]:
         """Those whose shadows may still be there."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cmroot.root import create_or_open
 from replicator.core.model import Database
 from replicator.core.policy import Policy
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.core.shadow import OF_POLICY, is_shadow
 from replicator.drills.build import remove_empty, tear_down
 from replicator.drills.drill_record import Drill, Drills
@@ -21,7 +21,7 @@ EVERY_NAME = ""  # a prefix that every database has
 
 
 @dataclass
-class Swept:
+class Swept(Report):
     """`dropped`: shadow databases that went; `staying`: what keeps others there, as no drill made it."""
 
     policy: str
@@ -29,8 +29,6 @@ class Swept:
     dropped: list[str] = field(default_factory=list)
     staying: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-    __str__ = json_text
 
 
 def clean(

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import random
 import time as clocks
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Protocol
 
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import NotReplicated
-from replicator.core.report import json_text
+from replicator.core.policy import Policy
+from replicator.core.progress import Progress
+from replicator.core.report import Report
+from replicator.core.stopping import Stop, Terminated
 from replicator.errors import ConfigError, LeaseHeld, MetastoreError, MetastoreUnreachable, Refused, UsageError
+from replicator.metastore.client import Metastore
 from replicator.policies.memory import Compared
-from replicator.policies.run import SyncRun
-from replicator.policies.verifying import Beside
+from replicator.policies.run import Remembering, SyncRun, record_unreached, sync_once
+from replicator.policies.steps import SyncOptions
+from replicator.policies.verifying import Beside, compare_now
 
 FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=1), timedelta(minutes=1)
 AWAY_WAIT = timedelta(seconds=10)  # the longest while a metastore is away: a try costs nothing, and lag grows
@@ -38,18 +43,8 @@ class Scan(Enum):
     ALL = "all"
 
 
-class Stop(Protocol):
-    """Says when to stop."""
-
-    def is_set(self) -> bool: ...
-
-    def wait(self, timeout: float) -> bool:
-        """Waits so many seconds, or until it is time to stop; whether it is."""
-        ...
-
-
 @dataclass
-class Followed:
+class Followed(Report):
     """All rounds together. `rounds`: runs that came to their end, `synced` of them loaded something; `skipped`: times
     at which the source had no new event and a scan was not due; `failures`: runs that failed, `last_error` the newest
     one's. `last`: the newest run that loaded something. `compared`: the newest verification, of `sampled` tables in
@@ -73,8 +68,6 @@ class Followed:
     not_replicated: list[NotReplicated] = field(default_factory=list)
     exit_code: int = 0
     warnings: list[str] = field(default_factory=list)
-
-    __str__ = json_text
 
     def add(self, run: SyncRun) -> None:
         self.rounds += 1
@@ -178,6 +171,45 @@ def follow(
             wait = pace.failed(away=isinstance(error, MetastoreUnreachable))
             failed(error, wait)
         stop.wait(wait)
+
+
+def follow_policy(
+    policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
+    options: SyncOptions, others: Sequence[Policy], schedule: timedelta, stop: Stop,
+    told: Callable[[SyncRun], None], failed: Callable[[Exception, float], None],
+) -> Followed:  # fmt: skip
+    """Runs a policy again and again, with its verification beside; arguments as `sync_once` and `follow`. `schedule`:
+    from the begin of one run to the next. options: of a round that looks at everything. Terminated in the middle of a
+    run, which the next one completes, ends it as `interrupted`. Raises as `follow`."""
+    remembering = Remembering(policy)
+
+    def once(scan: Scan) -> SyncRun:
+        whole = scan is Scan.ALL
+        chosen = replace(options, scan=scan is not Scan.NOTHING, compare=whole, deep=options.deep and whole)
+        return sync_once(
+            policy, source, target, engines=engines, progress=progress, options=chosen, others=others,
+            remembering=remembering,
+        )  # fmt: skip
+
+    def compare(enough: Callable[[], bool]) -> Compared | None:
+        return compare_now(
+            policy, source, target, remembering.memory, engines=engines, progress=progress, enough=enough
+        )  # fmt: skip
+
+    total = Followed(policy.name)
+    with ExitStack() as stack:
+        if policy.verify is not None:
+            remembering.beside = Beside(compare, pause=schedule.total_seconds())
+            stack.enter_context(remembering.beside.running())
+        try:
+            follow(
+                total, once, lambda reverse: (target if reverse else source).current_event_id(), pace=Pace(schedule),
+                stop=stop, engines=engines, told=told, failed=failed,
+                unreached=lambda error: record_unreached(remembering, error), beside=remembering.beside,
+            )  # fmt: skip
+        except Terminated:
+            total.status = "interrupted"
+    return total
 
 
 def _begin_anew(engines: AutoEngine) -> None:

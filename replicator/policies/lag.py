@@ -19,7 +19,7 @@ from replicator.captures.unseen import sight_at
 from replicator.core.model import NotificationEvent
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import Policy
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.dumps.selection import Entering, Selection
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.events.reach import read_reach
@@ -77,7 +77,7 @@ class DatabaseLag:
 
 
 @dataclass
-class Lag:
+class Lag(Report):
     """`status`: current, behind, late (more than the policy's `max_lag`), blocked (`blocks` says by what) or none (not
     replicated yet). `events`: changes of the policy's databases that the target lacks; `seconds`: the age of the oldest
     one; `bytes`: of files that were captured, and not loaded. `captured_event`: how far the log is, `source_event`: the
@@ -116,8 +116,6 @@ class Lag:
     unreachable: dict[str, str] = field(default_factory=dict)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-
-    __str__ = json_text
 
 
 def lag(

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ from cmroot.names import foreign
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, store_for
 from replicator.core.not_replicated import NotReplicated
+from replicator.core.policy import Policy
+from replicator.core.report import Rows
 from replicator.errors import ConfigError, FormatError
 from replicator.policies.sealed import seal, unseal
 
@@ -164,6 +166,37 @@ class History:
     def last_done(self) -> Run | None:
         """The newest run that came to its end."""
         return next((run for run in self.runs if run.status == "done"), None)
+
+
+class ShownRun(Run, frozen=True, kw_only=True):
+    """A run of the history. `events_of`: the metastore whose event ids from_event and to_event are, that of the side
+    that was replicated."""
+
+    events_of: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownHistory(Rows):
+    """A policy's runs, newest first, and files among them that cannot be understood."""
+
+    listed: ClassVar[str] = "runs"
+    status: str = "shown"
+    policy: str
+    runs: list[ShownRun]
+    damaged: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
+
+
+def shown_history(memory: Memory, policy: Policy, limit: int | None) -> ShownHistory:
+    """The newest `limit` runs (None: all)."""
+    kept = memory.runs(limit)
+    runs = [
+        ShownRun(**msgspec.structs.asdict(run), events_of=policy.target if run.reverse else policy.source)
+        for run in kept.runs
+    ]
+    return ShownHistory(policy=policy.name, runs=runs, damaged=kept.damaged)
 
 
 _FORMAT: dict[type[Any], str] = {

@@ -22,6 +22,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.policy import Policy
 from replicator.core.progress import Progress
+from replicator.core.report import Report
 from replicator.dumps.reader import DumpReader
 from replicator.errors import BootstrapNeeded, FormatError, Refused
 from replicator.metastore.client import Metastore
@@ -95,7 +96,7 @@ class PlannedLoad(msgspec.Struct, frozen=True, kw_only=True):
     gone: list[Gone] = []
 
 
-class SyncPlan(msgspec.Struct, frozen=True, kw_only=True):
+class SyncPlan(Report, msgspec.Struct, frozen=True, kw_only=True):
     """What the next run of a policy would do. `policy_digest`: of its keys. `roles`: database -> role and epoch, on
     both sides. `position`, `to_event`: where the target is afterwards. `left`: replicas that the policy does not name
     any more; `drops`: tables and partitions that the loads drop, and tables of those that would go, with consent.
@@ -119,6 +120,9 @@ class SyncPlan(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     warnings: list[str] = []
     not_replicated: list[NotReplicated] = []
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": "planned", **msgspec.to_builtins(self)}
 
     @property
     def empty(self) -> bool:

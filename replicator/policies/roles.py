@@ -22,17 +22,20 @@ import socket
 import time as clocks
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from replicator.core.report import Report, Rows
 from replicator.core.roles import Role, RoleMark, consequence, mark_of, marked, may_dump_from, may_load_into
 from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.client import Metastore, MetastoreReader
 
 __all__ = [
-    "SETTLE", "Role", "RoleMark", "consequence", "epochs_to_dump", "establish", "label", "mark_of", "may_dump_from",
-    "may_load_into", "read_role", "set_role",
+    "SETTLE", "Role", "RoleMark", "change_role", "consequence", "epochs_to_dump", "establish", "label", "mark_of",
+    "may_dump_from", "may_load_into", "read_role", "set_role", "shown_roles",
 ]  # fmt: skip
 
 SETTLE = timedelta(seconds=1)
@@ -113,6 +116,76 @@ def establish(
             here = set_role(source, db, Role.PRIMARY, here.epoch + 1, expect=here, settle=settle, pause=pause)
         epochs[db] = here.epoch
     return epochs
+
+
+@dataclass(frozen=True)
+class DatabaseRole:
+    """A database's role and epoch; `by`: who set them."""
+
+    db: str
+    role: Role
+    epoch: int
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownRoles(Rows):
+    """Roles of a metastore's databases. `metastore`: its URI."""
+
+    listed: ClassVar[str] = "databases"
+    status: str = "shown"
+    metastore: str
+    databases: list[DatabaseRole]
+
+
+def shown_roles(metastore: MetastoreReader, databases: Sequence[str] = ()) -> ShownRoles:
+    """Of these databases; none: of all that have had a role. Raises ObjectNotFound, FormatError as `read_role`."""
+    found = [(name, read_role(metastore, name)) for name in databases or metastore.database_names()]
+    rows = [DatabaseRole(name, mark.role, mark.epoch, mark.by) for name, mark in found if databases or mark.epoch]
+    return ShownRoles(metastore=metastore.uri, databases=rows)
+
+
+@dataclass(frozen=True)
+class RoleChange(Report):
+    """A role set by hand. `status`: set, unchanged, or planned (a dry run). `consequence`: what it means for data;
+    empty where the change can do no harm by itself."""
+
+    status: Literal["set", "unchanged", "planned"]
+    metastore: str
+    db: str
+    before: RoleMark
+    after: RoleMark
+    consequence: str
+
+
+def change_role(
+    metastore: Metastore, db: str, role: Role, epoch: int | None, *, force: bool = False, dry_run: bool = False
+) -> RoleChange:
+    """Sets a role as a person says; epoch None: the next one for primary and fenced, else the one it has. Safe to run
+    twice. Raises Refused, without `force`, for what can lose data, and as `set_role`."""
+    before = read_role(metastore, db, repair=force)
+    after = RoleMark(role, _next_epoch(before, role) if epoch is None else epoch)
+    means = consequence(before.role, after.role)
+    if means and not force and not dry_run:
+        raise Refused(
+            f"{label(metastore, db)} is {before}; if it becomes {after.role}: {means}",
+            hint="use switchover, failover or failback; --force if you know that it is right",
+            details={"before": _fields(before), "after": _fields(after), "consequence": means},
+        )
+    if not dry_run and (before != after or force):
+        after = set_role(metastore, db, after.role, after.epoch, expect=before, force=force)
+    status: Literal["set", "unchanged", "planned"] = "unchanged" if before == after and not force else "set"
+    return RoleChange("planned" if dry_run else status, metastore.uri, db, before, after, means)
+
+
+def _next_epoch(before: RoleMark, wanted: Role) -> int:
+    if wanted is before.role:
+        return before.epoch
+    return before.epoch + 1 if wanted in (Role.PRIMARY, Role.FENCED) else max(before.epoch, wanted is Role.REPLICA)
+
+
+def _fields(mark: RoleMark) -> dict[str, Any]:
+    return {"role": mark.role.value, "epoch": mark.epoch, "by": mark.by}
 
 
 def epochs_to_dump(

@@ -20,7 +20,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.policy import Policy, refuse_overlaps, same_metastore
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.dumps.dump import Dumped
 from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
@@ -38,7 +38,7 @@ TIDY_AFTER = 3600.0  # seconds between two tidyings of one process
 
 
 @dataclass
-class SyncRun:
+class SyncRun(Report):
     """What a run did. `status`: synced, nothing (there was nothing new), incomplete (something could not be done,
     `warnings` says what). `to_event`, `position`: how far the target is, all databases. Counts are those of its loads.
     `bootstrapped`: databases that were dumped whole, and why. `left`: replicas of what the policy does not name any
@@ -80,8 +80,6 @@ class SyncRun:
     scan_seconds: float = 0.0
     compare_seconds: float = 0.0
     seconds: float = 0.0
-
-    __str__ = json_text
 
     @property
     def moved(self) -> bool:

@@ -30,6 +30,8 @@ from replicator.policies.run import Remembering, run_once
 from replicator.policies.steps import SyncOptions
 from replicator.policies.way import Pair, Way, patterns_of
 from replicator.turnover.failover import LastFailover, last_failover
+from replicator.turnover.switchover import switchover
+from replicator.turnover.switchover_steps import SwitchoverOptions
 from replicator.turnover.turn import (
     Action,
     Details,
@@ -92,6 +94,16 @@ def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: b
         work.sum_up(turn, report)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
+
+
+def failback_and_switch(sides: Sides, options: FailbackOptions) -> Turned:
+    """A failback, then a switchover to the side that came back; both are completed by running it again. Returns the
+    switchover, with what the failback found and copied. Raises what either raises."""
+    back = failback(sides, options)
+    to = "source" if back.primary == "target" else "target"
+    done = switchover(sides, SwitchoverOptions(to=to, patience=options.patience, jobs=options.jobs))
+    done.own, done.files_copied, done.bytes_copied = back.own, back.files_copied, back.bytes_copied
+    return done
 
 
 # ---- who is right -------------------------------------------------------------------------------------------------

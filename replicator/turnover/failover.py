@@ -15,11 +15,13 @@ from __future__ import annotations
 import time as clocks
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 from cmroot.lease import Lease
 from cmroot.root import open_existing
 from cmroot.waiting import patiently
 from replicator.core.policy import Policy
+from replicator.core.report import Report
 from replicator.core.roles import Role
 from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Refused
 from replicator.metastore.client import Metastore
@@ -126,7 +128,7 @@ def _memory(policy: Policy, options: FailoverOptions) -> Memory:
 
 
 @dataclass(frozen=True)
-class LastFailover:
+class LastFailover(Report):
     """A policy's last failover: its turn, who began it, its loss report, and whether the source became the primary."""
 
     turn: str
@@ -134,6 +136,9 @@ class LastFailover:
     loss: Details | None
     reverse: bool
     epoch: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": "shown", "turn": self.turn, "by": self.by, **(self.loss or {})}
 
 
 def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> LastFailover:

@@ -25,7 +25,7 @@ from cmroot.root import ChangeRoot
 from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy
 from replicator.core.progress import Progress
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.core.roles import Role, RoleMark
 from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import Error, Refused
@@ -64,7 +64,7 @@ Told = Callable[[StepTold], None]
 
 
 @dataclass
-class Turned:
+class Turned(Report):
     """What a turn did. `status`: done, ready (a dry run), nothing (the side is the primary already), aborted.
     `primary`: the side that is the primary now, source or target as the policy names them; `uri`: its metastore.
     `epoch`: the primary's. downtime_seconds: from fencing the old primary to the new one; None where that cannot be
@@ -90,8 +90,6 @@ class Turned:
     files_copied: int = 0
     bytes_copied: int = 0
     seconds: float = 0.0
-
-    __str__ = json_text
 
 
 @dataclass(frozen=True)

@@ -102,4 +102,5 @@ def test_no_room_is_a_hall() -> None:
     assert {name for name, size in sizes.items() if size > FILES_IN_A_ROOM} == HALLS
 
 
-HALLS = {"replicator.cli"}
+HALLS = {"replicator.cli", "replicator.commands"}
+"""One module a command."""

@@ -1,0 +1,149 @@
+"""`sync`, `plan` and `apply`: run a policy, or look at what a run would do and then do exactly that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Event
+
+from cmroot.store.place import store_for
+from replicator.commands.base import Braked, Options, verb
+from replicator.commands.policy import opened
+from replicator.core.stopping import Stop
+from replicator.errors import UsageError
+from replicator.policies import plan as plans
+from replicator.policies import steps
+from replicator.policies.follow import Followed, follow_policy
+from replicator.policies.plan import SyncPlan
+from replicator.policies.run import SyncRun, sync_once
+from replicator.replay.apply.brake import brake_of
+
+
+def _nobody(*about: object) -> None:
+    """Is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncOptions(Braked):
+    """Arguments:
+
+    policy: its name in the configuration.
+    once: one run; else one after the other, until `stop` is set or an exception such as KeyboardInterrupt ends it.
+    schedule: while following, from the begin of one run to the next; None: the policy's.
+    adopt: take over what the target holds under the replicas' names and replication did not make.
+    drop_left: drop replicas of databases that the policy does not name any more; data goes to the target's root.
+    empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
+    deep: scan partitions one by one, too.
+    jobs: tables committed side by side.
+    stop: says when a following is to end, such as a `threading.Event`; None: nobody does.
+    told: while following, is given each run that loaded something, or found what differs or is not replicated.
+    failed: while following, is given each error, and the seconds to the next try.
+    """
+
+    policy: str = field(kw_only=False)
+    once: bool = True
+    schedule: timedelta | None = None
+    adopt: bool = False
+    drop_left: bool = False
+    empty: Sequence[str] = ()
+    deep: bool = False
+    jobs: int = 2
+    stop: Stop | None = None
+    told: Callable[[SyncRun], None] = _nobody
+    failed: Callable[[Exception, float], None] = _nobody
+
+
+@verb(SyncOptions)
+def sync(options: SyncOptions) -> SyncRun | Followed:
+    """Runs a policy: a bootstrap if it must, else what has changed since the last run; or follows it. May be killed
+    anywhere and run again.
+
+        replicator.sync("west")
+        replicator.sync("west", once=False, stop=event, told=print)
+
+    Raises LeaseHeld while another run of the policy is at work; Refused where roles, an unfinished turn, what
+    replication did not make, or too many removals are in the way; and what capture and load raise. A following tries
+    again after all but UsageError and ConfigError."""
+    if options.empty and not options.once:
+        raise UsageError("--empty is about one run", hint="run once with it, then follow without")
+    wanted = steps.SyncOptions(
+        adopt=options.adopt, drop_left=options.drop_left, deep=options.deep, empty=options.empty,
+        brake=options.limits, jobs=options.jobs,
+    )  # fmt: skip
+    with opened(options, options.policy) as work:
+        if options.once:
+            return sync_once(
+                work.policy, work.source, work.target, engines=work.engines, progress=options.teller, options=wanted,
+                others=work.others,
+            )  # fmt: skip
+        return follow_policy(
+            work.policy, work.source, work.target, engines=work.engines, progress=options.teller, options=wanted,
+            others=work.others, schedule=options.schedule or work.policy.schedule, stop=options.stop or Event(),
+            told=options.told, failed=options.failed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(Options):
+    """Arguments:
+
+    policy: its name in the configuration.
+    out: a file for the plan; what is there is replaced. None: the plan is only returned.
+    adopt: take over what the target holds under the replicas' names and replication did not make.
+    drop_left: drop replicas of databases that the policy does not name any more; data goes to the target's root.
+    """
+
+    policy: str = field(kw_only=False)
+    out: str | None = None
+    adopt: bool = False
+    drop_left: bool = False
+
+
+@verb(PlanOptions)
+def plan(options: PlanOptions) -> SyncPlan:
+    """Shows what the next run of a policy would do, with its price. Captures, and writes the dumps that the run would;
+    the target is not changed. May run again: each plan has dumps of its own.
+
+        replicator.plan("west", out="plan.json").cost.bytes
+
+    Raises what `sync` raises before it loads."""
+    with opened(options, options.policy) as work:
+        wanted = steps.SyncOptions(
+            adopt=options.adopt, drop_left=options.drop_left, brake=brake_of(options.settings.guard)
+        )
+        made = plans.make(
+            work.policy, work.source, work.target, engines=work.engines, progress=options.teller, options=wanted,
+            others=work.others,
+        )  # fmt: skip
+    if options.out is not None:
+        store_for(options.out).write_bytes(options.out, plans.encode_plan(made))
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyOptions(Braked):
+    """Arguments:
+
+    plan: what `plan` returned, or the file that it wrote.
+    jobs: tables committed side by side.
+    """
+
+    plan: SyncPlan | str = field(kw_only=False)
+    jobs: int = 2
+
+
+@verb(ApplyOptions)
+def apply(options: ApplyOptions) -> SyncRun:
+    """Does what a plan says, and nothing else. May run again after a crash.
+
+        replicator.apply("plan.json")
+
+    Raises Refused, and nothing is changed, when the world has moved since: the policy, the roles, the target's
+    checkpoint, or what it holds; FormatError for a file that is no plan; LeaseHeld while the policy is at work."""
+    wanted = options.plan if isinstance(options.plan, SyncPlan) else plans.read_plan(options.plan)
+    with opened(options, wanted.policy) as work:
+        return plans.apply(
+            wanted, work.policy, work.source, work.target, engines=work.engines, progress=options.teller,
+            jobs=options.jobs, brake=options.limits, others=work.others,
+        )  # fmt: skip

@@ -1,0 +1,185 @@
+"""`switchover`, `failover`, `failback` and `loss`: turn a policy round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from replicator.commands.base import Options, verb
+from replicator.commands.policy import opened
+from replicator.errors import UsageError
+from replicator.metastore.thrift import ThriftMetastore
+from replicator.turnover import failback as failbacks
+from replicator.turnover import failover as failovers
+from replicator.turnover import switchover as switchovers
+from replicator.turnover import switchover_steps
+from replicator.turnover.failover import LastFailover
+from replicator.turnover.turn import Sides, Told, Turned
+
+SIDES = ("source", "target")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchoverOptions(Options):
+    """Arguments:
+
+    policy: its name in the configuration.
+    to: who shall be the primary, "source" or "target" as the policy names them; then running it again does not turn
+      back. None: who is not.
+    abort: take a switchover back that has not promoted the replica yet.
+    anyway: also when tables differed in their last comparison, or directories are missing.
+    drain: how long the last changes may take.
+    wait: how long to wait for a run that is at work.
+    dry_run: only look what is in the way; the answer is `ready`, with `problems`.
+    jobs: tables committed side by side.
+    told: is given each step when it is done.
+    """
+
+    policy: str = field(kw_only=False)
+    to: str | None = None
+    abort: bool = False
+    anyway: bool = False
+    drain: timedelta = timedelta(minutes=10)
+    wait: timedelta = timedelta(seconds=10)
+    dry_run: bool = False
+    jobs: int = 2
+    told: Told | None = None
+
+
+@verb(SwitchoverOptions)
+def switchover(options: SwitchoverOptions) -> Turned:
+    """Makes the replica the primary, and the primary its replica: planned, without loss. Stop the writers before. May
+    be killed anywhere and run again: it completes. Once it is over, another one turns back.
+
+        replicator.switchover("west", dry_run=True).problems
+        replicator.switchover("west", to="target")
+
+    Raises Refused for what the check finds (nothing is changed then), LeaseHeld while the policy is at work, NotReached
+    when the drain takes too long, and what capture and load raise."""
+    if options.to and options.to not in SIDES:
+        raise UsageError(f"no side {options.to!r}", hint=f"to is one of {', '.join(SIDES)}")
+    if options.abort and options.dry_run:
+        raise UsageError("--abort and --dry-run exclude each other", hint="give one of them")
+    wanted = switchover_steps.SwitchoverOptions(
+        to=options.to or "", anyway=options.anyway, drain=options.drain, patience=options.wait, jobs=options.jobs
+    )
+    with _sides(options, options.policy, options.told) as sides:
+        if options.abort:
+            return switchovers.abort(sides, wanted)
+        return switchovers.switchover(sides, wanted, dry_run=options.dry_run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailoverOptions(Options):
+    """Arguments:
+
+    policy: its name in the configuration.
+    force: fail over: what the loss report lists is given up. Without it the answer is `refused`, with that report.
+    accept_partial: also with tables that an interrupted load left between two states.
+    look: list the lost side's directories, too: files that no capture has seen, where its storage answers.
+    patience: how long anything of the lost side may take to answer.
+    reading: how long its log may take to be read, and with look its directories to be listed.
+    jobs: tables committed side by side.
+    told: is given each step when it is done.
+    """
+
+    policy: str = field(kw_only=False)
+    force: bool = False
+    accept_partial: bool = False
+    look: bool = False
+    patience: timedelta = timedelta(seconds=5)
+    reading: timedelta = timedelta(minutes=1)
+    jobs: int = 2
+    told: Told | None = None
+
+
+@verb(FailoverOptions)
+def failover(options: FailoverOptions) -> Turned:
+    """Makes the replica the primary while the primary is lost; without `force` only tells what is lost. Nobody waits
+    for the lost side. May be killed anywhere and run again: it completes.
+
+        replicator.failover("west").loss
+        replicator.failover("west", force=True)
+
+    Raises Refused when there is no replica to promote, when a side is the primary already, or for what lies between two
+    states without consent; LeaseHeld while the policy is at work or being turned."""
+    wanted = failovers.FailoverOptions(
+        force=options.force, accept_partial=options.accept_partial, look=options.look, limit=options.patience,
+        reading=options.reading, jobs=options.jobs,
+    )  # fmt: skip
+    with _sides(options, options.policy, options.told) as sides:
+        seconds = options.patience.total_seconds()
+        with (
+            ThriftMetastore(sides.source.uri, timeout=seconds, retries=0) as here,
+            ThriftMetastore(sides.target.uri, timeout=seconds, retries=0) as there,
+        ):
+            return failovers.failover(sides, (here, there), wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailbackOptions(Options):
+    """Arguments:
+
+    policy: its name in the configuration.
+    switch: then switch over, so that the side that came back is the primary again.
+    wait: how long to wait for a run that is at work.
+    dry_run: only list its own changes, as far as they are captured or announced.
+    jobs: tables committed side by side.
+    told: is given each step when it is done.
+    """
+
+    policy: str = field(kw_only=False)
+    switch: bool = False
+    wait: timedelta = timedelta(seconds=10)
+    dry_run: bool = False
+    jobs: int = 2
+    told: Told | None = None
+
+
+@verb(FailbackOptions)
+def failback(options: FailbackOptions) -> Turned:
+    """Takes the old primary back after a failover: it becomes the replica of the new one, by difference. Its own
+    changes are listed and kept. Its writers must have stopped. May be killed anywhere and run again: it completes.
+
+        replicator.failback("west", dry_run=True).own
+        replicator.failback("west", switch=True)
+
+    Raises Refused where it is not known who is right, LeaseHeld while the policy is at work or being turned, and what
+    capture and load raise."""
+    wanted = failbacks.FailbackOptions(patience=options.wait, jobs=options.jobs)
+    with _sides(options, options.policy, options.told) as sides:
+        if options.switch and not options.dry_run:
+            return failbacks.failback_and_switch(sides, wanted)
+        return failbacks.failback(sides, wanted, dry_run=options.dry_run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOptions(Options):
+    """Arguments:
+
+    policy: its name in the configuration.
+    """
+
+    policy: str = field(kw_only=False)
+
+
+@verb(LossOptions)
+def loss(options: LossOptions) -> LastFailover:
+    """Shows the loss report of a policy's last failover, as it was when the replica was promoted. Reads only.
+
+        replicator.loss("west").loss
+
+    Raises ObjectNotFound where there was no failover, UsageError where there is no such policy."""
+    return failovers.last_failover(options.settings.policy(options.policy))
+
+
+@contextmanager
+def _sides(options: Options, policy: str, told: Told | None) -> Iterator[Sides]:
+    """What a verb works on."""
+    with opened(options, policy) as work:
+        yield Sides(
+            work.policy, work.source, work.target, work.engines, options.teller, work.others,
+            told=told or (lambda step: None),
+        )  # fmt: skip

@@ -1,0 +1,172 @@
+"""What a policy's commands do from Python: the options of the command line as arguments, and its JSON as the report."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from policies import Replication
+from story import command
+
+import replicator
+from replicator.core.engine import LocalEngine
+from replicator.core.roles import Role
+from replicator.core.spark import SparkEngine
+from replicator.errors import Refused, UsageError
+from replicator.metastore.embedded.running import Running
+from replicator.policies.run import SyncRun
+
+
+@pytest.fixture
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+    pair = Replication(source_metastore, target_metastore, tmp_path)
+    pair.db("a").table("t", {"first": "1"})
+    return pair
+
+
+def said(pair: Replication, *arguments: str) -> dict[str, object]:
+    return command("--config", str(pair.config()), *arguments).said
+
+
+def test_lag_and_history_are_what_the_commands_print_and_tables_of_rows(pair: Replication) -> None:
+    pair.sync()
+    pair.db("a").write("t", {"second": "2"})
+    pair.sync()
+    path = pair.config()
+    history = replicator.history(pair.name, config=path, limit=1)
+    assert json.loads(str(history)) == said(pair, "history", pair.name, "--limit", "1")
+    assert history.runs[0].events_of == pair.source.uri
+    everything = replicator.history(pair.name, config=path, limit=None)
+    table = everything.to_arrow()
+    assert table["kind"].to_pylist() == ["incremental", "bootstrap"]
+    assert table["steps"][0].as_py().keys() >= {"capture", "load"}
+    lag = replicator.lag(pair.name, config=path)
+    assert json.loads(str(lag)).keys() == said(pair, "lag", pair.name).keys() and lag.status == "current"
+
+
+def test_roles_are_shown_and_set_by_a_configured_name(pair: Replication) -> None:
+    pair.sync()
+    path, db = pair.config(), f"{pair.name}_a"
+    path.write_text(path.read_text() + f'[metastores.west]\nuri = "{pair.target.uri}"\n')
+    show = ["role", "show", "--metastore", pair.target.uri]
+    shown = replicator.role_show(metastore="west", db=db.upper(), config=path)
+    assert [(each.db, each.role, each.epoch) for each in shown.databases] == [(db, Role.REPLICA, 1)]
+    assert json.loads(str(shown)) == command(*show, "--db", db).said
+    assert shown.to_arrow()["role"].to_pylist() == ["replica"]
+    planned = replicator.role_set(metastore="west", db=db, role="primary", dry_run=True, config=path)
+    assert (planned.status, planned.after.epoch) == ("planned", 2) and "changes will be lost" in planned.consequence
+    with pytest.raises(Refused, match="changes will be lost"):
+        replicator.role_set(metastore="west", db=db, role=Role.PRIMARY, config=path)
+    with pytest.raises(UsageError, match="no role 'owner'"):
+        replicator.role_set(metastore="west", db=db, role="owner", config=path)
+    done = replicator.role_set(metastore="west", db=db, role="fenced", config=path)
+    assert (done.status, done.before.role, done.after.role) == ("set", Role.REPLICA, Role.FENCED)
+    again = replicator.role_set(metastore="west", db=db, role="fenced", config=path)
+    told = command("role", "set", "--metastore", pair.target.uri, "--db", db, "--role", "fenced").said
+    assert json.loads(str(again)) == told and again.status == "unchanged"
+
+
+def test_the_environment_still_names_what_options_were_called(
+    pair: Replication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.sync()
+    monkeypatch.setenv("REPLICATOR_ROLE_SHOW_PLACE", pair.target.uri)
+    assert said(pair, "role", "show", "--db", f"{pair.name}_a")["metastore"] == pair.target.uri
+
+
+def test_a_drill_is_planned_listed_and_taken_down(pair: Replication) -> None:
+    pair.sync()
+    path = pair.config()
+    planned = replicator.drill(pair.name, config=path, dry_run=True)
+    assert (planned.status, planned.tables) == ("planned", 1)
+    assert json.loads(str(planned)).keys() == said(pair, "drill", pair.name, "--dry-run").keys()
+    listed = replicator.drill(pair.name, config=path, listing=True)
+    assert json.loads(str(listed)) == said(pair, "drill", pair.name, "--list")
+    swept = replicator.drill(pair.name, config=path, clean=True)
+    assert json.loads(str(swept)) == said(pair, "drill", pair.name, "--clean")
+    with pytest.raises(UsageError, match="exclude each other"):
+        replicator.drill(pair.name, config=path, listing=True, clean=True)
+
+
+def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None:
+    pair.sync()
+    path = pair.config()
+    lost = replicator.failover(pair.name, config=path, look=True)
+    assert lost.status == "refused" and lost.loss is not None and lost.loss["unseen"] == []
+    ready = replicator.switchover(pair.name, config=path, dry_run=True)
+    assert (ready.status, ready.primary) == ("ready", "target")
+    told: list[str] = []
+    done = replicator.switchover(
+        pair.name, config=path, to="target", drain=timedelta(minutes=1), wait=timedelta(0), jobs=1,
+        told=lambda step: told.append(step.name),
+    )  # fmt: skip
+    assert (done.status, done.primary) == ("done", "target") and told == [step.name for step in done.steps]
+    assert replicator.switchover(pair.name, config=path, to="target").status == "nothing"
+    forced = replicator.failover(pair.name, config=path, force=True, reading=timedelta(seconds=30))
+    assert forced.primary == "source"
+    shown = replicator.loss(pair.name, config=path)
+    assert json.loads(str(shown)) == said(pair, "loss", pair.name) and shown.turn == forced.turn
+    back = replicator.failback(pair.name, config=path, switch=True)
+    assert (back.verb, back.primary) == ("switchover", "target") and back.own is not None
+
+
+def test_a_side_that_is_none_and_an_abort_for_show_are_refused(pair: Replication) -> None:
+    pair.sync()
+    with pytest.raises(UsageError, match="no side 'west'"):
+        replicator.switchover(pair.name, config=pair.config(), to="west")
+    answer = command("--config", str(pair.config()), "switchover", pair.name, "--abort", "--dry-run")
+    assert answer.code == 2 and "exclude each other" in str(answer.said["message"])
+
+
+def test_a_policy_runs_and_a_plan_is_applied_as_a_value_or_a_file(pair: Replication) -> None:
+    path, file = pair.config(), pair.here / "plan.json"
+    done = replicator.sync(pair.name, config=path)
+    assert (done.status, done.kind) == ("synced", "bootstrap")
+    for number in (2, 3):
+        pair.db("a").write("t", {f"more {number}": str(number)})
+        planned = replicator.plan(pair.name, config=path, out=str(file))
+        assert planned.cost.files == 1 and json.loads(str(planned))["status"] == "planned"
+        applied = replicator.apply(planned if number == 2 else str(file), config=path, jobs=1)
+        assert applied.files_copied == 1
+    assert json.loads(file.read_bytes()).keys() >= {"format", "loads"}
+    pair.is_same()
+    assert json.loads(str(replicator.sync(pair.name, config=path))).keys() == said(pair, "sync", pair.name).keys()
+
+
+def test_limits_of_removals_are_fields_and_the_guard_of_the_file_holds(pair: Replication) -> None:
+    pair.db("a").write("t", {"second": "22"})
+    replicator.sync(pair.name, config=pair.config())
+    (pair.db("a").home / "t" / "second").unlink()
+    path = pair.config()
+    path.write_text(path.read_text() + "[guard]\nmax_bytes = 0\n")
+    with pytest.raises(Refused, match="bytes"):
+        replicator.sync(pair.name, config=path)
+    with pytest.raises(Refused, match="bytes"):
+        replicator.apply(replicator.plan(pair.name, config=path), config=path)
+    assert replicator.sync(pair.name, config=path, max_bytes=1 << 30, max_share=1.0).files_removed == 1
+    pair.is_same()
+
+
+def test_a_policy_is_followed_until_somebody_says_stop(pair: Replication) -> None:
+    path, stop, told = pair.config(), threading.Event(), list[SyncRun]()
+
+    def on_run(run: SyncRun) -> None:
+        told.append(run)
+        stop.set() if len(told) == 2 else pair.db("a").write("t", {"second": "2"})
+
+    done = replicator.sync(
+        pair.name, config=path, once=False, schedule=timedelta(milliseconds=200), stop=stop, told=on_run
+    )
+    assert (done.status, done.synced, done.failures) == ("stopped", 2, 0)
+    assert [run.kind for run in told] == ["bootstrap", "incremental"]
+    with pytest.raises(UsageError, match="about one run"):
+        replicator.sync(pair.name, config=path, once=False, empty=["a.t"])
+
+
+def test_the_engine_is_the_policys_unless_another_is_given() -> None:
+    with replicator.engines() as auto, replicator.engines("local") as local:
+        assert isinstance(auto.preferring("spark").for_work(1), SparkEngine)
+        assert isinstance(local.preferring("spark").for_work(1), LocalEngine)
