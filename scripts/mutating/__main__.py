@@ -24,8 +24,8 @@ TESTS = {
     "cmroot": ["cmroot_*"],
     "replicator/replay": ["squash", "copy_task", "replay", "publish", "geometry", "bad_input", "left_places"],
     "replicator/purge": ["purge_avro", "purge_blocks", "purge_sequence", "purge_rewriting", "purge_footers",
-                         "purge_orc", "purge_text", "purge_values", "purge_places", "purge_proof",
-                         "purge_everywhere", "purge"],
+                         "purge_orc", "purge_text", "purge_values", "purge_places", "purge_proof", "purge_refusals",
+                         "purge_formats", "purge_records", "purge_everywhere", "purge"],
     "replicator/gateways": ["gateway_messages", "gateway", "gateway_faults"],
 }  # fmt: skip
 """Which tests are to kill the mutants of a package; the nearest to the module are asked first."""
@@ -34,13 +34,18 @@ LIMIT = 900.0  # seconds for the tests of one mutant; one that hangs is killed
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__)
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(TESTS)}; default: all")
+    parser.add_argument(
+        "packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(TESTS)}, or a module in one; default: all"
+    )
     parser.add_argument("--named", action="store_true", help="the mutants that survived once, instead of random ones")
-    parser.add_argument("--number", type=int, default=50, help="how many random mutants of each package (50)")
+    parser.add_argument("--number", type=int, default=50, help="how many random mutants of each PACKAGE (50)")
     parser.add_argument("--seed", type=int, default=1, help="another seed gives other mutants (1)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further mutant after so long")
     parser.add_argument("--processes", type=int, default=0, help="ask so many test modules at once (0: one, by itself)")
     options = parser.parse_args()
+    for each in options.packages:
+        if not _names(each) or not (ROOT / each).exists():
+            parser.error(f"{each} is no module or package of {', '.join(TESTS)}")
     began, outcomes = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="replicator-mutants-") as scratch:
         copy = Path(scratch) / "checkout"
@@ -62,12 +67,18 @@ def _chosen(options: argparse.Namespace) -> list[tuple[Mutant, list[str]]]:
                 for module, before, after, what, tests in NAMED]  # fmt: skip
     found = []
     for package in options.packages or TESTS:
-        modules = sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
+        place = ROOT / package
+        modules = sorted(str(path.relative_to(ROOT)) for path in place.rglob("*.py")) or [package]
         tests = [
-            str(path.relative_to(ROOT)) for name in TESTS[package] for path in ROOT.glob(f"tests/*/test_{name}.py")
+            str(path.relative_to(ROOT)) for name in _names(package) for path in ROOT.glob(f"tests/*/test_{name}.py")
         ]
         found += [(mutant, tests) for mutant in sample(ROOT, modules, options.number, options.seed)]
     return found
+
+
+def _names(package: str) -> list[str]:
+    """Tests of a package, or of the one that a module or a package below lies in."""
+    return next((names for each, names in TESTS.items() if f"{package}/".startswith(f"{each}/")), [])
 
 
 def _copy(target: Path) -> None:
