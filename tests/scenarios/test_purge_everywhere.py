@@ -134,7 +134,8 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
         path.write_bytes(body)
     found = certify(warehouse.metastore, root, asked, **hours)
     assert found.status == "remaining" and {each["path"] for each in found.holding} == {str(path) for path in left}
-    assert {each["until"] for each in found.holding} == {"it is removed by hand"}
+    told = {(each["why"], each["until"]) for each in found.holding}
+    assert told == {("rows were erased from it", "it is removed by hand")}
 
 
 def test_what_nobody_read_of_a_purged_partition_is_not_certified_until_it_is_gone(

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -153,3 +154,13 @@ def test_attempts_that_carry_one_file_at_once_leave_one_name(tmp_path: Path, mon
     monkeypatch.setattr(os.path, "samestat", other_comes)
     carry(work)
     assert os.path.samefile(source, target) and os.listdir(target.parent) == ["target"]
+
+
+def test_a_file_is_carried_by_copy_where_no_link_can_be(tmp_path: Path, small: Callable[[str], Path]) -> None:
+    place = small("size=8m")
+    (tmp_path / "source").write_bytes(b"3\n4\n" * 1_500_000)  # of two pieces
+    work = FileWork("p", "source", str(tmp_path / "source"), str(place / "target"), "", 2, 0)
+    (done,) = run_files_task(FilesTask(TEXT, str(tmp_path), [work]))
+    assert (done.error, done.rows) == ("", 3_000_000)
+    assert (place / "target").read_bytes() == (tmp_path / "source").read_bytes()
+    assert os.listdir(place) == ["target"]
