@@ -156,6 +156,8 @@ def test_a_parquet_file_keeps_its_footer_and_every_value(writer: str, tmp_path: 
             said = [{number: column.get(number) for number in (1, 3, 4)} for column in (mine, other)]
             assert said[0] == said[1], (leaf.name, "type, path and codec")
             assert (14 in mine) == (14 in other), (leaf.name, "bloom filter")
+            # of decimals in more bytes than they need, pyarrow would write another order's
+            assert 12 not in mine or 12 in other or leaf.name == "d25", (leaf.name, "statistics")
             assert leaf.name != "id" or mine.get(15) == other.get(15), "size of the bloom filter"
     groups = [[given(group, 4) for group in given(footer, 4)[1]] for footer in (before, after)]
     assert groups[0] == groups[1], "sorting"
