@@ -14,13 +14,13 @@ from replicator.cli.output import emit
 
 @click.command()
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Run in this directory, new or empty, and leave everything there.")  # fmt: skip
+              help="Run in this directory, new or empty, and keep it.")  # fmt: skip
 @json_option
 def demo(keep: Path | None, as_json: bool) -> int:
-    """Show what this tool does, on two real Hive metastores with real Spark tables, in about a minute.
+    """Demonstrate replication on two real Hive metastores with real Spark tables, in about a minute.
 
-    Bootstrap, changes of every kind, an incremental dump, the rubber-banding case, and a verification of every byte.
-    Needs no Java and no network but for its own set-up, and touches nothing outside its directory.
+    Runs a bootstrap, changes of every kind, an incremental dump, the rubber-banding case, and a verification of every
+    byte. Needs no Java, needs a network only for its set-up, and changes nothing outside its directory.
 
     \b
     Example:

@@ -26,30 +26,38 @@ NOT_ALL_GOOD = 3
 
 @click.command()
 @policy_argument
-@click.option("--query", "queries", multiple=True, metavar="SQL", help="A query on the replica that is asked of the "
-              "shadows, after those of the policy's `smoke`; repeatable.")  # fmt: skip
+@click.option("--query", "queries", multiple=True, metavar="SQL", help="A query, with the replica's database names, "
+              "to run on the shadows after the policy's `smoke` queries; repeatable.")  # fmt: skip
 @click.option("--db", multiple=True, metavar="NAME", help="Only this database, by the replica's name; repeatable.")
 @click.option("--sample", type=click.IntRange(0), default=20, show_default=True, metavar="N",
-              help="Count the rows of N tables besides, drawn anew each time.")  # fmt: skip
-@click.option("--prefix", default="drill_", show_default=True, metavar="TEXT", help="How shadows' names begin.")
-@click.option("--keep", is_flag=True, help="Leave the shadows to look at, until the next drill or "
-              "--clean. Read only: who writes to their tables writes to the replica's files.")  # fmt: skip
-@click.option("--clean", is_flag=True, help="Only take down what drills of the policy left.")
-@click.option("--list", "listing", is_flag=True, help="Only show the drills that were made.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Of --list: the newest, so many.")
-@click.option("--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Tables made side by side.")
+              help="Also count the rows of N tables, a new random sample each time.")  # fmt: skip
+@click.option("--prefix", default="drill_", show_default=True, metavar="TEXT", help="Prefix of the shadows' names.")
+@click.option("--keep", is_flag=True, help="Keep the shadows for inspection, until the next drill or --clean. Read "
+              "only: a write to their tables is a write to the replica's files.")  # fmt: skip
+@click.option("--clean", is_flag=True, help="Only drop the shadows that drills of the policy left.")
+@click.option("--list", "listing", is_flag=True, help="Only list past drills.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="With --list: number of drills, newest first.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Number of tables created concurrently."
+)
 @click.option("--master", metavar="URL", help="Spark master; default: Spark's configuration, or local[*].")
 @click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; repeatable.")
 @dry_run_option
 @json_option
 @pass_session
 def drill(session: Session, /, as_json: bool, spark_conf: tuple[str, ...], **given: Any) -> int:
-    """Promote a policy's replica into shadow databases, ask queries of them, and take them down; measure how long the
-    first good answer took.
+    """Rehearse a failover: create shadow databases over a policy's replica, run queries on them, measure the time to
+    the first good answer, and drop them.
 
-    No data is copied: a shadow's tables are external and show the replica's own files. Replication goes on meanwhile.
-    What a killed drill left is swept by the next. Exit code 3 when a query failed or answered otherwise than exact
-    statistics say.
+    No data is copied: a shadow's tables are external, over the replica's own files. Replication continues. The next
+    drill removes the remains of a killed one. Exit code 3 if a query failed or its answer differs from exact
+    statistics.
 
     \b
     Example:

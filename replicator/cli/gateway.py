@@ -18,36 +18,36 @@ from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated
 @source_option
 @cmroot_option
 @click.option("--listen", default="127.0.0.1:9084", show_default=True, metavar="HOST:PORT",
-              help="Where clients connect; port 0 takes a free one, 0.0.0.0 all interfaces.")  # fmt: skip
+              help="Address for clients; port 0 selects a free one, 0.0.0.0 all interfaces.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), default=1000, show_default=True,
-              help="Clients served at once; more of them wait.")  # fmt: skip
+              help="Maximum number of concurrent clients; others wait.")  # fmt: skip
 @click.option("--pass-unknown-drops", is_flag=True,
-              help="Let calls through that are named like a drop and that this release does not know.")  # fmt: skip
+              help="Forward calls with the name of a drop that this release does not know.")  # fmt: skip
 @click.option("--grace", type=Duration(), default="10s", show_default=True,
-              help="How long a drop whose connection died may still be at work in the metastore.")  # fmt: skip
+              help="Time for which a drop may continue in the metastore after its connection died.")  # fmt: skip
 @click.option(
     "--client-timeout",
     type=Duration(),
     default="1m",
     show_default=True,
-    help="How long a client may take to send a call that it has begun, or to read a piece of an answer.",
+    help="Time limit for a client to send a call once begun, or to read a piece of an answer.",
 )
 @click.option(
     "--answer-timeout",
     type=Duration(),
     default="10m",
     show_default=True,
-    help="How long the metastore may take to answer a call.",
+    help="Time limit for the metastore to begin an answer.",
 )
 @click.option(
     "--stop-timeout",
     type=Duration(),
     default="20s",
     show_default=True,
-    help="How long calls under way have when the gateway is stopped.",
+    help="Time limit for current calls when the gateway is stopped.",
 )
 @click.option("--ready-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the URI there once clients can connect.")  # fmt: skip
+              help="File to which the gateway writes its URI once clients can connect.")  # fmt: skip
 @json_option
 @pass_session
 def gateway(
@@ -55,10 +55,10 @@ def gateway(
     client_timeout: timedelta, answer_timeout: timedelta, stop_timeout: timedelta, ready_file: Path | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Serve the source's metastore to any client, and take what a drop would delete into $cmroot first.
+    """Serve the source's metastore to any client, and store the files that a drop would delete in $cmroot first.
 
-    Speaks the binary thrift protocol without Kerberos or TLS. Whoever reaches the port acts with the gateway's rights.
-    Ends with SIGTERM or SIGINT, when calls under way are done.
+    Speaks the binary thrift protocol without Kerberos or TLS. Every client that can reach the port has the gateway's
+    rights. Ends with SIGTERM or SIGINT, after current calls.
 
     \b
     Example:

@@ -16,7 +16,7 @@ directory_option = click.option(
     "directory",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the warehouse, the database and the log are.",
+    help="Directory of the warehouse, the database and the log.",
 )
 
 
@@ -31,13 +31,13 @@ def metastore() -> None:
 
 @metastore.command()
 @directory_option
-@click.option("--port", type=click.IntRange(1, 65535), help="Default: the one it had before, else a free one.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port; default: the previous one, else a free one.")
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="What it listens on, 0.0.0.0 for all interfaces; whoever reaches it may do everything with its data.",
+    help="Address to listen on, 0.0.0.0 for all interfaces. Every client that can connect has full access to the data.",
 )
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Hive setting for this start.")
 @click.option("--timeout", type=float, default=90, show_default=True, help="Seconds to wait for the first answer.")
@@ -45,7 +45,7 @@ def metastore() -> None:
 def start(
     directory: Path, port: int | None, host: str, settings: tuple[str, ...], timeout: float, as_json: bool
 ) -> None:  # fmt: skip
-    """Start the metastore of a directory, with the data it has, and return when it answers.
+    """Start the metastore of a directory, with its existing data, and return when it answers.
 
     \b
     Example: replicator metastore start --dir /tmp/source --port 9083
@@ -63,7 +63,7 @@ def start(
 @directory_option
 @json_option
 def stop(directory: Path, as_json: bool) -> None:
-    """Stop the metastore of a directory; its data stay.
+    """Stop the metastore of a directory; its data is kept.
 
     \b
     Example: replicator metastore stop --dir /tmp/source
@@ -78,7 +78,7 @@ def stop(directory: Path, as_json: bool) -> None:
 @directory_option
 @json_option
 def status(directory: Path, as_json: bool) -> None:
-    """Say whether the metastore of a directory runs.
+    """Show whether the metastore of a directory is running.
 
     \b
     Example: replicator metastore status --dir /tmp/source

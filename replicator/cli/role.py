@@ -32,11 +32,11 @@ def role() -> None:
 
 @role.command()
 @metastore_option("SHOW")
-@click.option("--db", multiple=True, metavar="NAME", help="A database, repeatable; default: all that have a role.")
+@click.option("--db", multiple=True, metavar="NAME", help="A database; repeatable. Default: all with a role.")
 @json_option
 @pass_session
 def show(session: Session, /, as_json: bool, **given: Any) -> None:
-    """Show roles and epochs, and who set them. Of two sides that contradict each other, the highest epoch is right.
+    """Show roles and epochs, and who set them. If two sides contradict each other, the higher epoch is valid.
 
     \b
     Example:
@@ -53,19 +53,21 @@ def show(session: Session, /, as_json: bool, **given: Any) -> None:
 @click.option("--role", envvar="REPLICATOR_ROLE_SET_WANTED", required=True,
               type=click.Choice([each.value for each in Role]), help="Its new role.")  # fmt: skip
 @click.option(
-    "--epoch", type=click.IntRange(0), help="Default: the next one for primary and fenced, else the one it has."
+    "--epoch",
+    type=click.IntRange(0),
+    help="The epoch; default: the next one for primary and fenced, else the present one.",
 )
 @click.option(
-    "--force", is_flag=True, help="Also a change that can lose data, to a lower epoch, or of an unreadable role."
+    "--force", is_flag=True, help="Allow a change that can lose data, to a lower epoch, or of an unreadable role."
 )
 @dry_run_option
 @json_option
 @pass_session
 def set_(session: Session, /, as_json: bool, **given: Any) -> None:
-    """Set a database's role by hand. switchover, failover and failback do it in the right order; this is for repairs.
+    """Set a database's role manually, for repairs. switchover, failover and failback do it in the right order.
 
-    Loads refuse a primary and a fenced database, dumps a replica and a fenced one. A role stops replication; it stops
-    nobody from writing. What can lose data is refused without --force, and the consequence told.
+    Loads refuse a primary and a fenced database, dumps a replica and a fenced one. A role stops replication, not
+    writers. A change that can lose data is refused without --force, and its consequence is shown.
 
     \b
     Example:

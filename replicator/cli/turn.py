@@ -26,21 +26,23 @@ from replicator.turnover.turn import StepTold, Turned
 
 to_option = click.option(
     "--to", type=click.Choice(["source", "target"]), default=None,
-    help="Who shall be the primary, as the policy names the sides; default: who is not. Running it again then does not "
-    "turn back.",
+    help="The new primary side, as named by the policy; default: the present replica. With --to a repeated command "
+    "does not switch back.",
 )  # fmt: skip
 wait_option = click.option(
-    "--wait", type=Duration(), default="10s", show_default=True, help="How long to wait for a run that is at work."
+    "--wait", type=Duration(), default="10s", show_default=True, help="Time to wait for a current run."
 )
 
 
 @click.command()
 @policy_argument
 @to_option
-@click.option("--abort", is_flag=True, help="Take a switchover back that has not promoted the replica yet.")
-@click.option("--anyway", is_flag=True, help="Also when tables differed in their last comparison, or directories are "
-              "missing.")  # fmt: skip
-@click.option("--drain", type=Duration(), default="10m", show_default=True, help="How long the last changes may take.")
+@click.option("--abort", is_flag=True, help="Undo a switchover that has not promoted the replica yet.")
+@click.option("--anyway", is_flag=True, help="Proceed although tables differed in their last comparison, or "
+              "directories are missing.")  # fmt: skip
+@click.option(
+    "--drain", type=Duration(), default="10m", show_default=True, help="Time limit for replicating the last changes."
+)
 @wait_option
 @dry_run_option
 @jobs_option
@@ -48,11 +50,11 @@ wait_option = click.option(
 @json_option
 @pass_session
 def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Make the replica the primary, and the primary its replica: planned, without loss. A second one turns back.
+    """Exchange the roles of primary and replica: planned, without loss. A second switchover switches back.
 
-    Stop the writers before, or when the step `fence` is told: a role stops replication, it stops nobody from writing.
-    What they write until the drain ends is replicated; what comes later is kept and listed. Safe to kill and to run
-    again. Exit 6, and nothing is changed, when the check finds something in the way.
+    Stop the writers before, or when the step `fence` is reported: a role stops replication, not writers. Writes until
+    the end of the drain are replicated; later ones are kept and listed. Safe to kill and to run again. Exit 6, without
+    a change, if the check finds an obstacle.
 
     \b
     Example:
@@ -67,31 +69,31 @@ def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @click.command()
 @policy_argument
-@click.option("--force", is_flag=True, help="Fail over: what the loss report lists is given up.")
+@click.option("--force", is_flag=True, help="Fail over, and accept the loss in the report.")
 @click.option(
-    "--accept-partial", is_flag=True, help="Also with tables that an interrupted load left between two states."
+    "--accept-partial", is_flag=True, help="Proceed although an interrupted load left tables between two states."
 )
 @click.option(
-    "--look", is_flag=True, help="List the lost side's directories, too: files that no capture has seen, where its "
-    "storage answers.",
+    "--look", is_flag=True, help="Also list the lost side's directories, if its storage answers, to find uncaptured "
+    "files.",
 )  # fmt: skip
 @click.option(
     "--patience", type=Duration(), default="5s", show_default=True,
-    help="How long anything of the lost side may take to answer.",
+    help="Time limit for each answer of the lost side.",
 )  # fmt: skip
 @click.option(
     "--reading", type=Duration(), default="1m", show_default=True,
-    help="How long its log may take to be read, and with --look its directories to be listed.",
+    help="Time limit for reading its log, and with --look for listing its directories.",
 )  # fmt: skip
 @jobs_option
 @engine_options
 @json_option
 @pass_session
 def failover(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Make the replica the primary while the primary is lost. Without --force: only tell what is lost, and exit 6.
+    """Make the replica the primary when the primary is lost. Without --force: only report the loss, and exit 6.
 
-    The loss report comes from what still answers: the replica, the lost side's $cmroot, its metastore. Nobody waits for
-    the lost side. Loads that were interrupted are completed first. Safe to kill and to run again.
+    The loss report uses every part that still answers: the replica, the lost side's $cmroot, its metastore; --patience
+    limits the wait for the lost side. Interrupted loads are completed first. Safe to kill and to run again.
 
     \b
     Example:
@@ -105,7 +107,7 @@ def failover(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @click.command()
 @policy_argument
-@click.option("--switch", is_flag=True, help="Then switch over, so that the side that came back is the primary again.")
+@click.option("--switch", is_flag=True, help="Then switch over, so that the returned side is the primary again.")
 @wait_option
 @dry_run_option
 @jobs_option
@@ -113,11 +115,11 @@ def failover(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def failback(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Take the old primary back after a failover: it becomes the replica of the new one, by difference.
+    """Make the old primary, after a failover, the replica of the new one, by difference.
 
-    Its own changes, which were never replicated, are listed, kept in its $cmroot and held there. Only what differs is
-    copied. Its writers must have stopped. Then sync runs backwards, and switchover makes it the primary again. Safe to
-    kill and to run again.
+    Its own changes, which were never replicated, are listed, kept in its $cmroot and held there. Only differences are
+    copied. Its writers must have stopped. Then sync runs in the reverse direction, and switchover makes it the primary
+    again. Safe to kill and to run again.
 
     \b
     Example:

@@ -16,21 +16,21 @@ from replicator.cli.output import aligned, count_text, emit, took
 @click.option("--db", required=True, metavar="NAME", help="The database, by its name on the target.")
 @click.option("--source", metavar="METASTORE", help=f"For --until-lag. The source: {METASTORE}")
 @click.option(
-    "--until-event", type=click.IntRange(0), metavar="N", help="Until the target has this event of the source."
+    "--until-event", type=click.IntRange(0), metavar="N", help="Wait until the target has this event of the source."
 )
-@click.option("--until-lag", type=Duration(), metavar="DURATION", help="Until the oldest event that the target lacks "
-              "is at most this old.")  # fmt: skip
+@click.option("--until-lag", type=Duration(), metavar="DURATION", help="Wait until the oldest event that the target "
+              "lacks is at most this old.")  # fmt: skip
 @click.option("--timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION",
-              help="Give up after this long, with exit code 75; 0s asks once.")  # fmt: skip
+              help="Time-out, with exit code 75; 0s checks once.")  # fmt: skip
 @json_option
 @pass_session
 def wait(
     session: Session, target: str, db: str, source: str | None, until_event: int | None, until_lag: timedelta | None,
     timeout: timedelta, as_json: bool,
 ) -> None:  # fmt: skip
-    """Wait until a replicated database has come to an event, or close enough behind its source. For scripts.
+    """Wait until a replicated database has an event, or a small enough lag. For scripts.
 
-    A metastore that does not answer is asked again until the time is over.
+    If a metastore does not answer, it is asked again until the time-out.
 
     \b
     Example:
