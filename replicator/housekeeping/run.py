@@ -22,7 +22,6 @@ from cmroot.store.scratch import scratch
 from replicator.captures.capture import capture
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
-from replicator.core.report import Report
 from replicator.events.scope import captured_databases
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import Cleaned, Cleaning, Page, plan
@@ -35,6 +34,7 @@ from replicator.removal.audit import begin_audit
 from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Limits, refuse_counts
 from replicator.removal.remove import Remover
+from replicator.removal.report import Removals
 
 JOB = "housekeeping"
 REMEMBERED = 182 * 86_400
@@ -61,7 +61,7 @@ class Options:
 
 
 @dataclass
-class Housekept(Report):
+class Housekept(Removals):
     """What a run did. run: its name in the audit record; position: of the captured log, up to which all is scheduled.
     scheduled, cancelled, detached: items that the log brought about, that are not to go any more, whose object is gone.
     due: items whose time had come; removed: those that went; waiting: those that wait for something else first.

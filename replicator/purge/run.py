@@ -24,7 +24,6 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
-from replicator.core.report import Report
 from replicator.core.roles import follows, mark_of
 from replicator.core.shadow import is_shadow
 from replicator.core.spark import hive_settings
@@ -42,10 +41,11 @@ from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
 from replicator.purge.tables import TableDone, Work, at
 from replicator.removal.audit import begin_audit
+from replicator.removal.report import Removals
 
 
 @dataclass
-class Purged(Report):
+class Purged(Removals):
     """gaps: white-listed tables, and partitions of others, that the purge does not reach. Lists of units name
     partitions with matching rows."""
 

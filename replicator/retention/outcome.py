@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from replicator.core.report import Report, Rows
+from replicator.core.report import Rows
 from replicator.removal.removal import Refusal
+from replicator.removal.report import Removals
 
 TOLD = 1000  # refusals that a result lists; the record has all
 
 
 @dataclass
-class RetentionRun(Report):
+class RetentionRun(Removals):
     """What a run did, or would do (`planned`). `status`: done, incomplete (something failed or was refused) or planned.
     `versions`: looked at; `selected`: by a policy; `removed`: went, with `files` and `bytes` to `$cmroot`; `dropped`:
     partitions; `ignored`: names whose time cannot be read. `refused`: the first ones of `refused_count`, and why;

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,8 +19,10 @@ import pytest
 from faults import Fault, run_with
 from housekeeping import ALL_EVENTS, ENGINE, EXPIRED, UNREFERENCED, House
 
+import replicator
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
+from replicator.housekeeping.following import Followed
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.pitr.upkeep import expire_root
@@ -297,3 +300,44 @@ def test_a_store_whose_port_is_no_number_is_an_error_of_the_configuration(
         code, said = called(capsys, *words, "--store", "postgresql://user:hunter2@host:port/db")
         assert (code, said["error"]) == (2, "ConfigError") and "--store" in said["message"]
         assert "hunter2" not in str(said)
+
+
+def test_python_functions_look_at_items_and_change_them(house: House) -> None:
+    house.partitioned("t", ["1"])
+    house.table("u", properties=UNREFERENCED)
+    house.run()
+    house.relocate("u", house.write("b"))
+    house.write("t/p=9", "left long ago")
+    uri, root = house.metastore.uri, house.root.place
+    assert replicator.housekeeping_run(uri, root, engine="local").to_dict()["scheduled"] == 1
+    planned = replicator.housekeeping_vacuum(f"{house.db.name}.t", metastore=uri, cmroot=root, dry_run=True)
+    assert (planned.status, planned.paths) == ("planned", [str(house.place("t/p=9"))])
+    found = replicator.housekeeping_ls(cmroot=root, table="u", status="scheduled")
+    (item,) = found.items
+    assert found.to_arrow().column("cleanupDelay").to_pylist() == [item.delay] == ["P3D"]
+    assert replicator.housekeeping_cancel([item.id], cmroot=root, reason="wanted").items[0].reason == "wanted"
+    assert house.states(table="u") == [("u", "DISABLED")]
+    assert replicator.housekeeping_rearm([item.id], cmroot=root).to_dict()["changed"] == 1
+    assert house.states(table="u") == [("u", "SCHEDULED")]
+
+
+def test_following_from_python_ends_when_it_is_told_to(house: House) -> None:
+    house.table("t", properties=UNREFERENCED)
+    stop, runs, failures = threading.Event(), [], []
+    asked: dict[str, Any] = {"db": house.db.name, "engine": "local", "follow": True, "stop": stop}
+
+    def end_after(told: list[Any], *what: Any) -> None:
+        told.append(what)
+        stop.set()
+
+    uri, root = house.metastore.uri, house.root.place
+    done = replicator.housekeeping_run(uri, root, tell=lambda run: end_after(runs, run), **asked)
+    assert isinstance(done, Followed) and (done.rounds, done.failures) == (1, 0)
+    assert runs == [(done.last,)] and done.to_dict()["databases"] == [house.db.name]
+    stop.clear()
+    done = replicator.housekeeping_run(
+        uri, root, store="postgresql://user@127.0.0.1:1/db",
+        tell_failure=lambda error, seconds: end_after(failures, type(error).__name__, seconds), **asked,
+    )  # fmt: skip
+    assert isinstance(done, Followed) and (done.rounds, done.failures, failures) == (0, 1, [("StoreUnreachable", 1.0)])
+    assert done.to_dict() == {"rounds": 0, "removed": 0, "failures": 1, "status": "stopped"}

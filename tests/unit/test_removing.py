@@ -1,14 +1,18 @@
-"""The limits of jobs that remove: those that are given, else those of `[guard]`."""
+"""What all jobs that remove have in common: their limits, given or of `[guard]`; the shape of their reports."""
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 
 import pytest
 
+import replicator
 from replicator import HousekeepingRunOptions, PurgeRetainOptions
+from replicator.commands.removing import Removing
 from replicator.errors import ConfigError
 from replicator.removal.removal import Limits
+from replicator.removal.report import Removals
 
 GUARD = '[guard]\nmax_share = 0.2\nmax_bytes = "1TiB"\nmin_depth = 3\nprotected = ["/w/held"]\n'
 
@@ -36,3 +40,11 @@ def test_a_size_that_is_none_is_named(config: Path) -> None:
     config.write_text('[guard]\nmax_bytes = "much"\n')
     with pytest.raises(ConfigError, match=r"^guard\.max_bytes: 'much'"):
         PurgeRetainOptions("prod", "/cm", config=config).limits  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["housekeeping_run", "retention_run", "purge_run", "purge_retain"])
+def test_jobs_that_remove_share_their_options_and_the_shape_of_their_reports(name: str) -> None:
+    verb = getattr(replicator, name)
+    assert issubclass(verb.options, Removing)
+    report = typing.get_type_hints(verb.__wrapped__)["return"]
+    assert issubclass((typing.get_args(report) or (report,))[0], Removals)

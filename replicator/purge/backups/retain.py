@@ -17,7 +17,6 @@ from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
 from replicator.core.engine import AutoEngine
-from replicator.core.report import Report
 from replicator.errors import ObjectNotFound
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
@@ -34,10 +33,11 @@ from replicator.removal.audit import AuditLog, begin_audit
 from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Removal, refuse_excess
 from replicator.removal.remove import Remover
+from replicator.removal.report import Removals
 
 
 @dataclass
-class Retained(Report):
+class Retained(Removals):
     """removed: backups, trash and staging that went, with reasons; refused: what had to stay; adopted: late files that
     were brought to their table, which have not been purged. files, bytes: recycled."""
 
