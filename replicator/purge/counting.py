@@ -16,18 +16,24 @@ from replicator.purge.state import Counted, Run, RunDirectory
 from replicator.purge.swapping import STATISTICS_OF_SPARK
 
 _ROWS, _SIZE = "numRows", "totalSize"
-_COUNTS = {_ROWS: 0, _SIZE: 1, STATISTICS_OF_SPARK + _ROWS: 0, STATISTICS_OF_SPARK + _SIZE: 1}
-"""Properties, and which of (rows, bytes) they count."""
+_COUNTS = {_ROWS: 0, _SIZE: 1, "numFiles": 2, STATISTICS_OF_SPARK + _ROWS: 0, STATISTICS_OF_SPARK + _SIZE: 1}
+"""Properties, and which of (rows, bytes, files) they count."""
 
-_Sums = tuple[int, int]
-"""Rows and bytes by which the swaps of a run have changed a table."""
+_Sums = tuple[int, int, int]
+"""Rows, bytes and files by which the swaps of a run have changed a table."""
+
+_NOTHING = (0, 0, 0)
 
 
 def settle_counts(metastore: Metastore, directory: RunDirectory, run: Run, name: str) -> Run:
     """After the swaps of a table ("db.table"): its counts become what they are now, and extremes that Spark keeps go. A
     count that cannot be right goes. The run, with what it has counted. Safe to run twice, and after a kill."""
     units = [unit for unit in directory.units().values() if unit.table == name and unit.state == "DONE"]
-    sums = sum(unit.rows_after - unit.rows for unit in units), sum(unit.bytes_after - unit.bytes for unit in units)
+    sums = (
+        sum(unit.rows_after - unit.rows for unit in units),
+        sum(unit.bytes_after - unit.bytes for unit in units),
+        sum(unit.files - unit.files_before for unit in units),
+    )
     try:
         table = metastore.table(*name.split(".", 1))
     except ObjectNotFound:
@@ -36,7 +42,9 @@ def settle_counts(metastore: Metastore, directory: RunDirectory, run: Run, name:
     counted = _counted(run, name, now, sums)
     after = now if counted == sums else _changed(now, counted, sums)
     if after != now:
-        run = msgspec.structs.replace(run, counted={**run.counted, name: Counted(counted or (0, 0), sums, now, after)})
+        run = msgspec.structs.replace(
+            run, counted={**run.counted, name: Counted(counted or _NOTHING, sums, now, after)}
+        )
         directory.write_run(run)
     _set(metastore, table, after)
     return run
@@ -47,7 +55,7 @@ def _counted(run: Run, name: str, now: dict[str, str], sums: _Sums) -> _Sums | N
     nothing was swapped after that, his counts are right."""
     last = run.counted.get(name)
     if last is None:
-        return (0, 0)
+        return _NOTHING
     if now == last.before:
         return last.was
     return last.sums if now == last.after or sums == last.sums else None

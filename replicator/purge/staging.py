@@ -54,6 +54,7 @@ class Staged:
     bytes: int = 0
     bytes_after: int = 0
     files: int = 0
+    files_before: int = 0
     rewritten: int = 0
     checksums: dict[str, str] = field(default_factory=dict)
     error: str = ""
@@ -127,6 +128,7 @@ def _count(staged: Staged, done: FileDone) -> None:
     staged.bytes += done.size
     staged.bytes_after += done.size_after
     staged.files += 1
+    staged.files_before += 1
     if done.checksum:
         staged.rewritten += 1
         staged.checksums[done.name] = done.checksum

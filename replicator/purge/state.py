@@ -49,7 +49,8 @@ SWAPPED_FILES = pa.schema(
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A partition in a run ("" for an unpartitioned table). attempt: counts from 1. reason: of what was not done. old,
-    new: locations. rows, matched, rows_after: before, erased, after. bytes: of the old files, bytes_after of the new.
+    new: locations. rows, matched, rows_after: before, erased, after. bytes: of the old files, bytes_after of the new;
+    files, of which some were rewritten: the new ones, files_before the old ones.
     time: of this state, seconds since 1970. event: the newest of the metastore after the swap. backup: what became of
     the old location: it is there, in `$cmroot` (the audit's run `recycled_by` took it), or the table's again."""
 
@@ -62,6 +63,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     old: str = ""
     new: str = ""
     files: int = 0
+    files_before: int = 0
     rewritten: int = 0
     rows: int = 0
     matched: int = 0
@@ -82,11 +84,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """A change of a table's own counts that was about to be made: the rows and bytes by which all swaps before it, and
-    with it, changed the table, and the properties before and after."""
+    """A change of a table's own counts that was about to be made: the rows, bytes and files by which all swaps before
+    it, and with it, changed the table, and the properties before and after."""
 
-    was: tuple[int, int]
-    sums: tuple[int, int]
+    was: tuple[int, int, int]
+    sums: tuple[int, int, int]
     before: dict[str, str]
     after: dict[str, str]
 

@@ -280,7 +280,7 @@ class Work:
             else:
                 yield staged
         for each in left:
-            yield stage_by_spark(self.ids.session, onboarded, each, self.engines)
+            yield stage_by_spark(self.ids.session, onboarded, each, found, self.engines)
 
     def _write_files(self, onboarded: Onboarded, staged: Iterable[Staged]) -> None:
         rows = [
@@ -351,7 +351,8 @@ def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> File
 
 def _figured(unit: Unit, staged: Staged) -> Unit:
     return msgspec.structs.replace(
-        unit, files=staged.files, rewritten=staged.rewritten, rows=staged.rows, matched=staged.erased,
+        unit, files=staged.files, files_before=staged.files_before, rewritten=staged.rewritten, rows=staged.rows,
+        matched=staged.erased,
         rows_after=staged.rows - staged.erased, bytes=staged.bytes, bytes_after=staged.bytes_after,
     )  # fmt: skip
 

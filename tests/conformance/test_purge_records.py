@@ -21,6 +21,7 @@ from record_files import SequenceFile
 from replicator.core.model import Column
 from replicator.metastore.embedded.running import Running
 from replicator.purge.run import Purged
+from replicator.purge.search import by_spark, proving
 from replicator.purge.search.lost_columns import ColumnsTask, run_columns_task
 
 FORMATS = ("AVRO", "SEQUENCEFILE")
@@ -206,14 +207,17 @@ def test_rows_of_other_serdes_in_sequence_files(warehouse: Warehouse, db: str) -
 
 
 def test_what_spark_would_lose_is_refused(warehouse: Warehouse, db: str, tmp_path: Path) -> None:
-    """Columns that only the files have, of formats that Spark alone can write: by partition, by file, in a struct."""
-    for name, by in (("rc_parts", "PARTITIONED BY (k INT)"), ("rc", "")):
+    """Columns that only the files have, of formats that Spark alone can write: by file, in a struct; and an id that
+    lies elsewhere in the partition."""
+    for name, by in (("rc_order", "PARTITIONED BY (k INT)"), ("rc", "")):
         warehouse.sql(
-            f"CREATE TABLE {db}.{name} (v STRING, id BIGINT, w STRING) {by} STORED AS RCFILE"
+            f"CREATE TABLE {db}.{name} (v BIGINT, id BIGINT, w STRING) {by} STORED AS RCFILE"
             f" TBLPROPERTIES ({DESCRIPTOR})",
-            f"INSERT INTO {db}.{name} SELECT 'v', id, 'w' {', 1' if by else ''} FROM range(0, 200, 1, 1)",
+            f"INSERT INTO {db}.{name} SELECT 300 - id, id, 'w' {', 1' if by else ''} FROM range(0, 200, 1, 1)",
         )
-        replace_columns(warehouse, db, name, ("v", "string"), ("id", "bigint"))
+    replace_columns(warehouse, db, "rc", ("v", "bigint"), ("id", "bigint"))
+    replace_columns(warehouse, db, "rc_order", ("id", "bigint"), ("v", "bigint"), ("w", "string"))
+    warehouse.sql(f"INSERT INTO {db}.rc_order PARTITION (k = 1) SELECT id, 0, 'w' FROM range(0, 20, 1, 1)")
     written = "SELECT id, timestamp'1500-01-01' AS t, named_struct('a', 1, 'b', 2) AS s FROM range(0, 200, 1, 1)"
     warehouse.session.sql(written).write.orc(str(tmp_path / "written"))
     for name, columns in (
@@ -225,7 +229,7 @@ def test_what_spark_would_lose_is_refused(warehouse: Warehouse, db: str, tmp_pat
             f"CREATE EXTERNAL TABLE {db}.{name} ({columns}) STORED AS ORC LOCATION '{tmp_path}/{name}'"
             f" TBLPROPERTIES ({DESCRIPTOR})"
         )
-    before = {name: files(warehouse, db, name) for name in ("orc", "orc_struct", "rc", "rc_parts")}
+    before = {name: files(warehouse, db, name) for name in ("orc", "orc_struct", "rc", "rc_order")}
 
     done = warehouse.purge(warehouse.root(db), warehouse.ids, db)
 
@@ -235,9 +239,56 @@ def test_what_spark_would_lose_is_refused(warehouse: Warehouse, db: str, tmp_pat
         "orc": "its table has no s, s.a, s.b, and Spark, which alone can write it anew, would lose the rest",
         "orc_struct": "its table has no s.b, and Spark, which alone can write it anew, would lose the rest",
         "rc": "its table has 2 of its 3 columns, and Spark, which alone can write it anew, would lose the rest",
-        "rc_parts": "cannot be rewritten where the partition has a column that its table has not: w string",
+        "rc_order": "cannot be rewritten where the partition's column id has another type or position than its table's",
     }
     assert all(found[name].endswith(why) for name, why in said.items()) and len(found) == len(said), found
+
+
+def test_a_partition_that_spark_writes_keeps_its_own_columns(warehouse: Warehouse, db: str) -> None:
+    """Also those that the table has no more, and may get again."""
+    text = "ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.columnar.ColumnarSerDe'"
+    for name, serde in (("binary", ""), ("plain", text)):
+        warehouse.sql(
+            f"CREATE TABLE {db}.{name} (key STRING, id BIGINT, w STRING) PARTITIONED BY (k INT) {serde}"
+            f" STORED AS RCFILE TBLPROPERTIES ({DESCRIPTOR})",
+            f"INSERT INTO {db}.{name} SELECT concat('00', id), id, 'w', 1 FROM range(0, 200, 1, 1)",
+        )
+        (Path(warehouse.home_of(f"{db}.{name}")) / "k=1" / "empty").touch()
+    before = warehouse.rows(f"{db}.plain")
+    metastore, counted = warehouse.metastore, len(files(warehouse, db, "plain"))
+    table = metastore.table(db, "plain")
+    parameters = {**table.parameters, "numFiles": str(counted)}
+    metastore.alter_table(db, "plain", msgspec.structs.replace(table, parameters=parameters))
+    for name in ("binary", "plain"):
+        replace_columns(warehouse, db, name, ("key", "string"), ("id", "bigint"))
+    whole(warehouse.purge(warehouse.root(db), warehouse.ids, db))
+    now = len(files(warehouse, db, "plain"))
+    assert metastore.table(db, "plain").parameters["numFiles"] == str(now) != str(counted)
+    for name in ("binary", "plain"):
+        assert [row[1] for row in warehouse.rows(f"{db}.{name}") if row[1] < 100 and row[1] % 10 == 0] == []
+        replace_columns(warehouse, db, name, ("key", "string"), ("id", "bigint"), ("w", "string"))
+        assert warehouse.rows(f"{db}.{name}") == [row for row in before if row[1] >= 100 or row[1] % 10]
+
+
+def test_a_reader_that_takes_ids_for_others_is_found_out(
+    warehouse: Warehouse, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows go as the search found, and of other ids."""
+    warehouse.sql(
+        f"CREATE TABLE {db}.t (v STRING, id BIGINT) STORED AS RCFILE TBLPROPERTIES ({DESCRIPTOR})",
+        f"INSERT INTO {db}.t SELECT 'v', id FROM range(0, 200, 1, 1)",
+    )
+    before, right = warehouse.rows(f"{db}.t"), by_spark.by_serde
+
+    def wrong(*arguments: Any) -> Any:
+        return right(*arguments).selectExpr("v", "CASE id WHEN 10 THEN 11L WHEN 21 THEN 20L ELSE id END AS id")
+
+    monkeypatch.setattr(by_spark, "by_serde", wrong)
+    monkeypatch.setattr(proving, "by_serde", wrong)
+    done = warehouse.purge(warehouse.root(db), warehouse.ids, db)
+    (unit,) = done.tables[0].units
+    assert (done.status, unit["reason"]) == ("partial", "of 2 ids Spark found other numbers of rows than were left out")
+    assert warehouse.rows(f"{db}.t") == before
 
 
 def notes(**texts: str) -> bytes:

@@ -14,8 +14,7 @@ from purges import DESCRIPTOR, Warehouse
 from replicator.cli.main import run
 from replicator.core.model import Column
 from replicator.metastore.embedded.running import Running
-from replicator.purge.onboarding import Onboarded, _fields, onboard
-from replicator.purge.search.by_spark import _condition
+from replicator.purge.onboarding import _fields, onboard
 from replicator.text.sql_text import quoted_name, quoted_text
 
 SECRET = "the diary of somebody else"
@@ -98,24 +97,6 @@ def test_quoted_text_is_what_it_was(warehouse: Warehouse) -> None:
     assert list(_fields("`a``:,<b`:int,c d:struct<x:decimal(3,1),`y`:int>, E :array<int>")) == [
         ("a`:,<b", "int"), ("c d", "struct<x:decimal(3,1),`y`:int>"), ("E", "array<int>"),
     ]  # fmt: skip
-
-
-def test_a_partition_key_is_a_name_and_a_type(warehouse: Warehouse) -> None:
-    warehouse.sql("CREATE TABLE h.k (id STRING) PARTITIONED BY (k STRING) STORED AS AVRO")
-    warehouse.sql("INSERT INTO h.k VALUES ('10', 'x''y')")
-    table = warehouse.metastore.table("h", "k")
-    ((partition,),) = warehouse.metastore.partitions("h", "k", ["k=x%27y"])
-
-    def condition(key: Column) -> str:
-        return _condition(
-            Onboarded(msgspec.structs.replace(table, partition_keys=(key,)), ("id",), "string"), partition
-        )
-
-    assert warehouse.sql(f"SELECT * FROM h.k t WHERE {condition(Column('k', 'string'))}") == [("10", "x'y")]
-    assert condition(Column("k` = '1' OR `x", "string")).startswith("t.`k`` = '1' OR ``x` = CAST")
-    with pytest.raises(ValueError):
-        condition(Column("k", "string) OR (1 = 1"))
-    warehouse.metastore.drop_table("h", "k")
 
 
 def test_a_job_of_the_old_tool_names_the_tables_that_it_named(

@@ -91,10 +91,12 @@ def restore_backup(
             sum(is_data(state.path_relative) for state in look.files), told.rows,
             sum(state.size for state in look.files),
         )  # fmt: skip
+        replaced = look_at(part.location).files
         unit = Unit(
             table=f"{db}.{name}", partition=partition, state="VERIFIED", time=clock(), old=part.location,
             new=backup.place, rows=_rows(part), rows_after=told.rows if told.rows >= 0 else _rows(part),
-            bytes=sum(state.size for state in look_at(part.location).files), bytes_after=figures.bytes,
+            bytes=sum(state.size for state in replaced), bytes_after=figures.bytes, files=figures.files,
+            files_before=sum(is_data(state.path_relative) for state in replaced),
             matched=_matched(known, part),
         )  # fmt: skip
         directory.write_files(_files(unit))

@@ -6,7 +6,6 @@ one; others by Spark, a partition at a time.
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from typing import Literal
 
 import msgspec
@@ -179,18 +178,21 @@ def _as_spelled(table: Table, field: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_by_spark(table: Table, storage: Storage, field: tuple[str, ...]) -> None:
-    """Raises Unsupported for a partition that Spark would not write as it was: it writes the table's columns, so what
-    only the partition has would be lost."""
+    """Raises Unsupported for a partition that Spark would not write as it was, or of which the search has read other
+    ids: it read the table's columns, by their positions."""
     if storage.buckets > 0 or storage.skew is not None:
         raise Unsupported(f"files of {storage.serde.library} in buckets cannot be rewritten")
     if len(field) > 1:
         raise Unsupported(f"files of {storage.serde.library} with ids in a struct cannot be rewritten")
-    for column, its in zip_longest(storage.columns, data_columns(table)):
-        if column and (its is None or (column.name.lower(), column.type) != (its.name.lower(), its.type)):
-            raise Unsupported(
-                f"files of {storage.serde.library} cannot be rewritten where the partition has a column that its table"
-                f" has not: {column.name} {column.type}"
-            )
+    here, there = (
+        [(at, each.type) for at, each in enumerate(columns) if each.name.lower() == field[0]]
+        for columns in (storage.columns or data_columns(table), data_columns(table))
+    )
+    if here != there:
+        raise Unsupported(
+            f"files of {storage.serde.library} cannot be rewritten where the partition's column {field[0]} has another"
+            " type or position than its table's"
+        )
 
 
 def _index(table: Table, storage: Storage, field: tuple[str, ...]) -> int:

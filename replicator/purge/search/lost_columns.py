@@ -1,6 +1,7 @@
-"""Columns that Spark would lose: what a file has and its table has not. Looks at the files' headers only.
+"""Columns that Spark would lose: what a file has and the metastore has not. Looks at the files' headers only.
 
-A partition written by Spark gets the table's columns, so it is left as it is when one of its files has others.
+A partition written by Spark gets the columns that it has in the metastore, so it is left as it is when one of its files
+has others.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ColumnsTask(msgspec.Struct, frozen=True):
 
 
 def lost_columns(engines: AutoEngine, staging: Staging, schema: Mapping[str, Any], count: int) -> str:
-    """Why Spark cannot write a part, as a sentence; "" when it can. schema: of the table, as Spark's JSON; count: its
+    """Why Spark cannot write a part, as a sentence; "" when it can. schema: of the part, as Spark's JSON; count: its
     columns but for partition keys."""
     columns = tuple(field["name"].lower() for field in schema["fields"][:count])
     known, home = frozenset(_paths_of_table(schema)), staging.part.location
