@@ -14,7 +14,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Error(Exception):
-    """Something failed; the message says what, the hint what to do."""
+    """An operation failed; the message names the failure, the hint the remedy."""
 
     exit_code = 1
     transient = False
@@ -41,7 +41,7 @@ def _remake(kind: type[Error], message: str, hint: str, details: Mapping[str, ob
 
 
 class FormatError(Error):
-    """A file is not what its name says: damaged, truncated, or of a format version this release does not know."""
+    """A file's content does not match its name: damaged, truncated, or of an unknown format version."""
 
 
 class NotWritable(Error):
@@ -66,37 +66,37 @@ class LeaseHeld(Error):
 
 
 class Filing(Error):
-    """A gateway files bytes in `$cmroot` and does not end; nothing can be removed meanwhile."""
+    """A gateway is storing files in `$cmroot` and does not finish; no removal is possible meanwhile."""
 
     exit_code = 75
     transient = True
 
 
 class PinError(Error):
-    """A slot, hold or dump pin cannot be made, moved or dropped as asked; nothing was changed."""
+    """A slot, hold or dump pin cannot be created, moved or dropped as requested; nothing was changed."""
 
     exit_code = 2
 
 
 class KeepError(Error):
-    """Bytes could not be kept in `$cmroot`; the source was left as it was."""
+    """A file could not be kept in `$cmroot`; the source is unchanged."""
 
 
 class Protected(KeepError):
-    """A place lies in a `$cmroot`, or a `$cmroot` in it: nothing of it is moved or removed, whoever names it."""
+    """A place is inside of a `$cmroot`, or contains one: it is never moved or removed."""
 
     exit_code = 6
 
 
 class Exists(Error):
-    """A file is there already, and it was not said that it may be replaced."""
+    """A file exists already, and its replacement was not allowed."""
 
     exit_code = 6
 
 
 class ChecksumMismatch(Error):
-    """Bytes are not the ones that were recorded."""
+    """A file's bytes do not match the recorded checksum."""
 
 
 class UnknownPlace(Error):
-    """A path or URL cannot be understood, or needs a driver that is not installed."""
+    """A path or URL is invalid, or needs a driver that is not installed."""

@@ -44,13 +44,13 @@ class MetastoreUnreachable(MetastoreError):
 
 
 class NotAMetastore(MetastoreError):
-    """Something else than a metastore answers at the address, or one with a transport that is not spoken here."""
+    """The server at the address is not a metastore, or uses an unsupported transport."""
 
     exit_code = 2
 
 
 class CommitOutcomeUnknown(MetastoreError):
-    """The metastore went away during a change: it may have happened. Running the same command again settles it."""
+    """The connection to the metastore died during a change, whose outcome is unknown. Run the same command again."""
 
     exit_code = 75
     transient = True
@@ -77,14 +77,13 @@ class MetastoreStartError(Error):
 
 
 class BootstrapNeeded(Error):
-    """Events that are needed are gone: an incremental dump or load cannot be exact, a bootstrap is needed."""
+    """Needed events are gone: an incremental dump or load cannot be exact, a bootstrap is needed."""
 
     exit_code = 5
 
 
 class MomentLost(BootstrapNeeded):
-    """A restore asks for a moment about which events were lost: the captured log cannot tell that state, only those
-    before and after."""
+    """The events around the requested recovery point were lost: only earlier and later states can be restored."""
 
 
 class Refused(Error):
@@ -94,14 +93,14 @@ class Refused(Error):
 
 
 class NotReached(Error):
-    """What was waited for did not come within the time that was given. Nothing was changed; wait again."""
+    """The awaited state was not reached within the time-out. Nothing was changed; wait again."""
 
     exit_code = 75
     transient = True
 
 
 class StoreUnreachable(Error):
-    """The housekeeping store does not answer, or is busy. What was committed stays, the next run does the rest."""
+    """The housekeeping store does not answer, or is busy. Committed work is kept, the next run completes the rest."""
 
     exit_code = 75
     transient = True
