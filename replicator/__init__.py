@@ -16,6 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from replicator.commands.audit import AuditLsOptions as AuditLsOptions
+    from replicator.commands.audit import AuditRestoreOptions as AuditRestoreOptions
+    from replicator.commands.audit import audit_ls as audit_ls
+    from replicator.commands.audit import audit_restore as audit_restore
     from replicator.commands.base import engines as engines
     from replicator.commands.capture import CaptureOptions as CaptureOptions
     from replicator.commands.capture import capture as capture
@@ -45,10 +49,14 @@ if TYPE_CHECKING:
     from replicator.commands.cm.upkeep import cm_check as cm_check
     from replicator.commands.cm.upkeep import cm_compact as cm_compact
     from replicator.commands.cm.upkeep import cm_expire as cm_expire
+    from replicator.commands.demo import DemoOptions as DemoOptions
+    from replicator.commands.demo import demo as demo
     from replicator.commands.drill import DrillOptions as DrillOptions
     from replicator.commands.drill import drill as drill
     from replicator.commands.dump import DumpOptions as DumpOptions
     from replicator.commands.dump import dump as dump
+    from replicator.commands.gateway import GatewayOptions as GatewayOptions
+    from replicator.commands.gateway import gateway as gateway
     from replicator.commands.housekeeping import HousekeepingRunOptions as HousekeepingRunOptions
     from replicator.commands.housekeeping import HousekeepingVacuumOptions as HousekeepingVacuumOptions
     from replicator.commands.housekeeping import housekeeping_run as housekeeping_run
@@ -65,8 +73,20 @@ if TYPE_CHECKING:
     from replicator.commands.lag import LagOptions as LagOptions
     from replicator.commands.lag import history as history
     from replicator.commands.lag import lag as lag
+    from replicator.commands.legal_hold import LegalHoldAddOptions as LegalHoldAddOptions
+    from replicator.commands.legal_hold import LegalHoldLsOptions as LegalHoldLsOptions
+    from replicator.commands.legal_hold import LegalHoldReleaseOptions as LegalHoldReleaseOptions
+    from replicator.commands.legal_hold import legal_hold_add as legal_hold_add
+    from replicator.commands.legal_hold import legal_hold_ls as legal_hold_ls
+    from replicator.commands.legal_hold import legal_hold_release as legal_hold_release
     from replicator.commands.load import LoadOptions as LoadOptions
     from replicator.commands.load import load as load
+    from replicator.commands.metastore import MetastoreStartOptions as MetastoreStartOptions
+    from replicator.commands.metastore import MetastoreStatusOptions as MetastoreStatusOptions
+    from replicator.commands.metastore import MetastoreStopOptions as MetastoreStopOptions
+    from replicator.commands.metastore import metastore_start as metastore_start
+    from replicator.commands.metastore import metastore_status as metastore_status
+    from replicator.commands.metastore import metastore_stop as metastore_stop
     from replicator.commands.purge import PurgeCertifyOptions as PurgeCertifyOptions
     from replicator.commands.purge import PurgeRunOptions as PurgeRunOptions
     from replicator.commands.purge import purge_certify as purge_certify
@@ -106,6 +126,25 @@ __version__ = "0.1.0"
 
 _COMMANDS = {
     "base": ("engines",),
+    "audit": ("audit_ls", "AuditLsOptions", "audit_restore", "AuditRestoreOptions"),
+    "demo": ("demo", "DemoOptions"),
+    "gateway": ("gateway", "GatewayOptions"),
+    "legal_hold": (
+        "legal_hold_add",
+        "LegalHoldAddOptions",
+        "legal_hold_ls",
+        "LegalHoldLsOptions",
+        "legal_hold_release",
+        "LegalHoldReleaseOptions",
+    ),
+    "metastore": (
+        "metastore_start",
+        "MetastoreStartOptions",
+        "metastore_status",
+        "MetastoreStatusOptions",
+        "metastore_stop",
+        "MetastoreStopOptions",
+    ),
     "capture": ("capture", "CaptureOptions"),
     "check": ("check", "CheckOptions"),
     "cm.kept": (

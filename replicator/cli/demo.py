@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
-from replicator.cli.options import json_option
+from replicator.cli.options import Session, json_option, pass_session
 from replicator.cli.output import emit
+from replicator.commands.demo import demo as run
 
 
 @click.command()
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Run in this directory, new or empty, and keep it.")  # fmt: skip
 @json_option
-def demo(keep: Path | None, as_json: bool) -> int:
+@pass_session
+def demo(session: Session, /, as_json: bool, **given: Any) -> int:
     """Demonstrate replication on two real Hive metastores with real Spark tables, in about a minute.
 
     Runs a bootstrap, changes of every kind, an incremental dump, the rubber-banding case, and a verification of every
@@ -27,18 +29,11 @@ def demo(keep: Path | None, as_json: bool) -> int:
       replicator demo
       replicator demo --keep /tmp/shop     then look at its dumps with `replicator show`
     """
-    from replicator.demos.story import tell
-    from replicator.errors import UsageError
-
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise UsageError(f"--keep {keep}: is not empty", hint="name a new directory")
-    directory = keep.absolute() if keep else Path(tempfile.mkdtemp(prefix="replicator-demo-"))
-    directory.mkdir(parents=True, exist_ok=True)
     stream = sys.stderr if as_json else sys.stdout
 
     def say(line: str) -> None:
         print(line, file=stream, flush=True)
 
-    told = tell(directory, say, keep=keep is not None)
+    told = session.call(run, say=say, **given)
     emit(told, as_json, ())
     return 0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
 from replicator.cli.options import Duration, Session, cmroot_option, json_option, pass_session, source_option
 from replicator.cli.output import count_text, emit, log_to_stderr, note, size_text
-from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated
+from replicator.commands.gateway import gateway as run
 
 
 @click.command()
@@ -50,11 +49,7 @@ from replicator.cli.signals import INTERRUPTED, TERMINATED, Terminated
               help="File to which the gateway writes its URI once clients can connect.")  # fmt: skip
 @json_option
 @pass_session
-def gateway(
-    session: Session, source: str, cmroot: str, listen: str, threads: int, pass_unknown_drops: bool, grace: timedelta,
-    client_timeout: timedelta, answer_timeout: timedelta, stop_timeout: timedelta, ready_file: Path | None,
-    as_json: bool,
-) -> int:  # fmt: skip
+def gateway(session: Session, /, as_json: bool, **given: Any) -> int:
     """Serve the source's metastore to any client, and store the files that a drop would delete in $cmroot first.
 
     Speaks the binary thrift protocol without Kerberos or TLS. Every client that can reach the port has the gateway's
@@ -65,38 +60,16 @@ def gateway(
       replicator gateway --source thrift://a:9083 --cmroot /warehouse/.cmroot --listen 10.0.0.5:9084
       spark-sql --conf spark.hadoop.hive.metastore.uris=thrift://gateway:9084
     """
-    from cmroot.root import create_or_open
-    from cmroot.store.place import store_for
-    from replicator.gateways.relay import Timeouts
-    from replicator.gateways.server import opened
-
     logging.getLogger("replicator.gateways").setLevel(logging.INFO if session.verbose else logging.WARNING)
     if not logging.getLogger().handlers:  # what is refused is worth a line without --verbose, too
         log_to_stderr("%(asctime)s %(levelname)s %(message)s")
-    root = create_or_open(cmroot)
-    code = 0
-    with (
-        session.metastore(source) as upstream,
-        opened(
-            upstream, root, listen, threads=threads, pass_unknown=pass_unknown_drops, grace=grace,
-            timeouts=Timeouts(client_timeout, answer_timeout, stop_timeout),
-        ) as served,
-    ):  # fmt: skip
-        try:
-            note(f"listening on {served.uri} for {upstream.uri}")
-            if ready_file is not None:
-                store_for(str(ready_file)).write_bytes(str(ready_file), served.uri.encode() + b"\n")
-            served.wait()
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        except Terminated:
-            code = TERMINATED
-        report = served.stop()
+    upstream = session.config.metastore_uri(given["source"])
+    report = session.call(run, ready=lambda uri: note(f"listening on {uri} for {upstream}"), **given)
     lines = [
         f"stopped after {count_text(report.calls, 'call')} of {count_text(report.connections, 'client')}: "
         f"{report.intercepted:,} intercepted, {report.refused:,} refused, "
         f"{count_text(report.files, 'file')} taken, {size_text(report.bytes)}"
         + (f"; {count_text(report.cut_off, 'call')} cut off" if report.cut_off else "")
     ]
-    emit({**asdict(report), "exit_code": code}, as_json, lines)
-    return code
+    emit(report, as_json, lines)
+    return report.exit_code

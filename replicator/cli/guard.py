@@ -4,16 +4,15 @@ that all jobs that remove have in common."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from replicator.cli.options import Session, Size, cmroot_option, dry_run_option, json_option, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
-
-if TYPE_CHECKING:
-    from replicator.removal.audit import AuditRow
+from replicator.commands.audit import audit_ls, audit_restore
+from replicator.commands.legal_hold import legal_hold_add, legal_hold_ls, legal_hold_release
+from replicator.removal.audit import AuditShown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +47,7 @@ def audit() -> None:
 @cmroot_option
 @click.option("--job", help="Only rows of this job: housekeeping, retention, purge.")
 @click.option("--run", help="Only rows of this run.")
-@click.option("--object", "object_", metavar="DB.TABLE", help="Only rows about this table.")
+@click.option("--object", envvar="REPLICATOR_AUDIT_LS_OBJECT_", metavar="DB.TABLE", help="Only rows about this table.")
 @click.option("--path", metavar="PLACE", help="Only this path and paths below it.")
 @click.option(
     "--outcome",
@@ -59,10 +58,7 @@ def audit() -> None:
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Maximum number of rows.")
 @json_option
 @pass_session
-def ls(
-    session: Session, cmroot: str, job: str | None, run: str | None, object_: str | None, path: str | None,
-    outcome: str | None, since: str | None, limit: int, as_json: bool,
-) -> None:  # fmt: skip
+def ls(session: Session, /, as_json: bool, **given: Any) -> int:
     """List removals and refusals of jobs, by job, run and time.
 
     \b
@@ -70,16 +66,9 @@ def ls(
       replicator audit ls --cmroot /cm --job purge --since 2026-11-01
       replicator audit ls --cmroot /cm --outcome refused --json
     """
-    from cmroot.root import open_existing
-    from replicator.removal.audit import read_audit
-
-    root = open_existing(cmroot).place
-    found = list(
-        islice(read_audit(root, job=job, run=run, object=object_, path=path, outcome=outcome, since=since), limit + 1)
-    )
-    rows, more = found[:limit], len(found) > limit
-    answer = {"status": "shown", "root": root, "rows": [_fields(row) for row in rows], "more": more}
-    emit(answer, as_json, _audit_lines(rows, more))
+    shown = session.call(audit_ls, **given)
+    emit(shown, as_json, _audit_lines(shown))
+    return 0
 
 
 @audit.command(name="restore")
@@ -89,7 +78,7 @@ def ls(
 @dry_run_option
 @json_option
 @pass_session
-def restore(session: Session, cmroot: str, run: str, path: str | None, dry_run: bool, as_json: bool) -> int:
+def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore the files that a run removed to their paths, from $cmroot. Replaces nothing. Exit 3 if some are lost.
 
     Restore their metadata with `replicator restore`, or recreate it by hand.
@@ -97,10 +86,7 @@ def restore(session: Session, cmroot: str, run: str, path: str | None, dry_run: 
     \b
     Example: replicator audit restore --cmroot /cm --run 20261121T020000Z-1f2e3d4c --path /w/sales.db/orders/day=1
     """
-    from cmroot.root import open_existing
-    from replicator.removal.bring_back import bring_back
-
-    done = bring_back(open_existing(cmroot).place, run, path=path, dry_run=dry_run)
+    done = session.call(audit_restore, **given)
     lines = [
         (done.status, f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
         ("there", count_text(len(done.there), "file") if done.there else None),
@@ -128,43 +114,32 @@ def legal_hold() -> None:
 @click.option("--until", default="", metavar="TIME", help="End of the hold; ISO 8601, default: none.")
 @json_option
 @pass_session
-def add(session: Session, name: str, cmroot: str, pattern: str, reason: str, until: str, as_json: bool) -> None:
+def add(session: Session, /, as_json: bool, **given: Any) -> int:
     """Add a legal hold. A hold on a table covers its partitions; one on a place, the paths below and above it.
 
     \b
     Example: replicator legal-hold add litigation --cmroot /cm --on s3://lake/claims --reason 'case 17'
     """
-    import time
-
-    from cmroot.pins import iso
-    from cmroot.root import create_or_open
-    from replicator.removal.audit import who
-    from replicator.removal.legal import LegalHold, add_hold
-
-    root = create_or_open(cmroot).place
-    hold = LegalHold(name=name, pattern=pattern, reason=reason, by=who(), created=iso(time.time()), until=until)
-    add_hold(root, hold)
-    emit({"status": "added", "root": root, **_fields(hold)}, as_json, [f"added    {name}: {pattern}"])
+    added = session.call(legal_hold_add, **given)
+    emit(added, as_json, [f"added    {added.name}: {given['pattern']}"])
+    return 0
 
 
 @legal_hold.command(name="ls")
 @cmroot_option
 @json_option
 @pass_session
-def list_holds(session: Session, cmroot: str, as_json: bool) -> None:
+def list_holds(session: Session, /, as_json: bool, **given: Any) -> int:
     """List legal holds, also those that have ended.
 
     \b
     Example: replicator legal-hold ls --cmroot /cm
     """
-    from cmroot.root import open_existing
-    from replicator.removal.legal import all_holds
-
-    root = open_existing(cmroot).place
-    found = all_holds(root)
-    rows = [(hold.name, hold.pattern, hold.until or "for ever", hold.by, hold.reason) for hold in found]
+    shown = session.call(legal_hold_ls, **given)
+    rows = [(hold.name, hold.pattern, hold.until or "for ever", hold.by, hold.reason) for hold in shown.holds]
     lines = columns(("name", "on", "until", "by", "reason"), rows) if rows else ["no legal holds"]
-    emit({"status": "shown", "root": root, "holds": [_fields(hold) for hold in found]}, as_json, lines)
+    emit(shown, as_json, lines)
+    return 0
 
 
 @legal_hold.command(name="release")
@@ -172,29 +147,19 @@ def list_holds(session: Session, cmroot: str, as_json: bool) -> None:
 @cmroot_option
 @json_option
 @pass_session
-def release(session: Session, name: str, cmroot: str, as_json: bool) -> None:
+def release(session: Session, /, as_json: bool, **given: Any) -> int:
     """Release a legal hold; the covered data may be removed from now on.
 
     \b
     Example: replicator legal-hold release case-17 --cmroot /cm
     """
-    from cmroot.root import open_existing
-    from replicator.removal.legal import release_hold
-
-    root = open_existing(cmroot).place
-    release_hold(root, name)
-    emit({"status": "released", "root": root, "name": name}, as_json, [f"released    {name}"])
+    released = session.call(legal_hold_release, **given)
+    emit(released, as_json, [f"released    {released.name}"])
+    return 0
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    import msgspec
-
-    found: dict[str, Any] = msgspec.to_builtins(value)
-    return found
-
-
-def _audit_lines(rows: list[AuditRow], more: bool) -> Iterable[str]:
-    if not rows:
+def _audit_lines(answer: AuditShown) -> Iterable[str]:
+    if not answer.found:
         return ["nothing is recorded"]
     shown = [
         (
@@ -207,7 +172,7 @@ def _audit_lines(rows: list[AuditRow], more: bool) -> Iterable[str]:
             row.partition or row.path,
             row.detail or row.reason,
         )
-        for row in rows
+        for row in answer.found
     ]
     lines = list(columns(("time", "job", "run", "outcome", "what", "object", "path", "why"), shown))
-    return [*lines, "there are more: see --limit"] if more else lines
+    return [*lines, "there are more: see --limit"] if answer.more else lines

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
-from replicator.cli.options import json_option, parse_settings
+from replicator.cli.options import Session, json_option, parse_settings, pass_session
 from replicator.cli.output import emit
+from replicator.commands.metastore import metastore_start, metastore_status, metastore_stop
 
 directory_option = click.option(
     "--dir",
@@ -39,54 +40,45 @@ def metastore() -> None:
     metavar="ADDRESS",
     help="Address to listen on, 0.0.0.0 for all interfaces. Every client that can connect has full access to the data.",
 )
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A Hive setting for this start.")
+@click.option("--set", "hive_settings", envvar="REPLICATOR_METASTORE_START_SETTINGS", multiple=True,
+              metavar="KEY=VALUE", help="A Hive setting for this start.")  # fmt: skip
 @click.option("--timeout", type=float, default=90, show_default=True, help="Seconds to wait for the first answer.")
 @json_option
-def start(
-    directory: Path, port: int | None, host: str, settings: tuple[str, ...], timeout: float, as_json: bool
-) -> None:  # fmt: skip
+@pass_session
+def start(session: Session, /, hive_settings: tuple[str, ...], timeout: float, as_json: bool, **given: Any) -> int:
     """Start the metastore of a directory, with its existing data, and return when it answers.
 
     \b
     Example: replicator metastore start --dir /tmp/source --port 9083
     """
-    from replicator.metastore.embedded import running as embedded
-
-    running = embedded.start(
-        directory, port=port, host=host, settings=parse_settings(settings), env=os.environ,
-        timeout=timedelta(seconds=timeout),
-    )  # fmt: skip
-    emit({"status": "running", **running.as_json()}, as_json)
+    settings, seconds = parse_settings(hive_settings), timedelta(seconds=timeout)
+    emit(session.call(metastore_start, hive_settings=settings, timeout=seconds, **given), as_json)
+    return 0
 
 
 @metastore.command()
 @directory_option
 @json_option
-def stop(directory: Path, as_json: bool) -> None:
+@pass_session
+def stop(session: Session, /, as_json: bool, **given: Any) -> int:
     """Stop the metastore of a directory; its data is kept.
 
     \b
     Example: replicator metastore stop --dir /tmp/source
     """
-    from replicator.metastore.embedded import running as embedded
-
-    stopped = embedded.stop(directory)
-    emit({"status": "stopped" if stopped else "not running", "directory": str(directory.absolute())}, as_json)
+    emit(session.call(metastore_stop, **given), as_json)
+    return 0
 
 
 @metastore.command()
 @directory_option
 @json_option
-def status(directory: Path, as_json: bool) -> None:
+@pass_session
+def status(session: Session, /, as_json: bool, **given: Any) -> int:
     """Show whether the metastore of a directory is running.
 
     \b
     Example: replicator metastore status --dir /tmp/source
     """
-    from replicator.metastore.embedded import running as embedded
-
-    running = embedded.status(directory)
-    if running:
-        emit({"status": "running", **running.as_json()}, as_json)
-    else:
-        emit({"status": "not running", "directory": str(directory.absolute())}, as_json)
+    emit(session.call(metastore_status, **given), as_json)
+    return 0

@@ -9,10 +9,9 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import Self
 
+from replicator.core.stopping import INTERRUPTED as INTERRUPTED
+from replicator.core.stopping import TERMINATED as TERMINATED
 from replicator.core.stopping import Terminated as Terminated
-
-INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
 
 
 def raise_on_sigterm() -> None:

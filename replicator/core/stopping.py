@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Protocol
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+"""Exit codes of work that a signal ended."""
 
 
 class Stop(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,10 @@ from typing import Any
 
 import replicator
 from replicator.compare.verify import Verified
-from replicator.core.report import json_text
+from replicator.core.report import Report
 from replicator.demos.spark_sql import SparkSql
 from replicator.dumps.dump import Dumped
-from replicator.errors import Error
+from replicator.errors import Error, UsageError
 from replicator.metastore.embedded import running as embedded
 from replicator.replay.apply.load import Loaded
 from replicator.text.printable import printable
@@ -59,7 +60,7 @@ _QUERIES = (
 
 
 @dataclass
-class Told:
+class Told(Report):
     """What the demo did: each step with its seconds, and whether both sides were the same at the end."""
 
     status: str = "done"
@@ -69,30 +70,33 @@ class Told:
     differences: int = 0
     seconds: float = 0.0
 
-    __str__ = json_text
 
-
-def tell(directory: Path, say: Callable[[str], None], *, keep: bool) -> Told:
-    """Runs the demo below `directory`. Raises Error when a step does not end as it must."""
+def tell(keep: Path | None, say: Callable[[str], object]) -> Told:
+    """Runs the demo below a directory, new or empty, or in one that goes at the end. Raises Error when a step does not
+    end as it must, UsageError for a directory with something in it."""
     began = time.monotonic()
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise UsageError(f"--keep {keep}: is not empty", hint="name a new directory")
+    directory = keep.absolute() if keep else Path(tempfile.mkdtemp(prefix="replicator-demo-"))
+    directory.mkdir(parents=True, exist_ok=True)
     story = _Story(directory, say)
     try:
         with replicator.engines("spark", "local[2]") as engine:
             story.run(engine)
     finally:
         story.close()
-        if not keep:
+        if keep is None:
             shutil.rmtree(directory, ignore_errors=True)
     story.told.seconds = round(time.monotonic() - began, 1)
     say(
         f"\nThe same on both sides, after {story.told.seconds} s."
-        + (f" Kept in {printable(str(directory))}." if keep else "")
+        + (f" Kept in {printable(str(directory))}." if keep is not None else "")
     )
     return story.told
 
 
 class _Story:
-    def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, say: Callable[[str], object]) -> None:
         self._directory, self._say = directory, say
         self.told = Told(directory=str(directory))
         self._sides: list[embedded.Running] = []

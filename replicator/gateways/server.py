@@ -9,14 +9,15 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.core.report import json_text
+from replicator.core.report import Report
+from replicator.core.stopping import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.errors import UsageError
 from replicator.gateways.drops import GRACE, Counts, Drops
 from replicator.gateways.relay import LARGE_AT_ONCE, Connection, Service, Timeouts
@@ -35,10 +36,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Served:
+class Served(Report):
     """What a gateway did from its start to its end. `calls`: all; `intercepted`: those that would have deleted data;
     `refused`: those that were not let through; `files`, `bytes`: taken into `$cmroot`; `undecided`: drops whose outcome
-    is for the next start to find; `cut_off`: calls that were not done when the gateway ended."""
+    is for the next start to find; `cut_off`: calls that were not done when the gateway ended; `exit_code`: 128 and the
+    number of the signal that ended it, else 0."""
 
     uri: str
     connections: int = 0
@@ -51,8 +53,7 @@ class Served:
     cut_off: int = 0
     seconds: float = 0.0
     status: str = "stopped"
-
-    __str__ = json_text
+    exit_code: int = 0
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -122,10 +123,18 @@ class Gateway:
         for thread in self._threads:
             thread.start()
 
-    def wait(self) -> None:
-        """Until an exception arrives in this thread: signals come to the main one."""
-        while not self._ended.wait(3600):
-            pass
+    def wait(self, stop: Stop | None = None, ready: Callable[[], object] = lambda: None) -> int:
+        """Until `stop`, or a signal raises in this thread (they come to the main one); its exit code, or
+        0. ready: called before."""
+        try:
+            ready()
+            while not (stop or self._ended).wait(3600):
+                pass
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Terminated:
+            return TERMINATED
+        return 0
 
     def stop(self) -> Served:
         """No new calls; those under way come to their end, for at most `timeouts.stop`. Then drops that are not sent

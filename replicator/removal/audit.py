@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +26,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import FormatError
 from cmroot.keep.recycle import Recycled
 from cmroot.store.place import LocalStore, is_local, join, local_path, naming, store_for
+from replicator.core.report import Rows
 from replicator.removal.removal import Refusal, Removal
 
 INTENDED, REMOVED, REFUSED, FAILED, DONE = "intended", "removed", "refused", "failed", "done"
@@ -68,6 +70,21 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str | None
     reason: str
     detail: str
+
+
+@dataclass
+class AuditShown(Rows):
+    """Rows of the record that fit; `more`: there are others beyond the limit."""
+
+    status: str
+    root: str
+    found: list[AuditRow]
+    more: bool
+    listed: ClassVar[str] = "rows"
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = msgspec.to_builtins(self.found)
+        return {"status": self.status, "root": self.root, "rows": rows, "more": self.more}
 
 
 @dataclass(frozen=True)
@@ -196,6 +213,12 @@ def read_audit(
         for one in store.list(join(top, named)) if run is None else [run]:
             for name in store.list(join(top, named, one)):
                 yield from _rows(join(top, named, one, name), wanted)
+
+
+def show_audit(root: str, limit: int, **wanted: str | None) -> AuditShown:
+    """At most so many rows; `wanted` and what is raised: as of `read_audit`."""
+    found = list(islice(read_audit(root, **wanted), limit + 1))
+    return AuditShown("shown", root, found[:limit], len(found) > limit)
 
 
 def _rows(place: str, wanted: Any) -> Iterator[AuditRow]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 from cmroot.errors import Error, Exists
 from cmroot.keep.restore import restore_file
+from replicator.core.report import Report
 from replicator.errors import ObjectNotFound
 from replicator.removal.audit import REMOVED, read_audit
 
 
 @dataclass
-class BroughtBack:
+class BroughtBack(Report):
     """files, bytes: written. there: paths that have a file already, which stays. lost: path -> why its bytes cannot be
     had."""
 

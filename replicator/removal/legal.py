@@ -6,7 +6,9 @@ A hold of `cmroot.pins` keeps a past state in `$cmroot`; a legal hold keeps livi
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -15,6 +17,7 @@ from cmroot.pins import seconds
 from cmroot.root import guard_names
 from cmroot.store.place import is_local, join, normal, store_for
 from cmroot.store.resolve import resolved, touches
+from replicator.core.report import Report, Rows
 from replicator.errors import ObjectNotFound, UsageError
 
 VERSION = 1
@@ -37,6 +40,33 @@ class LegalHold(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_place(self) -> bool:
         return "://" in self.pattern or self.pattern.startswith(("/", "file:", "local:"))
+
+
+@dataclass
+class LegalHolds(Rows):
+    """Legal holds of a root, by name."""
+
+    status: str
+    root: str
+    holds: list[LegalHold]
+    listed: ClassVar[str] = "holds"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": self.status, "root": self.root, "holds": msgspec.to_builtins(self.holds)}
+
+
+@dataclass
+class LegalHoldChanged(Report):
+    """What became of one: added, or released, and then `hold` is None."""
+
+    status: str
+    root: str
+    name: str
+    hold: LegalHold | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        said = {"name": self.name} if self.hold is None else msgspec.to_builtins(self.hold)
+        return {"status": self.status, "root": self.root, **said}
 
 
 class Held:

@@ -22,6 +22,7 @@ from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
 
+import replicator
 from replicator.errors import FormatError, JavaError, MetastoreStartError
 from replicator.metastore import java
 from replicator.metastore.embedded import jars
@@ -114,6 +115,15 @@ def test_source_and_target_stand_side_by_side(source_metastore: Running, target_
 
 def test_starting_what_runs_returns_it(source_metastore: Running) -> None:
     assert embedded.start(source_metastore.directory, env=os.environ) == source_metastore
+
+
+def test_the_commands_are_functions(source_metastore: Running, tmp_path: Path) -> None:
+    running = replicator.metastore_status(source_metastore.directory)
+    assert (running.status, running.uri, running.pid) == ("running", source_metastore.uri, source_metastore.pid)
+    assert list(running.to_dict()) == ["status", "uri", "warehouse", "pid", "directory", "log"]
+    assert replicator.metastore_start(str(source_metastore.directory)) == running
+    none = {"status": "not running", "directory": str(tmp_path)}
+    assert replicator.metastore_status(tmp_path).to_dict() == replicator.metastore_stop(tmp_path).to_dict() == none
 
 
 def test_two_starts_at_the_same_time_end_with_one_server(start: MetastoreFactory, tmp_path: Path) -> None:

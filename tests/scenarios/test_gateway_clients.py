@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
+from queue import Queue
 from struct import pack
 from typing import Any
 
@@ -22,6 +23,7 @@ from metastores import MetastoreFactory
 from raw_thrift import RawClient, message, struct
 from story import Answer, command
 
+import replicator
 from cmroot.keep.filing import removing
 from cmroot.root import create_or_open
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
@@ -30,6 +32,7 @@ from replicator.gateways.relay import MANY as MANY_VALUES
 from replicator.gateways.relay import Timeouts
 from replicator.gateways.server import opened, parse_listen
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import connect
 
 
 @pytest.fixture
@@ -447,3 +450,22 @@ def test_a_metastore_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
     answer: Answer = command("gateway", "--source", "thrift://127.0.0.1:1", "--cmroot", str(tmp_path / "cmroot"),
                              "--listen", "127.0.0.1:0")  # fmt: skip
     assert (answer.code, answer.error) == (75, "MetastoreUnreachable") and answer.said["hint"]
+
+
+def test_a_gateway_in_python_serves_until_its_event_is_set(source_metastore: Running, tmp_path: Path) -> None:
+    uris, stop = Queue[str](), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(
+            replicator.gateway, source=source_metastore.uri, cmroot=str(tmp_path / "cmroot"), listen="127.0.0.1:0",
+            ready_file=tmp_path / "ready", ready=uris.put, stop=stop,
+        )  # fmt: skip
+        try:
+            uri = uris.get(timeout=60)
+            with connect(uri) as client:
+                assert "default" in client.database_names()
+        finally:
+            stop.set()
+        report = serving.result(timeout=60)
+    assert (report.uri, report.status, report.connections, report.exit_code) == (uri, "stopped", 1, 0)
+    assert (tmp_path / "ready").read_text() == uri + "\n"
+    assert list(report.to_dict())[-2:] == ["status", "exit_code"]

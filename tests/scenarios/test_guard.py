@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from plain_tables import PlainDatabase, _storage
 
+import replicator
 from cmroot.errors import Exists, FormatError
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.cli.main import run as command
@@ -313,6 +314,26 @@ def test_removed_directories_are_in_cmroot_are_recorded_and_come_back(
     assert bring_back(root.place, hands.audit.run).files == 0, "what is there stays"
     with pytest.raises(ObjectNotFound):
         bring_back(root.place, "no such run")
+
+
+def test_holds_and_the_record_are_reports_in_python(root: ChangeRoot, capsys: pytest.CaptureFixture[str]) -> None:
+    added = replicator.legal_hold_add("case-17", cmroot=root.place, pattern="sales.*", reason="case 17")
+    assert added.hold in read_holds(root.place, NOW)
+    assert command(["legal-hold", "ls", "--cmroot", root.place, "--json"]) == 0
+    listed = replicator.legal_hold_ls(cmroot=root.place)
+    assert json.loads(capsys.readouterr().out) == listed.to_dict() and listed.holds == [added.hold]
+    with pytest.raises(Exists):
+        replicator.legal_hold_add("case-17", cmroot=root.place, pattern="sales.*", reason="again")
+    assert replicator.legal_hold_release("case-17", cmroot=root.place).to_dict() == {
+        "status": "released", "root": root.place, "name": "case-17"}  # fmt: skip
+    begin_audit(root.place, "test").intended([removal("/w/a", object="sales.t"), removal("/w/b", object="sales.u")])
+    shown = replicator.audit_ls(cmroot=root.place, object="SALES.T")
+    assert shown.to_arrow().select(["path", "outcome"]).to_pylist() == [{"path": "/w/a", "outcome": "intended"}]
+    assert replicator.audit_ls(cmroot=root.place, limit=1).more
+    assert command(["audit", "ls", "--cmroot", root.place, "--object", "sales.t", "--json"]) == 0
+    assert capsys.readouterr().out == json.dumps(shown.to_dict()) + "\n"
+    with pytest.raises(ObjectNotFound):
+        replicator.audit_restore(cmroot=root.place, run=shown.found[0].run)
 
 
 def test_nothing_of_a_replica_is_removed(db: PlainDatabase, root: ChangeRoot) -> None:

@@ -20,6 +20,11 @@ DOOR_ONLY = {"as_json", "engine", "master", "spark_conf", "nagios", "allow_gaps"
 
 NOT_YET = set(table.COMMANDS) - {
     "apply",
+    "audit",
+    "demo",
+    "gateway",
+    "legal-hold",
+    "metastore",
     "capture",
     "check",
     "cm",

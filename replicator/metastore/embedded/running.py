@@ -17,9 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from replicator.core.report import Report
 from replicator.errors import FormatError, MetastoreStartError
 from replicator.metastore.binding import LOOPBACK
 from replicator.metastore.embedded.server import (
@@ -52,11 +54,30 @@ class Running:
     directory: Path
     log: Path
 
-    def as_json(self) -> dict[str, object]:
-        return {
-            "uri": self.uri, "warehouse": str(self.warehouse), "pid": self.pid, "directory": str(self.directory),
-            "log": str(self.log),
-        }  # fmt: skip
+
+@dataclass
+class MetastoreState(Report):
+    """What a directory's metastore is: running, stopped, or not running; the fields but the directory only while it
+    runs."""
+
+    status: str
+    uri: str | None
+    warehouse: str | None
+    pid: int | None
+    directory: str
+    log: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in super().to_dict().items() if value is not None}
+
+    @classmethod
+    def of(cls, directory: Path, running: Running | None, status: str = "not running") -> MetastoreState:
+        """status: of one that does not run."""
+        if running is None:
+            return cls(status, None, None, None, str(directory.absolute()), None)
+        return cls(
+            "running", running.uri, str(running.warehouse), running.pid, str(running.directory), str(running.log)
+        )
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,75 @@
+"""`audit ls` and `audit restore`: who removed what, when and why; and the files of a run back where they were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cmroot.root import open_existing
+from replicator.commands.base import Options, verb
+from replicator.removal.audit import AuditShown, show_audit
+from replicator.removal.bring_back import BroughtBack, bring_back
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditLsOptions(Options):
+    """Arguments:
+
+    cmroot: the change-management root.
+    job: only this job's: "housekeeping", "retention", "purge".
+    run: only this run's.
+    object: only what was about this table, "db.table", regardless of case.
+    path: only this path, and what lies below it.
+    outcome: only rows with it: "intended", "removed", "refused", "failed" or "done".
+    since: only rows from then on; ISO 8601.
+    limit: at most so many rows.
+    """
+
+    cmroot: str
+    job: str | None = None
+    run: str | None = None
+    object: str | None = None
+    path: str | None = None
+    outcome: str | None = None
+    since: str | None = None
+    limit: int = 1000
+
+
+@verb(AuditLsOptions)
+def audit_ls(options: AuditLsOptions) -> AuditShown:
+    """Lists what jobs did and refused, by job, run and time. Changes nothing.
+
+        replicator.audit_ls(cmroot="/cm", job="purge", since="2026-11-01").to_arrow()
+
+    Raises FormatError when there is no root, or a file of the record is damaged."""
+    return show_audit(
+        open_existing(options.cmroot).place, options.limit, job=options.job, run=options.run, object=options.object,
+        path=options.path, outcome=options.outcome, since=options.since,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditRestoreOptions(Options):
+    """Arguments:
+
+    cmroot: the change-management root.
+    run: the run whose files come back; `audit_ls` shows runs.
+    path: only this path, and what lies below it.
+    dry_run: only count; the report's status is "planned".
+    """
+
+    cmroot: str
+    run: str
+    path: str | None = None
+    dry_run: bool = False
+
+
+@verb(AuditRestoreOptions)
+def audit_restore(options: AuditRestoreOptions) -> BroughtBack:
+    """Puts files that a run removed back where they were, from the root. Replaces nothing, so it may run again. What
+    cannot be had is in the report's `lost`. Metadata that went with them is `replicator.restore`'s.
+
+        replicator.audit_restore(cmroot="/cm", run="20261121T020000Z-1f2e3d4c")
+
+    Raises ObjectNotFound when the record knows no such file, FormatError when a file of the record is damaged."""
+    root = open_existing(options.cmroot).place
+    return bring_back(root, options.run, path=options.path, dry_run=options.dry_run)

@@ -1,0 +1,90 @@
+"""`metastore start`, `stop` and `status`: a real Hive metastore in a directory, out of PySpark's own jars."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from replicator.commands.base import Options, verb
+from replicator.metastore.binding import LOOPBACK
+from replicator.metastore.embedded import running as embedded
+from replicator.metastore.embedded.running import PATIENCE, MetastoreState
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreStartOptions(Options):
+    """Arguments:
+
+    directory: where the warehouse, the database and the log are; made where there is none.
+    port: None: the one it had before when that is free, else any.
+    host: the address that it listens on, 0.0.0.0 for all; whoever reaches it may do everything with its data.
+    hive_settings: Hive's settings by name, for this start.
+    timeout: how long the first answer may take.
+    """
+
+    directory: str | os.PathLike[str] = field(kw_only=False)
+    port: int | None = None
+    host: str = LOOPBACK
+    hive_settings: Mapping[str, str] = field(default_factory=dict)
+    timeout: timedelta = PATIENCE
+
+
+@verb(MetastoreStartOptions)
+def metastore_start(options: MetastoreStartOptions) -> MetastoreState:
+    """Starts the metastore of a directory, with the data it has, and returns when it answers. One that runs already is
+    told as it is, so it may run twice.
+
+        uri = replicator.metastore_start("/tmp/source").uri
+
+    Raises MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process is left."""
+    directory = Path(options.directory)
+    running = embedded.start(
+        directory, port=options.port, host=options.host, settings=options.hive_settings, env=os.environ,
+        timeout=options.timeout,
+    )  # fmt: skip
+    return MetastoreState.of(directory, running)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreStopOptions(Options):
+    """Arguments:
+
+    directory: the metastore's.
+    """
+
+    directory: str | os.PathLike[str] = field(kw_only=False)
+
+
+@verb(MetastoreStopOptions)
+def metastore_stop(options: MetastoreStopOptions) -> MetastoreState:
+    """Stops the metastore of a directory; its data stay. May run twice.
+
+        replicator.metastore_stop("/tmp/source")
+
+    Raises FormatError when its state cannot be read."""
+    directory = Path(options.directory)
+    return MetastoreState.of(directory, None, "stopped" if embedded.stop(directory) else "not running")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreStatusOptions(Options):
+    """Arguments:
+
+    directory: the metastore's.
+    """
+
+    directory: str | os.PathLike[str] = field(kw_only=False)
+
+
+@verb(MetastoreStatusOptions)
+def metastore_status(options: MetastoreStatusOptions) -> MetastoreState:
+    """Says whether the metastore of a directory runs and answers. Changes nothing.
+
+        replicator.metastore_status("/tmp/source").status
+
+    Raises FormatError when its state cannot be read."""
+    directory = Path(options.directory)
+    return MetastoreState.of(directory, embedded.status(directory))
