@@ -34,7 +34,7 @@ def guard_options(command: F) -> F:
 
 @click.group()
 def audit() -> None:
-    """Who removed what, when and why, and where its bytes went: the record of housekeeping, retention and purge.
+    """Show the removals of housekeeping, retention and purge with user, time, reason and kept files; restore files.
 
     The record is Parquet in $cmroot/audit, which Spark reads as one dataset.
 
@@ -98,7 +98,7 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @click.group(name="legal-hold")
 def legal_hold() -> None:
-    """Say what no job may remove, whatever its policy says. (`cm hold` keeps a past state; this keeps living data.)
+    """Protect data from removal by any job and policy. (`cm hold` keeps a past state; this protects live data.)
 
     \b
     Example: replicator legal-hold add case-17 --cmroot /cm --on 'sales.orders/day=2026-*' --reason 'case 17'

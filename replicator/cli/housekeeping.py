@@ -35,9 +35,9 @@ GRACE = timedelta(seconds=30)  # that a run has to come to its end when the prog
 
 @click.group()
 def housekeeping() -> None:
-    """Remove data that tables left behind, and expired partitions and tables, as their properties say (Beekeeper).
+    """Remove unreferenced data, and expired partitions and tables, by their table properties (Beekeeper).
 
-    Everything that goes is recycled into $cmroot. See docs/housekeeping.md for the table properties.
+    Removed data is recycled into $cmroot. See docs/housekeeping.md for the table properties.
 
     \b
     Example:

@@ -50,7 +50,7 @@ def whitelist_option(command: str) -> Callable[[F], F]:
 
 @click.group()
 def purge() -> None:
-    """Erase the rows of people from tables, everywhere, and prove it (Gobblin compliance).
+    """Erase the rows of persons from tables, backups and replicas, and prove it (Gobblin compliance).
 
     \b
     Example:

@@ -38,7 +38,7 @@ def set_option(command: str) -> Callable[[F], F]:
 
 @click.group()
 def retention() -> None:
-    """Remove versions of datasets that are past their policy, as a config store says (Gobblin retention).
+    """Remove expired versions of datasets, by a config store or job file (Gobblin retention).
 
     \b
     Example:
