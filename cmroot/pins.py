@@ -202,11 +202,6 @@ def unpin_dump(root: str, name: str) -> None:
     store_for(root).remove(_place(root, DumpPin, name))
 
 
-def dump_pins(root: str) -> list[DumpPin]:
-    """By name. Raises FormatError when one is damaged."""
-    return _whole(root, DumpPin)
-
-
 # Times
 
 

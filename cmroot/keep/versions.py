@@ -31,11 +31,6 @@ _NOT_KNOWN_THERE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """Some stores that speak S3 have no versioning, and say so when asked."""
 
 
-def bucket_versioned(location: str) -> bool:
-    """Whether what is deleted or overwritten at a location stays readable by its version; see `why_unversioned`."""
-    return not why_unversioned(location)
-
-
 def why_unversioned(location: str) -> str:
     """Empty when the bucket of a location has versioning switched on, else the reason why it cannot be relied on.
     Not being allowed to ask counts as no."""

@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
 from cmroot.lease import Lease
 from cmroot.log.part_reading import PartsReader
 from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter
-from cmroot.log.parts import LINES, PARQUET, Part
+from cmroot.log.parts import LINES, PARQUET
 from cmroot.log.segment import (
     ADD,
     DICTIONARY,
@@ -186,14 +185,6 @@ class SegmentWriter:
         if self._files.rows >= FILES_PART:
             self._files.close()
             self._files = None
-
-    def adopt_files(self, path: str) -> Part:
-        """Take over a Parquet file of schema FILES that an executor wrote; it is moved."""
-        with store_for(path).open_read(path) as file:
-            schema = pq.read_schema(file)
-        if not schema.equals(FILES):
-            raise FormatError(f"{path}: its columns are not those of file entries", hint="report this as a bug")
-        return self._writer.adopt(path, self._next_files())
 
     def _next_files(self) -> str:
         self._files_parts += 1

@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from cmroot.errors import FormatError
-from cmroot.log.part_reading import LINE_BYTES, reading, too_long
+from cmroot.log.part_reading import LINE_BYTES, too_long
 from cmroot.log.parts import CHUNK, LINES, PARQUET, ROW_GROUP, Marker, Part, conform, encode_marker
-from cmroot.store.checksum import checksum_stream
-from cmroot.store.place import is_local, join, same_device, same_store, store_for
+from cmroot.store.place import join, store_for
 
 
 class _HashingSink:
@@ -206,33 +205,11 @@ class PartsWriter:
         """`row_group`: smaller where many parts are written side by side, as each holds one in memory."""
         return ParquetWriter(self, name, schema, dictionary, row_group)
 
-    def adopt(self, path: str, name: str) -> Part:
-        """Move a Parquet file that somebody else wrote (an executor) to a part of this directory.
-
-        A rename on one device or store, else a copy whose source is then removed.
-        """
-        store = store_for(self.place)
-        target = join(self.place, name)
-        if same_device(path, self.place) or (not is_local(path) and same_store(path, self.place)):
-            store.move(path, target)
-        else:
-            with store_for(path).open_read(path) as source, store.open_write(target) as copy:
-                while block := source.read(CHUNK):
-                    copy.write(block)
-            store_for(path).remove(path)
-        with store.open_read(target) as file:
-            checksum, size = checksum_stream(file)
-        with store.open_read(target) as file, reading(target):
-            rows = pq.ParquetFile(file).metadata.num_rows
-        part = Part(name, PARQUET, rows, size, checksum)
-        self.parts.append(part)
-        return part
-
     def finish(self, marker_name: str, metadata: dict[str, Any], *, format: str = "parts", version: int = 1) -> Marker:
         """Write the marker, after everything it names is durable. This is the last write of the directory."""
         marker = Marker(format, version, sorted(self.parts, key=lambda part: part.name), metadata)
         store = store_for(self.place)
         if self.parts:
-            store.sync(self.place)  # adopted parts were written by others, who may not have synced
+            store.sync(self.place)
         store.write_bytes(join(self.place, marker_name), encode_marker(marker))
         return marker

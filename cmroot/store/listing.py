@@ -104,26 +104,9 @@ def list_tree(location: str, *, now_ns: Callable[[], int] = time.time_ns) -> Lis
     location that is one file, as a Spark table may name it, has that file, with the name "".
 
     A file or directory that vanishes meanwhile is left out: its parent's recorded time is older than that change.
-    `now_ns` is the filesystem's idea of now; `filesystem_clock` gives one where clocks may differ (NFS).
+    `now_ns` is the filesystem's idea of now.
     """
     return _list_local(local_path(location), now_ns) if is_local(location) else _list_objects(location)
-
-
-def filesystem_clock(directory: str) -> Callable[[], int]:
-    """A clock that is never ahead of the filesystem's: the earlier of this host's and the time a fresh file in
-    `directory` is given there. For a `$cmroot` on the same server as the warehouse."""
-
-    def now() -> int:
-        probe = os.path.join(local_path(directory), f".clock-{os.getpid()}-{time.monotonic_ns()}")
-        with naming(probe):
-            descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-            try:
-                return min(os.fstat(descriptor).st_mtime_ns, time.time_ns())
-            finally:
-                os.close(descriptor)
-                os.unlink(probe)
-
-    return now
 
 
 def _list_local(top: str, now_ns: Callable[[], int]) -> Listing | None:

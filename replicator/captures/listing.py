@@ -20,6 +20,7 @@ from cmroot.log.captured import FILES
 from cmroot.store.listing import FileState, Listing, full_identity, list_tree
 from cmroot.store.place import is_local, join
 from replicator.captures.manifest import DataObject, KnownFile
+from replicator.core.batches import batched
 
 ROWS = 10_000  # of one outcome, from which on a task leaves the rest of its objects: bounds what a driver gathers
 REQUESTS = 16  # objects of one listing that are read at the same time: a store takes 10 to 100 ms to begin
@@ -156,8 +157,7 @@ def _each_kept(keeper: Keeper, places: Iterable[str], location: str) -> Iterator
             yield _kept(keeper, place)
         return
     with ThreadPoolExecutor(REQUESTS) as pool:
-        places = iter(places)
-        while some := list(itertools.islice(places, 16 * REQUESTS)):
+        for some in batched(places, 16 * REQUESTS):
             yield from pool.map(_kept, itertools.repeat(keeper), some)
 
 

@@ -115,10 +115,6 @@ class Manifest:
         """The last event folded; None before the first capture."""
         return self._state("event")
 
-    @property
-    def event_time(self) -> int:
-        return self._state("time") or 0
-
     def advance(self, position: int, event: int, time: int) -> None:
         """Records how far the fold is."""
         for key, value in (("position", position), ("event", event), ("time", time)):
@@ -304,14 +300,6 @@ class Manifest:
         )
         while rows := cursor.fetchmany(batch):
             yield rows
-
-    def totals(self) -> tuple[int, int, int]:
-        """(tables, partitions, files) in the manifest."""
-        tables, partitions, files = (
-            int(self._db.execute(f"SELECT count(*) FROM {name}").fetchone()[0])
-            for name in ("tables", "partitions", "files")
-        )
-        return tables, partitions, files
 
     def remember(self, key: str, value: str) -> None:
         """A small value of the reader's own, such as the rows it saw last."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from replicator.captures.manifest import Manifest
+from replicator.core.batches import batched
 from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
 from replicator.events import compare
@@ -25,8 +26,8 @@ def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bo
     yield from compare.function_changes(known.functions(db), source.functions(db))
     names = source.table_names(db)
     yield from compare.dropped_tables(db, known.table_names(db), names)
-    for start in range(0, len(names), TABLE_BATCH):
-        for table in source.tables(db, names[start : start + TABLE_BATCH]):
+    for some in batched(names, TABLE_BATCH):
+        for table in source.tables(db, some):
             yield from walk_table(source, known, table, deep=deep)
 
 

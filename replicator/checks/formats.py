@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from replicator.checks.finding import Figure, Finding
+from replicator.core.batches import batched
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.policy import Policy
 from replicator.core.table_format import AS_THEY_ARE, why_not_replicated
@@ -30,8 +31,8 @@ def find_left_out(
         names = [name for name in source.table_names(pair.name) if patterns.match(name)]
         here = names[: LOOKED_AT - looked]
         looked, names_left = looked + len(here), names_left + len(names) - len(here)
-        for start in range(0, len(here), BATCH):
-            for table in source.tables(pair.name, here[start : start + BATCH]):
+        for some in batched(here, BATCH):
+            for table in source.tables(pair.name, some):
                 if reason := why_not_replicated(table):
                     found.append(NotReplicated(f"{table.db}.{table.name}", reason))
     return found, names_left

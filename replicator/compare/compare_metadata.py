@@ -15,6 +15,7 @@ import msgspec
 from cmroot.store.place import normal
 from replicator.compare.compare_files import FilePair, names_whole_paths
 from replicator.compare.differences import Differences, Homes, compare, difference
+from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.table_format import (
@@ -110,7 +111,7 @@ class MetadataComparison:
     def tables(self, sides: Sides, names: Sequence[str]) -> Iterator[FilePair]:
         """Compares some tables of a database; a name that neither side has is none."""
         db = sides.source.name
-        for batch in _batches(names, TABLE_BATCH):
+        for batch in batched(names, TABLE_BATCH):
             here = {table.name: table for table in self._source.tables(db, batch)}
             there = {table.name: table for table in self._target.tables(sides.target.name, batch)}
             for name in batch:
@@ -335,8 +336,3 @@ def _has_statistics(thing: Table | Partition) -> bool:
 def _size(parameters: Mapping[str, str]) -> int:
     text = parameters.get("totalSize", "")
     return int(text) if text.isdigit() else 0
-
-
-def _batches(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), size):
-        yield names[start : start + size]

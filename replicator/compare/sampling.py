@@ -18,6 +18,7 @@ from replicator.compare.differences import LIMIT, Difference
 from replicator.compare.suspects import OWN, Batch, Changed, Suspect, changed_by_events, table_of
 from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
 from replicator.compare.verify import Level, Verified, verify
+from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.progress import Progress
@@ -188,8 +189,7 @@ class _Run:
         if self._budget.bytes is None:
             for db in self._memories:
                 names = [name for _, owner, name in due if owner == db]
-                for start in range(0, len(names), BATCH):
-                    yield Batch(db, names[start : start + BATCH])
+                yield from (Batch(db, some) for some in batched(names, BATCH))
             return
         for _, db, name in due:
             size = self._size(db, name)

@@ -94,10 +94,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """What a database of the source is called on the target."""
         return self.rename_db.get(db.lower(), db.lower())
 
-    def partition_filter(self, db: str, table: str) -> PartitionFilter | None:
-        """Which partitions of a source table are wanted; None: all."""
-        return self.partitions.get(f"{db}.{table}".lower())
-
 
 class Overlap(msgspec.Struct, frozen=True):
     """Two policies that write one database: `policies` are their names, `sources` what they replicate there."""

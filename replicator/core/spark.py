@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from replicator.core.batches import batched
 from replicator.core.grouping import Deciding, Reading, by_partition, unpack
 from replicator.errors import Error
 
@@ -118,9 +118,8 @@ class SparkEngine:
         """One Spark task per task, in waves, so that a long stream of tasks does not sit in the driver. Errors of ours
         come back as they were; anything else Spark tries again, and it fails the job."""
         context = self.context
-        source = iter(tasks)
         careful = _Careful(function)
-        while wave := list(itertools.islice(source, WAVE * self.parallelism)):
+        for wave in batched(tasks, WAVE * self.parallelism):
             try:
                 results = context.parallelize(wave, len(wave)).map(careful).collect()
             except Exception as error:

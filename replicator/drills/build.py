@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time as clocks
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.place import is_local, local_path
+from replicator.core.batches import batched
 from replicator.core.model import Table, partition_name
 from replicator.drills.shadows import Shadows, cannot_show, may_drop
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound
@@ -55,7 +56,7 @@ def build(metastore: Metastore, shadows: Shadows, *, jobs: int) -> Built:
     built = Built()
     with ThreadPoolExecutor(jobs, thread_name_prefix="drill") as pool:
         for replica in shadows.names:
-            for names in _batches(metastore.table_names(replica)):
+            for names in batched(metastore.table_names(replica), TABLE_BATCH):
                 tables = metastore.tables(replica, names)
                 list(pool.map(lambda table: _show(metastore, shadows, table, built), tables))
                 _forget_gone(metastore, shadows, replica, tables, built)
@@ -143,7 +144,7 @@ def _empty(metastore: Metastore, database: str, jobs: int) -> list[str]:
     """Drops a drill's own in a database; what is left there."""
     staying: list[str] = []
     with ThreadPoolExecutor(jobs, thread_name_prefix="drill") as pool:
-        for names in _batches(metastore.table_names(database)):
+        for names in batched(metastore.table_names(database), TABLE_BATCH):
             tables = metastore.tables(database, names)
             list(pool.map(lambda table: _drop(metastore, table), filter(may_drop, tables)))
             staying += [f"{database}.{table.name}" for table in tables if not may_drop(table)]
@@ -168,7 +169,3 @@ def remove_empty(place: str | None) -> None:
     """A directory without anything in it; stores of objects have none. Raises as `remove_if_empty`."""
     if place and is_local(place):
         remove_if_empty(local_path(place))
-
-
-def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (names[start : start + TABLE_BATCH] for start in range(0, len(names), TABLE_BATCH))

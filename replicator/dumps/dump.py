@@ -26,6 +26,7 @@ from replicator.captures.left_out import gaps, left_out
 from replicator.captures.manifest import Manifest
 from replicator.captures.unnamed import remembered
 from replicator.captures.unseen import Unseen, sight_at
+from replicator.core.batches import batched
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.progress import Progress
 from replicator.core.report import Report
@@ -237,9 +238,8 @@ class _Dump:
         statistics = self._manifest.statistics(db, name)
         if wanted:
             statistics = [each for each in statistics if not each.partition or matches_name(wanted, each.partition)]
-        for start in range(0, len(statistics), PARTITIONS_PER_RECORD):
-            some = tuple(statistics[start : start + PARTITIONS_PER_RECORD])
-            self._put(SetStatistics(db=db, table=name, statistics=some))
+        for some in batched(statistics, PARTITIONS_PER_RECORD):
+            self._put(SetStatistics(db=db, table=name, statistics=tuple(some)))
         self._export_files(db, name, wanted)
 
     def _export_files(self, db: str, name: str, wanted: PartitionFilter | None) -> None:

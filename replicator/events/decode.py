@@ -50,9 +50,6 @@ MESSAGE_BYTES = LINE_BYTES
 _PIECE = 4 << 20
 KEPT_MESSAGE = 16 << 20
 """How much of a message that cannot be read is kept, in characters."""
-_UNREADABLE = (
-    FormatError, msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError,
-)  # fmt: skip
 _read_json = msgspec.json.Decoder().decode
 Message = dict[str, Any]
 

@@ -20,6 +20,7 @@ import msgspec
 
 from cmroot.errors import Error
 from cmroot.store.listing import list_tree
+from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine
 from replicator.errors import ObjectNotFound
 from replicator.housekeeping import writing
@@ -78,7 +79,7 @@ def plan(
 
 def _sized(page: Page, engine: AutoEngine) -> Page:
     paths = [each.removal.path for each in page.going]
-    tasks = [paths[start : start + 50] for start in range(0, len(paths), 50)]
+    tasks = batched(paths, 50)
     sizes = [size for some in engine.for_work(len(paths)).run(sizes_of, tasks) for size in some]
     going = [
         Going(each.item, msgspec.structs.replace(each.removal, files=files, bytes=size), each.drops)

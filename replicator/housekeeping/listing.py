@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, func
 
 from cmroot.errors import Error
 from cmroot.store.place import normal
+from replicator.core.batches import batched
 from replicator.core.report import Rows
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.housekeeping import writing
@@ -137,7 +138,7 @@ def _change(
     store: Store, ids: list[int], states: tuple[str, ...], status: str, reason: str, clock: Callable[[], float]
 ) -> list[Item]:
     now = int(clock())
-    found = [one for some in writing.chunks(ids, 500) for one in store.find(item.c.id.in_(some))]
+    found = [one for some in batched(ids, 500) for one in store.find(item.c.id.in_(some))]
     missing = sorted(set(ids) - {one.id for one in found})
     if missing:
         raise ObjectNotFound(f"no item {', '.join(map(str, missing))}", hint="`replicator housekeeping ls` shows ids")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmroot.store.place import is_local, join, local_path, normal, store_for
+from replicator.core.batches import batched
 from replicator.core.model import Table
 from replicator.core.report import Report
 from replicator.errors import Refused, UsageError
@@ -55,7 +56,7 @@ def vacuum(
     depth = _depth(metastore, table)
     now = int(clock())
     with LiveLocations(metastore) as live:
-        for places in writing.chunks(_directories(table.location or "", depth), writing.CHUNK):
+        for places in batched(_directories(table.location or "", depth), writing.CHUNK):
             done.directories += len(places)
             unused = [place for place in places if live.blocking(place) is None]
             done.referred += len(places) - len(unused)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from replicator.core.batches import batched
 from replicator.core.model import Table
 from replicator.core.shadow import is_shadow
 from replicator.core.table_format import ICEBERG, table_format
@@ -50,8 +51,8 @@ def _has_wishes(metastore: MetastoreReader, db: str) -> bool:
         if is_shadow(metastore.database(db)):
             return False
         names = metastore.table_names(db)
-        for start in range(0, len(names), _TABLES):
-            for table in metastore.tables(db, names[start : start + _TABLES]):
+        for some in batched(names, _TABLES):
+            for table in metastore.tables(db, some):
                 if any(
                     table.parameters.get(key, "").lower() == "true" for key in (REMOVE_UNREFERENCED, REMOVE_EXPIRED)
                 ):

@@ -6,13 +6,13 @@ The one writer is whoever has the run's lease; so what is read here does not cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, TypeVar
 
 import xxhash
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
 
 from cmroot.store.place import normal
+from replicator.core.batches import batched
 from replicator.housekeeping.items import (
     ACTIVE,
     DELETED,
@@ -69,7 +69,7 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool =
     """Adds items, or goes on with the open ones of the same objects: their path, period and event are the new ones,
     their time begins where it began (`anew`: now). How many are new. All have the same period; no two the same slot."""
     new = 0
-    for some in chunks(items, CHUNK):
+    for some in batched(items, CHUNK):
         slots = {slot_of(each): each for each in some}
         query = select(item.c.id, item.c.slot, item.c.creation_timestamp, item.c.housekeeping_status, item.c.reason)
         known = {row.slot: row for row in work.execute(query.where(item.c.slot.in_(list(slots))))}
@@ -130,7 +130,7 @@ def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | No
         values = {"detached": True, "slot": None, "modified_timestamp": now}
         return int(found + work.execute(update(item).where(objects).values(values)).rowcount)
     found = 0
-    for some in chunks(partitions, CHUNK):
+    for some in batched(partitions, CHUNK):
         objects = and_(gone, item.c.lifecycle_type == EXPIRED, item.c.partition_name.in_(some))
         values = {"detached": True, "slot": None, "modified_timestamp": now}
         found += work.execute(update(item).where(objects).values(values)).rowcount
@@ -175,7 +175,7 @@ def referenced_again(work: Connection, places: Iterable[str], reason: str, now: 
     """Old locations, and those of objects that are gone, are not to go when something refers to them again."""
     found = 0
     values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
-    for some in chunks(places, CHUNK):
+    for some in batched(places, CHUNK):
         slots = [path_slot(place) for place in some]
         found += work.execute(update(item).where(item.c.slot.in_(slots)).values(values)).rowcount
         gone = and_(
@@ -271,7 +271,7 @@ def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[st
     """(partition, place) of objects that a run dropped with this event: it is none to act on."""
     found: set[tuple[str, str]] = set()
     done_since = and_(item.c.housekeeping_status == DELETED, item.c.ended >= event)
-    for some in chunks(partitions, CHUNK):
+    for some in batched(partitions, CHUNK):
         query = select(item.c.partition_name, item.c.place).where(
             _of(db, table), item.c.lifecycle_type == EXPIRED, item.c.partition_name.in_(some), item.c.begun > 0,
             item.c.begun < event, item.c.housekeeping_status.in_(ACTIVE) | done_since,
@@ -295,7 +295,7 @@ def settle_each(work: Connection, changes: Sequence[dict[str, Any]]) -> None:
 def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:
     """Of items (id, slot), those whose slot another one has."""
     found = []
-    for some in chunks(wanted, CHUNK):
+    for some in batched(wanted, CHUNK):
         holders = dict(
             work.execute(select(item.c.slot, item.c.id).where(item.c.slot.in_([slot for _, slot in some]))).all()
         )  # fmt: skip
@@ -328,9 +328,3 @@ def _pages(work: Connection, where: ColumnElement[bool], *columns: Any) -> Itera
     while rows := work.execute(select(*columns).where(where, item.c.id > last).order_by(item.c.id).limit(5000)).all():
         last = rows[-1].id
         yield rows
-
-
-def chunks(things: Iterable[T], size: int) -> Iterator[list[T]]:
-    iterator = iter(things)
-    while some := list(islice(iterator, size)):
-        yield some

@@ -13,6 +13,7 @@ from contextlib import suppress
 from operator import methodcaller as call
 from typing import Any, TypeVar
 
+from replicator.core.batches import batched
 from replicator.core.model import Database, Function, NotificationEvent, Partition, Statistics, Table
 from replicator.errors import MetastoreError, NotificationLogOff, ObjectNotFound
 from replicator.metastore import requests
@@ -125,7 +126,7 @@ class ThriftMetastore:
 
     def tables(self, db: str, names: Sequence[str]) -> list[Table]:
         found: list[Table] = []
-        for batch in _batches(names):
+        for batch in batched(names, PARTITION_BATCH):
             answer = self._read(f"tables of {db}", requests.tables_by_name(db, batch))
             found.extend(map(convert.table_from_thrift, answer))
         if found:
@@ -150,7 +151,7 @@ class ThriftMetastore:
         return found
 
     def partitions(self, db: str, table: str, names: Sequence[str]) -> Iterator[list[Partition]]:
-        batches = _batches(names)
+        batches = batched(names, PARTITION_BATCH)
         if len(names) <= PARTITION_BATCH:
             yield from (self._partition_batch(db, table, batch) for batch in batches)
             return
@@ -199,7 +200,7 @@ class ThriftMetastore:
         )
 
     def drop_partitions(self, db: str, table: str, names: Sequence[str]) -> None:
-        for batch in _batches(names):
+        for batch in batched(names, PARTITION_BATCH):
             what = f"drop {count_text(len(batch), 'partition')} of {db}.{table}"
             self._change(what, requests.drop_partitions(db, table, batch))
 
@@ -240,7 +241,7 @@ class ThriftMetastore:
         self, db: str, table: str, columns: Sequence[str], names: Sequence[str]
     ) -> list[Statistics]:
         found = []
-        for batch in _batches(names) if columns else ():
+        for batch in batched(names, PARTITION_BATCH) if columns else ():
             request = requests.partition_statistics(db, table, columns, batch)
             answer = self._of_table(db, table, "partition statistics", request)
             for name, items in (answer.partStats or {}).items():
@@ -259,7 +260,7 @@ class ThriftMetastore:
         for item in statistics:
             by_table[item.db, item.table].append(item)
         for (db, table), items in by_table.items():
-            for batch in _batches(items):
+            for batch in batched(items, PARTITION_BATCH):
                 what = f"set statistics of {count_text(len(batch), 'partition')} of {db}.{table}"
                 self._change(what, requests.set_partition_statistics(batch))
 
@@ -298,7 +299,3 @@ class ThriftMetastore:
         answer = self._read(f"{kind} {name}", send)
         self._drift.saw(kind, send)
         return answer
-
-
-def _batches(items: Sequence[T]) -> list[list[T]]:
-    return [list(items[start : start + PARTITION_BATCH]) for start in range(0, len(items), PARTITION_BATCH)]

@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import msgspec
 import xxhash
@@ -23,14 +22,14 @@ from cmroot.store.place import (
     local_path,
     name_of,
     naming,
-    normal,
     parent,
     status_of,
     store_for,
 )
 from cmroot.text import is_text, shown
+from replicator.core.batches import batched
 from replicator.core.model import Partition, Storage, Table, partition_name
-from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.metastore.client import MetastoreReader
 
 SIBLING = "_purge-"
 """Purged data lie in `<parent>/_purge-<stamp>/<name>`, beside the old: never above or below it. Hive and Spark take no
@@ -185,8 +184,7 @@ def _is_misread(place: str) -> bool:
 
 
 def looks_tasks(parts: Iterable[Part], size: int = 200) -> Iterator[LooksTask]:
-    waiting = iter(parts)
-    while batch := tuple(islice(waiting, size)):
+    for batch in batched(parts, size):
         of_columns = (
             part.location for part in batch if (part.storage.input_format or "").endswith("RCFileInputFormat")
         )
@@ -196,16 +194,3 @@ def looks_tasks(parts: Iterable[Part], size: int = 200) -> Iterator[LooksTask]:
 def is_data(name: str) -> bool:
     """Whether readers take a file for rows: marks such as `_SUCCESS` and `_metadata` they do not."""
     return not any(part.startswith("_") and "=" not in part for part in name.split("/"))
-
-
-def by_location(parts: Iterable[Part]) -> dict[str, list[Part]]:
-    found: dict[str, list[Part]] = {}
-    for part in parts:
-        found.setdefault(normal(part.location), []).append(part)
-    return found
-
-
-def batched(items: Iterable[Part], size: int = PARTITION_BATCH) -> Iterator[list[Part]]:
-    waiting = iter(items)
-    while batch := list(islice(waiting, size)):
-        yield batch

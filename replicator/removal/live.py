@@ -16,6 +16,7 @@ from typing import Self
 
 from cmroot.store.place import is_local, local_path, status_of
 from cmroot.store.resolve import resolved
+from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.core.roles import follows, mark_of
 from replicator.errors import ObjectNotFound
@@ -122,9 +123,7 @@ class LiveLocations:
         at_or_below = f"select {columns} from place where path = ? or (path > ? and path < ?)"
         for row in self._database.execute(at_or_below, (place, place + "/", place + "0")):  # "0" follows "/"
             yield Reference(*row)
-        above = list(_above(place))
-        for start in range(0, len(above), _ABOVE):
-            names = above[start : start + _ABOVE]
+        for names in batched(_above(place), _ABOVE):
             marks = ",".join("?" * len(names))
             query = f"select {columns} from place where kind = ? and path in ({marks})"
             for row in self._database.execute(query, (DATA, *names)):
@@ -191,8 +190,8 @@ class LiveLocations:
                 try:
                     self._put_database(self._metastore.database(db))
                     names = self._metastore.table_names(db)
-                    for start in range(0, len(names), _TABLES):
-                        for table in self._metastore.tables(db, names[start : start + _TABLES]):
+                    for some in batched(names, _TABLES):
+                        for table in self._metastore.tables(db, some):
                             self._put_table(table)
                             self._put_partitions_of(table)
                 except ObjectNotFound:

@@ -20,6 +20,7 @@ from cmroot.lease import acquire
 from cmroot.store.place import is_local, local_path, normal, status_of
 from cmroot.store.resolve import refuse_root
 from cmroot.waiting import patiently
+from replicator.core.batches import batched, shared
 from replicator.core.engine import AutoEngine
 from replicator.removal.audit import AuditLog, unwatched
 from replicator.removal.legal import read_holds
@@ -72,14 +73,8 @@ class Remover:
         """Recycles what may be removed at this moment, in batches. Safe to run twice: what is gone already counts as
         removed, with no files. The record of refusals and failures is the audit's; they do not stop the others."""
         done = Removed()
-        waiting: list[Removal] = []
-        for removal in removals:
-            waiting.append(removal)
-            if len(waiting) == BATCH:
-                self._batch(waiting, done)
-                waiting = []
-        if waiting:
-            self._batch(waiting, done)
+        for batch in batched(removals, BATCH):
+            self._batch(batch, done)
         return done
 
     def _batch(self, batch: Sequence[Removal], done: Removed) -> None:
@@ -95,11 +90,8 @@ class Remover:
             self.audit.intended(judged.allowed)
             lease.check()
             engine = self.engine.for_work(len(judged.allowed))
-            size = max(1, min(20, -(-len(judged.allowed) // engine.parallelism)))
-            starts = range(0, len(judged.allowed), size)
-            tasks = [
-                RemovalTask(self.root, unwatched(self.audit), judged.allowed[start : start + size]) for start in starts
-            ]
+            shares = shared(judged.allowed, engine.parallelism, 20)
+            tasks = [RemovalTask(self.root, unwatched(self.audit), some) for some in shares]
             gone = []
             for outcomes in fenced(engine, self.root, run_removal_task, tasks, self.check):
                 for outcome in outcomes:

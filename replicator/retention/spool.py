@@ -4,11 +4,11 @@ file only. A plan of a million items takes no memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from tempfile import TemporaryFile
 
 import msgspec
 
+from replicator.core.batches import batched
 from replicator.retention.plan import Item
 
 
@@ -31,9 +31,7 @@ class Spool:
         self._file.seek(0, 2)
 
     def batches(self, size: int) -> Iterator[list[Item]]:
-        items = iter(self)
-        while batch := list(islice(items, size)):
-            yield batch
+        return batched(self, size)
 
     def close(self) -> None:
         self._file.close()

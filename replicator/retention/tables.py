@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from replicator.core.batches import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
 from replicator.core.shadow import is_shadow
 from replicator.errors import ConfigError, Error
@@ -92,8 +93,8 @@ def tables_of(metastore: MetastoreReader, names: Names, folder: str | None) -> I
         if not names.may_have(db) or is_shadow(metastore.database(db)):
             continue
         accepted = [name for name in metastore.table_names(db) if names.accepts(db, name)]
-        for start in range(0, len(accepted), _TABLES):
-            for table in metastore.tables(db, accepted[start : start + _TABLES]):
+        for some in batched(accepted, _TABLES):
+            for table in metastore.tables(db, some):
                 if folder is None or re.fullmatch(folder, table.location or ""):
                     yield table
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import list_tree
@@ -15,6 +14,7 @@ from cmroot.store.place import join, normal
 from cmroot.store.scratch import scratch
 from replicator.captures.fold import manifest_at
 from replicator.captures.manifest import Manifest
+from replicator.core.batches import batched
 from replicator.events.scope import Patterns
 from replicator.replay.places.placement import relative
 
@@ -45,7 +45,7 @@ def unseen_files(
         ThreadPoolExecutor(LANES) as lanes,
     ):
         tables = _tables(manifest, databases, patterns)
-        while some := list(islice(tables, LANES)):
+        for some in batched(tables, LANES):
             found += lanes.map(lambda each: _compare(*each), some)
     return [each for each in found if each.files]
 

@@ -13,7 +13,7 @@ from small_root import HOUR, NOTHING, NOW, SmallRoot, content, history, slot
 from steps import at_every_step
 
 from cmroot.expire.expire import expire, held_by, plan_expiry
-from cmroot.pins import DumpPin, Hold, create_slot, drop_slot, dump_pins, hold, iso, pin_dump, release, slots
+from cmroot.pins import DumpPin, Hold, create_slot, drop_slot, hold, iso, pin_dump, read_pins, release, slots
 from cmroot.root import create_or_open
 from replicator.core.spark import SparkEngine
 from replicator.metastore.java import find_java, spark_environment
@@ -46,7 +46,7 @@ def test_a_killed_expiry_is_ended_by_the_next(tmp_path: Path) -> None:
         for name in there:
             assert Path(ground[0].path(name)).read_bytes() == content(name)
         ground[0].expire(max_slot_lag=timedelta(hours=9))
-        assert ground[0].there() == {"a"} and ground[0].expiring() == [] and dump_pins(root) == []
+        assert ground[0].there() == {"a"} and ground[0].expiring() == [] and read_pins(root).dumps == []
         assert slots(root)[0].given_up
         assert not list(Path(root).rglob(".aside-*"))
 

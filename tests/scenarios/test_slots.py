@@ -10,7 +10,7 @@ from faults import Fault, run_with
 from plain_tables import PlainDatabase
 from story import Story, command
 
-from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, dump_pins, find_slot, give_up_slot, slots
+from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, give_up_slot, read_pins, slots
 from replicator.dumps.layout import DumpMetadata, open_parts
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
@@ -115,7 +115,7 @@ def test_every_dump_is_pinned_by_what_it_needs(story: Story) -> None:
     assert story.load().code == 0
     change(story, 1)
     part = next_dump(story)
-    pins = {pin.name: pin for pin in dump_pins(str(story.cmroot))}
+    pins = {pin.name: pin for pin in read_pins(str(story.cmroot)).dumps}
     assert part.begin
     assert (pins[whole.id].needs_after, pins[whole.id].place) == (whole.end.position, str(story.here / "dump1"))
     assert pins[part.id].needs_after == part.begin.position
@@ -125,7 +125,7 @@ def test_a_dump_that_fails_leaves_no_pin_and_no_slot(story: Story) -> None:
     assert story.capture().code == 0
     bad = story.dump("--slot", SLOT, "--include", "nothing_like_it", "--no-capture")
     assert (bad.code, bad.error) == (2, "UsageError")
-    assert dump_pins(str(story.cmroot)) == [] and slots(str(story.cmroot)) == []
+    assert read_pins(str(story.cmroot)).dumps == [] and slots(str(story.cmroot)) == []
 
 
 def test_a_load_without_the_sources_root_says_how_to_confirm(story: Story) -> None:

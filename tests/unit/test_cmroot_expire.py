@@ -30,7 +30,6 @@ from cmroot.pins import (
     confirm_slot,
     create_slot,
     drop_slot,
-    dump_pins,
     hold,
     iso,
     pin_dump,
@@ -168,10 +167,10 @@ def test_a_dump_holds_while_it_is_younger_than_the_retention(local: SmallRoot) -
     pin_dump(local.root, DumpPin("d2", "/dumps/2", 3, 1, iso(later - HOUR)))
     assert local.reasons(older_than=WEEK, now=later)["c"] == "dump d2"
     done = local.expire(older_than=timedelta(days=9), now=later)
-    assert done.forgotten == [] and [pin.name for pin in dump_pins(local.root)] == ["d1", "d2"]
+    assert done.forgotten == [] and [pin.name for pin in read_pins(local.root).dumps] == ["d1", "d2"]
     assert {"a", "b", "c"} <= local.there()
     done = local.expire(older_than=WEEK, now=later)
-    assert done.forgotten == ["d1"] and [pin.name for pin in dump_pins(local.root)] == ["d2"]
+    assert done.forgotten == ["d1"] and [pin.name for pin in read_pins(local.root).dumps] == ["d2"]
     assert {"a", "c"} <= local.there() and "b" not in local.there()
 
 

@@ -13,7 +13,6 @@ from cmroot.store.listing import (
     DirectoryState,
     changed_directories,
     file_state,
-    filesystem_clock,
     list_tree,
     unchanged,
 )
@@ -165,9 +164,3 @@ def test_many_directories_are_compared_in_one_call(tmp_path: Path) -> None:
     arguments = [state.mtime_ns for state in states], [state.listed_ns for state in states]
     assert changed_directories(paths, *arguments) == [7, 9]
     assert changed_directories(paths, *arguments, [state.identity for state in states]) == [7, 9]
-
-
-def test_the_filesystems_clock_is_never_ahead_and_leaves_nothing(tmp_path: Path) -> None:
-    now = filesystem_clock(str(tmp_path))()
-    assert 0 <= time.time_ns() - now < 5_000_000_000
-    assert list(tmp_path.iterdir()) == []

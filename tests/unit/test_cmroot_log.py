@@ -250,24 +250,6 @@ def test_an_aborted_segment_leaves_nothing(root: str, way: str) -> None:
     write_segment(root, 1, 1)
 
 
-def test_a_part_that_an_executor_wrote_is_adopted(root: str, place: str, tmp_path: Path) -> None:
-    table = pa.Table.from_pylist([{"position": 1, "op": "add", "path": "f"}] * 5, schema=FILES)
-    paths = [str(tmp_path / "executor.parquet"), join(place, "w/executor.parquet")]
-    for path in paths:
-        with store_for(path).open_write(path) as file:
-            pq.write_table(table, file)
-    with SegmentWriter(root, 1) as writer:
-        for path in paths:
-            assert writer.adopt_files(path).rows == 5
-            assert not store_for(path).exists(path)
-        segment = writer.finish(1)
-    segment.verify()
-    assert segment.file_count == 10 and len(segment.files_parts()) == 2
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "foreign.parquet")
-    with pytest.raises(FormatError, match=r"foreign\.parquet"), SegmentWriter(root, 2) as writer:
-        writer.adopt_files(str(tmp_path / "foreign.parquet"))
-
-
 def test_columns_that_file_entries_do_not_have_are_refused(root: str) -> None:
     with pytest.raises(FormatError, match="colour"), SegmentWriter(root, 1) as writer:
         writer.append_files(pa.table({"position": [1], "colour": ["red"]}))

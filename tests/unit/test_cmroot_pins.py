@@ -15,7 +15,6 @@ from cmroot.pins import (
     confirm_slot,
     create_slot,
     drop_slot,
-    dump_pins,
     find_slot,
     give_up_slot,
     hold,
@@ -88,11 +87,11 @@ def test_holds_and_dump_pins_are_kept_by_name(root: str) -> None:
     dump = DumpPin("0f2a", "s3://b/dumps/1", 100, 7, DAY)
     pin_dump(root, dump)
     pin_dump(root, dump)
-    assert (holds(root), dump_pins(root)) == ([quarter], [dump])
+    assert (holds(root), read_pins(root).dumps) == ([quarter], [dump])
     release(root, "q3-2026")
     unpin_dump(root, "0f2a")
     unpin_dump(root, "0f2a")
-    assert read_pins(root).whole() == read_pins(root) and (holds(root), dump_pins(root)) == ([], [])
+    assert read_pins(root).whole() == read_pins(root) and (holds(root), read_pins(root).dumps) == ([], [])
     with pytest.raises(PinError):
         release(root, "q3-2026")
 

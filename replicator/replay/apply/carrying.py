@@ -18,9 +18,10 @@ from cmroot.store.checksum import copy_file
 from cmroot.store.listing import list_tree
 from cmroot.store.place import is_local, join, local_path, normal, same_store, store_for
 from cmroot.store.remote import FsspecStore
+from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.metastore.client import PARTITION_BATCH
-from replicator.replay.apply.work import Work, batches
+from replicator.replay.apply.work import Work
 from replicator.replay.copy.asides import Attempt, noted
 from replicator.replay.places.placement import is_published
 from replicator.replay.places.superseded import Superseded
@@ -123,7 +124,7 @@ class Carrying:
                 self._carry(step, [(old, new, "")], () if step.anew else ("",))
             if step.place is None or not step.table.is_partitioned:
                 continue
-            for batch in batches(sorted(step.touched), PARTITION_BATCH):
+            for batch in batched(sorted(step.touched), PARTITION_BATCH):
                 pairs = []
                 for name, partition in self._work.partitions_named(step, batch).items():
                     place = step.place_of_partition(name, partition.location)
@@ -157,6 +158,6 @@ class Carrying:
         if carried:
             engine = self._work.engine.for_work(len(carried))
             deque(
-                engine.run(run_carry_task, [CarryTask(self._work.root, some) for some in batches(carried, 100)]),
+                engine.run(run_carry_task, [CarryTask(self._work.root, some) for some in batched(carried, 100)]),
                 maxlen=0,
             )

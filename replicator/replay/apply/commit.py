@@ -14,6 +14,7 @@ import msgspec
 
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.place import is_local, join, local_path, normal, store_for
+from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Statistics, Table
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
 from replicator.dumps.layout import BOOTSTRAP
@@ -23,7 +24,7 @@ from replicator.events.compare import comparable
 from replicator.events.scope import Patterns
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.claim import CLAIM
-from replicator.replay.apply.work import Work, batches, is_one_file, make_directory
+from replicator.replay.apply.work import Work, is_one_file, make_directory
 from replicator.replay.copy.lanes import Lanes
 from replicator.replay.places.by_name import noted_like
 from replicator.replay.places.named_paths import NamedPath, named_paths
@@ -168,7 +169,7 @@ class Commit:
                 step = steps.get(id(lineage))
                 if step is None or step.table is None:
                     continue
-                for batch in batches(some, PARTITION_BATCH):
+                for batch in batched(some, PARTITION_BATCH):
                     lanes.submit(step.name, self._partitions, step, batch)
                     advance(len(batch))
 
@@ -207,7 +208,7 @@ class Commit:
             self._work.target.add_partitions(db, table, added)
             # The server invents file statistics for partitions that bring none; the source has none.
             altered += [each for each in added if "totalSize" not in each.parameters]
-        for batch in batches(altered, PARTITION_BATCH):
+        for batch in batched(altered, PARTITION_BATCH):
             self._work.target.alter_partitions(db, table, batch)
         self._work.changed.count(len(added) + sum(1 for each in altered if each not in added))
 
@@ -216,7 +217,7 @@ class Commit:
         for step in self._work.plan.tables:
             if step.place is None or not step.exists or step.table is None or not step.table.is_partitioned:
                 continue
-            for batch in batches(sorted(step.touched), PARTITION_BATCH):
+            for batch in batched(sorted(step.touched), PARTITION_BATCH):
                 there = self._work.partitions_named(step, batch)
                 flipped = [
                     at_place(partition, place)
@@ -257,7 +258,7 @@ class Commit:
                 self._drop_statistics(step, [each], self._work.target.table_statistics(*step.name, _columns(step)))
                 if each.columns:
                     self._work.target.set_table_statistics(each)
-            for batch in batches(partitions, PARTITION_BATCH):
+            for batch in batched(partitions, PARTITION_BATCH):
                 if step.exists:
                     names = [each.partition for each in batch if each.partition]
                     there = self._work.target.partition_statistics(*step.name, _columns(step), names)

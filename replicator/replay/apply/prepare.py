@@ -15,11 +15,12 @@ import msgspec
 
 from cmroot.names import foreign
 from cmroot.store.place import is_local, join, local_path, normal, store_for
+from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.carrying import CarryTask, run_carry_task
-from replicator.replay.apply.work import Work, batches, exists, leaving_partitions, make_directory
+from replicator.replay.apply.work import Work, exists, leaving_partitions, make_directory
 from replicator.replay.places.by_name import not_noted
 from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import relative
@@ -180,12 +181,12 @@ class Preparation:
 
     def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
         engine = self._work.engine.for_work(len(pairs))
-        tasks = [CarryTask(self._work.root, some) for some in batches(pairs, 100)]
+        tasks = [CarryTask(self._work.root, some) for some in batched(pairs, 100)]
         deque(engine.run(run_carry_task, tasks), maxlen=0)
 
     def _settle_partitions(self, step: TablePlan, old: str, new: str) -> None:
         names = self._work.target.partition_names(*step.name)
-        for batch in batches(names, PARTITION_BATCH):
+        for batch in batched(names, PARTITION_BATCH):
             moved, pairs = [], []
             for partition in self._work.partitions_named(step, batch).values():
                 below = relative(partition.location, old) if partition.location else None
@@ -219,7 +220,7 @@ class Preparation:
         store, mark = store_for(self._work.root), f"{self._work.mark(step)}.partitions"
         if not (begun or renamed) or store.exists(mark):
             return
-        for batch in batches(list(begun), PARTITION_BATCH):
+        for batch in batched(begun, PARTITION_BATCH):
             wanted = set(batch) & gone
             there = self._work.partitions_named(step, batch)
             if other := there.keys() - begun.keys():

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal
 from cmroot.store.resolve import resolved
+from replicator.core.batches import batched, shared
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, partition_name
 from replicator.core.table_format import DELTA, table_format
@@ -251,9 +251,7 @@ class _Dropping:
                 whose = dict.fromkeys(places, step.name)
                 self.done.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
                 around = to_recycle(self.roots.target, free, self.plan, self.neighbours)
-                tasks = [
-                    RecycleTask(self.roots.target, around[start : start + 100]) for start in range(0, len(around), 100)
-                ]
+                tasks = [RecycleTask(self.roots.target, each) for each in batched(around, 100)]
                 engine = self.engine.for_work(len(places))
                 self.done.files += sum(fenced(engine, self.roots.target, run_recycle_task, tasks))
             self.target.drop_partitions(*step.name, names)
@@ -286,7 +284,7 @@ class _OwnHomes:
     def free(self, homes: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, Clearing, str]]:
         """homes: (location in the dump, directory, directory of its table)."""
         own, names = Leaving({step.name for step in self.plan.tables}), _names_by_home(self.plan)
-        while some := list(islice(homes, HOMES)):
+        for some in batched(homes, HOMES):
             places = [place for _, place, home in some if not self._is_alone(place, home, own)]
             free = self.neighbours.free(places, own)
             if self.acts:
@@ -312,24 +310,12 @@ def _clear_homes(
 ) -> None:  # fmt: skip
     """Runs the tasks; partitions are dropped while `homes` are drawn."""
     parts = [place for place, _ in reader.buckets()]
-    waiting: list[tuple[str, Clearing, str]] = []
-
-    def run() -> None:
-        engine = engines.for_work(len(waiting))
-        size = max(1, min(HOMES, -(-len(waiting) // engine.parallelism)))
-        starts = range(0, len(waiting), size)
-        tasks = [PruneTask(parts, waiting[start : start + size], roots, private) for start in starts]
+    for some in batched(homes, 4 * HOMES):
+        engine = engines.for_work(len(some))
+        tasks = [PruneTask(parts, each, roots, private) for each in shared(some, engine.parallelism, HOMES)]
         running = fenced(engine, roots.target, run_prune_task, tasks) if roots else engine.run(run_prune_task, tasks)
         for report in running:
             done.files += report.files
             done.bytes += report.bytes
             for table, counts in report.of_tables.items():
                 done.count(table, *counts)
-        waiting.clear()
-
-    for home in homes:
-        waiting.append(home)
-        if len(waiting) == 4 * HOMES:
-            run()
-    if waiting:
-        run()

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from cmroot.store.listing import list_tree
 from cmroot.store.place import join
 from cmroot.store.resolve import resolved
+from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition
 from replicator.dumps.layout import INCREMENTAL
 from replicator.dumps.reader import DumpReader
-from replicator.replay.apply.work import batches
 from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.files import entries, file_in, fold_entries, slashed
@@ -65,8 +64,8 @@ def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngi
     places = begun_places(plan, surviving_partitions(plan.squashed, reader.records()))
     owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories that hold strays, which are few
     engine = engines.for_work(count)
-    while some := _by_place(islice(places, BATCH)):
-        looking = (StrayTask(parts, rules, each) for each in batches([Clearing(place) for place in some], PLACES))
+    for some in map(_by_place, batched(places, BATCH)):
+        looking = (StrayTask(parts, rules, each) for each in batched([Clearing(place) for place in some], PLACES))
         for found in engine.run(run_stray_task, looking):
             owners |= {place: some[place] for place in found.places}
     free = Free()
@@ -76,7 +75,7 @@ def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngi
         free.held += answer.held
     whose = {place: (db, table) for place, theirs in owners.items() for db, table, _ in theirs}
     plan.warnings += plan.stays.add_held(free.held, whose, plan.mark.source)
-    tasks = (StrayTask(parts, rules, each, roots) for each in batches(free.clearings, PLACES))
+    tasks = (StrayTask(parts, rules, each, roots) for each in batched(free.clearings, PLACES))
     return sum(found.removed for found in fenced(engine, roots.target, run_stray_task, tasks))
 
 

@@ -19,6 +19,7 @@ from cmroot.names import check_entries
 from cmroot.store.checksum import checksum_file, checksum_stream
 from cmroot.store.listing import FileState, list_tree
 from cmroot.store.place import is_local, join, local_path, normal, store_for
+from replicator.core.batches import batched, shared
 from replicator.core.engine import AutoEngine
 from replicator.core.model import partition_name
 from replicator.dumps.reader import DumpReader
@@ -57,24 +58,13 @@ def unlike_objects(
     found: dict[Name, set[str]] = {}
     parts = [place for place, _ in reader.buckets()]
     reread = bool(plan.by_difference and plan.by_difference.reread)
-    waiting: list[tuple[Name, str, tuple[str, str]]] = []
-
-    def run() -> None:
-        engine = engines.for_work(len(waiting))
-        size = max(1, min(HOMES, -(-len(waiting) // engine.parallelism)))
-        some = [waiting[start : start + size] for start in range(0, len(waiting), size)]
-        tasks = [UnlikeTask(parts, [home for _, _, home in each], reread) for each in some]
-        for each, numbers in zip(some, engine.run(run_unlike_task, tasks), strict=True):
+    for homes in batched(_homes(plan, reader, target), 4 * HOMES):
+        engine = engines.for_work(len(homes))
+        shares = list(shared(homes, engine.parallelism, HOMES))
+        tasks = [UnlikeTask(parts, [home for _, _, home in each], reread) for each in shares]
+        for each, numbers in zip(shares, engine.run(run_unlike_task, tasks), strict=True):
             for number in numbers:
                 found.setdefault(each[number][0], set()).add(each[number][1])
-        waiting.clear()
-
-    for home in _homes(plan, reader, target):
-        waiting.append(home)
-        if len(waiting) == 4 * HOMES:
-            run()
-    if waiting:
-        run()
     return found
 
 

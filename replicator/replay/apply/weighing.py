@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from cmroot.store.place import is_local, local_path, normal, store_for
+from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, partition_name
 from replicator.dumps.layout import BOOTSTRAP
@@ -19,7 +20,7 @@ from replicator.dumps.reader import DumpReader
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.replay.apply.prepare import clears, goings
 from replicator.replay.apply.prune import surplus
-from replicator.replay.apply.work import batches, leaving_partitions, places_of
+from replicator.replay.apply.work import leaving_partitions, places_of
 from replicator.replay.copy.files import entries, fold_entries
 from replicator.replay.places.clearing import Clearing, to_clear
 from replicator.replay.places.neighbours import Leaving, Neighbours
@@ -133,7 +134,7 @@ class _Weighing:
         self._seen.update(map(normal, fresh))
         clearings = self._neighbours.free(fresh, leaving).clearings if fresh else []
         found: dict[str, tuple[int, int]] = {}
-        tasks = [SizeTask(some) for some in batches(clearings, _TASK)]
+        tasks = [SizeTask(some) for some in batched(clearings, _TASK)]
         for task, sizes in zip(tasks, self._engines.for_work(len(clearings)).run(run_size_task, tasks), strict=True):
             found |= {each.directory: size for each, size in zip(task.clearings, sizes, strict=True)}
         return found
@@ -156,7 +157,7 @@ class _Weighing:
         found = goings(step)
         if not found.begun or step.table is None:
             return
-        for batch in batches(list(found.begun), PARTITION_BATCH):
+        for batch in batched(found.begun, PARTITION_BATCH):
             there = self._named(step, batch)
             there = {name: each for name, each in there.items() if applied_position(each) < found.begun[name]}
             places = {name: each.location for name, each in there.items() if found.takes(step, name) and each.location}

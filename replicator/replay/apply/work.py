@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TypeVar
@@ -17,6 +17,7 @@ from typing import TypeVar
 from cmroot.store.listing import file_state
 from cmroot.store.place import is_local, join, local_path, normal, status_of, store_for
 from cmroot.store.resolve import is_within, resolved, touches
+from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_load_into
@@ -196,7 +197,7 @@ class Work:
 
     def drop_partitions(self, table: Table, names: Sequence[str]) -> None:
         """Drops partitions of a table of the target; what of their data lies in it goes to `$cmroot` first."""
-        for batch in batches(names, PARTITION_BATCH):
+        for batch in batched(names, PARTITION_BATCH):
             there = [each for page in self.target.partitions(table.db, table.name, batch) for each in page]
             found = [partition_name(table.partition_keys, each.values) for each in there]
             self.let_go(table, own_places(table, there), leaving_partitions(table, found))
@@ -255,7 +256,7 @@ class Work:
         if free.clearings:
             self.check()
             engine = self.engine.for_work(len(free.clearings))
-            tasks = [LeftTask(self.root, some) for some in batches(free.clearings, 100)]
+            tasks = [LeftTask(self.root, some) for some in batched(free.clearings, 100)]
             for done in fenced(engine, self.root, run_left_task, tasks):
                 self.changed.recycled += done.removed
                 for place, count in done.others.items():
@@ -273,7 +274,7 @@ class Work:
             self.check()
             engine = self.engine.for_work(len(free.clearings))
             around = to_recycle(self.root, free, self.plan, self.neighbours)
-            tasks = [RecycleTask(self.root, some) for some in batches(around, 100)]
+            tasks = [RecycleTask(self.root, some) for some in batched(around, 100)]
             self.changed.recycled += sum(fenced(engine, self.root, run_recycle_task, tasks))
 
 
@@ -320,11 +321,6 @@ def own_places(table: Table, partitions: Iterable[Partition]) -> list[str]:
     home = table.location if table.owns_data and not has_sources_data(table) else None
     places = [each.location for each in partitions if home and each.location]
     return [place for place in places if is_published(place) or (home and relative(place, home))]
-
-
-def batches(items: Sequence[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(items), size):
-        yield list(items[start : start + size])
 
 
 def make_directory(location: str) -> None:

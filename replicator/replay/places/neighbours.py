@@ -20,6 +20,7 @@ from functools import lru_cache
 from cmroot.errors import Error
 from cmroot.store.place import is_local, local_path, normal, parent
 from cmroot.store.resolve import is_within, resolved
+from replicator.core.batches import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, mark_of
 from replicator.core.shadow import is_shadow
@@ -229,8 +230,8 @@ class Neighbours:
                 return
             role = mark_of(database.parameters, db, repair=True)
             names = self._target.table_names(db) if names is None else names
-            for start in range(0, len(names), _TABLES):
-                for table in self._target.tables(db, names[start : start + _TABLES]):
+            for some in batched(names, _TABLES):
+                for table in self._target.tables(db, some):
                     if not table.is_view:
                         self._add_table(table, role)
 

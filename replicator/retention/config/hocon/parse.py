@@ -37,11 +37,6 @@ def parse_items(text: str, name: str, line: int) -> Raw:
     return _Parser(text, name, _no_include, (), (name,), line).only_item()
 
 
-def parse_path(text: str, origin: Origin) -> tuple[str, ...]:
-    """The names of a path expression: `a."b.c".d`."""
-    return _Parser(text, origin.file, _no_include, (), (origin.file,), origin.line).only_path()
-
-
 def _no_include(name: str, origin: Origin) -> tuple[str, str] | None:
     raise ConfigError(f"{origin}: a file cannot be included here", hint="write its content here")
 
@@ -82,13 +77,6 @@ class _Parser:
         if self._at < len(self.text):
             raise self._error(f"unexpected {self.text[self._at]!r}: one element is expected on a line")
         return value
-
-    def only_path(self) -> tuple[str, ...]:
-        self._skip_blanks()
-        path = self._path()
-        if self._at < len(self.text):
-            raise self._error(f"unexpected {self.text[self._at]!r} in a path")
-        return path
 
     # ---- objects --------------------------------------------------------------------------------------------------
 
