@@ -14,13 +14,11 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
-import xxhash
 
 from cmroot.errors import FormatError, PinError
 from cmroot.root import guard_names
+from cmroot.sealed import seal, unseal
 from cmroot.store.place import Store, join, store_for
-
-VERSION = 1
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -69,15 +67,6 @@ P = TypeVar("P", Slot, Hold, DumpPin)
 _DIRECTORY = {Slot: "slots", Hold: "holds", DumpPin: "dumps"}
 _FORMAT = {Slot: "cmroot-slot", Hold: "cmroot-hold", DumpPin: "cmroot-dump"}
 _WORD = {Slot: "slot", Hold: "hold", DumpPin: "dump pin"}
-
-
-class _File(msgspec.Struct, frozen=True):
-    """What a pin's file says; the checksum is of the bytes of `body` as they are in the file."""
-
-    format: str
-    version: int
-    xxh3_128: str
-    body: msgspec.Raw
 
 
 @dataclass(frozen=True)
@@ -232,45 +221,30 @@ def _check_name(pin: Pin) -> str:
     return _place("", type(pin), pin.name)
 
 
-def _encode(pin: Pin) -> bytes:
-    body = msgspec.json.encode(pin)
-    checksum = xxhash.xxh3_128_hexdigest(body)
-    return msgspec.json.encode(_File(_FORMAT[type(pin)], VERSION, checksum, msgspec.Raw(body))) + b"\n"
-
-
 def _decode(data: bytes, kind: type[P], path: str) -> P:
     name = path.rpartition("/")[2]
     hint = f"restore the file from a copy of the root, or drop the {_WORD[kind]} if nobody needs it"
+    pin = unseal(data, kind, _FORMAT[kind], path, hint)
+    if pin.name != name:
+        raise FormatError(f"{path}: is the file of {pin.name}", hint=hint)
     try:
-        file = msgspec.json.decode(data, type=_File)
-        if file.format != _FORMAT[kind]:
-            raise FormatError(f"{path}: a {file.format}, not a {_FORMAT[kind]}", hint=hint)
-        if file.version != VERSION:
-            raise FormatError(
-                f"{path}: version {file.version}, this release knows {VERSION}", hint="use the release that wrote it"
-            )
-        if xxhash.xxh3_128_hexdigest(bytes(file.body)) != file.xxh3_128:
-            raise FormatError(f"{path}: damaged: its checksum is another", hint=hint)
-        pin = msgspec.json.decode(file.body, type=kind)
-        if pin.name != name:
-            raise FormatError(f"{path}: is the file of {pin.name}", hint=hint)
         seconds(pin.confirmed if isinstance(pin, Slot) else pin.created)
-        return pin
-    except (msgspec.DecodeError, ValueError) as error:
+    except ValueError as error:
         raise FormatError(f"{path}: damaged: {error}", hint=hint) from error
+    return pin
 
 
 def _create(root: str, pin: Pin) -> None:
     place = _place(root, type(pin), pin.name)
     guard_names(root, _DIRECTORY[type(pin)])  # one that was lost must not be there again as if it had been empty
-    if not store_for(root).create_exclusive(place, _encode(pin)):
+    if not store_for(root).create_exclusive(place, seal(_FORMAT[type(pin)], pin)):
         raise PinError(
             f"{_WORD[type(pin)]} {pin.name}: there is one of this name", hint="choose another, or drop it first"
         )
 
 
 def _write(root: str, pin: Pin) -> None:
-    store_for(root).write_bytes(_place(root, type(pin), pin.name), _encode(pin))
+    store_for(root).write_bytes(_place(root, type(pin), pin.name), seal(_FORMAT[type(pin)], pin))
 
 
 def _find(root: str, kind: type[P], name: str) -> P | None:

@@ -14,12 +14,12 @@ from replicator.commands.removing import Removing
 from replicator.errors import UsageError
 from replicator.housekeeping.following import Followed, Stop, follow
 from replicator.housekeeping.opening import alone, copy_of, opened, time_of
-from replicator.housekeeping.periods import parse_period
 from replicator.housekeeping.run import Housekeeping, Housekept
 from replicator.housekeeping.run import Options as Wanted
 from replicator.housekeeping.vacuum import Vacuumed, VacuumPlan
 from replicator.housekeeping.vacuum import vacuum as vacuum_table
 from replicator.housekeeping.wishes import Defaults
+from replicator.text.period import parse_period
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from cmroot.lease import Lease, acquire
+from cmroot.sealed import seal, unseal
 from cmroot.store.place import join, store_for
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.report import Report, Rows
 from replicator.errors import FormatError
 from replicator.policies.memory import Memory, iso, stamp
-from replicator.policies.sealed import seal, unseal
 
 _FORMAT = "replicator-drill"
 _HINT = "remove it: only this drill's record is lost"

@@ -26,7 +26,6 @@ from replicator.events.record import (
     EventsRead,
 )
 from replicator.housekeeping.items import INVALID_CONFIG, SCHEDULED, SKIPPED, Item
-from replicator.housekeeping.periods import Period
 from replicator.housekeeping.wishes import (
     ALTER_PARTITION,
     ALTER_TABLE,
@@ -40,6 +39,7 @@ from replicator.housekeeping.wishes import (
     read_wishes,
 )
 from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
+from replicator.text.period import Period
 
 LIFECYCLES = (UNREFERENCED, EXPIRED)
 
@@ -364,7 +364,7 @@ class Decider:
     ) -> Item:  # fmt: skip
         return Item(
             lifecycle=lifecycle, db=db, table=table, partition=partition, path=path, place=normal(path) if path else "",
-            status=SCHEDULED, created=created, modified=self.now, cleanup=period.after(created), delay=period.text,
+            status=SCHEDULED, created=created, modified=self.now, cleanup=period.end(created), delay=period.text,
             event=record.event,
         )  # fmt: skip
 

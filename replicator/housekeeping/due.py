@@ -111,7 +111,7 @@ def decide(one: Item, facts: Facts, now: int, min_depth: int) -> Going | Staying
     period = wishes.period(one.lifecycle)
     if period is None:
         return Going(one, _removal(one, "path")) if one.begun and _gone(one, facts) else _cancelled(one)
-    if period.after(one.created) > now:
+    if period.end(one.created) > now:
         return Staying(one, UNCAPTURED)
     if one.lifecycle != EXPIRED:
         return Going(one, _removal(one, "path"))

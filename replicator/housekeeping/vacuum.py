@@ -14,12 +14,12 @@ from replicator.core.report import Report
 from replicator.errors import Refused, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import FROM_VACUUM, Item
-from replicator.housekeeping.periods import Period
 from replicator.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.housekeeping.store import Store
 from replicator.housekeeping.wishes import UNREFERENCED
 from replicator.metastore.client import MetastoreReader
 from replicator.removal.live import LiveLocations
+from replicator.text.period import Period
 
 
 @dataclass
@@ -74,7 +74,7 @@ def _item(db: str, name: str, place: str, period: Period, now: int) -> Item:
     """Not attached: the table's properties need not ask for it."""
     return Item(
         lifecycle=UNREFERENCED, db=db, table=name, path=place, place=place, created=now, modified=now,
-        cleanup=period.after(now), delay=period.text, detached=True, client=FROM_VACUUM,
+        cleanup=period.end(now), delay=period.text, detached=True, client=FROM_VACUUM,
     )  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from replicator.core.model import Table
 from replicator.core.shadow import is_shadow
 from replicator.core.table_format import ICEBERG, table_format
 from replicator.errors import ObjectNotFound, UsageError
-from replicator.housekeeping.periods import Period, parse_period
 from replicator.metastore.client import MetastoreReader
+from replicator.text.period import Period, parse_period
 
 _TABLES = 500  # fetched at once
 

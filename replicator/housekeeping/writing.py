@@ -24,9 +24,9 @@ from replicator.housekeeping.items import (
     SKIPPED,
     Item,
 )
-from replicator.housekeeping.periods import Period
 from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
 from replicator.housekeeping.wishes import EXPIRED, UNREFERENCED
+from replicator.text.period import Period
 
 CHUNK = 500  # values in one statement
 
@@ -84,7 +84,7 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool =
                     "b_id": row.id, "path": one.path, "place": one.place, "place_head": one.place[:HEAD],
                     "housekeeping_status": row.housekeeping_status if stays else one.status,
                     "reason": row.reason if stays else one.reason,
-                    "creation_timestamp": created, "cleanup_timestamp": period.after(created),
+                    "creation_timestamp": created, "cleanup_timestamp": period.end(created),
                     "modified_timestamp": one.modified, "cleanup_delay": one.delay, "event": one.event,
                     "client_id": one.client, "begun": 0, "next_try": 0,
                 }
@@ -163,7 +163,7 @@ def revive(work: Connection, db: str, table: str, period: Period, begins: int, e
         if changes:
             statement = update(item).where(item.c.id == bindparam("b_id")).values(
                 housekeeping_status=SCHEDULED, reason="", slot=bindparam("b_slot"), creation_timestamp=begins,
-                cleanup_timestamp=period.after(begins), cleanup_delay=period.text, cleanup_attempts=0, next_try=0,
+                cleanup_timestamp=period.end(begins), cleanup_delay=period.text, cleanup_attempts=0, next_try=0,
                 begun=0, event=event, modified_timestamp=now,
             )  # fmt: skip
             work.execute(statement, changes)
@@ -197,7 +197,7 @@ def retime(work: Connection, db: str, table: str, lifecycle: str, period: Period
         return int(work.execute(update(item).where(waiting).values(values)).rowcount)
     found = 0
     for rows in _pages(work, waiting, item.c.id, item.c.creation_timestamp):
-        times = [{"b_id": row.id, "b_time": period.after(row.creation_timestamp)} for row in rows]
+        times = [{"b_id": row.id, "b_time": period.end(row.creation_timestamp)} for row in rows]
         work.execute(
             update(item).where(item.c.id == bindparam("b_id"))
             .values(**common, cleanup_timestamp=bindparam("b_time")), times

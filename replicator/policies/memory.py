@@ -24,12 +24,12 @@ import msgspec
 from cmroot.lease import Lease, acquire
 from cmroot.names import foreign
 from cmroot.root import ChangeRoot
+from cmroot.sealed import seal, unseal
 from cmroot.store.place import join, store_for
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.policy import Policy
 from replicator.core.report import Rows
 from replicator.errors import ConfigError, FormatError
-from replicator.policies.sealed import seal, unseal
 
 POLICIES = "policies"  # in a target's $cmroot
 KEPT_RUNS = 50  # that are kept however old they are

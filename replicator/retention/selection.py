@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 
 from cmroot.store.place import split_authority
 from replicator.errors import ConfigError
-from replicator.retention.config.lookback import Lookback
 from replicator.retention.config.names import SELECTIONS, known
 from replicator.retention.versions import NONE, TIME, Pair, Version
+from replicator.text.period import Period
 
 MOST = 1_000_000  # what a newest-K may keep or take
 
@@ -72,7 +72,7 @@ def selection_policy(pair: Pair, name: str | None = None) -> Policy:
             return Policy("", lambda versions, now: {})
 
 
-def before(versions: Sequence[Version], back: Lookback, now: datetime) -> Chosen:
+def before(versions: Sequence[Version], back: Period, now: datetime) -> Chosen:
     found = {}
     for number, each in enumerate(versions):
         assert each.time
@@ -82,7 +82,7 @@ def before(versions: Sequence[Version], back: Lookback, now: datetime) -> Chosen
     return found
 
 
-def _between(versions: Sequence[Version], least: Lookback | None, most: Lookback | None, now: datetime) -> Chosen:
+def _between(versions: Sequence[Version], least: Period | None, most: Period | None, now: datetime) -> Chosen:
     """Older than `least` (None: than nothing, so never in the future) and younger than `most` (None: since 1970)."""
     found = {}
     for number, each in enumerate(versions):
@@ -97,7 +97,7 @@ def _between(versions: Sequence[Version], least: Lookback | None, most: Lookback
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _optional(pair: Pair, key: str) -> Lookback | None:
+def _optional(pair: Pair, key: str) -> Period | None:
     """A bound that may be missing; zero is no bound."""
     text = pair.own.text(key)
     if text is None or re.fullmatch(r"0[ymdhYMDH]|PT0S", text):

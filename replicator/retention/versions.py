@@ -14,10 +14,11 @@ from datetime import UTC, datetime, timedelta
 from cmroot.store.place import join, name_of
 from replicator.errors import ConfigError, Error
 from replicator.retention.config.datetimes import DEFAULT_ZONE, DatePattern, Unreadable, date_pattern
-from replicator.retention.config.lookback import Lookback, parse_lookback
+from replicator.retention.config.lookback import parse_lookback
 from replicator.retention.config.names import VERSIONS, known
 from replicator.retention.config.settings import Settings
 from replicator.retention.listing import Entry, Found, children, entry, files_below, glob, glob_regex
+from replicator.text.period import Period
 
 TIME, MARK, NONE = "time", "mark", "none"
 """What versions are ordered by: a time, a text, or nothing."""
@@ -87,7 +88,7 @@ class Pair:
         text = self.own.text(key)
         return known(text, table, what, self.own.origin(key)) if text is not None else None
 
-    def lookback(self, key: str, *older: str) -> Lookback:
+    def lookback(self, key: str, *older: str) -> Period:
         text = self.required(key, *older)
         try:
             return parse_lookback(text)
@@ -200,7 +201,7 @@ def _dated(dataset: str, pattern: str, dates: DatePattern, said: list[str]) -> L
     return listed
 
 
-def _generated(dataset: str, prefix: str, dates: DatePattern, period: Lookback, now: datetime) -> Listed:
+def _generated(dataset: str, prefix: str, dates: DatePattern, period: Period, now: datetime) -> Listed:
     """Only those that are there: each distinct name is looked at once."""
     listed = Listed(TIME)
     hours = (period.days * 86400 + period.seconds) // 3600

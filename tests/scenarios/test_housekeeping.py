@@ -18,11 +18,11 @@ from cmroot.errors import KeepError
 from cmroot.lease import acquire
 from replicator.core.model import EXTERNAL
 from replicator.errors import CommitOutcomeUnknown, LeaseHeld, Refused
-from replicator.housekeeping.periods import parse_period
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.removal.legal import LegalHold, add_hold
 from replicator.removal.removal import Limits
+from replicator.text.period import parse_period
 
 _numbers = itertools.count(1)
 

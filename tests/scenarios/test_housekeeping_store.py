@@ -16,10 +16,10 @@ from replicator.core.model import VIEW, Table
 from replicator.errors import FormatError, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import DELETED, Item, iso
-from replicator.housekeeping.periods import parse_period
 from replicator.housekeeping.schema import HEAD, item
 from replicator.housekeeping.store import Store, store_url
 from replicator.housekeeping.wishes import DEFAULT_EVENTS, EXPIRED, UNREFERENCED, Defaults, read_wishes
+from replicator.text.period import parse_period
 
 DAY = 86_400
 P1D = parse_period("P1D")
@@ -154,7 +154,7 @@ def test_old_items_are_forgotten_when_they_have_ended(store: Store) -> None:
 )  # fmt: skip
 def test_periods_are_read_as_java_reads_them(text: str, end: str) -> None:
     period = parse_period(text)
-    assert period.is_positive and iso(period.after(0)) == end
+    assert period.is_positive and iso(period.end(0)) == end
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,14 @@ def test_periods_that_leave_no_time_are_no_positive_ones(text: str) -> None:
 
 def test_the_end_of_a_month_clamps() -> None:
     leap = 1706659200  # 2024-01-31
-    assert iso(parse_period("P1M").after(leap)) == "2024-02-29T00:00:00Z"
-    assert iso(parse_period("P1MT12H").after(leap)) == "2024-02-29T12:00:00Z"
+    assert iso(parse_period("P1M").end(leap)) == "2024-02-29T00:00:00Z"
+    assert iso(parse_period("P1MT12H").end(leap)) == "2024-02-29T12:00:00Z"
 
 
 @given(st.integers(0, 2_000_000_000), st.integers(0, 5000), st.integers(0, 100_000))
 def test_fixed_periods_are_as_long_as_they_say(moment: int, days: int, seconds: int) -> None:
     period = parse_period(f"P{days}DT{seconds}S")
-    assert period.fixed is not None and period.after(moment) == moment + period.fixed
+    assert period.fixed is not None and period.end(moment) == moment + period.fixed
 
 
 def test_properties_as_owners_write_them() -> None:

@@ -72,7 +72,30 @@ def test_a_lookback_is_added_by_the_calendar_of_the_zone(text: str, start: str, 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0d", "-7d", "7", "7w", "7s", "12h7d", "1.5d", "7d ", " 7d", "5m", "P", "PT", "P0D", "٧d", "9" * 20 + "d"],
+    [
+        "",
+        "0d",
+        "-7d",
+        "7",
+        "7w",
+        "7s",
+        "12h7d",
+        "1.5d",
+        "7d ",
+        " 7d",
+        "5m",
+        "P",
+        "PT",
+        "P0D",
+        "٧d",
+        "9" * 20 + "d",
+        "-P1D",
+        "P-1D",
+        "P1M-40D",
+        "P5m",
+        "PT0.5S",
+        "P99999999999D",
+    ],
 )
 def test_a_lookback_that_could_select_everything_or_be_misread_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):

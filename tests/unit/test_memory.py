@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from cmroot.root import ChangeRoot, create_or_open
+from cmroot.sealed import seal
 from cmroot.store.place import join, store_for
 from replicator.errors import ConfigError, FormatError, LeaseHeld
 from replicator.policies.memory import Memory, RememberedScope, Run, Step, Turn, iso, policies
-from replicator.policies.sealed import seal
 
 NOW = 1_800_000_000.0  # 2027-01-15
 DAY = 86_400.0

@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 
 from replicator.retention.config.hocon.values import Scalar
-from replicator.retention.config.lookback import Lookback, fixed, parse_lookback
+from replicator.retention.config.lookback import fixed, parse_lookback
 from replicator.retention.config.names import RETENTIONS, known
 from replicator.retention.config.settings import Settings
 from replicator.retention.selection import MOST, Policy, before, beyond, combine
 from replicator.retention.versions import TIME
+from replicator.text.period import Period
 
 
 def retention_policy(whole: Settings, name: str | None = None) -> Policy:
@@ -39,7 +40,7 @@ def retention_policy(whole: Settings, name: str | None = None) -> Policy:
             return Policy("", lambda versions, now: {})
 
 
-def _legacy_duration(whole: Settings) -> Lookback:
+def _legacy_duration(whole: Settings) -> Period:
     keys = ("gobblin.retention.timebased.duration", "gobblin.retention.minutes.retained")
     text, minutes = whole.text(keys[0]), whole.number(keys[1])
     try:
@@ -49,7 +50,7 @@ def _legacy_duration(whole: Settings) -> Lookback:
             raise whole.missing(keys[0])
         if minutes <= 0:
             raise ValueError(f"{minutes} minutes are no time at all, and everything would be older")
-        return Lookback(f"{minutes} minutes", seconds=minutes * 60)
+        return Period(f"{minutes} minutes", seconds=minutes * 60)
     except ValueError as error:
         raise whole.wrong(keys[0], whole.find(*keys), f"is no duration: {error}") from error
 

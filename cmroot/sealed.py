@@ -1,4 +1,4 @@
-"""Sealed files: a JSON value with its format, version and checksum, as a policy's memory consists of. Pure.
+"""Sealed files: a JSON value with its format, version and checksum. Pure.
 
     {"format": "replicator-run", "version": 1, "xxh3_128": "...", "body": {...}}
 
@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from cmroot.errors import UNREADABLE
-from replicator.errors import FormatError
+from cmroot.errors import UNREADABLE, FormatError
 
 VERSION = 1
 T = TypeVar("T")
