@@ -60,13 +60,7 @@ class Rename:
 
     @classmethod
     def of(cls, record: ChangeRecord) -> Rename | None:
-        change = record.change
-        if isinstance(change, AlterTable) and change.renames:
-            return cls(record.position, (change.db, change.name), (change.table.db, change.table.name))
-        if isinstance(change, AlterPartition) and change.before != change.name:
-            table = (change.db, change.table)
-            return cls(record.position, (*table, change.before), (*table, change.name))
-        return None
+        return cls(record.position, *record.change.rename) if record.change.rename else None
 
 
 def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]) -> tuple[str, str, str] | None:

@@ -25,7 +25,7 @@ from replicator.captures.takings import Takings
 from replicator.captures.unseen import Key, Sight, parse_name
 from replicator.captures.walk import refresh_tables, walk_database
 from replicator.core.engine import AutoEngine
-from replicator.core.model import NotificationEvent
+from replicator.core.model import Database, NotificationEvent
 from replicator.core.progress import Progress
 from replicator.core.shadow import is_shadow
 from replicator.errors import BootstrapNeeded, ObjectNotFound
@@ -34,7 +34,6 @@ from replicator.events.decode import decode
 from replicator.events.reader import read_events
 from replicator.events.record import (
     AddPartitions,
-    AlterDatabase,
     AlterTable,
     Change,
     CreateDatabase,
@@ -43,7 +42,6 @@ from replicator.events.record import (
     DropTable,
     EventsLost,
     UnknownEvent,
-    touched_table,
 )
 from replicator.events.scope import changes_in_scope
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
@@ -181,12 +179,12 @@ class _Run:
         decoded = decode(event)
         concerned = False
         for change in changes_in_scope(decoded.change, self._manifest.scope()):
-            if isinstance(change, AlterDatabase) and self._only_role(change):
+            if change.altered_database and self._only_role(change.altered_database):
                 continue
             concerned = True
-            if isinstance(change, UnknownEvent):
-                self.report.unknown.append(f"event {event.id}: {change.type}")
-            if isinstance(change, CreateDatabase) and change.database.location is None:
+            if change.unread is not None:
+                self.report.unknown.append(f"event {event.id}: {change.unread}")
+            if isinstance(change, CreateDatabase):
                 change = self._completed(change)
             self._attach(event, change)
             self._watch(change)
@@ -194,12 +192,14 @@ class _Run:
             self._contents.expect(change, position, decoded.files)
         return concerned
 
-    def _only_role(self, change: AlterDatabase) -> bool:
-        known = self._manifest.database(change.database.name)
-        return known is not None and same_database(known, change.database)
+    def _only_role(self, now: Database) -> bool:
+        known = self._manifest.database(now.name)
+        return known is not None and same_database(known, now)
 
     def _completed(self, change: CreateDatabase) -> CreateDatabase:
         """2.3 announces a database by name only; one that is gone by now stays bare until its drop event."""
+        if change.database.location is not None:
+            return change
         try:
             return CreateDatabase(database=self._source.database(change.database.name))
         except ObjectNotFound:
@@ -207,7 +207,7 @@ class _Run:
 
     def _attach(self, event: NotificationEvent, change: Change) -> None:
         """What was taken before the event: unseen files among it belong to the record that touched their object."""
-        table = touched_table(change)
+        table = change.touched
         for partition, rows in self._takings.of(event.id, *table) if table else ():
             thing = self._manifest.object(*table, partition) if table else None
             if thing is not None:
@@ -243,7 +243,7 @@ class _Run:
             with self._progress.task(f"walk {db}") as advance:
                 for change in walk_database(self._source, self._manifest, db, deep=True):
                     self._log.observe(change)
-                    advance(len(change.partitions) if isinstance(change, AddPartitions) else 1)
+                    advance(change.size)
 
     def compare(self, *, deep: bool) -> None:
         """Compares captured databases with the metastore. Differences of tables that events arrived for meanwhile are
@@ -261,7 +261,7 @@ class _Run:
             if differences:
                 moving = self._tables_in_new_events()
                 for change in differences:
-                    if touched_table(change) not in moving:
+                    if change.touched not in moving:
                         self._log.observe(change)
         self.report.compare_seconds = round(clocks.monotonic() - began, 3)
 
@@ -278,10 +278,7 @@ class _Run:
     def _tables_in_new_events(self) -> set[tuple[str, str] | None]:
         found: set[tuple[str, str] | None] = set()
         for event in read_events(self._source, self._log.cursor, {}).events:
-            change = decode(event).change
-            found.add(touched_table(change))
-            if isinstance(change, AlterTable):
-                found.add((change.db, change.name))
+            found.update(decode(event).change.tables or (None,))
         return found
 
     def settle(self, empty: Sequence[Key]) -> None:

@@ -25,7 +25,7 @@ from replicator.core.not_replicated import NotReplicated
 from replicator.core.progress import Progress
 from replicator.errors import UsageError
 from replicator.events.decode import NamedFile
-from replicator.events.record import Change, ChangeFiles, touched_table
+from replicator.events.record import Change, ChangeFiles
 
 LIST_BATCH = 500  # objects of a listing task, at most
 
@@ -49,7 +49,7 @@ class Contents:
 
     def expect(self, change: Change, position: int, files: Sequence[NamedFile]) -> None:
         """Files that a record names belong to it, once they are seen."""
-        table = touched_table(change)
+        table = change.touched
         if table is not None:
             for file in files:
                 named = self._named.setdefault((*table, file.partition or ""), {})

@@ -17,7 +17,8 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import is_local, local_path
 from replicator.captures.apply import Rename
 from replicator.captures.manifest import Manifest
-from replicator.events.record import ChangeRecord, decode_line
+from replicator.events.lines import decode_line
+from replicator.events.record import ChangeRecord
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ from replicator.captures.manifest import Manifest
 from replicator.captures.unseen import Sight, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.report import Report
-from replicator.events.record import Change, ChangeRecord, EventsRead, encode
+from replicator.events.lines import encode
+from replicator.events.record import Change, ChangeRecord, EventsRead
 from replicator.metastore.client import MetastoreReader
 
 

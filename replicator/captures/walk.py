@@ -11,7 +11,7 @@ from replicator.core.batches import batched
 from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
 from replicator.events import compare
-from replicator.events.record import Change, CreateTable, DropTable, partition_names
+from replicator.events.record import Change, DropTable, partition_names
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 
 TABLE_BATCH = 500
@@ -35,7 +35,7 @@ def walk_table(source: MetastoreReader, known: Manifest, table: Table, *, deep: 
     """Differences of one table: itself, its partitions, its column statistics. One that goes away meanwhile is left to
     the event that says so; if it was new, what was told of it is taken back, so that a rename finds it unknown."""
     changes = list(compare.table_change(known.table(table.db, table.name), table))
-    begins_anew = any(isinstance(change, CreateTable) for change in changes)
+    begins_anew = any(change.creates for change in changes)
     yield from changes
     try:
         yield from _walk_contents(source, known, table, begins_anew=begins_anew, deep=deep)

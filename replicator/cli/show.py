@@ -191,42 +191,4 @@ def _file_line(entry: Mapping[str, Any]) -> str:
 
 def describe_change(change: Change) -> tuple[str, str]:
     """(object, detail) of a change, each short."""
-    from replicator.events import record as kinds
-
-    match change:
-        case kinds.CreateDatabase(database=database) | kinds.AlterDatabase(database=database):
-            return database.name, database.location or ""
-        case kinds.DropDatabase(db=db):
-            return db, ""
-        case kinds.CreateTable(table=table):
-            return f"{table.db}.{table.name}", f"{table.kind} {table.location or ''}".strip()
-        case kinds.AlterTable(db=db, name=name, table=table):
-            renamed = f"renamed to {table.db}.{table.name}" if change.renames else ""
-            return f"{db}.{name}", " ".join(filter(None, [renamed, "moved" if change.moved else ""]))
-        case kinds.DropTable(db=db, name=name) | kinds.DropFunction(db=db, name=name):
-            return f"{db}.{name}", ""
-        case kinds.AddPartitions(db=db, table=name):
-            return f"{db}.{name}", _some(change.names())
-        case kinds.AlterPartition(db=db, table=name):
-            renamed = f" renamed to {change.name}" if change.before != change.name else ""
-            return f"{db}.{name}", change.before + renamed
-        case kinds.DropPartitions(db=db, table=name, names=names):
-            return f"{db}.{name}", _some(names)
-        case kinds.ChangeFiles(db=db, table=name, partition=partition):
-            return f"{db}.{name}", partition or ""
-        case kinds.AlterIndex(db=db, table=table_name, name=name):
-            return f"{db}.{table_name}", f"index {name}"
-        case kinds.CreateFunction(function=function):
-            return f"{function.db}.{function.name}", function.class_name
-        case kinds.SetStatistics(db=db, table=name, statistics=statistics):
-            return f"{db}.{name}", f"{len(statistics)} of table or partitions"
-        case kinds.UnknownEvent(type=type_, db=db, table=unknown_table):
-            return ".".join(filter(None, [db, unknown_table])), type_
-        case kinds.EventsLost(after=after, next=following):
-            return "", f"events {after + 1} to {following - 1}" + (", repaired" if change.repaired else "")
-    return "", ""
-
-
-def _some(names: Iterable[str]) -> str:
-    all_ = list(names)
-    return all_[0] if len(all_) == 1 else f"{len(all_)} partitions, {all_[0]} to {all_[-1]}" if all_ else ""
+    return change.object, change.detail

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from replicator.compare.verify import Verified
 from replicator.events.decode import decode
-from replicator.events.record import AlterTable, Change, touched_db, touched_table
+from replicator.events.record import Change
 from replicator.metastore.client import MetastoreReader
 
 EVENTS = 100_000  # after a checkpoint that are looked at to tell what is only behind
@@ -51,9 +51,7 @@ def table_of(name: str) -> str:
 
 def touched_names(change: Change) -> set[tuple[str, str]]:
     """What a change is about, as (database, table): both names of a rename, `OWN` for what is no table."""
-    table = touched_table(change)
-    found = {table} if table else {(touched_db(change) or "", OWN)}
-    return found | {(change.db, change.name)} if isinstance(change, AlterTable) else found
+    return set(change.tables) or {(change.touched_db or "", OWN)}
 
 
 def changed_by_events(source: MetastoreReader, after: int, db: str, names: Set[str]) -> Set[str]:

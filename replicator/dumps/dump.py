@@ -46,11 +46,7 @@ from replicator.events.record import (
     CreateDatabase,
     CreateFunction,
     CreateTable,
-    EventsLost,
-    EventsRead,
     SetStatistics,
-    UnknownEvent,
-    touched_table,
 )
 from replicator.events.scope import Patterns, matches_name
 from replicator.text.partition_filter import PartitionFilter
@@ -293,21 +289,20 @@ class _Dump:
 
     def _incremental_record(self, record: ChangeRecord, entering: Entering) -> None:
         change = record.change
-        if isinstance(change, UnknownEvent):
-            self.unknown.append(f"event {record.event}: {change.type}")
-        if isinstance(change, EventsRead):
+        if change.unread is not None:
+            self.unknown.append(f"event {record.event}: {change.unread}")
+        if change.is_marker:
             return
-        if isinstance(change, EventsLost) and not change.repaired:
+        if change.lost and not change.is_repaired:
             raise BootstrapNeeded(
-                f"events {change.after + 1} to {change.next - 1} were lost within the range",
+                f"{change.detail} were lost within the range",
                 hint="dump without --since",
             )
         told = entering.told(change, record.position)
         if told is None:
             return
-        table = touched_table(told)
-        if table is not None:
-            self._touched.add(table)
+        if told.touched is not None:
+            self._touched.add(told.touched)
         self._writer.record(record if told is change else msgspec.structs.replace(record, change=told))
 
     def _incremental_entries(self, rows: pa.Table, after: int, until: int, entering: Entering) -> None:

@@ -14,7 +14,6 @@ from replicator.captures.manifest import Manifest
 from replicator.core.report import Report
 from replicator.dumps.dump import begin_of_dump
 from replicator.dumps.points import resolve_until
-from replicator.events.record import touched_table
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 
@@ -85,7 +84,7 @@ def _count_range(
         if segment.last <= after or segment.first > until:
             continue
         for record in read_records(segment, after, until):
-            table = touched_table(record.change)
+            table = record.change.touched
             if table and table[0] in databases and patterns.match(table[1]):
                 tables.add(".".join(table))
                 records += 1

@@ -12,15 +12,8 @@ from cmroot.store.place import normal
 from replicator.core.model import Table
 from replicator.dumps import layout
 from replicator.dumps.signing import Keys, check_parts, signed
-from replicator.events.record import (
-    AlterTable,
-    Change,
-    ChangeRecord,
-    UnknownEvent,
-    decode_line,
-    decode_table,
-    touched_db,
-)
+from replicator.events.lines import decode_line, decode_table
+from replicator.events.record import Change, ChangeRecord
 
 
 class DumpReader:
@@ -60,12 +53,8 @@ class DumpReader:
 
     def _check_scope(self, change: Change, part: str) -> None:
         """A dump speaks of the databases that it covers, and of no other one of the target."""
-        if isinstance(change, UnknownEvent):
-            return
-        if (name := touched_db(change)) is not None:
+        for name in () if change.unread is not None else change.databases:
             self._check_database(name, part)
-        if isinstance(change, AlterTable):
-            self._check_database(change.db, part)
 
     def _check_database(self, name: str, part: str) -> None:
         if name not in self.metadata.scope.databases:

@@ -26,8 +26,6 @@ from replicator.events.record import (
     DropPartitions,
     DropTable,
     SetStatistics,
-    touched_db,
-    touched_table,
 )
 from replicator.events.scope import Patterns, matches_name
 from replicator.text.partition_filter import PartitionFilter
@@ -113,9 +111,9 @@ class Entering:
 
     def told(self, change: Change, at: int) -> Change | None:
         """What of a record's change is in the dump; None: nothing."""
-        name = touched_table(change)
+        name = change.touched
         if name is None:
-            db = touched_db(change)
+            db = change.touched_db
             return change if db is None or db in self.selection.databases else None
         if isinstance(change, AlterTable) and change.renames:
             old = (change.db, change.name)
@@ -166,7 +164,7 @@ def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
     """What of a change of one table is about partitions that are wanted."""
     match change:
         case AddPartitions():
-            named = zip(change.names(), change.partitions, strict=True)
+            named = zip(change.partition_names, change.partitions, strict=True)
             partitions = tuple(partition for name, partition in named if matches_name(wanted, name))
             return msgspec.structs.replace(change, partitions=partitions) if partitions else None
         case DropPartitions(names=names):

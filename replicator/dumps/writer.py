@@ -23,7 +23,8 @@ from replicator.core.model import Table
 from replicator.dumps import layout
 from replicator.dumps.signing import SIGNATURE, Keys, sign
 from replicator.errors import UsageError
-from replicator.events.record import AlterPartition, AlterTable, ChangeRecord, encode
+from replicator.events.lines import encode
+from replicator.events.record import ChangeRecord
 
 SMALL = 100_000  # entries that one bucket holds before a dump is split
 BUCKETS = 64
@@ -48,19 +49,13 @@ class DumpWriter:
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
         self._buckets: list[_Bucket] = []
-        self._first_names: dict[tuple[str, str], tuple[str, str]] = {}
-        self._first_partitions: dict[tuple[str, str, str], str] = {}
+        self._first_names: dict[tuple[str, ...], tuple[str, ...]] = {}  # of tables, and of partitions
         self.records = self.files = self.removed = self.bytes = self.observed = 0
 
     def record(self, record: ChangeRecord) -> None:
-        change = record.change
-        if isinstance(change, AlterTable) and change.renames:
-            old = (change.db, change.name)
-            self._first_names[change.table.db, change.table.name] = self._first_names.get(old, old)
-        if isinstance(change, AlterPartition) and change.before != change.name:
-            table = (change.db, change.table)
-            first = self._first_partitions.get((*table, change.before), change.before)
-            self._first_partitions[*table, change.name] = first
+        if record.change.rename:
+            old, new = record.change.rename
+            self._first_names[new] = self._first_names.get(old, old)
         if self._records is None or self._record_bytes >= RECORDS_BYTES:
             if self._records is not None:
                 self._records.close()
@@ -127,7 +122,7 @@ class DumpWriter:
 
     def _first_name(self, db: str, table: str, partition: str, path: str) -> tuple[str, ...]:
         """What an entry is about, under the names that table and partition had at the beginning."""
-        partition = self._first_partitions.get((db, table, partition), partition)
+        partition = self._first_names.get((db, table, partition), (partition,))[-1]
         return *self._first_names.get((db, table), (db, table)), partition, path
 
     def finish(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cmroot.log.captured import Segment
 from replicator.core.model import Table, partition_spec
 from replicator.errors import UsageError
-from replicator.events.record import AlterTable, Change, DropTable, EventsLost, UnknownEvent, touched_db
+from replicator.events.record import Change, DropTable
 from replicator.text.partition_filter import PartitionFilter
 
 
@@ -23,15 +23,10 @@ def captured_databases(log: Sequence[Segment]) -> list[str] | None:
 def changes_in_scope(change: Change, databases: Collection[str]) -> Iterator[Change]:
     """What of a change concerns the databases: a rename out of them is a drop, one into them a table altered from a
     name that was not known."""
-    if isinstance(change, AlterTable) and change.db != change.table.db:
-        if change.table.db in databases:
-            yield change
-        elif change.db in databases:
-            yield DropTable(db=change.db, name=change.name)
-        return
-    db = touched_db(change)
-    if db in databases or isinstance(change, EventsLost) or (isinstance(change, UnknownEvent) and not db):
+    if change.touched_db in databases or change.lost or (change.unread is not None and not change.touched_db):
         yield change
+    elif change.rename and change.rename[0][0] in databases:
+        yield DropTable(db=change.rename[0][0], name=change.rename[0][1])
 
 
 @dataclass(frozen=True)

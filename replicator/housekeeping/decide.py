@@ -294,7 +294,7 @@ class Decider:
 
     def _added(self, record: ChangeRecord, known: Known, change: AddPartitions) -> Iterator[Operation]:
         table = known.table(change.db, change.table)
-        named = list(zip(change.names(), change.partitions, strict=True))
+        named = list(zip(change.partition_names, change.partitions, strict=True))
         wishes = read_wishes(table, self.defaults)
         if wishes.unreferenced and ALTER_PARTITION in wishes.events:
             before = known.partitions_by_name(change.db, change.table, [name for name, _ in named])

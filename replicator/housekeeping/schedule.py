@@ -18,7 +18,7 @@ from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from replicator.captures.fold import manifest_path, opened, read_records
 from replicator.captures.manifest import Manifest
-from replicator.events.record import AddPartitions, ChangeRecord
+from replicator.events.record import ChangeRecord
 from replicator.housekeeping import writing
 from replicator.housekeeping.decide import (
     Again,
@@ -158,7 +158,7 @@ def _batches(log: Iterable[Segment], after: int, until: int | None = None) -> It
             continue
         for record in read_records(segment, after, until):
             batch.append(record)
-            weight += len(record.change.partitions) if isinstance(record.change, AddPartitions) else 1
+            weight += record.change.size
             if weight >= BATCH:
                 yield batch
                 batch, weight = [], 0

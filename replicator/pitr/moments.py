@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cmroot.log.captured import Segment
+from replicator.core.model import Database
 from replicator.dumps.layout import Point
 from replicator.dumps.points import parse_moment, resolve_until
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
-from replicator.events.record import ChangeRecord, CreateDatabase, EventsLost, decode_line
+from replicator.events.lines import decode_line
+from replicator.events.record import ChangeRecord
 
 _TELLING = (b'"events_lost"', b'"create_database"')  # kinds as they stand in a record's JSON
 
@@ -61,12 +63,12 @@ def retained(log: Sequence[Segment], db: str) -> Retained:
     known = 0
     for segment, after, there in _captures(log):
         for record in _telling(segment, after, there.position):
-            match record.change:
-                case EventsLost(after=lost, next=following):
-                    gaps.append(Gap(lost, following, record.position, known, there))
-                case CreateDatabase(database=database) if begin is None and database.name == db:
-                    here = Point(record.position, record.event, record.time)
-                    begin = there if record.observed else here  # observed: the first record of a walk
+            lost, begun = record.change.lost, record.change.creates
+            if lost:
+                gaps.append(Gap(lost.start - 1, lost.stop, record.position, known, there))
+            if begin is None and isinstance(begun, Database) and begun.name == db:
+                here = Point(record.position, record.event, record.time)
+                begin = there if record.observed else here  # observed: the first record of a walk
         known = max(known, there.time)
     if begin is None:
         raise ObjectNotFound(f"database {db} was never captured", hint="see `replicator show` of the $cmroot's log")

@@ -23,7 +23,6 @@ from replicator.core.progress import Progress
 from replicator.core.report import Report
 from replicator.core.roles import after_restore, mark_of
 from replicator.errors import FilesMissing, ObjectExists, Refused
-from replicator.events.record import CreateDatabase
 from replicator.metastore.client import Metastore
 from replicator.pitr.moments import moment_text
 from replicator.pitr.plan import RestoreOptions, RestorePlan, planned
@@ -108,13 +107,14 @@ def _begin(plan: RestorePlan, target: Metastore) -> None:
     """The database, with the mark by which a restore that is run again knows it; a replica ends to be one."""
     mark = {RESTORING: plan.key}
     if plan.existing is None:
-        then = next(record.change for record in plan.reader.records() if isinstance(record.change, CreateDatabase))
+        begun = (record.change.creates for record in plan.reader.records())
+        then = next(each for each in begun if isinstance(each, Database))
         if is_local(plan.location):
             os.makedirs(local_path(plan.location), exist_ok=True)
         made = Database(
-            name=plan.into, description=then.database.description, location=uri(plan.location),
-            parameters=own_parameters(then.database.parameters) | mark, owner=then.database.owner,
-            owner_type=then.database.owner_type,
+            name=plan.into, description=then.description, location=uri(plan.location),
+            parameters=own_parameters(then.parameters) | mark, owner=then.owner,
+            owner_type=then.owner_type,
         )  # fmt: skip
         try:
             target.create_database(made)

@@ -23,7 +23,6 @@ from replicator.core.report import Report
 from replicator.dumps.selection import Entering, Selection
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.events.reach import read_reach
-from replicator.events.record import EventsRead, touched_db, touched_table
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.memory import History, Memory, RememberedScope, Run
 from replicator.policies.verifying import told
@@ -239,8 +238,8 @@ class _Counted:
             if segment.last <= min(after.values()):
                 continue
             for record in read_records(segment, min(after.values())):
-                db, table = touched_db(record.change), touched_table(record.change)
-                if isinstance(record.change, EventsRead) or db not in after or record.position <= after[db]:
+                db, table = record.change.touched_db, record.change.touched
+                if db is None or db not in after or record.position <= after[db]:
                     continue
                 if self._chosen.told(record.change, record.position) is None:
                     continue

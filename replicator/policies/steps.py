@@ -37,7 +37,6 @@ from replicator.dumps.selection import Selection
 from replicator.dumps.signing import Keys, read_keys
 from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
-from replicator.events.record import AlterTable, Change, EventsLost, EventsRead, touched_db
 from replicator.metastore.client import Metastore
 from replicator.policies.dumps import PolicyDumps, new_dump_id
 from replicator.policies.memory import RememberedScope
@@ -350,16 +349,9 @@ def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:
     for segment in log:
         if segment.last > after:
             for record in read_records(segment, after):
-                if _databases(record.change) & databases:
+                if record.change.databases & databases:
                     return True
     return False
-
-
-def _databases(change: Change) -> set[str]:
-    if isinstance(change, EventsRead | EventsLost):
-        return set()
-    named = {touched_db(change) or ""}
-    return named | {change.db} if isinstance(change, AlterTable) else named
 
 
 def scope_of(way: Way, recorded: str) -> RememberedScope:

@@ -38,7 +38,6 @@ from replicator.events.record import (
     DropPartitions,
     DropTable,
     SetStatistics,
-    touched_table,
 )
 from replicator.metastore.client import MetastoreReader
 
@@ -162,7 +161,7 @@ class LiveLocations:
         for event in reading.events:
             change = decode(event).change
             if not self._apply(change):
-                table = touched_table(change) or ((event.db, event.table) if event.db and event.table else None)
+                table = change.touched or ((event.db, event.table) if event.db and event.table else None)
                 if table is None:
                     self._walk()
                     return
@@ -224,7 +223,7 @@ class LiveLocations:
                 self._forget(db, name)
                 return False  # its partitions have gone along
             case AddPartitions(db=db, table=name, keys=keys, partitions=partitions) if keys:
-                for part, partition in zip(change.names(), partitions, strict=True):
+                for part, partition in zip(change.partition_names, partitions, strict=True):
                     self._forget(db, name, part)
                     self._put(partition.location, DATA, db, name, part)
             case AlterPartition(db=db, table=name, before=before, name=part, partition=partition):

@@ -20,16 +20,7 @@ from replicator.core.model import Database, NotificationEvent
 from replicator.core.roles import without_role
 from replicator.events.decode import decode
 from replicator.events.record import (
-    AddPartitions,
-    AlterDatabase,
-    AlterPartition,
     Change,
-    ChangeFiles,
-    DropPartitions,
-    EventsLost,
-    EventsRead,
-    touched_db,
-    touched_table,
 )
 from replicator.events.scope import Patterns, matches_name
 from replicator.replay.places.replica import own_parameters
@@ -77,9 +68,8 @@ class Unreplicated:
             if segment.last <= least:
                 continue
             for record in read_records(segment, least):
-                if isinstance(record.change, EventsLost):
-                    self.lost_events += record.change.next - record.change.after - 1
-                elif record.position > self._after.get(touched_db(record.change) or "", record.position):
+                self.lost_events += len(record.change.lost)
+                if record.position > self._after.get(record.change.touched_db or "", record.position):
                     self._count(record.change, record.time)
             for batch in segment.file_batches(["position", "op", "db", "table", "partition", "size"]):
                 self._files(pa.Table.from_batches([batch]))
@@ -88,7 +78,7 @@ class Unreplicated:
         """Events that no capture has read."""
         for event in events:
             change = decode(event).change
-            if (touched_db(change) or "") in self._after:
+            if (change.touched_db or "") in self._after:
                 self._count(change, event.time, captured=False)
 
     def tables(self) -> list[TableChanges]:
@@ -118,10 +108,9 @@ class Unreplicated:
         return self._tables.setdefault(name, TableChanges(name))
 
     def _count(self, change: Change, time: int, *, captured: bool = True) -> None:
-        if isinstance(change, EventsRead) or self._only_ours(change):
+        if self._only_ours(change):
             return
-        table, db = touched_table(change), touched_db(change) or ""
-        named = _partitions(change)
+        table, db, named = change.touched, change.touched_db or "", change.partition_names
         names = [name for name in named if table is None or self._wanted(*table, name)]
         found = self._of(db, table[1] if table else None) if names or not named else None
         if found is None:
@@ -140,9 +129,9 @@ class Unreplicated:
 
     def _only_ours(self, change: Change) -> bool:
         """A role, or a checkpoint, that was written into a database's properties."""
-        if not isinstance(change, AlterDatabase):
+        if change.altered_database is None:
             return False
-        before, now = self._known.get(change.database.name), _plain(change.database)
+        before, now = self._known.get(change.altered_database.name), _plain(change.altered_database)
         return before is not None and before.parameters == now.parameters and before.location == now.location
 
     def _files(self, rows: pa.Table) -> None:
@@ -176,20 +165,6 @@ class Unreplicated:
         found.partitions += 1
         if len(found.names) < NAMED:
             found.names.append(name)
-
-
-def _partitions(change: Change) -> list[str]:
-    match change:
-        case AddPartitions() as added:
-            return added.names()
-        case AlterPartition(before=before, name=name):
-            return [before, name] if before != name else [name]
-        case DropPartitions(names=names):
-            return list(names)
-        case ChangeFiles(partition=str(name)):
-            return [name]
-        case _:
-            return []
 
 
 def _plain(database: Database) -> Database:

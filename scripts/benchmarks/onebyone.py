@@ -78,7 +78,7 @@ class OneByOne:
                 del self._tables[name], self._partitions[name]
                 return [methodcaller("drop_table", self._db, name, False)]
             case AddPartitions(table=table, partitions=partitions):
-                some = dict(zip(change.names(), partitions, strict=True))
+                some = dict(zip(change.partition_names, partitions, strict=True))
                 self._partitions[table] |= some
                 placed = [self._placed(table, name) for name in some]
                 for name in some:

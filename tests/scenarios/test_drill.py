@@ -29,7 +29,6 @@ from replicator.drills.drill_record import Drill, Drills
 from replicator.drills.queries import Asking, spark_on
 from replicator.drills.shadows import Shadows, cannot_show, may_drop
 from replicator.errors import Error, Refused, UsageError
-from replicator.events.record import touched_db
 from replicator.metastore.client import Metastore
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
@@ -252,7 +251,7 @@ def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Replication) 
     assert (run.status, run.databases, run.left) == ("nothing", [f"{pair.name}_a"], [])
     everything = create_or_open(str(pair.here / "everything"))
     capture(pair.target, everything, engine=local_engine(), progress=Silent())
-    captured = {touched_db(record.change) for each in segments(everything.place) for record in read_records(each)}
+    captured = {record.change.touched_db for each in segments(everything.place) for record in read_records(each)}
     assert f"{pair.name}_a" in captured and shadow not in captured
     for metastore, role, more in ((pair.source, Role.REPLICA, 1), (pair.target, Role.PRIMARY, 2)):
         mark = read_role(metastore, f"{pair.name}_a")

@@ -11,6 +11,7 @@ from cmroot.log.compact import compact
 from cmroot.root import create_or_open
 from replicator.core.model import Database, Table
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
+from replicator.events.lines import encode
 from replicator.events.record import (
     Change,
     ChangeRecord,
@@ -18,7 +19,6 @@ from replicator.events.record import (
     CreateTable,
     DropTable,
     EventsLost,
-    encode,
 )
 from replicator.pitr.moments import moment, retained
 

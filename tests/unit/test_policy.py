@@ -69,9 +69,9 @@ def test_the_example_of_the_manual_is_read_and_names_every_key() -> None:
     assert policy.verify == VerifyBudget(objects=20, bytes=10 * 1024**3)
     assert policy.external_base == "s3a://west/external"  # as written: who reads the target's locations knows s3a
     assert policy.target_name("SALES") == "sales_west" and policy.target_name("mart_a") == "mart_a"
-    wanted = policy.partition_filter("Sales", "Orders")
+    wanted = policy.partitions["sales.orders"]
     assert wanted is not None and wanted.keys == ("day", "region")
-    assert policy.partition_filter("sales", "other") is None
+    assert list(policy.partitions) == ["sales.orders"]
 
 
 def test_the_manual_has_a_row_for_every_key() -> None:

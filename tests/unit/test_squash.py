@@ -42,6 +42,7 @@ from replicator.core.model import (
 from replicator.core.spark import SparkEngine
 from replicator.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.errors import ObjectExists, ObjectNotFound
+from replicator.events.lines import encode
 from replicator.events.record import (
     AddPartitions,
     AlterPartition,
@@ -53,7 +54,6 @@ from replicator.events.record import (
     DropPartitions,
     DropTable,
     SetStatistics,
-    encode,
 )
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.prepare import Preparation

@@ -303,7 +303,7 @@ class _Fold:
 
     def _add(self, change: AddPartitions, at: int) -> None:
         lineage = self._lineage((change.db, change.table), at)
-        for name in change.names():
+        for name in change.partition_names:
             fate = lineage.partitions.get(name)
             if fate is None:
                 fate = self._fate(lineage, name, at)
@@ -355,7 +355,7 @@ def surviving_partitions(
             if lineage is None or lineage.now is None:
                 continue
             _check_keys(lineage, change)
-            named = list(zip(change.names(), change.partitions, strict=True))
+            named = list(zip(change.partition_names, change.partitions, strict=True))
             if not squashed.bootstrap:
                 named = [(name, _now(lineage, each, at)) for name, each in named if _is_last(lineage, name, at)]
             if named:

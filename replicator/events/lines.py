@@ -1,0 +1,69 @@
+"""Records as lines of JSON, of the captured log and of dumps, and what is checked of those that others wrote."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cmroot.errors import UNREADABLE, FormatError
+from cmroot.names import HINT, check_below, check_name, foreign
+from replicator.core.model import Database, Function, Partition, Table
+from replicator.events.record import Change, ChangeRecord
+from replicator.metastore.convert.homes import NEVER_EXTRA
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(ChangeRecord)
+_table_decoder = msgspec.json.Decoder(Table)
+
+
+def encode(record: ChangeRecord) -> bytes:
+    """One line of JSON, without the line end."""
+    return _encoder.encode(record)
+
+
+def decode_line(line: bytes, place: str = "") -> ChangeRecord:
+    """The record of one line of the file at `place`. Raises FormatError for anything that is not one, and for one
+    whose names lead elsewhere than below their database."""
+    try:
+        record = _decoder.decode(line)
+    except UNREADABLE as error:
+        raise FormatError(f"{place}: not a change record: {error}: {line[:200]!r}", hint=HINT) from error
+    _check_change(record.change, place)
+    return record
+
+
+def decode_table(line: bytes, place: str) -> Table:
+    """The table of one line. Raises FormatError as `decode_line`."""
+    try:
+        table = _table_decoder.decode(line)
+    except UNREADABLE as error:
+        raise FormatError(f"{place}: not a table: {error}: {line[:200]!r}", hint=HINT) from error
+    _check_table(place, table.db, table.name)
+    _check_fields(table, place)
+    return table
+
+
+def _check_change(change: Change, place: str) -> None:
+    """Names of databases, tables and partitions become parts of paths, here and on the target."""
+    if change.unread is not None:  # kept as it came, nothing is called by it
+        return
+    for table in change.tables:
+        _check_table(place, *table)
+    if not change.tables and change.touched_db is not None:
+        check_name(place, "database", change.touched_db)
+    check_below(place, "partition", change.written_partitions)
+    for thing in change.objects:
+        _check_fields(thing, place)
+
+
+def _check_fields(thing: Database | Table | Partition | Function, place: str) -> None:
+    """What a value keeps of fields without a home must not be a second name, or a second location."""
+    storage = thing.storage if isinstance(thing, Table | Partition) else None
+    for value in (thing, storage, storage.serde if storage else None):
+        if value is not None and value.extra and not NEVER_EXTRA[type(value)].isdisjoint(value.extra):
+            raise foreign(place, "the fields", sorted(value.extra), "have a home of their own")
+
+
+def _check_table(place: str, db: str, name: str) -> None:
+    """A table's name may hold a slash (hive.support.special.characters.tablename); a database's may not."""
+    check_name(place, "database", db)
+    check_below(place, "table", (name,))
