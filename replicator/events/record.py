@@ -18,6 +18,8 @@ from replicator.events.facts import Facts, Name
 
 
 class _OfDatabase(Facts, frozen=True, omit_defaults=True):
+    """A database as it is from here on."""
+
     database: Database
 
     @property
@@ -34,6 +36,8 @@ class _OfDatabase(Facts, frozen=True, omit_defaults=True):
 
 
 class _OfTable(Facts, frozen=True, omit_defaults=True):
+    """A change of one table, which keeps its name."""
+
     db: str
     table: str
 

@@ -100,7 +100,7 @@ def test_json_stays_exact(story: Story, capfd: pytest.CaptureFixture[str]) -> No
 def test_a_progress_bar_shows_names_as_they_are_written() -> None:
     """On a real terminal, in a process of its own."""
     code = (
-        "from replicator.progress import Bars\n"
+        "from replicator.core.progress import Bars\n"
         f"with Bars().task('walk [red]db{chr(27)}]0;owned{chr(7)}', total=2) as advance:\n    advance(1)\n"
     )
     master, slave = pty.openpty()

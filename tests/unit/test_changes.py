@@ -1,0 +1,144 @@
+"""Kinds of change: the facts that they tell, and the modules that have to know them apart."""
+
+from __future__ import annotations
+
+import ast
+import typing
+from pathlib import Path
+
+import pytest
+
+from replicator.core.model import Database, Function, Partition, Statistics, Storage, Table
+from replicator.events.record import (
+    AddPartitions,
+    AlterDatabase,
+    AlterIndex,
+    AlterPartition,
+    AlterTable,
+    Change,
+    ChangeFiles,
+    CreateDatabase,
+    CreateFunction,
+    CreateTable,
+    DropDatabase,
+    DropFunction,
+    DropPartitions,
+    DropTable,
+    EventsLost,
+    EventsRead,
+    SetStatistics,
+    UnknownEvent,
+)
+from replicator.events.scope import changes_in_scope
+
+ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
+KINDS = {kind.__name__ for kind in typing.get_args(Change)}
+DISPATCH = {
+    "replicator/captures/apply.py",
+    "replicator/captures/capture.py",
+    "replicator/dumps/selection.py",
+    "replicator/gateways/targets.py",
+    "replicator/housekeeping/decide.py",
+    "replicator/removal/live.py",
+    "replicator/replay/plan/squash.py",
+}
+"""Modules that do something else for each kind, or for some; all others ask for facts."""
+
+DB, T = Database(name="d"), Table(db="d", name="t", storage=Storage())
+X, Y = Partition(values=("x",)), Partition(values=("y",))
+EXAMPLES: list[tuple[Change, typing.Any]] = [
+    # touched, touched_db, tables, databases, partition_names, rename
+    (CreateDatabase(database=DB), (None, "d", (), {"d"}, (), None)),
+    (AlterDatabase(database=DB), (None, "d", (), {"d"}, (), None)),
+    (DropDatabase(db="d"), (None, "d", (), {"d"}, (), None)),
+    (CreateTable(table=T), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (AlterTable(db="d", name="t", table=T), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (
+        AlterTable(db="c", name="s", table=T),
+        (("d", "t"), "d", (("d", "t"), ("c", "s")), {"c", "d"}, (), (("c", "s"), ("d", "t"))),
+    ),
+    (DropTable(db="d", name="t"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (
+        AddPartitions(db="d", table="t", keys=("p",), partitions=(X, Y)),
+        (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x", "p=y"), None),
+    ),
+    (
+        AlterPartition(db="d", table="t", before="p=x", name="p=x", partition=X),
+        (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x",), None),
+    ),
+    (
+        AlterPartition(db="d", table="t", before="p=x", name="p=y", partition=Y),
+        (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x", "p=y"), (("d", "t", "p=x"), ("d", "t", "p=y"))),
+    ),
+    (DropPartitions(db="d", table="t", names=("p=x",)), (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x",), None)),
+    (ChangeFiles(db="d", table="t", partition="p=x"), (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x",), None)),
+    (ChangeFiles(db="d", table="t"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (AlterIndex(db="d", table="t", name="i"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (CreateFunction(function=Function(db="d", name="f", class_name="F")), (None, "d", (), {"d"}, (), None)),
+    (DropFunction(db="d", name="f"), (None, "d", (), {"d"}, (), None)),
+    (
+        SetStatistics(db="d", table="t", statistics=(Statistics(db="d", table="t", partition="p=x", columns=()),)),
+        (("d", "t"), "d", (("d", "t"),), {"d"}, (), None),
+    ),
+    (UnknownEvent(type="NEW", db="d", table="t"), (None, "d", (), {"d"}, (), None)),
+    (EventsRead(), (None, None, (), set(), (), None)),
+    (EventsLost(after=3, next=6), (None, None, (), set(), (), None)),
+]
+
+
+def test_every_kind_is_among_the_examples() -> None:
+    assert {type(change).__name__ for change, _ in EXAMPLES} == KINDS
+
+
+@pytest.mark.parametrize(("change", "facts"), EXAMPLES, ids=lambda each: type(each).__name__)
+def test_a_change_tells_what_it_is_about(change: Change, facts: typing.Any) -> None:
+    names = ("touched", "touched_db", "tables", "databases", "partition_names", "rename")
+    assert tuple(getattr(change, name) for name in names) == facts
+
+
+def test_markers_losses_and_unread_events_say_so() -> None:
+    assert [type(change) for change, _ in EXAMPLES if change.is_marker] == [EventsRead]
+    assert [(list(change.lost), change.is_repaired) for change, _ in EXAMPLES if change.lost] == [([4, 5], False)]
+    assert EventsLost(after=3, next=6, repaired=True).is_repaired
+    assert [change.unread for change, _ in EXAMPLES if change.unread is not None] == ["NEW"]
+
+
+@pytest.mark.parametrize(
+    ("databases", "found"),
+    [
+        ({"d"}, [AlterTable(db="c", name="s", table=T)]),
+        ({"c"}, [DropTable(db="c", name="s")]),
+        ({"c", "d"}, [AlterTable(db="c", name="s", table=T)]),
+        ({"e"}, []),
+    ],
+)
+def test_a_rename_out_of_the_scope_is_a_drop(databases: set[str], found: list[Change]) -> None:
+    assert list(changes_in_scope(AlterTable(db="c", name="s", table=T), databases)) == found
+
+
+# ---- who has to know the kinds --------------------------------------------------------------------------------------
+
+
+def kinds_told_apart(path: Path) -> set[str]:
+    """Kinds that a module matches on, or asks for with isinstance."""
+
+    def name(node: ast.AST) -> str:
+        return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.MatchClass):
+            found.add(name(node.cls))
+        elif isinstance(node, ast.Call) and name(node.func) == "isinstance":
+            found |= {name(each) for each in ast.walk(node.args[1])}
+    return found & KINDS
+
+
+def test_only_these_modules_tell_the_kinds_of_change_apart() -> None:
+    modules = sorted((ROOT / "replicator").rglob("*.py"))
+    assert {str(path.relative_to(ROOT)) for path in modules if kinds_told_apart(path)} == DISPATCH
+
+
+def test_the_design_page_names_them() -> None:
+    page = (ROOT / "docs/design.md").read_text().partition("A new kind of event")[2]
+    assert all(f"`{path.removeprefix('replicator/').removesuffix('.py')}`" in page for path in DISPATCH)
