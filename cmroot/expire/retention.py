@@ -76,6 +76,18 @@ def needing(pins: Pins) -> tuple[Needing, ...]:
     )
 
 
+def ends_when(reason: str, released: int | None) -> str:
+    """For people: when a slot, hold or dump needs an entry no more, whose use ended at `released`; empty for other
+    reasons."""
+    kind, _, name = reason.partition(" ")
+    ends = {
+        "slot": f"slot {name} confirms position {released}",
+        "hold": f"hold {name} is released",
+        "dump": f"dump {name} is older than the retention",
+    }
+    return ends.get(kind, "")
+
+
 def decide(references: pa.Table, entries: pa.Table, rules: Rules) -> pa.Table:
     """What becomes of each entry: DECIDED for the REFERENCES and ENTRIES of one prefix. A pure function."""
     contents = _contents(references, rules)

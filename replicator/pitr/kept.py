@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.expire.kept import KEPT, VERSION, kept
-from cmroot.expire.retention import EXPIRED, LIVE, UNREFERENCED, UNREFERENCED_YOUNG
+from cmroot.expire.retention import EXPIRED, LIVE, UNREFERENCED, UNREFERENCED_YOUNG, ends_when
 from cmroot.log.captured import Segment, segments
 from cmroot.log.references import work
 from cmroot.pins import read_pins
@@ -120,7 +120,7 @@ def _entry(row: dict[str, Any], moments: _Moments, root: str) -> dict[str, Any]:
         "since_position": since, "since_event": moments.event(since), "since_time": moments.time(since),
         "released_position": released, "released_event": moments.event(released),
         "released_time": moments.time(released),
-        "needed_by": row["reason"], "until": _until(row["reason"], row), "links": row["links"],
+        "needed_by": row["reason"], "until": _until(row["reason"], released), "links": row["links"],
     }  # fmt: skip
 
 
@@ -138,16 +138,9 @@ def _keeper(row: dict[str, Any], moments: _Moments, root: str) -> str:
     return "link" if is_local(root) and is_local(row["location"]) else "copy"
 
 
-def _until(need: str, row: dict[str, Any]) -> str:
-    kind, _, name = need.partition(" ")
-    match kind:
-        case "slot":
-            return f"slot {name} confirms position {row['released']}"
-        case "hold":
-            return f"hold {name} is released"
-        case "dump":
-            return "the dump is older than the retention"
-    return "the source drops or replaces it, and no retention covers it" if need == LIVE else "the next expiry"
+def _until(need: str, released: int | None) -> str:
+    live = "the source drops or replaces it, and no retention covers it"
+    return ends_when(need, released) or (live if need == LIVE else "the next expiry")
 
 
 class _Moments:

@@ -20,7 +20,7 @@ from typing import Any, Self
 import msgspec
 
 from cmroot.expire.expedite import expedite, look_at_contents
-from cmroot.expire.retention import LIVE
+from cmroot.expire.retention import LIVE, ends_when
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
@@ -265,15 +265,8 @@ def _kept(
 def _until(row: dict[str, Any]) -> str:
     if not row["keep"]:
         return "the next expiry; --expedite does it now"
-    kind, _, name = row["reason"].partition(" ")
-    match kind:
-        case "slot":
-            return f"slot {name} confirms position {row['released']}"
-        case "hold":
-            return f"hold {name} is released"
-        case "dump":
-            return f"dump {name} is older than the retention"
-    return "a capture records that the source has it no more" if row["reason"] == LIVE else row["reason"]
+    live = "a capture records that the source has it no more"
+    return ends_when(row["reason"], row["released"]) or (live if row["reason"] == LIVE else row["reason"])
 
 
 def _swapped(directories: Iterable[RunDirectory]) -> dict[str, list[Unit]]:
