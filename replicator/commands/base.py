@@ -88,14 +88,15 @@ class Options:
 
     @contextmanager
     def engines(self) -> Iterator[AutoEngine]:
-        """The engines that the caller gave, or some for the length of a block. Raises UsageError for an unknown name,
-        and for both engines and a session."""
+        """The engines that the caller gave, or some for the length of a block, as [spark] says. Raises
+        UsageError for an unknown name, and for both engines and a session."""
         if isinstance(self.engine, AutoEngine):
             if self.spark is not None:
                 raise UsageError("engine and spark are both given", hint="give spark= to engines() instead")
             yield self.engine
         else:
-            with engines(self.engine or "auto", session=self.spark, zone=self.zone) as own:
+            choice, settings = self.engine or "auto", self.settings.spark
+            with engines(choice, spark=settings, session=self.spark, zone=self.zone) as own:
                 yield own
 
 

@@ -12,6 +12,8 @@ from policies import Replication
 from story import command
 
 import replicator
+from replicator.commands.lag import LagOptions
+from replicator.core.config import Config
 from replicator.core.engine import LocalEngine
 from replicator.core.roles import Role
 from replicator.core.spark import SparkEngine
@@ -164,6 +166,14 @@ def test_a_policy_is_followed_until_somebody_says_stop(pair: Replication) -> Non
     assert [run.kind for run in told] == ["bootstrap", "incremental"]
     with pytest.raises(UsageError, match="about one run"):
         replicator.sync(pair.name, config=path, once=False, empty=["a.t"])
+
+
+def test_a_spark_of_our_own_has_the_settings_of_the_configuration() -> None:
+    config = Config(spark={"spark.master": "local[1]", "spark.replicator.test": "as configured"})
+    with LagOptions("west", config=config, engine="spark").engines() as work:
+        spark = work.for_work(1)
+        assert isinstance(spark, SparkEngine)
+        assert spark.context.getConf().get("spark.replicator.test") == "as configured"
 
 
 def test_the_engine_is_the_policys_unless_another_is_given() -> None:
