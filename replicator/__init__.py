@@ -97,6 +97,10 @@ if TYPE_CHECKING:
     from replicator.commands.purge_backups import purge_backups as purge_backups
     from replicator.commands.purge_backups import purge_restore as purge_restore
     from replicator.commands.purge_backups import purge_retain as purge_retain
+    from replicator.commands.repair import RepairOptions as RepairOptions
+    from replicator.commands.repair import repair as repair
+    from replicator.commands.restore import RestoreOptions as RestoreOptions
+    from replicator.commands.restore import restore as restore
     from replicator.commands.retention import RetentionExplainOptions as RetentionExplainOptions
     from replicator.commands.retention import RetentionRunOptions as RetentionRunOptions
     from replicator.commands.retention import retention_explain as retention_explain
@@ -105,6 +109,10 @@ if TYPE_CHECKING:
     from replicator.commands.role import RoleShowOptions as RoleShowOptions
     from replicator.commands.role import role_set as role_set
     from replicator.commands.role import role_show as role_show
+    from replicator.commands.show import ShowOptions as ShowOptions
+    from replicator.commands.show import show as show
+    from replicator.commands.status import StatusOptions as StatusOptions
+    from replicator.commands.status import status as status
     from replicator.commands.sync import ApplyOptions as ApplyOptions
     from replicator.commands.sync import PlanOptions as PlanOptions
     from replicator.commands.sync import SyncOptions as SyncOptions
@@ -121,6 +129,8 @@ if TYPE_CHECKING:
     from replicator.commands.turn import switchover as switchover
     from replicator.commands.verify import VerifyOptions as VerifyOptions
     from replicator.commands.verify import verify as verify
+    from replicator.commands.wait import WaitOptions as WaitOptions
+    from replicator.commands.wait import wait as wait
 
 __version__ = "0.1.0"
 
@@ -189,19 +199,21 @@ _COMMANDS = {
         "switchover", "SwitchoverOptions", "failover", "FailoverOptions", "failback", "FailbackOptions", "loss",
         "LossOptions",
     ),
+    "repair": ("repair", "RepairOptions"),
+    "restore": ("restore", "RestoreOptions"),
+    "show": ("show", "ShowOptions"),
+    "status": ("status", "StatusOptions"),
     "verify": ("verify", "VerifyOptions"),
+    "wait": ("wait", "WaitOptions"),
 }  # fmt: skip
 """Public names by their module in `replicator.commands`."""
 
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
-_API = ("repair", "restore", "wait", "status")
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
-    if name in _API:
-        return getattr(import_module("replicator.api"), name)
     raise AttributeError(f"module 'replicator' has no attribute {name!r}")
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.options import Session, Size
-from replicator.core.config import GuardConfig
-from replicator.replay.apply.brake import brake_of
+from replicator.cli.options import Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,19 +23,3 @@ def removal_options(command: F) -> F:
     ):  # fmt: skip
         command = option(command)
     return command
-
-
-def brake_options(command: F) -> F:
-    """The same, with `[guard]` of the file; handed to the command as `brake: Brake | None`."""
-
-    @removal_options
-    @functools.wraps(command)
-    def wrapped(
-        *arguments: Any, max_share: float | None, max_bytes: int | None, allow_removals: bool, **options: Any
-    ) -> Any:
-        session = click.get_current_context().find_object(Session)
-        guard = session.config.guard if session else GuardConfig()
-        brake = None if allow_removals else brake_of(guard, max_share, max_bytes)
-        return command(*arguments, brake=brake, **options)
-
-    return wrapped  # type: ignore[return-value]

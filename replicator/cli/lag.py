@@ -33,12 +33,11 @@ def lag(session: Session, /, policy: str, as_json: bool) -> int:
       replicator lag west
       replicator lag west --json
     """
-    return tell_lag(session, policy, as_json)
+    return tell_lag(session.call(run_lag, policy=policy), as_json)
 
 
-def tell_lag(session: Session, policy: str, as_json: bool) -> int:
+def tell_lag(report: Lag, as_json: bool) -> int:
     """The exit code: 3 when a side does not answer, as the figures are then only the last known ones."""
-    report = session.call(run_lag, policy=policy)
     emit(report, as_json, _lag_lines(report))
     return PARTIAL if report.unreachable else 0
 

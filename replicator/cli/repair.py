@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from replicator.cli.brake import brake_options
+from replicator.cli.brake import removal_options
 from replicator.cli.options import (
-    EngineChoice,
     Session,
     cmroot_option,
     dry_run_option,
@@ -27,13 +25,9 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.commands.repair import repair as run
+from replicator.compare.repair import Repaired, RepairPlan
 from replicator.core.not_replicated import PARTIAL
-from replicator.errors import UsageError
-
-if TYPE_CHECKING:
-    from replicator.compare.repair import Repaired
-    from replicator.core.table_format import FormatChoice
-    from replicator.replay.apply.brake import Brake
 
 DIFFERENT = 4
 
@@ -71,17 +65,11 @@ DIFFERENT = 4
 )
 @formats_option
 @dry_run_option
-@brake_options
+@removal_options
 @engine_options
 @json_option
 @pass_session
-def repair(
-    session: Session, source: str, target: str, cmroot: str, target_cmroot: str | None, db: str, table: tuple[str, ...],
-    report: Path | None, rename_db: tuple[str, ...], map_location: tuple[str, ...], include: tuple[str, ...],
-    exclude: tuple[str, ...], level: Any, drop_extra: bool, warehouse: str | None, external_base: str | None,
-    scratch: str | None, jobs: int, formats: FormatChoice, dry_run: bool, brake: Brake | None, engine: EngineChoice,
-    as_json: bool,
-) -> int:  # fmt: skip
+def repair(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore a replica to the state of its last load: find the differences, and copy exactly these. Exit code 4 if
     differences remain, 3 if only objects remain that are not replicated or were inaccessible.
 
@@ -94,66 +82,28 @@ def repair(
       replicator repair --source prod --target dr --cmroot /cm --db sales --from verify.json
       replicator repair --source prod --target dr --cmroot /cm --db sales --table orders
     """
-    from cmroot.root import open_existing
-    from replicator.commands.base import names
-    from replicator.compare.repair import RepairOptions, planned
-    from replicator.compare.repair import repair as mend
-    from replicator.events.scope import Patterns
-    from replicator.replay.places.placement import parse_pairs, parse_renames
-
-    if table and report:
-        raise UsageError("--table and --from both say what to repair", hint="give one of them")
-    options = RepairOptions(
-        db=db.lower(), rename=dict(parse_renames(rename_db)).get(db.lower()), tables=names(table),
-        differing=_differing(report, db.lower()) if report else None, patterns=Patterns.parse(include, exclude),
-        level=level, drop_extra=drop_extra, cmroot=target_cmroot, warehouse=warehouse, external=external_base,
-        map_locations=parse_pairs(map_location, "--map-location"), jobs=jobs, scratch=scratch, formats=formats,
-        brake=brake,
-    )  # fmt: skip
-    root = open_existing(cmroot)
-    with (
-        session.metastore(source) as here,
-        session.metastore(target) as there,
-        session.engines(engine) as engines,
-    ):
-        if dry_run:
-            with planned(root, here, there, options, engine=engines, progress=session.progress) as plan:
-                described = plan.described(there, engines, session.progress)
-            emit({"status": "planned", "db": options.db, **described}, as_json, _plan_lines(options.db, described))
-            return PARTIAL if described["not_replicated"] else 0
-        repaired = mend(root, here, there, options, engine=engines, progress=session.progress)
-    emit(repaired, as_json, _repaired_lines(repaired))
-    return DIFFERENT if repaired.remaining_count else PARTIAL if repaired.not_replicated else 0
+    report = session.call(run, **given)
+    if isinstance(report, RepairPlan):
+        emit(report, as_json, _plan_lines(report))
+        return PARTIAL if report.not_replicated else 0
+    emit(report, as_json, _repaired_lines(report))
+    return DIFFERENT if report.remaining_count else PARTIAL if report.not_replicated else 0
 
 
-def _differing(file: Path, db: str) -> list[str]:
-    """Names of one database that a report of verify says differ. Raises UsageError for anything else."""
-    hint = "write it with `replicator verify --json > FILE`"
-    try:
-        report = json.loads(file.read_text())
-        found = {each["object"].partition("/")[0] for each in report["differences"]} | set(report.get("differing", ()))
-        whole = "differing" in report or report["difference_count"] == len(report["differences"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} is no report of verify: {error}", hint=hint) from error
-    if not whole:
-        raise UsageError(f"{file} does not name everything that differs", hint=hint)
-    return sorted(name for name in found if name == db or name.startswith(f"{db}."))
-
-
-def _plan_lines(db: str, plan: dict[str, Any]) -> Iterable[str]:
+def _plan_lines(plan: RepairPlan) -> Iterable[str]:
     return aligned(
         [
-            ("would repair", f"{db} as at event {plan['event']} (position {plan['position']})"),
-            ("differences", plan["found"]),
-            ("tables", shortened(plan["tables"])),
-            ("create", shortened(plan["create_tables"])),
-            ("drop", shortened(plan["drop_tables"])),
-            ("partitions", f"{plan['partitions_to_drop']:,} dropped" if plan["partitions_to_drop"] else None),
-            ("copy", f"{count_text(plan['files_to_copy'], 'file')}, {size_text(plan['bytes_to_copy'])}"),
-            ("remove", f"{count_text(plan['files_to_remove'], 'file')}, {size_text(plan['bytes_to_remove'])}"),
-            ("missing", count_text(plan["files_missing"], "file") if plan["files_missing"] else None),
-            ("not replicated", shortened(f"{each['object']}: {each['reason']}" for each in plan["not_replicated"])),
-            ("warning", shortened(plan["warnings"])),
+            ("would repair", f"{plan.db} as at event {plan.event} (position {plan.position})"),
+            ("differences", plan.found),
+            ("tables", shortened(plan.tables)),
+            ("create", shortened(plan.create_tables)),
+            ("drop", shortened(plan.drop_tables)),
+            ("partitions", f"{plan.partitions_to_drop:,} dropped" if plan.partitions_to_drop else None),
+            ("copy", f"{count_text(plan.files_to_copy, 'file')}, {size_text(plan.bytes_to_copy)}"),
+            ("remove", f"{count_text(plan.files_to_remove, 'file')}, {size_text(plan.bytes_to_remove)}"),
+            ("missing", count_text(plan.files_missing, "file") if plan.files_missing else None),
+            ("not replicated", shortened(f"{each.object}: {each.reason}" for each in plan.not_replicated)),
+            ("warning", shortened(plan.warnings)),
         ]
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
 from replicator.cli.options import (
-    EngineChoice,
     Session,
     cmroot_option,
     dry_run_option,
@@ -19,12 +18,10 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.commands.restore import restore as run
 from replicator.core.not_replicated import PARTIAL
-from replicator.errors import UsageError
-
-if TYPE_CHECKING:
-    from replicator.core.table_format import FormatChoice
-    from replicator.pitr.restore import Restored
+from replicator.pitr.plan import RestorePlan
+from replicator.pitr.restore import Restored
 
 
 @click.command()
@@ -57,11 +54,7 @@ if TYPE_CHECKING:
 @engine_options
 @json_option
 @pass_session
-def restore(
-    session: Session, cmroot: str, db: str, table: tuple[str, ...], to: str, target: str, into: str | None,
-    warehouse: str | None, target_cmroot: str | None, force: bool, allow_missing: bool, scratch: str | None, jobs: int,
-    formats: FormatChoice, dry_run: bool, engine: EngineChoice, as_json: bool,
-) -> int:  # fmt: skip
+def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore a database, or tables of it, to an event or a time, from the captured log and $cmroot.
 
     The result is a new database with its own copy of the data, on the source's metastore or another. Missing files are
@@ -72,66 +65,41 @@ def restore(
       replicator restore --cmroot /cm --db sales --to 2026-03-01T12:00:00Z --target thrift://a:9083 --dry-run
       replicator restore --cmroot /cm --db sales --table orders --to 4711 --target thrift://a:9083 --into rescue
     """
-    from cmroot.root import open_existing
-    from replicator.commands.base import names
-    from replicator.pitr.plan import RestoreOptions, planned
-    from replicator.pitr.restore import restore as bring_back
-
-    options = RestoreOptions(
-        db=db.lower(), to=to, tables=_tables_of(db.lower(), names(table)), into=into, warehouse=warehouse,
-        cmroot=target_cmroot, force=force, allow_missing=allow_missing, scratch=scratch, jobs=jobs,
-        formats=formats,
-    )  # fmt: skip
-    root = open_existing(cmroot)
-    with session.metastore(target) as metastore, session.engines(engine) as engines:
-        if dry_run:
-            with planned(root, metastore, options, engine=engines, progress=session.progress) as plan:
-                described = plan.described()
-            emit({"status": "planned", "db": options.db, **described}, as_json, _plan_lines(options.db, described))
-            return PARTIAL if described["not_replicated"] else 0
-        restored = bring_back(root, metastore, options, engine=engines, progress=session.progress)
-    emit(restored, as_json, _restored_lines(restored))
-    return PARTIAL if restored.files_missing or restored.not_replicated else 0
+    report = session.call(run, **given)
+    if isinstance(report, RestorePlan):
+        emit(report, as_json, _plan_lines(report))
+        return PARTIAL if report.not_replicated else 0
+    emit(report, as_json, _restored_lines(report))
+    return PARTIAL if report.files_missing or report.not_replicated else 0
 
 
-def _tables_of(db: str, tables: Sequence[str]) -> list[str]:
-    """Table names without their database, which may be written before them."""
-    foreign = [name for name in tables if "." in name and name.partition(".")[0] != db]
-    if foreign:
-        raise UsageError(
-            f"--table {foreign[0]} is not a table of --db {db}", hint="restore tables of another database by themselves"
-        )
-    return list(dict.fromkeys(name.rpartition(".")[2] for name in tables))
-
-
-def _plan_lines(db: str, plan: dict[str, Any]) -> Iterable[str]:
+def _plan_lines(plan: RestorePlan) -> Iterable[str]:
     return aligned(
         [
-            ("would restore", f"{db} as at {_moment(plan)}"),
-            ("into", f"{plan['into']} at {plan['location']}"),
-            ("tables", shortened(plan["tables"])),
-            ("replaced", shortened(plan["replaced"])),
-            ("dropped", shortened(plan["dropped"])),
-            ("copy", f"{count_text(plan['files_to_copy'], 'file')}, {size_text(plan['bytes_to_copy'])}"),
-            ("from source", _files(plan["files_from_source"], plan["bytes_from_source"])),
-            ("from $cmroot", _files(plan["files_from_cmroot"], plan["bytes_from_cmroot"])),
+            ("would restore", f"{plan.db} as at {_moment(plan)}"),
+            ("into", f"{plan.into} at {plan.location}"),
+            ("tables", shortened(plan.tables)),
+            ("replaced", shortened(plan.replaced)),
+            ("dropped", shortened(plan.dropped)),
+            ("copy", f"{count_text(plan.files_to_copy, 'file')}, {size_text(plan.bytes_to_copy)}"),
+            ("from source", _files(plan.files_from_source, plan.bytes_from_source)),
+            ("from $cmroot", _files(plan.files_from_cmroot, plan.bytes_from_cmroot)),
             ("missing", _missing(plan)),
-            ("not restored", shortened(f"{each['object']}: {each['reason']}" for each in plan["not_replicated"])),
-            ("warning", shortened(plan["warnings"])),
+            ("not restored", shortened(f"{each.object}: {each.reason}" for each in plan.not_replicated)),
+            ("warning", shortened(plan.warnings)),
         ]
     )
 
 
 def _restored_lines(restored: Restored) -> Iterable[str]:
-    fields = vars(restored)
     return aligned(
         [
-            (restored.status, f"{restored.db} as at {_moment(fields)}"),
+            (restored.status, f"{restored.db} as at {_moment(restored)}"),
             ("into", f"{restored.into} of {restored.target}"),
             ("tables", shortened(restored.tables)),
             ("dropped", shortened(restored.dropped)),
             ("copied", f"{count_text(restored.files_copied, 'file')}, {size_text(restored.bytes_copied)}"),
-            ("missing", _missing(fields)),
+            ("missing", _missing(restored)),
             ("not restored", shortened(map(str, restored.not_replicated))),
             ("warning", shortened(restored.warnings)),
             ("took", took(restored.seconds)),
@@ -139,19 +107,17 @@ def _restored_lines(restored: Restored) -> Iterable[str]:
     )
 
 
-def _moment(fields: dict[str, Any]) -> str:
-    return f"event {fields['event']} (position {fields['position']}, {fields['time']})"
+def _moment(report: RestorePlan | Restored) -> str:
+    return f"event {report.event} (position {report.position}, {report.time})"
 
 
 def _files(files: int, size: int) -> str | None:
     return f"{count_text(files, 'file')}, {size_text(size)}" if files else None
 
 
-def _missing(fields: dict[str, Any]) -> list[str]:
+def _missing(report: RestorePlan | Restored) -> list[str]:
     """What exists nowhere: how much, and the first ones."""
-    if not fields["files_missing"]:
+    if not report.files_missing:
         return []
-    total = (
-        f"{count_text(fields['files_missing'], 'file')}, {size_text(fields['bytes_missing'])} exist nowhere any more"
-    )
-    return [total, *shortened(f"{each['file']} of {each['object']}: {each['reason']}" for each in fields["missing"])]
+    total = f"{count_text(report.files_missing, 'file')}, {size_text(report.bytes_missing)} exist nowhere any more"
+    return [total, *shortened(f"{each['file']} of {each['object']}: {each['reason']}" for each in report.missing)]

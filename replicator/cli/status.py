@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from replicator.cli.lag import tell_lag
 from replicator.cli.options import METASTORE, Session, json_option, pass_session
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text
-from replicator.errors import UsageError
-
-if TYPE_CHECKING:
-    from replicator.policies.status import Status
+from replicator.commands.status import status as run
+from replicator.policies.lag import Lag
+from replicator.policies.status import Status
 
 
 @click.command()
@@ -28,10 +25,7 @@ if TYPE_CHECKING:
 @click.option("--source-db", metavar="NAME", help="The database's name at the source, if renamed.")
 @json_option
 @pass_session
-def status(
-    session: Session, policy: str | None, target: str | None, db: str | None, source: str | None, cmroot: str | None,
-    source_db: str | None, as_json: bool,
-) -> int:  # fmt: skip
+def status(session: Session, /, as_json: bool, **given: Any) -> int:
     """Show a replicated database's position: event id, position, time; with --source its lag. For a policy, the same as
     lag.
 
@@ -40,20 +34,10 @@ def status(
       replicator status west
       replicator status --target thrift://b:9083 --db sales --source thrift://a:9083 --cmroot /warehouse/.cmroot
     """
-    from cmroot.root import open_existing
-    from replicator.policies.status import status as ask
-
-    if policy is not None:
-        return tell_lag(session, policy, as_json)
-    if target is None or db is None:
-        raise UsageError("status needs a policy, or --target and --db", hint="see `replicator status --help`")
-    with ExitStack() as stack:
-        report = ask(
-            stack.enter_context(session.metastore(target)), db.lower(),
-            source=stack.enter_context(session.metastore(source)) if source else None,
-            root=open_existing(cmroot) if cmroot else None, source_db=source_db.lower() if source_db else None,
-        )  # fmt: skip
-    emit({**asdict(report), "time": time_text(report.time)}, as_json, _lines(report))
+    report = session.call(run, **given)
+    if isinstance(report, Lag):
+        return tell_lag(report, as_json)
+    emit(report, as_json, _lines(report))
     return 0
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from datetime import timedelta
+from typing import Any
 
 import click
 
 from replicator.cli.options import METASTORE, Duration, Session, json_option, pass_session, target_option
 from replicator.cli.output import aligned, count_text, emit, took
+from replicator.commands.wait import wait as run
 
 
 @click.command()
@@ -24,10 +24,7 @@ from replicator.cli.output import aligned, count_text, emit, took
               help="Time-out, with exit code 75; 0s checks once.")  # fmt: skip
 @json_option
 @pass_session
-def wait(
-    session: Session, target: str, db: str, source: str | None, until_event: int | None, until_lag: timedelta | None,
-    timeout: timedelta, as_json: bool,
-) -> None:  # fmt: skip
+def wait(session: Session, /, as_json: bool, **given: Any) -> int:
     """Wait until a replicated database has an event, or a small enough lag. For scripts.
 
     If a metastore does not answer, it is asked again until the time-out.
@@ -37,15 +34,10 @@ def wait(
       replicator wait --target thrift://b:9083 --db sales --until-event 4711
       replicator wait --target dr --db sales --source prod --until-lag 30s --timeout 5m
     """
-    from replicator.policies.wait import Goal
-    from replicator.policies.wait import wait as until
-
-    with ExitStack() as stack:
-        there = stack.enter_context(session.metastore(target))
-        here = stack.enter_context(session.metastore(source)) if source else None
-        waited = until(there, db.lower(), Goal(until_event, until_lag), timeout=timeout, source=here)
+    waited = session.call(run, **given)
     lag = None
     if waited.lag_seconds is not None and waited.lag_events is not None:
         lag = f"{count_text(waited.lag_events, 'event')}, {waited.lag_seconds:.0f} s"
     lines = [(waited.db, waited.status), ("event", waited.event), ("lag", lag), ("took", took(waited.seconds))]
     emit(waited, as_json, aligned(lines))
+    return 0

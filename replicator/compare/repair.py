@@ -7,11 +7,14 @@ and changes that the source has made since are left to the next load. Bytes come
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import time as clocks
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import xxhash
 
@@ -31,13 +34,13 @@ from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.dumps.dump import write_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
-from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
+from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused, UsageError
 from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadOptions, plan_load
-from replicator.replay.apply.pricing import Price, describe, price
+from replicator.replay.apply.pricing import describe, price
 from replicator.replay.copy.copying import Roots
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.replay.plan.difference import ByDifference
@@ -110,11 +113,36 @@ class Repaired(Report):
     seconds: float = 0.0
 
 
+@dataclass
+class RepairPlan(Report):
+    """What a repair would do. `found`: differences; None where it was told what differs. `event`, `position`: the
+    target's checkpoint. `tables`: those that are looked at. `files_missing`: whose bytes are not to be had."""
+
+    status: str = field(default="planned", kw_only=True)
+    db: str
+    event: int
+    position: int
+    found: int | None
+    tables: list[str]
+    drop_tables: list[str] = field(default_factory=list)
+    create_tables: list[str] = field(default_factory=list)
+    alter_tables: list[str] = field(default_factory=list)
+    files_to_copy: int = 0
+    bytes_to_copy: int = 0
+    files_to_remove: int = 0
+    bytes_to_remove: int = 0
+    partitions_to_drop: int = 0
+    files_missing: int = 0
+    not_replicated: list[NotReplicated] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
-class RepairPlan:
-    """A repair, decided. `tables`: source names of what is looked at; `reader`: their state at the target's
+class DecidedRepair:
+    """A repair, decided. `db`, `tables`: source names of what is looked at; `reader`: their state at the target's
     checkpoint (None: nothing differs). `lacking`: what the replica lacks, as it says itself and as was found."""
 
+    db: str
     point: Point
     found: Verified | None
     tables: list[str]
@@ -122,37 +150,33 @@ class RepairPlan:
     options: LoadOptions
     lacking: list[NotReplicated]
 
-    def described(self, target: MetastoreReader, engine: AutoEngine, progress: Progress) -> dict[str, object]:
-        """For `--dry-run`: what would be changed and copied, compared by contents. Changes nothing."""
-        head: dict[str, object] = {
-            "event": self.point.event, "position": self.point.position,
-            "found": self.found.difference_count if self.found else None, "tables": self.tables,
-        }  # fmt: skip
+    def described(self, target: MetastoreReader, engine: AutoEngine, progress: Progress) -> RepairPlan:
+        """What would be changed and copied, compared by contents. Changes nothing."""
+        report = RepairPlan(
+            db=self.db, event=self.point.event, position=self.point.position, tables=self.tables,
+            found=self.found.difference_count if self.found else None, not_replicated=self.lacking,
+        )  # fmt: skip
         if self.reader is None:
-            return head | _priced({}, Price(0, 0, 0, 0, 0, 0), self.lacking)
+            return report
         plan = plan_load(self.reader, target, self.options)
         root = self.options.cmroot or join(normal(self.options.warehouse or default_warehouse(target)), ".cmroot")
         roots = Roots(self.options.source_root or self.reader.metadata.root, normal(root))
         cost = price(plan, self.reader, target, roots, engine=engine, progress=progress)
-        return head | _priced(describe(plan, self.reader), cost, merged(self.lacking, plan.not_replicated))
-
-
-def _priced(load: dict[str, object], cost: Price, lacking: Sequence[NotReplicated]) -> dict[str, object]:
-    return {
-        "drop_tables": load.get("drop_tables", []), "create_tables": load.get("create_tables", []),
-        "alter_tables": load.get("alter_tables", []), "files_to_copy": cost.files, "bytes_to_copy": cost.bytes,
-        "files_to_remove": cost.files_removed, "bytes_to_remove": cost.bytes_removed,
-        "partitions_to_drop": cost.partitions_removed, "files_missing": cost.missing,
-        "not_replicated": [asdict(each) for each in lacking],
-        "warnings": load.get("warnings", []),
-    }  # fmt: skip
+        load = describe(plan, self.reader)
+        return dataclasses.replace(
+            report, drop_tables=load["drop_tables"], create_tables=load["create_tables"],
+            alter_tables=load["alter_tables"], files_to_copy=cost.files, bytes_to_copy=cost.bytes,
+            files_to_remove=cost.files_removed, bytes_to_remove=cost.bytes_removed,
+            partitions_to_drop=cost.partitions_removed, files_missing=cost.missing,
+            not_replicated=merged(self.lacking, plan.not_replicated), warnings=load["warnings"],
+        )  # fmt: skip
 
 
 @contextmanager
 def planned(
     root: ChangeRoot, source: MetastoreReader, target: MetastoreReader, options: RepairOptions, *, engine: AutoEngine,
     progress: Progress,
-) -> Iterator[RepairPlan]:  # fmt: skip
+) -> Iterator[DecidedRepair]:  # fmt: skip
     """Decides a repair; the plan holds for the length of the block. Changes nothing on the target.
 
     `root`: the source's. Raises BootstrapNeeded for a target without a checkpoint of this source, Refused for one whose
@@ -177,15 +201,15 @@ def planned(
     )  # fmt: skip
     lacking = merged(_said(target, options), found.not_replicated if found else ())
     if not names and not begun:  # one that was killed at its very end still has its mark to take off
-        yield RepairPlan(point, found, [], None, chosen, lacking)
+        yield DecidedRepair(options.db, point, found, [], None, chosen, lacking)
         return
     with _state(root, source.uri, options, tables, point, progress) as reader:
         _require_tables(reader, options)
-        yield RepairPlan(point, found, tables, reader, chosen, lacking)
+        yield DecidedRepair(options.db, point, found, tables, reader, chosen, lacking)
 
 
 def carry_out(
-    plan: RepairPlan, source: MetastoreReader, target: Metastore, options: RepairOptions, *, engine: AutoEngine,
+    plan: DecidedRepair, source: MetastoreReader, target: Metastore, options: RepairOptions, *, engine: AutoEngine,
     progress: Progress,
 ) -> Repaired:  # fmt: skip
     """Does what a plan says, and compares again. A repair that was killed is run again. Raises what a load raises:
@@ -226,6 +250,20 @@ def repair(
         report = carry_out(plan, source, target, options, engine=engine, progress=progress)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
+
+
+def differing_in(report: str | os.PathLike[str], db: str) -> list[str]:
+    """Names of one database that a file of `verify --json` says differ. Raises UsageError for any other file."""
+    hint = "write it with `replicator verify --json > FILE`"
+    try:
+        said = json.loads(Path(report).read_text())
+        found = {each["object"].partition("/")[0] for each in said["differences"]} | set(said.get("differing", ()))
+        whole = "differing" in said or said["difference_count"] == len(said["differences"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{report} is no report of verify: {error}", hint=hint) from error
+    if not whole:
+        raise UsageError(f"{report} does not name everything that differs", hint=hint)
+    return sorted(name for name in found if name == db or name.startswith(f"{db}."))
 
 
 # ---- the target's checkpoint, and the state there -----------------------------------------------------------------

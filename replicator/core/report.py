@@ -44,15 +44,5 @@ class Rows(Report):
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
-def as_json(report: Any) -> dict[str, Any]:
-    """A report dataclass as the JSON object of the command line."""
-    return dataclasses.asdict(report)
-
-
-def json_text(report: Any) -> str:
-    """For `__str__` of reports: print(report) is what `--json` prints."""
-    return json.dumps(as_json(report), ensure_ascii=False)
-
-
 def _cell(value: Any) -> str:
     return html.escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -22,12 +22,14 @@ from cmroot.store.place import join, normal, store_for
 from cmroot.store.scratch import scratch
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
+from replicator.core.not_replicated import NotReplicated
 from replicator.core.progress import Progress
+from replicator.core.report import Report
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.dumps.dump import write_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
-from replicator.errors import ObjectNotFound, Refused
+from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 from replicator.pitr.available import Available, LookTask, look
@@ -65,12 +67,45 @@ class RestoreOptions:
     formats: FormatChoice = SUPPORTED
 
 
-@dataclass(frozen=True)
-class RestorePlan:
-    """A restore, decided: the state as a dump, where it goes, and where its bytes are. `existing`: the database of the
-    target as it is (None: to be made); `key`: which restore this is, so that one that was killed knows its own; `load`:
-    what the load says it will do; `warnings`: what a person should know before."""
+@dataclass
+class RestorePlan(Report):
+    """What a restore would do. `event`, `position`, `time`: the moment; `files`, `bytes`: of the state; files_from_...:
+    where they are; `missing`: the first of `files_missing` files that exist nowhere. Of a database that exists,
+    `replaced`: tables that the state has, too; `dropped`: those that it does not have."""
 
+    status: str = field(default="planned", kw_only=True)
+    db: str
+    into: str
+    location: str
+    event: int
+    position: int
+    time: str
+    tables: list[str]
+    files: int
+    bytes: int
+    files_to_copy: int
+    bytes_to_copy: int
+    files_from_source: int
+    bytes_from_source: int
+    files_from_cmroot: int
+    bytes_from_cmroot: int
+    files_missing: int
+    bytes_missing: int
+    missing: list[dict[str, Any]]
+    replaced: list[str]
+    dropped: list[str]
+    not_replicated: list[NotReplicated]
+    locations: dict[str, str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class DecidedRestore:
+    """A restore, decided: the state of `db` as a dump, where it goes, and where its bytes are. `existing`: the target's
+    database as it is (None: to be made); `key`: which restore this is, so that one that was killed knows its own;
+    `load`: what the load says it will do; `warnings`: what a person should know before."""
+
+    db: str
     point: Point
     into: str
     location: str
@@ -89,28 +124,37 @@ class RestorePlan:
         again = {*self.load["create_tables"], *self.load["alter_tables"]}
         return [name for name in self.load["drop_tables"] if name not in again]
 
-    def described(self) -> dict[str, Any]:
-        """For `--dry-run`."""
+    def described(self) -> RestorePlan:
+        """For people, before anything is done."""
         there = self.available
-        return {
-            "into": self.into, "location": self.location, "event": self.point.event, "position": self.point.position,
-            "time": moment_text(self.point), "tables": self.tables,
-            "files": self.reader.metadata.files, "bytes": self.reader.metadata.bytes,
-            "files_to_copy": there.found.files, "bytes_to_copy": there.found.bytes,
-            "files_from_source": there.source.files, "bytes_from_source": there.source.bytes,
-            "files_from_cmroot": there.cmroot.files + there.version.files,
-            "bytes_from_cmroot": there.cmroot.bytes + there.version.bytes,
-            "files_missing": there.missing.files, "bytes_missing": there.missing.bytes, "missing": there.named,
-            "replaced": sorted({*self.load["drop_tables"]} - {*self.dropped}), "dropped": self.dropped,
-            "not_replicated": self.load["not_replicated"], "locations": self.load["locations"],
-            "warnings": self.warnings,
-        }  # fmt: skip
+        return RestorePlan(
+            db=self.db, into=self.into, location=self.location, event=self.point.event, position=self.point.position,
+            time=moment_text(self.point), tables=self.tables, files=self.reader.metadata.files,
+            bytes=self.reader.metadata.bytes, files_to_copy=there.found.files, bytes_to_copy=there.found.bytes,
+            files_from_source=there.source.files, bytes_from_source=there.source.bytes,
+            files_from_cmroot=there.cmroot.files + there.version.files,
+            bytes_from_cmroot=there.cmroot.bytes + there.version.bytes, files_missing=there.missing.files,
+            bytes_missing=there.missing.bytes, missing=there.named,
+            replaced=sorted({*self.load["drop_tables"]} - {*self.dropped}), dropped=self.dropped,
+            not_replicated=[NotReplicated(**each) for each in self.load["not_replicated"]],
+            locations=self.load["locations"], warnings=self.warnings,
+        )  # fmt: skip
+
+
+def tables_of(db: str, tables: Sequence[str]) -> list[str]:
+    """Table names without their database, which may be written before them. Raises UsageError for another database."""
+    foreign = [name for name in tables if "." in name and name.partition(".")[0] != db]
+    if foreign:
+        raise UsageError(
+            f"--table {foreign[0]} is not a table of --db {db}", hint="restore tables of another database by themselves"
+        )
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in tables))
 
 
 @contextmanager
 def planned(
     root: ChangeRoot, target: MetastoreReader, options: RestoreOptions, *, engine: AutoEngine, progress: Progress
-) -> Iterator[RestorePlan]:
+) -> Iterator[DecidedRestore]:
     """Decides a restore; the plan holds for the length of the block. Changes nothing on the target.
 
     Raises what `moment` says for a moment that cannot be told, ObjectNotFound for what did not exist then, Refused for
@@ -130,9 +174,9 @@ def planned(
             source_root=root.place, exact=True, allow_missing=options.allow_missing,
             as_they_are=options.formats == AS_THEY_ARE,
         )  # fmt: skip
-        yield RestorePlan(
-            point=point, into=into, location=location, existing=existing, key=key, reader=reader, tables=tables,
-            options=chosen, available=_look(reader, root, engine, progress),
+        yield DecidedRestore(
+            db=options.db, point=point, into=into, location=location, existing=existing, key=key, reader=reader,
+            tables=tables, options=chosen, available=_look(reader, root, engine, progress),
             load=describe(plan_load(reader, target, chosen), reader), warnings=_warnings(existing, key),
         )  # fmt: skip
 

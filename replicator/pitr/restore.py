@@ -25,7 +25,7 @@ from replicator.core.roles import after_restore, mark_of
 from replicator.errors import FilesMissing, ObjectExists, Refused
 from replicator.metastore.client import Metastore
 from replicator.pitr.moments import moment_text
-from replicator.pitr.plan import RestoreOptions, RestorePlan, planned
+from replicator.pitr.plan import DecidedRestore, RestoreOptions, planned
 from replicator.replay.apply.load import load
 from replicator.replay.places.placement import uri
 from replicator.replay.places.replica import RESTORING, own_parameters
@@ -63,7 +63,7 @@ class Restored(Report):
     seconds: float = 0.0
 
 
-def carry_out(plan: RestorePlan, target: Metastore, *, engine: AutoEngine, progress: Progress) -> Restored:
+def carry_out(plan: DecidedRestore, target: Metastore, *, engine: AutoEngine, progress: Progress) -> Restored:
     """Does what a plan says. A restore that was killed is run again.
 
     Raises FilesMissing before anything is done when bytes exist nowhere (unless that is allowed), else what a load
@@ -89,7 +89,7 @@ def carry_out(plan: RestorePlan, target: Metastore, *, engine: AutoEngine, progr
     )  # fmt: skip
 
 
-def _files_missing(plan: RestorePlan) -> FilesMissing:
+def _files_missing(plan: DecidedRestore) -> FilesMissing:
     missing, first = plan.available.missing, plan.available.named[0]
     return FilesMissing(
         f"{count_text(missing.files, 'file')} ({count_text(missing.bytes, 'byte')}) of event {plan.point.event} "
@@ -103,7 +103,7 @@ def _files_missing(plan: RestorePlan) -> FilesMissing:
     )  # fmt: skip
 
 
-def _begin(plan: RestorePlan, target: Metastore) -> None:
+def _begin(plan: DecidedRestore, target: Metastore) -> None:
     """The database, with the mark by which a restore that is run again knows it; a replica ends to be one."""
     mark = {RESTORING: plan.key}
     if plan.existing is None:
@@ -127,7 +127,7 @@ def _begin(plan: RestorePlan, target: Metastore) -> None:
         target.alter_database(plan.into, msgspec.structs.replace(plan.existing, parameters=parameters))
 
 
-def _make_plain(plan: RestorePlan, target: Metastore) -> None:
+def _make_plain(plan: DecidedRestore, target: Metastore) -> None:
     """Takes the load's marks off, the database's last: until then a restore that is run again takes its work up."""
     for table in target.tables(plan.into, plan.tables):  # one by one: side by side they wait for the event log's lock
         plain = own_parameters(table.parameters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time as clocks
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ from replicator.core.report import Report
 from replicator.errors import UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
+from replicator.text.quantity import time_text
 
 
 @dataclass
@@ -41,6 +43,9 @@ class Status(Report):
     lag_bytes: int | None = None
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "time": time_text(self.time)}
 
 
 def status(

@@ -123,10 +123,10 @@ def test_a_failure_for_people_goes_to_standard_error(capsys: pytest.CaptureFixtu
 def test_a_bug_is_told_without_a_traceback_unless_verbose(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def breaks(*place: str) -> None:
+    def breaks(**given: object) -> None:
         raise ZeroDivisionError("it broke")
 
-    monkeypatch.setattr("replicator.cli.show._open", breaks)
+    monkeypatch.setattr("replicator.cli.show.run", breaks)
     assert run(["show", "x"]) == 1
     err = capsys.readouterr().err
     assert "internal error: ZeroDivisionError: it broke" in err and "--verbose" in err and "Traceback" not in err
@@ -135,10 +135,10 @@ def test_a_bug_is_told_without_a_traceback_unless_verbose(
 
 
 def test_an_interrupt_is_told(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    def interrupted(*place: str) -> None:
+    def interrupted(**given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("replicator.cli.show._open", interrupted)
+    monkeypatch.setattr("replicator.cli.show.run", interrupted)
     code, value = answer("show", "x")
     assert (code, value["error"], value["exit_code"]) == (130, "Interrupted", 130)
 
@@ -469,7 +469,7 @@ def test_what_others_print_does_not_spoil_the_answer(tmp_path: Path) -> None:
     """Spark's Java writes to file descriptor 1."""
     code = (
         "import os, sys; from replicator.cli import main, show\n"
-        "show._open = lambda *place: os.system('echo noise') and None or (_ for _ in ()).throw(SystemError('x'))\n"
+        "show.run = lambda **given: os.system('echo noise') and None or (_ for _ in ()).throw(SystemError('x'))\n"
         "sys.argv = ['replicator', 'show', 'd', '--json']; main.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)

@@ -13,7 +13,7 @@ from story import Story, command
 import replicator
 from replicator.captures.recording import Captured
 from replicator.core.config import parse_config
-from replicator.errors import Refused, UsageError
+from replicator.errors import NotReached, Refused, UsageError
 from replicator.metastore.embedded.running import Running
 
 TEXT = "1\x01one\n"
@@ -97,3 +97,58 @@ def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(s
         replicator.verify(**given, sample=1)
     left = [replicator.verify(**given, sample=1, cmroot=str(story.target_cmroot)).never for _ in range(2)]
     assert left == [1, 0]
+
+
+def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(story: Story, tmp_path: Path) -> None:
+    assert replicator.load(**of_load(story)).status == "loaded"
+    (story.target.home / "t" / "one").write_text("x")
+    report = tmp_path / "verify.json"
+    sides = ("--source", story.source_uri, "--target", story.target_uri, "--db", story.db)
+    report.write_text(json.dumps(command("verify", *sides).said))
+    given = {"target": "dr", "cmroot": str(story.cmroot), "db": story.db, "engine": "local", "config": names(story)}
+    repair = given | {"source": "prod", "target_cmroot": str(story.target_cmroot), "report": report}
+    arguments = ("--cmroot", str(story.cmroot), "--target-cmroot", str(story.target_cmroot), "--from", str(report))
+    plan, said = replicator.repair(**repair, dry_run=True), command("repair", *sides, *arguments, "--dry-run").said
+    assert json.loads(str(plan)) == said and (plan.status, plan.files_to_copy, plan.found) == ("planned", 1, None)
+    assert list(said)[:6] == ["status", "db", "event", "position", "found", "tables"]
+    with pytest.raises(UsageError, match="no report of verify"):
+        replicator.repair(**repair | {"report": story.last / "_finished_dump"})
+    assert replicator.repair(**repair).status == "repaired"
+    story.is_same()
+
+    restore = given | {"to": plan.event, "table": f"{story.db}.t", "warehouse": str(tmp_path / "restored")}
+    arguments = ("--cmroot", str(story.cmroot), "--to", str(plan.event), "--table", "t", *sides[2:])
+    arguments += ("--warehouse", str(tmp_path / "restored"), "--dry-run")
+    planned, said = replicator.restore(**restore, dry_run=True), command("restore", *arguments).said
+    assert json.loads(str(planned)) == said and (planned.status, planned.files_to_copy) == ("planned", 2)
+    assert list(said)[:5] == ["status", "db", "into", "location", "event"]
+    with pytest.raises(UsageError, match="is not a table of"):
+        replicator.restore(**restore | {"table": "other.t"})
+    assert replicator.restore(**restore).files_copied == 2
+
+
+def test_what_is_shown_and_waited_for_is_what_the_commands_print(story: Story) -> None:
+    shown = replicator.show(str(story.last), files=True)
+    said = command("show", str(story.last), "--files").said
+    assert json.loads(str(shown)) == said and list(said)[-2:] == ["records", "files"] and len(said["files"]) == 4
+    assert [each.position for each in shown.records()] == [each["position"] for each in said["records"]]
+    assert "files" not in replicator.show(str(story.cmroot)).to_dict()
+
+    assert replicator.load(**of_load(story)).status == "loaded"
+    given = {"target": "dr", "db": story.db.upper(), "until_event": said["end"]["event"], "config": names(story)}
+    assert replicator.wait(**given).event == said["end"]["event"]
+    late = given | {"source": "prod", "until_event": said["end"]["event"] + 10_000}
+    with pytest.raises(NotReached):
+        replicator.wait(**late, timeout=timedelta())
+
+
+def test_the_status_is_what_the_command_prints(story: Story) -> None:
+    assert replicator.load(**of_load(story)).status == "loaded"
+    given = {"target": "dr", "db": story.db, "source": "prod", "cmroot": str(story.cmroot), "config": names(story)}
+    report = replicator.status(**given)
+    arguments = ("--target", story.target_uri, "--db", story.db, "--cmroot", str(story.cmroot))
+    said = command("status", *arguments, "--source", story.source_uri).said
+    assert json.loads(str(report)) == said and report.to_dict() == said
+    assert isinstance(report.time, int) and said["time"].endswith("Z") and report.lag_events == 0
+    with pytest.raises(UsageError, match="needs a policy"):
+        replicator.status(target="dr", config=names(story))

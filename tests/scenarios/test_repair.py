@@ -92,7 +92,7 @@ class Shop:
             self.root, self.source.metastore, self.target.metastore, self.options(**changes), engine=ENGINE,
             progress=Silent(),
         ) as plan:  # fmt: skip
-            return plan.described(self.target.metastore, ENGINE, Silent())
+            return plan.described(self.target.metastore, ENGINE, Silent()).to_dict()
 
     def verify(self) -> Verified:
         return verify(

@@ -18,34 +18,7 @@ from replicator.errors import UsageError
 DOOR_ONLY = {"as_json", "engine", "master", "spark_conf", "nagios", "allow_gaps"}
 """Options about the door itself: how an answer looks and ends, and how Spark is started."""
 
-NOT_YET = set(table.COMMANDS) - {
-    "apply",
-    "audit",
-    "demo",
-    "gateway",
-    "legal-hold",
-    "metastore",
-    "capture",
-    "check",
-    "cm",
-    "drill",
-    "dump",
-    "failback",
-    "failover",
-    "history",
-    "housekeeping",
-    "init",
-    "lag",
-    "load",
-    "loss",
-    "plan",
-    "purge",
-    "retention",
-    "role",
-    "switchover",
-    "sync",
-    "verify",
-}
+NOT_YET = {"completion"}
 """Commands without a function, or paths of them such as "purge_certify"."""
 
 

@@ -1,0 +1,75 @@
+"""`restore`: a database or tables as they were; or say what that would take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cmroot.root import open_existing
+from replicator.commands.base import Options, names, verb
+from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.pitr import plan as planning
+from replicator.pitr.plan import RestorePlan
+from replicator.pitr.restore import Restored
+from replicator.pitr.restore import restore as bring_back
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreOptions(Options):
+    """Arguments:
+
+    cmroot: the source's change-management root.
+    db: the database, by its name then.
+    table: only this table, or these, by their names then.
+    to: the moment: an event id, or a time (UTC).
+    target: the metastore that gets it: a thrift URI, several separated by commas, or a configured name.
+    into: the database to make; None: <db>_restored_<event>.
+    warehouse: where it is made; None: the target's default database's directory.
+    target_cmroot: the target's own root, for what is replaced; None: .cmroot in the warehouse.
+    force: write into a database that exists, the live one too; what it holds of what is restored is replaced.
+    allow_missing: restore without the files that exist nowhere any more.
+    scratch: a directory that executors can read; None: the system's own.
+    jobs: tables committed side by side.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    dry_run: only say what would be done, and where the bytes are; nothing is changed.
+    """
+
+    cmroot: str
+    db: str
+    table: str | Sequence[str] = ()
+    to: str | int
+    target: str
+    into: str | None = None
+    warehouse: str | None = None
+    target_cmroot: str | None = None
+    force: bool = False
+    allow_missing: bool = False
+    scratch: str | None = None
+    jobs: int = 2
+    formats: FormatChoice = SUPPORTED
+    dry_run: bool = False
+
+
+@verb(RestoreOptions)
+def restore(options: RestoreOptions) -> Restored | RestorePlan:
+    """Makes a database, or tables of it, as at an event or a time, from the captured log and $cmroot: a new database
+    with its own copy of the data. May run again after a crash: the same restore goes on.
+
+        replicator.restore(cmroot="/cm", db="sales", to="2026-03-01T12:00:00Z", target="thrift://a:9083")
+        replicator.restore(cmroot="/cm", db="sales", table="orders", to=4711, target="prod", into="rescue")
+
+    Raises UsageError for a moment that is none, and for tables of another database; ObjectNotFound for what did not
+    exist then; Refused for a database that exists (unless forced); FilesMissing, before anything is done, for bytes
+    that exist nowhere any more (unless that is allowed)."""
+    db = options.db.lower()
+    what = planning.RestoreOptions(
+        db=db, to=str(options.to), tables=planning.tables_of(db, names(options.table)), into=options.into,
+        warehouse=options.warehouse, cmroot=options.target_cmroot, force=options.force,
+        allow_missing=options.allow_missing, scratch=options.scratch, jobs=options.jobs, formats=options.formats,
+    )  # fmt: skip
+    root, progress = open_existing(options.cmroot), options.teller
+    with options.engines() as engine, options.connected(options.target) as target:
+        if options.dry_run:
+            with planning.planned(root, target, what, engine=engine, progress=progress) as plan:
+                return plan.described()
+        return bring_back(root, target, what, engine=engine, progress=progress)

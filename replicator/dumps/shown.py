@@ -1,0 +1,107 @@
+"""Shown: a dump, a $cmroot's captured log or one segment of it, opened for whoever wants to look at it. Reads only."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cmroot.log.captured import MARKER, segments
+from cmroot.root import FORMAT, open_existing
+from cmroot.store.place import join, name_of, normal, parent, store_for
+from replicator.captures.fold import read_records
+from replicator.core.report import Report
+from replicator.dumps.layout import FINISHED, METADATA
+from replicator.dumps.reader import DumpReader
+from replicator.dumps.signing import Keys
+from replicator.errors import FormatError
+from replicator.events.record import ChangeRecord
+from replicator.events.scope import captured_databases
+
+
+@dataclass(frozen=True)
+class Shown(Report):
+    """What there is to show. `header`: what the dump or log says of itself; `records` and `entries` (of files) read
+    them anew, one by one, each time they are called. `files`: whether `to_dict` has the entries, too."""
+
+    header: dict[str, Any]
+    records: Callable[[], Iterator[ChangeRecord]]
+    entries: Callable[[], Iterator[Mapping[str, Any]]]
+    files: bool = False
+
+    def head(self) -> dict[str, Any]:
+        """The JSON object without its lists."""
+        counts = {f"{name}_count": self.header[name] for name in ("records", "files") if name in self.header}
+        rest = {key: value for key, value in self.header.items() if key not in ("records", "files")}
+        return {"status": "shown", **rest, **counts}
+
+    def lists(self) -> dict[str, Iterable[Any]]:
+        """The lists of the JSON object, which may be longer than memory."""
+        lists: dict[str, Iterable[Any]] = {"records": map(msgspec.to_builtins, self.records())}
+        return lists | ({"files": self.entries()} if self.files else {})
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.head() | {name: list(items) for name, items in self.lists().items()}
+
+    def _repr_html_(self) -> str:
+        rows = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+                for name, value in self.head().items())  # fmt: skip
+        return f"<table>{''.join(rows)}</table>"
+
+
+def open_shown(place: str, keys: Callable[[], Keys | None] = lambda: None, *, files: bool = False) -> Shown:
+    """keys: asked for a dump, which one of them must have signed. Raises FormatError for anything that is neither a
+    dump nor a captured log, Refused for a dump that is not signed so."""
+    place = normal(place)
+    store = store_for(place)
+    if store.exists(join(place, FINISHED)) or store.exists(join(place, METADATA)):
+        return _open_dump(place, keys(), files)
+    if store.exists(join(place, MARKER)):
+        return _open_log(parent(parent(place)), files, only=name_of(place))
+    if name_of(place) == "log" and store.exists(join(parent(place), FORMAT)):
+        place = parent(place)
+    if store.exists(join(place, FORMAT)):
+        return _open_log(place, files)
+    raise FormatError(
+        f"{place}: neither a dump, nor a $cmroot, nor a segment of its log",
+        hint="check the path" if store.list(place) else "there is nothing at that path",
+    )
+
+
+def _open_dump(place: str, keys: Keys | None, files: bool) -> Shown:
+    reader = DumpReader(place, keys)
+    if keys is not None:
+        reader.verify()
+
+    def entries() -> Iterator[Mapping[str, Any]]:
+        for batch in reader.entries():
+            yield from batch.to_pylist()
+
+    header = {"what": "dump", "place": place, **msgspec.to_builtins(reader.metadata)}
+    return Shown(header, reader.records, entries, files)
+
+
+def _open_log(root: str, files: bool, only: str | None = None) -> Shown:
+    opened = open_existing(root)
+    log = [each for each in segments(opened.place) if only in (None, name_of(each.place))]
+
+    def records() -> Iterator[ChangeRecord]:
+        for segment in log:
+            yield from read_records(segment)
+
+    def entries() -> Iterator[Mapping[str, Any]]:
+        for segment in log:
+            for batch in segment.file_batches():
+                yield from batch.to_pylist()
+
+    header = {
+        "databases": captured_databases(log) or "unknown until the next capture",
+        "what": "log" if only is None else "segment", "place": log[0].place if only and log else opened.place,
+        "root_id": opened.id, "segments": len(log), "first_position": log[0].first if log else None,
+        "last_position": log[-1].last if log else None,
+        "records": sum(segment.record_count for segment in log), "files": sum(segment.file_count for segment in log),
+    }  # fmt: skip
+    return Shown(header, records, entries, files)
