@@ -134,7 +134,7 @@ def test_two_starts_at_the_same_time_end_with_one_server(start: MetastoreFactory
 
 
 def test_a_metastore_whose_starter_was_killed_is_taken_over(start: MetastoreFactory, tmp_path: Path) -> None:
-    code = "import os, sys, pathlib; from replicator.metastore import embedded; "
+    code = "import os, sys, pathlib; from replicator.metastore.embedded import running as embedded; "
     code += "embedded.start(pathlib.Path(sys.argv[1]), env=os.environ)"
     starter = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     deadline = time.monotonic() + 60
