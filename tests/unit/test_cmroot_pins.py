@@ -25,6 +25,7 @@ from cmroot.pins import (
     slots,
     unpin_dump,
 )
+from cmroot.sealed import seal
 from cmroot.store.place import join, store_for
 
 DAY = "2026-11-21T03:27:59+00:00"
@@ -124,9 +125,7 @@ def test_the_file_of_a_slot_is_what_the_format_says(local_root: str) -> None:
 
 
 def _whole() -> bytes:
-    from cmroot.pins import _encode
-
-    return _encode(SLOT)
+    return seal("cmroot-slot", SLOT)
 
 
 @pytest.mark.parametrize(
