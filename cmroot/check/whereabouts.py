@@ -16,7 +16,7 @@ from cmroot.store.place import is_local, join, local_path, store_for
 
 @dataclass(frozen=True)
 class LookTask:
-    """A row of what is kept (cmroot.expire.kept.KEPT)."""
+    """A kept entry, as a row of `cmroot.expire.kept.KEPT`."""
 
     row: dict[str, Any]
 

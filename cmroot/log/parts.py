@@ -107,4 +107,4 @@ def _check_parts(parts: list[Part], path: str) -> None:
 
 
 def damaged(path: str, what: str) -> FormatError:
-    return FormatError(f"{path}: {what}", hint="restore it from a copy, or make the directory it is in anew")
+    return FormatError(f"{path}: {what}", hint="restore it from a copy, or make its directory again")

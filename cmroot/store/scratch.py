@@ -14,8 +14,8 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def scratch(kind: str, directory: str | None = None) -> Iterator[Path]:
-    """A new `replicator-<kind>-<host>-*` in a directory (None: the system's), which others may read. Those of this host
-    go first whose processes are gone: a living one locks its own."""
+    """A new `replicator-<kind>-<host>-*`, private to this user, in a directory (None: the system's). Those that ended
+    processes of this host left go before: a living process holds a lock on its own."""
     above = Path(directory or tempfile.gettempdir())
     head = f"replicator-{kind}-{socket.gethostname()}-"
     _sweep(above, head)

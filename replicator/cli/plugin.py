@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import click
 
+from replicator.checks.finding import NAGIOS, nagios_failure
 from replicator.cli.output import write
 from replicator.cli.signals import Terminated
 from replicator.errors import Error
@@ -13,9 +14,7 @@ from replicator.errors import Error
 
 def as_plugin(answer: Callable[[], int]) -> int:
     """Runs a command line for Nagios, to which its own errors would look like warnings: a failure before or beside the
-    check is told as its one line, and is unknown."""
-    from replicator.checks.finding import NAGIOS, nagios_failure
-
+    check prints the plugin's one line, with the state unknown."""
     try:
         return answer()
     except click.ClickException as error:

@@ -216,7 +216,7 @@ def _lost_table(each: Mapping[str, Any]) -> str:
 
 
 def _told(as_json: bool) -> Callable[[StepTold], None] | None:
-    """Each step is told when it is done."""
+    """Prints each step when it ends; JSON has them all in the answer."""
     return None if as_json else lambda step: write([step_line(step)])
 
 

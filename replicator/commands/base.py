@@ -54,7 +54,7 @@ class Options:
     engine: where work that grows with the data runs: "auto" (by the amount of work), "local", "spark", or engines
       that `replicator.engines()` has opened, to keep one Spark over several calls.
     spark: a SparkSession to work in; None: the one that this process runs, else one of our own, which is stopped.
-    progress: who is told how far the work is; None: nobody.
+    progress: receives the state of the work; None: no reports of progress.
     """
 
     zone: ClassVar[str] = ""  # of the Java that Spark runs in; empty: the machine's

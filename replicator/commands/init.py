@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmroot.store.place import join
+from cmroot.store.place import join, store_for
 from replicator.checks.check import Checked, check
 from replicator.commands.base import Options, verb
 from replicator.core.config import NAME, Config, parse_config
@@ -123,17 +122,8 @@ def _quoted(value: Any) -> str:
 
 def _write(file: Path, text: str, *, replace: bool) -> None:
     """The whole file or none, and never over one that came meanwhile. Raises Refused."""
-    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-    try:
-        with open(aside, "x", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        if replace:
-            os.replace(aside, file)
-        else:
-            os.link(aside, file)
-    except FileExistsError as error:
-        raise Refused(f"{file} is there already", hint="edit it, or replace it with --force") from error
-    finally:
-        aside.unlink(missing_ok=True)
+    place, store = str(file.absolute()), store_for(str(file.absolute()))
+    if replace:
+        store.write_bytes(place, text.encode())
+    elif not store.create_exclusive(place, text.encode()):
+        raise Refused(f"{file} is there already", hint="edit it, or replace it with --force")

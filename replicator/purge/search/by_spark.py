@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from cmroot.store.checksum import checksum_stream
 from cmroot.store.place import join, store_for
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
@@ -110,8 +111,6 @@ def check_zone(session: Any, onboarded: Onboarded, storage: Storage) -> None:
 
 
 def _checksum(place: str) -> str:
-    from cmroot.store.checksum import checksum_stream
-
     with store_for(place).open_read(place) as file:
         return checksum_stream(file)[0]
 
