@@ -72,7 +72,7 @@ def check_id(place: str, what: str, id: str) -> None:
 
 def check_entries(
     rows: pa.Table | pa.RecordBatch, place: str, *, pending: bool = False, complete: bool = False
-) -> None:  # fmt: skip
+) -> None:
     """Looks at file entries, those columns that are there: about 0.2 s a million rows. Raises FormatError naming the
     file they were read from and the first bad value. `pending`: rows of a taking, which have no position yet;
     `complete`: of a dump, whose rows all name an object and a path."""

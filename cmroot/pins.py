@@ -105,9 +105,15 @@ def create_slot(root: str, slot: Slot) -> None:
 
 
 def confirm_slot(
-    root: str, name: str, position: int, event: int, *, now: Callable[[], float], back: bool = False,
+    root: str,
+    name: str,
+    position: int,
+    event: int,
+    *,
+    now: Callable[[], float],
+    back: bool = False,
     scopes: dict[str, str] | None = None,
-) -> Slot:  # fmt: skip
+) -> Slot:
     """Move a slot forward: its consumer has everything up to `position`, of `scopes` (None: as before). Safe to run
     twice; one consumer at a time.
 
@@ -129,7 +135,7 @@ def confirm_slot(
     of = slot.scopes if scopes is None else scopes
     confirmed = msgspec.structs.replace(
         slot, position=position, event=event, confirmed=iso(now()), awaits="", scopes=of
-    )  # fmt: skip
+    )
     _write(root, confirmed)
     return confirmed
 

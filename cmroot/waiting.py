@@ -17,9 +17,12 @@ PAUSE = timedelta(milliseconds=200)
 
 
 def patiently(
-    work: Callable[[], Result], patience: timedelta, *, clock: Callable[[], float] = time.monotonic,
+    work: Callable[[], Result],
+    patience: timedelta,
+    *,
+    clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Result:  # fmt: skip
+) -> Result:
     """Do something that takes the lease, again and again while another run holds it. What it has done before it met
     the lease is done. Raises LeaseHeld when it is held for longer than `patience`."""
     until = clock() + patience.total_seconds()

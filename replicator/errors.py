@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from cmroot.errors import (
-    ChecksumMismatch,
-    Error,
-    FormatError,
-    KeepError,
-    LeaseHeld,
-    NoSpace,
-    NotWritable,
-)
+from cmroot.errors import ChecksumMismatch, Error, FormatError, KeepError, LeaseHeld, NoSpace, NotWritable
 
 __all__ = [
-    "BootstrapNeeded", "ChecksumMismatch", "CommitOutcomeUnknown", "ConfigError", "Error", "FilesMissing",
-    "FormatError", "JavaError", "KeepError", "LeaseHeld", "MetastoreError", "MetastoreStartError",
-    "MetastoreUnreachable", "MomentLost", "NoSpace", "NotAMetastore", "NotReached", "NotWritable",
-    "NotificationLogOff", "ObjectExists", "ObjectNotFound", "Refused", "StoreUnreachable", "UsageError",
-]  # fmt: skip
+    "BootstrapNeeded",
+    "ChecksumMismatch",
+    "CommitOutcomeUnknown",
+    "ConfigError",
+    "Error",
+    "FilesMissing",
+    "FormatError",
+    "JavaError",
+    "KeepError",
+    "LeaseHeld",
+    "MetastoreError",
+    "MetastoreStartError",
+    "MetastoreUnreachable",
+    "MomentLost",
+    "NoSpace",
+    "NotAMetastore",
+    "NotReached",
+    "NotWritable",
+    "NotificationLogOff",
+    "ObjectExists",
+    "ObjectNotFound",
+    "Refused",
+    "StoreUnreachable",
+    "UsageError",
+]
 
 
 class UsageError(Error):

@@ -71,9 +71,11 @@ def _read(place: str) -> tuple[str, int]:
 
 def _damaged(place: str, holds: tuple[str, int]) -> Finding:
     return Finding(
-        "damaged", place, f"holds {holds[1]} bytes with xxh3_128 {holds[0]}",
+        "damaged",
+        place,
+        f"holds {holds[1]} bytes with xxh3_128 {holds[0]}",
         f"give it the name of what it holds, {content_name(*holds)}",
-    )  # fmt: skip
+    )
 
 
 def _strange(root: str, prefix: str) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ _LEFT = (
     ("taking", "", "a taking whose outcome is not known", "who began it settles it at the next start"),
     ("taken", "", "files that were taken before an event", "the capture that reads the event records them"),
     ("expiring", "", "a plan of an expiry", "the next expiry discards it"),
-)  # fmt: skip
+)
 
 
 def leftovers(root: str) -> Iterator[Finding]:
@@ -30,5 +30,9 @@ def leftovers(root: str) -> Iterator[Finding]:
     known = {segment.place for segment in (*there, *(segment for segment, _ in covered))}
     for name in store.list(join(root, "log")):
         if (place := join(root, "log", name)) not in known:
-            yield Finding("leftover", place, "an unfinished segment, of a killed run or one at work",
-                          "the next capture removes it")  # fmt: skip
+            yield Finding(
+                "leftover",
+                place,
+                "an unfinished segment, of a killed run or one at work",
+                "the next capture removes it",
+            )

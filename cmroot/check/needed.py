@@ -103,10 +103,12 @@ def _tell(root: str, absent: _Absent, engine: _Workers, found: Found) -> None:
 def _missing(root: str, row: dict[str, Any], elsewhere: str) -> Finding:
     place = join(row["location"] or "", row["path"] or "")
     return Finding(
-        "missing", locate(root, row["checksum"], row["size"]),
-        f"{content_name(row['checksum'], row['size'])} is not there; it was kept from {place}", _again(row, elsewhere),
+        "missing",
+        locate(root, row["checksum"], row["size"]),
+        f"{content_name(row['checksum'], row['size'])} is not there; it was kept from {place}",
+        _again(row, elsewhere),
         row["reason"],
-    )  # fmt: skip
+    )
 
 
 def _again(row: dict[str, Any], elsewhere: str) -> str:

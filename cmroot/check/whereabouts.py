@@ -59,10 +59,13 @@ def check_versions(task: VersionTask) -> list[Finding]:
             wrong = f"cannot be asked for: {error}"
         findings.append(
             Finding(
-                "version", f"{place} at version {row['version']}", f"the version {wrong}",
-                "lost, unless the bucket has a copy elsewhere; a load that needs it fails and names it", row["reason"],
+                "version",
+                f"{place} at version {row['version']}",
+                f"the version {wrong}",
+                "lost, unless the bucket has a copy elsewhere; a load that needs it fails and names it",
+                row["reason"],
             )
-        )  # fmt: skip
+        )
     return findings
 
 

@@ -31,9 +31,13 @@ __all__ = ["Count", "Expired", "ExpiryPlan", "GivenUp", "Held", "cutoff_position
 
 
 def plan_expiry(
-    root: str, *, older_than: timedelta, now: Callable[[], float] = time.time, engine: Grouping,
+    root: str,
+    *,
+    older_than: timedelta,
+    now: Callable[[], float] = time.time,
+    engine: Grouping,
     max_slot_lag: timedelta | None = None,
-) -> ExpiryPlan:  # fmt: skip
+) -> ExpiryPlan:
     """Decide over every kept entry. Takes no lease and may run beside anything; writes only below `expiring/`.
 
     Raises FormatError when a pin or the log is damaged or its beginning is missing: then what is needed is not known.
@@ -55,12 +59,22 @@ def plan_expiry(
         directory.discard()
         raise
     return ExpiryPlan(
-        root, moment, older_than, max_slot_lag, log[-1].last if log else 0, rules,
+        root,
+        moment,
+        older_than,
+        max_slot_lag,
+        log[-1].last if log else 0,
+        rules,
         {reason: count for reason, count in counts.reasons.items() if reason not in GOING},
         {reason: count for reason, count in counts.reasons.items() if reason in GOING},
-        _held(honoured, rules, counts, moment), given_up, [pin.name for pin in forgotten], counts.unknown,
-        directory, counts.parts, time.monotonic() - began,
-    )  # fmt: skip
+        _held(honoured, rules, counts, moment),
+        given_up,
+        [pin.name for pin in forgotten],
+        counts.unknown,
+        directory,
+        counts.parts,
+        time.monotonic() - began,
+    )
 
 
 def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time) -> Expired:

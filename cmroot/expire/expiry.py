@@ -39,10 +39,14 @@ class Held:
 
     def as_json(self) -> dict[str, object]:
         return {
-            "pin": self.pin, "position": self.position, "age_seconds": round(self.age_seconds),
-            "entries": self.all.entries, "bytes": self.all.bytes,
-            "alone_entries": self.alone.entries, "alone_bytes": self.alone.bytes,
-        }  # fmt: skip
+            "pin": self.pin,
+            "position": self.position,
+            "age_seconds": round(self.age_seconds),
+            "entries": self.all.entries,
+            "bytes": self.all.bytes,
+            "alone_entries": self.alone.entries,
+            "alone_bytes": self.alone.bytes,
+        }
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,11 @@ class GivenUp:
 
     def as_json(self) -> dict[str, object]:
         return {
-            "slot": self.slot, "position": self.position, "confirmed": self.confirmed,
+            "slot": self.slot,
+            "position": self.position,
+            "confirmed": self.confirmed,
             "lag_seconds": round(self.lag_seconds),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -104,13 +110,15 @@ class ExpiryPlan:
             "position": self.position,
             "kept": {reason: _json(count) for reason, count in sorted(self.kept.items())},
             "going": {reason: _json(count) for reason, count in sorted(self.going.items())},
-            "kept_entries": self.keeps.entries, "kept_bytes": self.keeps.bytes,
-            "going_entries": self.removes.entries, "going_bytes": self.removes.bytes,
+            "kept_entries": self.keeps.entries,
+            "kept_bytes": self.keeps.bytes,
+            "going_entries": self.removes.entries,
+            "going_bytes": self.removes.bytes,
             "held": [held.as_json() for held in self.held],
             "given_up": [slot.as_json() for slot in self.given_up],
             "unknown": self.unknown,
             "seconds": round(self.seconds, 3),
-        }  # fmt: skip
+        }
 
     def discard(self) -> None:
         """Safe to run twice."""

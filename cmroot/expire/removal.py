@@ -81,9 +81,14 @@ class Since:
 
 
 def remove(
-    root: str, planned: Iterator[pa.RecordBatch], since: Since, cutoff_ns: int, lease: Lease, *,
+    root: str,
+    planned: Iterator[pa.RecordBatch],
+    since: Since,
+    cutoff_ns: int,
+    lease: Lease,
+    *,
     now: Callable[[], float] = time.time,
-) -> Removed:  # fmt: skip
+) -> Removed:
     """Remove the planned entries that are not needed now. One that was filed anew after `cutoff_ns` (since 1970) is
     taken back too. Safe to run twice."""
     removed = Removed()
@@ -156,8 +161,10 @@ def _begun(root: str, position: int) -> pa.Array:
     """Contents to which a reference was begun after a position, as keys."""
     log = segments(root)
     if (log[-1].last if log else 0) < position:
-        raise FormatError(f"{root}: the log ends before position {position}, where it ended when the plan was made",
-                          hint="somebody replaced the log: check the root, then run the command again")  # fmt: skip
+        raise FormatError(
+            f"{root}: the log ends before position {position}, where it ended when the plan was made",
+            hint="somebody replaced the log: check the root, then run the command again",
+        )
     found, rows = [_NO_KEYS], 0
     for segment in log:
         if segment.last <= position:

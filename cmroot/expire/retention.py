@@ -107,8 +107,11 @@ def decide(references: pa.Table, entries: pa.Table, rules: Rules) -> pa.Table:
     count = reduce(pc.add, [pc.cast(by, pa.int32()) for by in needed], _zeros(table.num_rows))
     decided = table.select([*entries.column_names, "since", "released"])
     for name, column in {
-        "live": live, "reason": reason, "pins": count, "keep": pc.invert(pc.is_in(reason, pa.array(GOING))),
-    }.items():  # fmt: skip
+        "live": live,
+        "reason": reason,
+        "pins": count,
+        "keep": pc.invert(pc.is_in(reason, pa.array(GOING))),
+    }.items():
         decided = decided.append_column(name, column)
     for by, pin in zip(needed, rules.pins, strict=True):
         decided = decided.append_column(pin.reason, by)
@@ -170,7 +173,13 @@ def tally(decided: pa.Table, rules: Rules) -> pa.Table:
         held = decided.filter(decided[pin.reason])
         only = decided.filter(pc.and_(decided[pin.reason], alone))
         rows.append(
-            {"what": "pin", "name": pin.reason, "entries": held.num_rows, "bytes": pc.sum(held["bytes"]).as_py() or 0,
-             "alone_entries": only.num_rows, "alone_bytes": pc.sum(only["bytes"]).as_py() or 0}
-        )  # fmt: skip
+            {
+                "what": "pin",
+                "name": pin.reason,
+                "entries": held.num_rows,
+                "bytes": pc.sum(held["bytes"]).as_py() or 0,
+                "alone_entries": only.num_rows,
+                "alone_bytes": pc.sum(only["bytes"]).as_py() or 0,
+            }
+        )
     return pa.Table.from_pylist(rows, schema=TALLY)

@@ -22,9 +22,20 @@ LIMIT = 1000
 """References told one by one; the newest. The others are counted."""
 
 _COLUMNS = [
-    "position", "op", "db", "table", "partition", "location", "path", "size", "mtime_ns", "checksum", "kept", "since",
+    "position",
+    "op",
+    "db",
+    "table",
+    "partition",
+    "location",
+    "path",
+    "size",
+    "mtime_ns",
+    "checksum",
+    "kept",
+    "since",
     "version",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -91,9 +102,7 @@ def find(root: str, log: Sequence[Segment], query: Query, *, limit: int = LIMIT)
             del found[next(iter(found))]
     total = max(total, len(found))
     ends = _ends(log, [each for each in found.values() if each.ended is None])
-    references = [
-        msgspec.structs.replace(each, ended=ends.get(each.key, each.ended)) for each in found.values()
-    ]  # fmt: skip
+    references = [msgspec.structs.replace(each, ended=ends.get(each.key, each.ended)) for each in found.values()]
     references.sort(key=lambda each: each.since)
     return Findings(_with_kept(root, references), total)
 
@@ -144,11 +153,19 @@ def _below(rows: pa.Table, wanted: str) -> Any:
 def _reference(row: dict[str, Any]) -> Reference:
     ending = row["op"] == RELEASE
     return Reference(
-        db=row["db"] or "", table=row["table"] or "", partition=row["partition"] or "", location=row["location"] or "",
-        path=row["path"] or "", size=row["size"], mtime_ns=row["mtime_ns"], checksum=row["checksum"],
-        since=row["since"] if ending else row["position"], ended=row["position"] if ending else None,
-        recorded_kept=bool(row["kept"]), version=row["version"],
-    )  # fmt: skip
+        db=row["db"] or "",
+        table=row["table"] or "",
+        partition=row["partition"] or "",
+        location=row["location"] or "",
+        path=row["path"] or "",
+        size=row["size"],
+        mtime_ns=row["mtime_ns"],
+        checksum=row["checksum"],
+        since=row["since"] if ending else row["position"],
+        ended=row["position"] if ending else None,
+        recorded_kept=bool(row["kept"]),
+        version=row["version"],
+    )
 
 
 def _ends(log: Sequence[Segment], open_: Sequence[Reference]) -> dict[tuple[int, str, str | None], int]:

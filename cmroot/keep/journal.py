@@ -142,10 +142,19 @@ def entries(journal: Journal, kept: Mapping[str, Kept]) -> pa.Table:
         if hidden(name) or any(skipped_directory(parent) for parent in parents):
             continue
         row = {
-            "op": ADD, "db": journal.db, "table": owner.table, "partition": owner.partition, "location": owner.location,
-            "path": path, "size": file.size, "mtime_ns": file.mtime_ns, "identity": file.identity,
-            "checksum": file.checksum, "kept": True, "version": file.version,
-        }  # fmt: skip
+            "op": ADD,
+            "db": journal.db,
+            "table": owner.table,
+            "partition": owner.partition,
+            "location": owner.location,
+            "path": path,
+            "size": file.size,
+            "mtime_ns": file.mtime_ns,
+            "identity": file.identity,
+            "checksum": file.checksum,
+            "kept": True,
+            "version": file.version,
+        }
         for column, values in columns.items():
             values.append(row.get(column))
     return pa.table({name: pa.array(values, FILES.field(name).type) for name, values in columns.items()})

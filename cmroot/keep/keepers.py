@@ -13,16 +13,7 @@ import msgspec
 
 from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.capability import why_no_copy, why_no_link
-from cmroot.keep.content import (
-    Kept,
-    content_name,
-    file_by_copy,
-    file_by_link,
-    is_kept,
-    locate,
-    opened,
-    read_steadily,
-)
+from cmroot.keep.content import Kept, content_name, file_by_copy, file_by_link, is_kept, locate, opened, read_steadily
 from cmroot.keep.objects import keep_object, read_object
 from cmroot.keep.recycle import Record, Recycled, Swept, recycle, recycle_tree, sweep_incoming
 from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned

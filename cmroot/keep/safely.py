@@ -145,9 +145,10 @@ def remove_kept_below(place: str, named: str, kept: Mapping[str, Kept], *, whole
     directory, too. False when something was found that is not kept, and stays."""
     if not is_local(place):
         left = [
-            name for name, _ in _objects_at(place)
+            name
+            for name, _ in _objects_at(place)
             if not _remove_object(join(place, name), kept.get(normal(join(named, name))))
-        ]  # fmt: skip
+        ]
         return not left
     path = local_path(place)
     with naming(path):

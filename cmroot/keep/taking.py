@@ -86,10 +86,19 @@ class Taking:
 
     @classmethod
     def begin(
-        cls, root: str, *, before_event: int, call: str, db: str, table: str, sources: Sequence[Source],
-        owners: Sequence[Owner], empties: bool = False, about: Mapping[str, Any] | None = None,
+        cls,
+        root: str,
+        *,
+        before_event: int,
+        call: str,
+        db: str,
+        table: str,
+        sources: Sequence[Source],
+        owners: Sequence[Owner],
+        empties: bool = False,
+        about: Mapping[str, Any] | None = None,
         stopped: threading.Event | None = None,
-    ) -> Taking:  # fmt: skip
+    ) -> Taking:
         """Writes the journal; nothing is moved yet. Raises NotWritable or NoSpace when the root takes nothing, and
         Protected for a source that lies in a root, or around one. The arguments are those of Journal."""
         chosen = outermost(sources)
@@ -100,9 +109,19 @@ class Taking:
             for number, source in enumerate(chosen)
         )
         journal = Journal(
-            VERSION, uuid.uuid4().hex, TAKING, before_event, call, db, table,
-            datetime.now(UTC).isoformat(timespec="seconds"), taken, tuple(owners), empties, dict(about or {}),
-        )  # fmt: skip
+            VERSION,
+            uuid.uuid4().hex,
+            TAKING,
+            before_event,
+            call,
+            db,
+            table,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            taken,
+            tuple(owners),
+            empties,
+            dict(about or {}),
+        )
         taking = cls(root, journal, live=True, stopped=stopped)
         try:
             store_for(root).mkdirs(taking.place)

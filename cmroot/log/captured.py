@@ -37,9 +37,23 @@ from cmroot.log.segment import (
 from cmroot.store.place import is_local, join, local_path, name_of, naming, store_for, sync_directory
 
 __all__ = [
-    "ADD", "DICTIONARY", "FILES", "FILES_PART", "FORMAT", "MARKER", "RECORDS_PART", "RELEASE", "REMOVE", "VERSION",
-    "Capture", "Segment", "SegmentWriter", "finished", "segments", "sweep_log",
-]  # fmt: skip
+    "ADD",
+    "DICTIONARY",
+    "FILES",
+    "FILES_PART",
+    "FORMAT",
+    "MARKER",
+    "RECORDS_PART",
+    "RELEASE",
+    "REMOVE",
+    "VERSION",
+    "Capture",
+    "Segment",
+    "SegmentWriter",
+    "finished",
+    "segments",
+    "sweep_log",
+]
 
 RECORDS_PART = 256 * 1024 * 1024
 FILES_PART = 4 * 1024 * 1024
@@ -226,12 +240,7 @@ class SegmentWriter:
                 part.close()
 
     def _finish(self, last: int, metadata: dict[str, Any], before_publishing: Callable[[], None]) -> Segment:
-        self._writer.finish(
-            MARKER,
-            {"first": self._first, "last": last, **metadata},
-            format=FORMAT,
-            version=VERSION,
-        )
+        self._writer.finish(MARKER, {"first": self._first, "last": last, **metadata}, format=FORMAT, version=VERSION)
         before_publishing()
         final = join(self._root, "log", f"{self._first:020d}-{last:020d}")
         self._publish(final)

@@ -90,10 +90,7 @@ def _worth_it(run: Sequence[tuple[float, Segment]]) -> list[Run]:
 
 
 def compact(
-    root: str,
-    *,
-    clock: Callable[[], float] = time.time,
-    take_lease: Callable[[str, str], Lease] = acquire,
+    root: str, *, clock: Callable[[], float] = time.time, take_lease: Callable[[str, str], Lease] = acquire
 ) -> Compacted:
     """Merge what `plan_compaction` says. May run beside captures, dumps and readers, and again after a crash.
 

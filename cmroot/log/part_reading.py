@@ -83,8 +83,10 @@ class PartsReader:
         with self._open(part.name) as file:
             checksum, size = checksum_stream(file)
         if (checksum, size) != (part.xxh3_128, part.size):
-            raise damaged(self.path(part.name), f"has {size} bytes with checksum {checksum}, the marker says "
-                          f"{part.size} and {part.xxh3_128}")  # fmt: skip
+            raise damaged(
+                self.path(part.name),
+                f"has {size} bytes with checksum {checksum}, the marker says {part.size} and {part.xxh3_128}",
+            )
         self._whole.add(name)
 
     def _open(self, name: str) -> BinaryIO:

@@ -159,9 +159,13 @@ class ParquetWriter(_PartWriter):
     kind = PARQUET
 
     def __init__(
-        self, owner: PartsWriter, name: str, schema: Any, dictionary: Sequence[str] | bool = True,
+        self,
+        owner: PartsWriter,
+        name: str,
+        schema: Any,
+        dictionary: Sequence[str] | bool = True,
         row_group: int = ROW_GROUP,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(owner, name)
         self._schema = schema
         self._row_group = row_group

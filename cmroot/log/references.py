@@ -50,9 +50,13 @@ class Grouping(Protocol):
     """What is asked of an engine: bring rows together by a key and decide over each group; see docs/design.md."""
 
     def group(
-        self, read: Callable[[Source], Iterator[pa.RecordBatch]], sources: Iterable[Source], key: str,
-        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
-    ) -> Iterator[pa.RecordBatch]: ...  # fmt: skip
+        self,
+        read: Callable[[Source], Iterator[pa.RecordBatch]],
+        sources: Iterable[Source],
+        key: str,
+        decide: Callable[[pa.Table], pa.Table],
+        schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]: ...
 
 
 # Reading

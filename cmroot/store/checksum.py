@@ -66,7 +66,7 @@ def checksum_descriptor(descriptor: int, size: int | None = None) -> tuple[str, 
 
 def copy_file(
     source_path: str, temporary_path: str, *, reread: bool = False, mtime_ns: int | None = None
-) -> tuple[str, int]:  # fmt: skip
+) -> tuple[str, int]:
     """Copy one local file to a new name, hashing on the way; checksum and size of what was read.
 
     The new file must not exist, has mode 0666 less the umask, is not synced and not renamed into place: that is the
@@ -86,7 +86,7 @@ def copy_file(
 
 def copy_descriptor(
     source: int, temporary_path: str, *, reread: bool = False, sync: bool = False, mtime_ns: int | None = None
-) -> tuple[str, int]:  # fmt: skip
+) -> tuple[str, int]:
     """As `copy_file`, from an open descriptor (from byte 0 on); `sync` makes the copy durable before returning."""
     try:
         target = os.open(temporary_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -14,16 +14,7 @@ from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable, UnknownPlace
-from cmroot.store.place import (
-    ASIDE,
-    Names,
-    aside_name,
-    naming,
-    normal,
-    parent,
-    scheme,
-    split_authority,
-)
+from cmroot.store.place import ASIDE, Names, aside_name, naming, normal, parent, scheme, split_authority
 from cmroot.store.renaming import RENAMING, in_two_steps, is_there, meant, next_of, rename_onto_free, replace
 
 _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})

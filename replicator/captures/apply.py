@@ -35,9 +35,20 @@ from replicator.events.record import (
 )
 
 _ROW = (
-    "position", "op", "db", "table", "partition", "location",
-    "path", "size", "mtime_ns", "identity", "checksum", "kept", "version",
-)  # fmt: skip
+    "position",
+    "op",
+    "db",
+    "table",
+    "partition",
+    "location",
+    "path",
+    "size",
+    "mtime_ns",
+    "identity",
+    "checksum",
+    "kept",
+    "version",
+)
 
 
 @dataclass(frozen=True)

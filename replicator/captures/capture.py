@@ -50,11 +50,21 @@ ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends
 
 
 def capture(
-    source: MetastoreReader, root: ChangeRoot, *, databases: Sequence[str] = (), everything: bool = False,
-    scan: bool = True, compare: bool = True, deep: bool = False, repair: bool = False, keeper: str = "auto",
+    source: MetastoreReader,
+    root: ChangeRoot,
+    *,
+    databases: Sequence[str] = (),
+    everything: bool = False,
+    scan: bool = True,
+    compare: bool = True,
+    deep: bool = False,
+    repair: bool = False,
+    keeper: str = "auto",
     empty: Sequence[str] = (),
-    engine: AutoEngine, progress: Progress, clock: Callable[[], float] = clocks.time,
-) -> Captured:  # fmt: skip
+    engine: AutoEngine,
+    progress: Progress,
+    clock: Callable[[], float] = clocks.time,
+) -> Captured:
     """Brings the captured log up to now. May run again at any time, also after a crash.
 
     databases: captured from now on, beside those captured before. None at all: those captured before; with
@@ -91,9 +101,7 @@ def capture(
     return report
 
 
-def _wanted(
-    source: MetastoreReader, manifest: Manifest, databases: Sequence[str], *, everything: bool
-) -> list[str]:  # fmt: skip
+def _wanted(source: MetastoreReader, manifest: Manifest, databases: Sequence[str], *, everything: bool) -> list[str]:
     """Databases to walk for the first time. Raises ObjectNotFound for one that does not exist."""
     known = manifest.scope()
     if known and known.issuperset(databases) and not everything:
@@ -102,8 +110,7 @@ def _wanted(
     for name in databases:
         if name not in existing and name not in known:
             raise ObjectNotFound(
-                f"database {name} does not exist in {source.uri}",
-                hint=f"it has: {', '.join(sorted(existing)[:20])}",
+                f"database {name} does not exist in {source.uri}", hint=f"it has: {', '.join(sorted(existing)[:20])}"
             )
     if databases and not everything:
         return [name for name in databases if name not in known]
@@ -114,9 +121,16 @@ class _Run:
     """One capture at work: the records so far, and the manifest as it will be."""
 
     def __init__(
-        self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, keeper: str, engine: AutoEngine,
-        progress: Progress, clock: Callable[[], float], lease: Lease,
-    ) -> None:  # fmt: skip
+        self,
+        source: MetastoreReader,
+        root: ChangeRoot,
+        manifest: Manifest,
+        keeper: str,
+        engine: AutoEngine,
+        progress: Progress,
+        clock: Callable[[], float],
+        lease: Lease,
+    ) -> None:
         self._source, self._root, self._manifest, self._progress = source, root, manifest, progress
         self._log = Recording(source, root, manifest, clock, lease)
         self._contents = Contents(self._log, root.place, keeper, engine, progress)

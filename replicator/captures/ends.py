@@ -15,9 +15,20 @@ from cmroot.log.captured import FILES, RELEASE
 
 _PAGE = 20_000
 _COLUMNS = (
-    "position", "db", "table", "partition", "location", "path",
-    "size", "mtime_ns", "identity", "checksum", "kept", "version", "since",
-)  # fmt: skip
+    "position",
+    "db",
+    "table",
+    "partition",
+    "location",
+    "path",
+    "size",
+    "mtime_ns",
+    "identity",
+    "checksum",
+    "kept",
+    "version",
+    "since",
+)
 _CHECKSUM = _COLUMNS.index("checksum")
 
 

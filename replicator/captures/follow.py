@@ -43,9 +43,12 @@ class Followed(Report):
 
 
 def follow(
-    once: Callable[[], Captured], interval: timedelta, *, told: Callable[[Captured], None],
+    once: Callable[[], Captured],
+    interval: timedelta,
+    *,
+    told: Callable[[Captured], None],
     failed: Callable[[BaseException, float], None],
-) -> NoReturn:  # fmt: skip
+) -> NoReturn:
     """Captures until an exception ends it: that of a signal, or an error that trying again does not help. told: is
     given each capture; failed: each error that can pass, and the seconds to the next try."""
     while True:
@@ -62,9 +65,11 @@ def _patiently(once: Callable[[], Captured], failed: Callable[[BaseException, fl
         failed(error, state.next_action.sleep)
 
     attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_can_pass), before_sleep=report, reraise=True,
+        retry=tenacity.retry_if_exception(_can_pass),
+        before_sleep=report,
+        reraise=True,
         wait=tenacity.wait_exponential_jitter(initial=1, max=LONGEST_WAIT.total_seconds()),
-    )  # fmt: skip
+    )
     return attempts(once)
 
 

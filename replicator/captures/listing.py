@@ -91,10 +91,17 @@ def list_objects(task: ListTask) -> Listed:
                     unnamed[index] = listing.unnamed
                 break
     return Listed(
-        objects=task.objects[:done], rows=rows.table(task.objects), owners=rows.owner, directories=directories,
-        missing=missing, postponed=task.objects[done:], files_hashed=rows.files_hashed, bytes_hashed=rows.bytes_hashed,
-        unnamed=unnamed, same=rows.same,
-    )  # fmt: skip
+        objects=task.objects[:done],
+        rows=rows.table(task.objects),
+        owners=rows.owner,
+        directories=directories,
+        missing=missing,
+        postponed=task.objects[done:],
+        files_hashed=rows.files_hashed,
+        bytes_hashed=rows.bytes_hashed,
+        unnamed=unnamed,
+        same=rows.same,
+    )
 
 
 def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:
@@ -121,9 +128,15 @@ def unseen_files(db: str, table: str, partition: str, named: Mapping[str, int]) 
 
 
 def _record(
-    rows: _Rows, index: int, thing: DataObject, listing: Listing, known: Mapping[str, KnownFile], keeper: Keeper,
-    *, tolerant: bool,
-) -> bool:  # fmt: skip
+    rows: _Rows,
+    index: int,
+    thing: DataObject,
+    listing: Listing,
+    known: Mapping[str, KnownFile],
+    keeper: Keeper,
+    *,
+    tolerant: bool,
+) -> bool:
     """Adds one object's rows. False, with nothing added, when a file vanished meanwhile; `tolerant` leaves it out."""
     start = len(rows.owner), len(rows.same)
     remaining = dict(known)
@@ -141,8 +154,17 @@ def _record(
         if kept is not None and before is not None and _is_same_entry(before, kept, keeper):
             rows.same.append((index, path, identity))
         elif kept is not None:
-            rows.add(index, "add", path, kept.size, kept.mtime_ns, identity, kept.checksum,
-                     keeper.name != "none", kept.version)  # fmt: skip
+            rows.add(
+                index,
+                "add",
+                path,
+                kept.size,
+                kept.mtime_ns,
+                identity,
+                kept.checksum,
+                keeper.name != "none",
+                kept.version,
+            )
         elif before is not None:
             remaining[path] = before
     for path in remaining:

@@ -110,9 +110,14 @@ class Recording:
             for rows in self.manifest.ended():
                 self._segment.append_files(rows)
             self._segment.finish(
-                self.position, event=self.cursor, time=self.now(), source=self._source.uri, keeper=keeper,
-                databases=self.report.databases, **sight.about(),
-            )  # fmt: skip
+                self.position,
+                event=self.cursor,
+                time=self.now(),
+                source=self._source.uri,
+                keeper=keeper,
+                databases=self.report.databases,
+                **sight.about(),
+            )
         self.manifest.advance(self.position, self.cursor, self.now())
         self.manifest.commit()
 

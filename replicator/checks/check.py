@@ -71,9 +71,13 @@ class _Way:
 
 
 def check(
-    policy: Policy, *, others: Sequence[Policy] = (), connect: Connect = impatient,
-    clock: Callable[[], float] = clocks.time, room: Callable[[str], Room] = places.disk_room,
-) -> Checked:  # fmt: skip
+    policy: Policy,
+    *,
+    others: Sequence[Policy] = (),
+    connect: Connect = impatient,
+    clock: Callable[[], float] = clocks.time,
+    room: Callable[[str], Room] = places.disk_room,
+) -> Checked:
     """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its URI."""
     began = clocks.monotonic()
     run = _Check(policy, clock, room)

@@ -17,9 +17,7 @@ LOOKED_AT = 20_000  # tables of a policy: some 10 s, and who asks waits
 BATCH = 500
 
 
-def find_left_out(
-    policy: Policy, pairs: Iterable[Pair], source: MetastoreReader
-) -> tuple[list[NotReplicated], int]:  # fmt: skip
+def find_left_out(policy: Policy, pairs: Iterable[Pair], source: MetastoreReader) -> tuple[list[NotReplicated], int]:
     """Tables of the source that runs leave out, as its metastore tells them, and how many were not looked at. Clones
     of Delta tables look like others there: captures and runs find them."""
     if policy.formats == AS_THEY_ARE:
@@ -40,7 +38,7 @@ def find_left_out(
 
 def judge_formats(
     left_out: Sequence[NotReplicated], unseen: int, pairs: Iterable[Pair], target: MetastoreReader
-) -> list[Finding]:  # fmt: skip
+) -> list[Finding]:
     """`unseen`: tables that were not looked at."""
     more = f"; {unseen} tables were not looked at" if unseen else ""
     figures = (Figure("not_replicated", len(left_out)),)

@@ -36,9 +36,12 @@ def answers(side: str, metastore: MetastoreReader, stopwatch: Callable[[], float
     if unknown:
         lost = ", ".join(f"{struct} {fields}" for struct, fields in unknown.items())
         return Finding(
-            side, "warning", f"{told}; sends fields that would be lost: {lost}",
-            "use a newer release, which knows them", (Figure(f"{side}_answer", seconds, "s"),),
-        )  # fmt: skip
+            side,
+            "warning",
+            f"{told}; sends fields that would be lost: {lost}",
+            "use a newer release, which knows them",
+            (Figure(f"{side}_answer", seconds, "s"),),
+        )
     return Finding(side, "ok", told, figures=(Figure(f"{side}_answer", seconds, "s"),))
 
 
@@ -60,9 +63,11 @@ def levels_fit(source: Database | None, target: Database | None) -> Finding:
     one, other = level(source), level(target)
     if one != other and "3" in one:
         return Finding(
-            "versions", "warning", f"the source speaks the {one}, the target the {other}",
+            "versions",
+            "warning",
+            f"the source speaks the {one}, the target the {other}",
             "what only newer servers know is not replicated; keep the target at least as new as the source",
-        )  # fmt: skip
+        )
     return Finding("versions", "ok", one if one == other else f"source: {one}; target: {other}")
 
 
@@ -76,18 +81,21 @@ def are_two(source: MetastoreReader, target: MetastoreReader) -> Finding:
         there = target.next_events(row.id - 1, 1)
         if any(digest(event) == digest(row) for event in there):
             return Finding(
-                "sides", "critical", f"{source.uri} and {target.uri} have the same event {row.id}: one metastore",
+                "sides",
+                "critical",
+                f"{source.uri} and {target.uri} have the same event {row.id}: one metastore",
                 "name another target. If it was made from a copy of the source's database: change anything in both, "
                 "and check again",
-            )  # fmt: skip
+            )
         return Finding("sides", "ok", "the two metastores have different events")
     here, there_ = default_database(source), default_database(target)
     if here and there_ and here.location == there_.location:
         return Finding(
-            "sides", "warning",
+            "sides",
+            "warning",
             f"cannot be told apart: the source has no event, and both say that their warehouse is {here.location}",
             "make any change at the source, then check again",
-        )  # fmt: skip
+        )
     return Finding("sides", "ok", "the two metastores have different warehouses")
 
 
@@ -102,9 +110,11 @@ def log_is_on(source: MetastoreReader, databases: Sequence[str]) -> Finding:
         return Finding("log", "critical", error.message, error.hint)
     if newest == 0 and set(databases) - {"default"}:
         return Finding(
-            "log", "warning", "a listener is configured, but it has written no event yet, although there are databases",
+            "log",
+            "warning",
+            "a listener is configured, but it has written no event yet, although there are databases",
             "make any change at the source, such as a comment of a table, then check again",
-        )  # fmt: skip
+        )
     return Finding("log", "ok", f"on; the newest event is {newest}", figures=(Figure("newest_event", newest),))
 
 
@@ -120,19 +130,23 @@ def judge_reach(reach: Reach, *, now: float, schedule: timedelta) -> Finding:
         return _life_fits(Finding(name, "ok", f"{begins}; nothing was captured yet"), reach.life, schedule)
     if reach.cursor > reach.newest:
         return Finding(
-            name, "critical",
+            name,
+            "critical",
             f"event {reach.cursor} was captured, but the source's newest is {reach.newest}: another metastore, or one "
-            "restored from a backup", "begin with a new cmroot and a bootstrap",
-        )  # fmt: skip
+            "restored from a backup",
+            "begin with a new cmroot and a bootstrap",
+        )
     if reach.cursor == reach.newest:
         return _life_fits(Finding(name, "ok", f"all are captured, up to {reach.newest}"), reach.life, schedule)
     if reach.needed is None or reach.needed.id > reach.cursor + 1:
         until = reach.needed.id - 1 if reach.needed else reach.newest
         return Finding(
-            name, "critical", f"events {reach.cursor + 1} to {until} were cleaned before capture read them",
+            name,
+            "critical",
+            f"events {reach.cursor + 1} to {until} were cleaned before capture read them",
             "the next run compares every table with the metastore, or `replicator capture --repair` does now; run more "
             f"often, or raise {TTL}",
-        )  # fmt: skip
+        )
     age = max(0.0, now - reach.needed.time)
     waiting = f"event {reach.needed.id} waits for {duration_text(age)}"
     if reach.life is None:
@@ -168,10 +182,12 @@ def judge_clock(side: str, newest: NotificationEvent | None, *, now: float) -> F
     ahead = newest.time - now
     if ahead > SKEW.total_seconds():
         return Finding(
-            name, "warning", f"at least {duration_text(ahead)} ahead of ours, by the time of event {newest.id}",
+            name,
+            "warning",
+            f"at least {duration_text(ahead)} ahead of ours, by the time of event {newest.id}",
             "set both clocks by NTP: until then lags in seconds, and restores to a time, are wrong by that much",
             (Figure(f"{side}_clock_ahead", ahead, "s", SKEW.total_seconds()),),
-        )  # fmt: skip
+        )
     behind = max(EVENT_GRAIN, -ahead)
     return Finding(
         name, "ok", f"not ahead of ours; behind by at most {duration_text(behind)}, by the time of event {newest.id}"

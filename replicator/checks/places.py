@@ -26,7 +26,7 @@ from cmroot.store.place import (
     split_authority,
     status_of,
     store_for,
-)  # fmt: skip
+)
 from replicator.checks.finding import Figure, Finding, Health
 from replicator.checks.metastores import SKEW
 from replicator.text.quantity import duration_text, size_text
@@ -131,10 +131,13 @@ def judge_store_clocks(probes: Iterable[Probed]) -> Finding:
     if abs(worst.clock_ahead) > SKEW.total_seconds():
         way = "ahead of" if worst.clock_ahead > 0 else "behind"
         return Finding(
-            "clock stores", "warning", f"{worst.place}: {duration_text(abs(worst.clock_ahead))} {way} ours",
+            "clock stores",
+            "warning",
+            f"{worst.place}: {duration_text(abs(worst.clock_ahead))} {way} ours",
             "set this host's clock by NTP: leases on object stores rely on clocks that differ by no more than "
-            f"{SKEW.total_seconds():.0f} s", (figure,),
-        )  # fmt: skip
+            f"{SKEW.total_seconds():.0f} s",
+            (figure,),
+        )
     return Finding("clock stores", "ok", "as ours, by the times of files just written", figures=(figure,))
 
 
@@ -155,10 +158,12 @@ def _judge_room(keys: Sequence[str], room: Room) -> Finding:
     health: Health = "critical" if part < ROOM_CRITICAL else "warning" if part < ROOM_WARNING else "ok"
     bounds = room.total * ROOM_WARNING, room.total * ROOM_CRITICAL
     return Finding(
-        f"room {', '.join(keys)}", health, f"{size_text(room.free)} of {size_text(room.total)} free ({part:.0%})",
+        f"room {', '.join(keys)}",
+        health,
+        f"{size_text(room.free)} of {size_text(room.total)} free ({part:.0%})",
         "" if health == "ok" else "free space, expire (`replicator cm expire`), or move these places",
         (Figure(f"free_{keys[0]}", room.free, "B", *bounds),),
-    )  # fmt: skip
+    )
 
 
 # How the source's bytes are kept

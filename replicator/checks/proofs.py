@@ -28,9 +28,11 @@ def judge_verified(policy: Policy, history: History, *, now: float) -> list[Find
     waits = found.oldest + age if found.oldest is not None else None
     limit = max(AT_LEAST, policy.schedule * PERIODS).total_seconds()
     figures = (
-        Figure("different", found.open_count, critical=0), Figure("never_verified", found.never),
-        Figure("longest_unverified", waits or 0.0, "s"), Figure("since_verified", age, "s", limit),
-    )  # fmt: skip
+        Figure("different", found.open_count, critical=0),
+        Figure("never_verified", found.never),
+        Figure("longest_unverified", waits or 0.0, "s"),
+        Figure("since_verified", age, "s", limit),
+    )
     if found.open_count:
         names = ", ".join(found.open) if found.open_count <= NAMED else f"{count_text(found.open_count, 'table')}"
         text = f"differs from the source, and not because it is behind: {names}"

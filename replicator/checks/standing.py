@@ -32,10 +32,12 @@ def judge_databases(policy: Policy, pairs: Sequence[Pair], renamed: Sequence[Pai
     if not names:
         return [
             Finding(
-                "databases", "critical", f"none of the source matches {', '.join(policy.databases)}",
+                "databases",
+                "critical",
+                f"none of the source matches {', '.join(policy.databases)}",
                 "patterns match whole names of databases",
             )
-        ]  # fmt: skip
+        ]
     found = [Finding("databases", "ok", _listed(names), figures=(Figure("databases", len(names)),))]
     missing = sorted(set(policy.rename_db) - set(names))
     if missing:
@@ -81,18 +83,22 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
     if foreign:
         found.append(
             Finding(
-                "replicas", "critical", f"made from another cmroot: {_listed(foreign)}",
+                "replicas",
+                "critical",
+                f"made from another cmroot: {_listed(foreign)}",
                 "name the cmroot that they were made from, or drop them at the target",
             )
-        )  # fmt: skip
+        )
     if strange:
         found.append(
             Finding(
-                "replicas", "warning", f"not made by replication, and not empty: {_listed(strange)}",
+                "replicas",
+                "warning",
+                f"not made by replication, and not empty: {_listed(strange)}",
                 "`sync --adopt` takes them over: what is equal stays, the rest goes to target_cmroot; without it the "
                 "run is refused. If that is not meant, give other names with `rename_db`",
             )
-        )  # fmt: skip
+        )
     return found or [Finding("replicas", "ok", "what is at the target is this policy's, or nothing")]
 
 
@@ -182,10 +188,12 @@ def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -
     if pins.damaged:
         found.append(
             Finding(
-                "pins", "critical", f"damaged: {_listed(pins.damaged)}",
+                "pins",
+                "critical",
+                f"damaged: {_listed(pins.damaged)}",
                 "nothing expires until they are restored from a copy of the root, or dropped by name",
             )
-        )  # fmt: skip
+        )
     if any(place.rpartition("/")[2] == policy.slot and "/slots/" in place for place in pins.damaged):
         return found
     slot = find_slot(root.place, policy.slot)
@@ -193,19 +201,23 @@ def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -
     if slot is None and replicated:
         found.append(
             Finding(
-                "slot", "warning", f"there is no slot {policy.slot}: what the target needs next may expire",
+                "slot",
+                "warning",
+                f"there is no slot {policy.slot}: what the target needs next may expire",
                 "the next run makes it, by a bootstrap that copies only what differs",
             )
-        )  # fmt: skip
+        )
     elif slot is None:
         found.append(Finding("slot", "ok", f"{policy.slot} is not there yet: the first run makes it"))
     elif slot.given_up:
         found.append(
             Finding(
-                "slot", "critical", f"{slot.name} was given up at {slot.given_up}: what it needed may be gone",
+                "slot",
+                "critical",
+                f"{slot.name} was given up at {slot.given_up}: what it needed may be gone",
                 f"`replicator cm slots drop {slot.name}`, then run the policy: it bootstraps, copying what differs",
             )
-        )  # fmt: skip
+        )
     elif slot.awaits:
         found.append(Finding("slot", "ok", f"{slot.name} awaits {slot.awaits}"))
     else:

@@ -16,10 +16,17 @@ def removal_options(command: F) -> F:
     """`--max-share`, `--max-bytes` and `--allow-removals`: the fields of `Braked`."""
     for option in (
         click.option("--allow-removals", is_flag=True, help="Lift the removal limits for this run."),
-        click.option("--max-bytes", type=Size(), help="Refuse a load that would remove more; default: that of "
-                     "[guard], else 1TiB."),
-        click.option("--max-share", type=click.FloatRange(0, 1), help="Refuse a load that would remove a larger "
-                     "share of the replica's bytes; default: that of [guard], else 0.5."),
-    ):  # fmt: skip
+        click.option(
+            "--max-bytes",
+            type=Size(),
+            help="Refuse a load that would remove more; default: that of [guard], else 1TiB.",
+        ),
+        click.option(
+            "--max-share",
+            type=click.FloatRange(0, 1),
+            help="Refuse a load that would remove a larger "
+            "share of the replica's bytes; default: that of [guard], else 0.5.",
+        ),
+    ):
         command = option(command)
     return command

@@ -68,11 +68,18 @@ def describe(captured: Captured) -> Iterable[str]:
     """A capture for a person."""
     yield from aligned(
         [
-            (captured.status, f"{count_text(captured.records, 'record')} ({captured.observed:,} found by scan) "
-                         f"from {count_text(captured.events, 'event')}"),
+            (
+                captured.status,
+                f"{count_text(captured.records, 'record')} ({captured.observed:,} found by scan) "
+                f"from {count_text(captured.events, 'event')}",
+            ),
             ("through", f"event {captured.through_event}, position {captured.position}"),
-            ("files", f"{captured.files:,} new or changed, {size_text(captured.bytes)}, kept by {captured.keeper}"
-                      if captured.files else "no new or changed ones"),
+            (
+                "files",
+                f"{captured.files:,} new or changed, {size_text(captured.bytes)}, kept by {captured.keeper}"
+                if captured.files
+                else "no new or changed ones",
+            ),
             ("log", captured.root),
             ("databases", shortened(captured.databases)),
             ("not replicated", shortened(map(str, captured.not_replicated))),
@@ -80,7 +87,7 @@ def describe(captured: Captured) -> Iterable[str]:
             ("warning", shortened(captured.warnings)),
             ("took", took(captured.seconds)),
         ]
-    )  # fmt: skip
+    )
 
 
 def _follow(session: Session, as_json: bool, given: Mapping[str, Any]) -> int:
@@ -90,9 +97,13 @@ def _follow(session: Session, as_json: bool, given: Mapping[str, Any]) -> int:
     def told(captured: Captured) -> None:
         total.add(captured)
         if captured.records and not as_json:
-            write([f"event {captured.through_event}, position {captured.position}: "
-                   f"{count_text(captured.records, 'record')}, {count_text(captured.files, 'file')}, "
-                   f"{size_text(captured.bytes)}"])  # fmt: skip
+            write(
+                [
+                    f"event {captured.through_event}, position {captured.position}: "
+                    f"{count_text(captured.records, 'record')}, {count_text(captured.files, 'file')}, "
+                    f"{size_text(captured.bytes)}"
+                ]
+            )
 
     def failed(error: BaseException, wait: float) -> None:
         note(f"{error}; trying again in {wait:.0f} s")

@@ -19,8 +19,12 @@ FOUND = 3  # finished, but something is wrong, or could not be looked at
 
 @click.command()
 @click.argument("policy")
-@click.option("--nagios", is_flag=True, allow_from_autoenv=False, help="Print one line with performance data; exit "
-              "with 0 ok, 1 warning, 2 critical, 3 unknown.")  # fmt: skip
+@click.option(
+    "--nagios",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Print one line with performance data; exit with 0 ok, 1 warning, 2 critical, 3 unknown.",
+)
 @json_option
 @pass_session
 def check(session: Session, /, as_json: bool, nagios: bool, **given: Any) -> int:

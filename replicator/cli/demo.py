@@ -14,8 +14,12 @@ from replicator.commands.demo import demo as run
 
 
 @click.command()
-@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Run in this directory, new or empty, and keep it.")  # fmt: skip
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Run in this directory, new or empty, and keep it.",
+)
 @json_option
 @pass_session
 def demo(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -7,14 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import (
-    Session,
-    dry_run_option,
-    json_option,
-    parse_settings,
-    pass_session,
-    policy_argument,
-)
+from replicator.cli.options import Session, dry_run_option, json_option, parse_settings, pass_session, policy_argument
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, took
 from replicator.commands.drill import drill as run
 from replicator.drills.drill_record import Asked, Drill, DrillPlan, ShownDrills
@@ -26,14 +19,30 @@ NOT_ALL_GOOD = 3
 
 @click.command()
 @policy_argument
-@click.option("--query", "queries", multiple=True, metavar="SQL", help="A query, with the replica's database names, "
-              "to run on the shadows after the policy's `smoke` queries; repeatable.")  # fmt: skip
+@click.option(
+    "--query",
+    "queries",
+    multiple=True,
+    metavar="SQL",
+    help="A query, with the replica's database names, "
+    "to run on the shadows after the policy's `smoke` queries; repeatable.",
+)
 @click.option("--db", multiple=True, metavar="NAME", help="Only this database, by the replica's name; repeatable.")
-@click.option("--sample", type=click.IntRange(0), default=20, show_default=True, metavar="N",
-              help="Also count the rows of N tables, a new random sample each time.")  # fmt: skip
+@click.option(
+    "--sample",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Also count the rows of N tables, a new random sample each time.",
+)
 @click.option("--prefix", default="drill_", show_default=True, metavar="TEXT", help="Prefix of the shadows' names.")
-@click.option("--keep", is_flag=True, help="Keep the shadows for inspection, until the next drill or --clean. Read "
-              "only: a write to their tables is a write to the replica's files.")  # fmt: skip
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Keep the shadows for inspection, until the next drill or --clean. Read "
+    "only: a write to their tables is a write to the replica's files.",
+)
 @click.option("--clean", is_flag=True, help="Only drop the shadows that drills of the policy left.")
 @click.option("--list", "listing", is_flag=True, help="Only list past drills.")
 @click.option(
@@ -113,7 +122,7 @@ def drill_lines(drill: Drill) -> Iterable[str]:
             ("warning", shortened(drill.warnings)),
             ("took", f"{took(drill.seconds)} ({steps})"),
         ]
-    )  # fmt: skip
+    )
 
 
 def _query_line(asked: Asked) -> str:
@@ -137,14 +146,19 @@ def _list_lines(drills: list[Drill]) -> Iterable[str]:
         return ["no drill is remembered"]
     rows = [
         (
-            drill.started[:19] + "Z", drill.id, drill.status, drill.by,
-            max((standing.event for standing in drill.checkpoint.values()), default=None), drill.tables,
-            sum(each.outcome == "good" for each in drill.queries), len(drill.queries),
+            drill.started[:19] + "Z",
+            drill.id,
+            drill.status,
+            drill.by,
+            max((standing.event for standing in drill.checkpoint.values()), default=None),
+            drill.tables,
+            sum(each.outcome == "good" for each in drill.queries),
+            len(drill.queries),
             duration_text(drill.first_answer_seconds) if drill.first_answer_seconds is not None else None,
             drill.error or "; ".join(drill.warnings[:1]),
         )
         for drill in drills
-    ]  # fmt: skip
+    ]
     head = ("started", "drill", "status", "by", "at event", "tables", "good", "queries", "first answer", "said")
     return columns(head, rows, ("at event", "tables", "good", "queries", "first answer"))
 

@@ -40,14 +40,24 @@ from replicator.dumps.preview import DumpPlan
 @exclude_option
 @click.option("--since", metavar="X", help="Incremental: an event id, a time (UTC), or an earlier dump's directory.")
 @click.option("--until", metavar="X", help="End at this event id or time; default: now.")
-@click.option("--slot", default="", metavar="NAME", help="Consumer name. $cmroot retains everything that this "
-              "consumer's load has not confirmed. Without --since, the dump begins at the slot's position; a new "
-              "slot gets a bootstrap.")  # fmt: skip
+@click.option(
+    "--slot",
+    default="",
+    metavar="NAME",
+    help="Consumer name. $cmroot retains everything that this "
+    "consumer's load has not confirmed. Without --since, the dump begins at the slot's position; a new "
+    "slot gets a bootstrap.",
+)
 @click.option(
     "--allow-replica", is_flag=True, help="Also dump a database that is itself a replica (chained replication)."
 )
-@click.option("--no-capture", "no_capture_first", envvar="REPLICATOR_DUMP_NO_CAPTURE", is_flag=True,
-              help="Dump the captured log as it is, without contacting the source.")  # fmt: skip
+@click.option(
+    "--no-capture",
+    "no_capture_first",
+    envvar="REPLICATOR_DUMP_NO_CAPTURE",
+    is_flag=True,
+    help="Dump the captured log as it is, without contacting the source.",
+)
 @no_scan_option
 @deep_option
 @keeper_option

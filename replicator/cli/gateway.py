@@ -16,14 +16,30 @@ from replicator.commands.gateway import gateway as run
 @click.command()
 @source_option
 @cmroot_option
-@click.option("--listen", default="127.0.0.1:9084", show_default=True, metavar="HOST:PORT",
-              help="Address for clients; port 0 selects a free one, 0.0.0.0 all interfaces.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), default=1000, show_default=True,
-              help="Maximum number of concurrent clients; others wait.")  # fmt: skip
-@click.option("--pass-unknown-drops", is_flag=True,
-              help="Forward calls with the name of a drop that this release does not know.")  # fmt: skip
-@click.option("--grace", type=Duration(), default="10s", show_default=True,
-              help="Time for which a drop may continue in the metastore after its connection died.")  # fmt: skip
+@click.option(
+    "--listen",
+    default="127.0.0.1:9084",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Address for clients; port 0 selects a free one, 0.0.0.0 all interfaces.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Maximum number of concurrent clients; others wait.",
+)
+@click.option(
+    "--pass-unknown-drops", is_flag=True, help="Forward calls with the name of a drop that this release does not know."
+)
+@click.option(
+    "--grace",
+    type=Duration(),
+    default="10s",
+    show_default=True,
+    help="Time for which a drop may continue in the metastore after its connection died.",
+)
 @click.option(
     "--client-timeout",
     type=Duration(),
@@ -45,8 +61,12 @@ from replicator.commands.gateway import gateway as run
     show_default=True,
     help="Time limit for current calls when the gateway is stopped.",
 )
-@click.option("--ready-file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="File to which the gateway writes its URI once clients can connect.")  # fmt: skip
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File to which the gateway writes its URI once clients can connect.",
+)
 @json_option
 @pass_session
 def gateway(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -20,14 +20,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 def guard_options(command: F) -> F:
     """`--max-share`, `--max-bytes`, `--min-depth` and `--protect`: as fields of `Limited`."""
     for option in (
-        click.option("--protect", multiple=True, metavar="PLACE", help="Protect this place and the paths below and "
-                     "above it; repeatable."),
-        click.option("--min-depth", type=click.IntRange(1), help="Minimum depth of removed paths below the store's "
-                     "root; default 2."),
+        click.option(
+            "--protect",
+            multiple=True,
+            metavar="PLACE",
+            help="Protect this place and the paths below and above it; repeatable.",
+        ),
+        click.option(
+            "--min-depth",
+            type=click.IntRange(1),
+            help="Minimum depth of removed paths below the store's root; default 2.",
+        ),
         click.option("--max-bytes", type=Size(), help="Refuse a run that would remove more, e.g. 10TiB."),
-        click.option("--max-share", type=click.FloatRange(0, 1), help="Refuse a run that would remove a larger "
-                     "share, e.g. 0.2."),
-    ):  # fmt: skip
+        click.option(
+            "--max-share", type=click.FloatRange(0, 1), help="Refuse a run that would remove a larger share, e.g. 0.2."
+        ),
+    ):
         command = option(command)
     return command
 
@@ -108,8 +116,9 @@ def legal_hold() -> None:
 @legal_hold.command(name="add")
 @click.argument("name")
 @cmroot_option
-@click.option("--on", "pattern", required=True, metavar="PATTERN", help="A place, or a glob for DB.TABLE or "
-              "DB.TABLE/PARTITION.")  # fmt: skip
+@click.option(
+    "--on", "pattern", required=True, metavar="PATTERN", help="A place, or a glob for DB.TABLE or DB.TABLE/PARTITION."
+)
 @click.option("--reason", required=True, help="Reason, shown with each refusal.")
 @click.option("--until", default="", metavar="TIME", help="End of the hold; ISO 8601, default: none.")
 @json_option

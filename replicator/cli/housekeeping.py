@@ -164,15 +164,24 @@ def _lines(done: Housekept, told: str = "") -> Iterable[str]:
             ("cancelled", f"{done.cancelled:,}" if done.cancelled else None),
             ("due", f"{done.due:,}"),
             ("would go" if planned else "removed", went if done.removed else None),
-            ("dropped", f"{count_text(done.partitions_dropped, 'partition')}, "
-                        f"{count_text(done.tables_dropped, 'table')}"
-                        if done.partitions_dropped or done.tables_dropped else None),
+            (
+                "dropped",
+                f"{count_text(done.partitions_dropped, 'partition')}, {count_text(done.tables_dropped, 'table')}"
+                if done.partitions_dropped or done.tables_dropped
+                else None,
+            ),
             ("skipped", f"{done.skipped:,}" if done.skipped else None),
             ("waiting", f"{done.waiting:,}" if done.waiting else None),
-            ("exhausted", f"{done.exhausted:,}: see `replicator housekeeping ls --status exhausted`"
-                          if done.exhausted else None),
-            ("plan", shortened(f"{each['action']} {each['object']} at {each['path']}: {each['reason']}"
-                               for each in done.plan)),
+            (
+                "exhausted",
+                f"{done.exhausted:,}: see `replicator housekeeping ls --status exhausted`" if done.exhausted else None,
+            ),
+            (
+                "plan",
+                shortened(
+                    f"{each['action']} {each['object']} at {each['path']}: {each['reason']}" for each in done.plan
+                ),
+            ),
             ("invalid", shortened(done.invalid)),
             ("refused", shortened(done.refused) if not planned else None),
             ("failed", shortened(done.failed)),
@@ -180,7 +189,7 @@ def _lines(done: Housekept, told: str = "") -> Iterable[str]:
             ("warning", shortened(each for each in done.warnings if each != told)),
             ("audit", f"run {done.run}" if done.run and done.removed else None),
         ]
-    )  # fmt: skip
+    )
 
 
 for command in (ls, cancel, rearm):

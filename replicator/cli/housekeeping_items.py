@@ -16,9 +16,11 @@ from replicator.housekeeping.listing import ItemPage, ItemsChanged
 F = TypeVar("F", bound=Callable[..., Any])
 
 store_option = click.option(
-    "--store", metavar="URL", help="Where items are kept: postgresql://user@host/db or sqlite:////path; default: an "
+    "--store",
+    metavar="URL",
+    help="Where items are kept: postgresql://user@host/db or sqlite:////path; default: an "
     "SQLite file in $cmroot, where that is local.",
-)  # fmt: skip
+)
 
 
 @click.command()
@@ -28,10 +30,14 @@ store_option = click.option(
 @click.option("--table", metavar="NAME", help="Of this table.")
 @click.option("--partition", metavar="NAME", help="Of this partition, e.g. day=2026-01-01.")
 @click.option("--path", metavar="PLACE", help="With this path.")
-@click.option("--status", metavar="STATE", help="SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, "
-              "INVALID_CONFIG.")  # fmt: skip
-@click.option("--lifecycle", type=click.Choice(["unreferenced", "expired"], case_sensitive=False),
-              help="Left behind, or past its time.")  # fmt: skip
+@click.option(
+    "--status", metavar="STATE", help="SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG."
+)
+@click.option(
+    "--lifecycle",
+    type=click.Choice(["unreferenced", "expired"], case_sensitive=False),
+    help="Left behind, or past its time.",
+)
 @click.option("--deleted-before", metavar="TIME", help="Planned to go before then; ISO 8601.")
 @click.option("--deleted-after", metavar="TIME", help="Planned to go after then.")
 @click.option("--registered-before", metavar="TIME", help="Whose time began before then.")

@@ -21,8 +21,14 @@ from replicator.errors import UsageError
 @click.option("--source", metavar="URI", help="The source's metastore: thrift://host:port. Asked for when missing.")
 @click.option("--target", metavar="URI", help="The target's metastore. Asked for when missing.")
 @click.option("--policy", default="main", show_default=True, metavar="NAME", help="The policy's name.")
-@click.option("--databases", multiple=True, default=[".*"], show_default=True, metavar="REGEX",
-              help="Databases of the source whose whole name matches; repeatable.")  # fmt: skip
+@click.option(
+    "--databases",
+    multiple=True,
+    default=[".*"],
+    show_default=True,
+    metavar="REGEX",
+    help="Databases of the source whose whole name matches; repeatable.",
+)
 @click.option("--cmroot", metavar="PLACE", help="The source's $cmroot. Default: .cmroot in its warehouse.")
 @click.option("--target-cmroot", metavar="PLACE", help="The target's $cmroot. Default: .cmroot in its warehouse.")
 @click.option("--dumps", metavar="PLACE", help="The directory of dumps. Default: .dumps in the target's warehouse.")

@@ -54,9 +54,12 @@ def _lag_lines(report: Lag) -> Iterable[str]:
     yield from aligned(
         [
             (report.status, report.policy + (" (backwards)" if report.reverse else "")),
-            ("lag", f"{'at least ' if report.at_least else ''}{count_text(report.events, 'event')}, "
-                    f"{duration_text(report.seconds)}, "
-                    f"{size_text(report.bytes)}{goal}"),
+            (
+                "lag",
+                f"{'at least ' if report.at_least else ''}{count_text(report.events, 'event')}, "
+                f"{duration_text(report.seconds)}, "
+                f"{size_text(report.bytes)}{goal}",
+            ),
             ("target", f"at event {report.event}" if report.event is not None else None),
             ("captured", f"to event {report.captured_event}" if report.captured_event is not None else None),
             ("source", _source_line(report)),
@@ -67,14 +70,20 @@ def _lag_lines(report: Lag) -> Iterable[str]:
             ("not replicated", shortened(map(str, report.not_replicated))),
             ("warning", shortened(report.warnings)),
         ]
-    )  # fmt: skip
+    )
     rows = [
         (
-            each.db, each.status, each.event, each.events, f"{each.seconds:.0f}", size_text(each.bytes),
-            each.source_role or "?", each.target_role or "?",
+            each.db,
+            each.status,
+            each.event,
+            each.events,
+            f"{each.seconds:.0f}",
+            size_text(each.bytes),
+            each.source_role or "?",
+            each.target_role or "?",
         )
         for each in report.databases
-    ]  # fmt: skip
+    ]
     head = ("database", "status", "at event", "events", "seconds", "bytes", "source is", "target is")
     yield from columns(head, rows, ("events", "seconds"))
     waiting = [(each.table, each.events, f"{each.seconds:.0f}", size_text(each.bytes)) for each in report.tables[:20]]
@@ -112,11 +121,17 @@ def _history_lines(runs: list[ShownRun]) -> Iterable[str]:
         return ["no run is remembered"]
     rows = [
         (
-            run.started[:19] + "Z", run.status, run.kind + (" backwards" if run.reverse else ""), run.to_event,
-            run.events_of, run.records, run.files, size_text(run.bytes),
+            run.started[:19] + "Z",
+            run.status,
+            run.kind + (" backwards" if run.reverse else ""),
+            run.to_event,
+            run.events_of,
+            run.records,
+            run.files,
+            size_text(run.bytes),
             run.error or "; ".join(run.warnings[:1]),
         )
         for run in runs
-    ]  # fmt: skip
+    ]
     head = ("started", "status", "kind", "to event", "of", "records", "files", "bytes", "said")
     return columns(head, rows, ("to event", "records", "files"))

@@ -35,17 +35,28 @@ from replicator.replay.apply.pricing import LoadPlan
     metavar="PLACE",
     help="Parent directory of the target's databases; default: that of its default database.",
 )
-@click.option("--cmroot", metavar="PLACE", help="The target's change-management root, which keeps replaced files; "
-              "default: .cmroot in the warehouse.")  # fmt: skip
+@click.option(
+    "--cmroot",
+    metavar="PLACE",
+    help="The target's change-management root, which keeps replaced files; default: .cmroot in the warehouse.",
+)
 @rename_option
 @map_option
-@click.option("--external-base", metavar="PLACE", help="Directory for external data outside of its database's "
-              "directory, in <database>.db; default: external in the warehouse.")  # fmt: skip
-@click.option("--source-cmroot", metavar="PLACE", help="The source's root, if its path here differs from that in the "
-              "dump.")  # fmt: skip
+@click.option(
+    "--external-base",
+    metavar="PLACE",
+    help="Directory for external data outside of its database's "
+    "directory, in <database>.db; default: external in the warehouse.",
+)
+@click.option(
+    "--source-cmroot", metavar="PLACE", help="The source's root, if its path here differs from that in the dump."
+)
 @click.option("--overwrite", is_flag=True, help="Replace objects that are newer, or that replication did not create.")
-@click.option("--take-over", is_flag=True, help="Assert that another load, marked on the target under a root that is "
-              "unreachable from here, has ended.")  # fmt: skip
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Assert that another load, marked on the target under a root that is unreachable from here, has ended.",
+)
 @click.option(
     "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
 )
@@ -72,17 +83,21 @@ def load(session: Session, /, as_json: bool, **given: Any) -> int:
 def _loaded_lines(loaded: Loaded) -> Iterable[str]:
     began = "" if loaded.from_event is None else f"from event {loaded.from_event} "
     origins = {
-        "the source": loaded.files_from_source, "$cmroot": loaded.files_from_cmroot,
+        "the source": loaded.files_from_source,
+        "$cmroot": loaded.files_from_cmroot,
         "the target itself": loaded.files_from_target,
-    }  # fmt: skip
+    }
     said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
     yield from aligned(
         [
             (loaded.status, f"{loaded.dump} ({loaded.kind})"),
             ("target", f"now at event {loaded.to_event} {began}".strip()),
             ("records", f"{loaded.records:,}, {loaded.squashed:,} of them squashed"),
-            ("copied", f"{count_text(loaded.files_copied, 'file')}, {size_text(loaded.bytes_copied)}"
-                       + (f" ({said})" if said else "")),
+            (
+                "copied",
+                f"{count_text(loaded.files_copied, 'file')}, {size_text(loaded.bytes_copied)}"
+                + (f" ({said})" if said else ""),
+            ),
             ("in place", f"{count_text(loaded.files_skipped, 'file')}" if loaded.files_skipped else None),
             ("removed", f"{count_text(loaded.files_removed, 'file')}" if loaded.files_removed else None),
             ("changed", count_text(loaded.objects_changed, "object")),
@@ -91,14 +106,23 @@ def _loaded_lines(loaded: Loaded) -> Iterable[str]:
             ("warning", shortened(loaded.warnings)),
             ("took", f"{took(loaded.seconds)} (copy {loaded.copy_seconds:.1f}, commit {loaded.commit_seconds:.1f})"),
         ]
-    )  # fmt: skip
+    )
 
 
 def _plan_lines(plan: LoadPlan) -> Iterable[str]:
     if plan.skipped:
         return [f"nothing to do: {plan.skipped}"]
-    names = ("create_databases", "drop_databases", "drop_tables", "rename_tables", "create_tables", "alter_tables",
-             "functions", "drop_functions", "warnings")  # fmt: skip
+    names = (
+        "create_databases",
+        "drop_databases",
+        "drop_tables",
+        "rename_tables",
+        "create_tables",
+        "alter_tables",
+        "functions",
+        "drop_functions",
+        "warnings",
+    )
     return aligned(
         [
             *((name.replace("_", " "), shortened(getattr(plan, name))) for name in names),

@@ -29,15 +29,20 @@ from replicator.errors import Error
 
 LOG_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SETTINGS = {
-    "help_option_names": ["-h", "--help"], "auto_envvar_prefix": "REPLICATOR",
+    "help_option_names": ["-h", "--help"],
+    "auto_envvar_prefix": "REPLICATOR",
     "max_content_width": shutil.get_terminal_size((80, 24)).columns,
-}  # fmt: skip
+}
 AGAIN = "run the same command again to finish"
 
 
 @click.group(cls=CommandTable, context_settings=SETTINGS)
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Configuration; default: replicator.toml of the working directory, where there is one.")  # fmt: skip
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Configuration; default: replicator.toml of the working directory, where there is one.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Log to standard error, and show tracebacks.")
 @click.version_option(package_name="replicator", message="%(prog)s %(version)s")
 @click.pass_context

@@ -40,8 +40,14 @@ def metastore() -> None:
     metavar="ADDRESS",
     help="Address to listen on, 0.0.0.0 for all interfaces. Every client that can connect has full access to the data.",
 )
-@click.option("--set", "hive_settings", envvar="REPLICATOR_METASTORE_START_SETTINGS", multiple=True,
-              metavar="KEY=VALUE", help="A Hive setting for this start.")  # fmt: skip
+@click.option(
+    "--set",
+    "hive_settings",
+    envvar="REPLICATOR_METASTORE_START_SETTINGS",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A Hive setting for this start.",
+)
 @click.option("--timeout", type=float, default=90, show_default=True, help="Seconds to wait for the first answer.")
 @json_option
 @pass_session

@@ -69,9 +69,7 @@ class Session:
         finally:
             engines.stop()
 
-    def call(
-        self, verb: Verb[..., Any, R], engine: EngineChoice | AutoEngine | None = None, **given: Any
-    ) -> R:  # fmt: skip
+    def call(self, verb: Verb[..., Any, R], engine: EngineChoice | AutoEngine | None = None, **given: Any) -> R:
         """A verb with what the command line gave: each option is the field of its name, `--no-x` the field `x`."""
         fields = {
             name.removeprefix("no_"): not value if name.startswith("no_") else value for name, value in given.items()
@@ -127,10 +125,12 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, allow_from_autoenv=False, help="Print exactly one JSON object."
 )
 key_file_option = click.option(
-    "--key-file", metavar="FILE", help="File of signing keys, one per line: the first key signs dumps; dumps that "
+    "--key-file",
+    metavar="FILE",
+    help="File of signing keys, one per line: the first key signs dumps; dumps that "
     "none of the keys has signed are refused. Default: key_file of [dumps]; without keys, dumps are neither signed "
     "nor checked.",
-)  # fmt: skip
+)
 dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 
 jobs_option = click.option(
@@ -155,28 +155,40 @@ map_option = click.option(
     help="Map paths below A at the source to B on the target; repeatable.",
 )
 db_option = click.option(
-    "--db", multiple=True, metavar="NAME", help="Capture this database from now on; repeatable. Default: the "
+    "--db",
+    multiple=True,
+    metavar="NAME",
+    help="Capture this database from now on; repeatable. Default: the "
     "databases that the root captures already; for a new root, all.",
-)  # fmt: skip
+)
 all_databases_option = click.option(
     "--all-databases", is_flag=True, help="Capture every present database of the metastore from now on."
 )
 formats_option = click.option(
-    "--formats", type=click.Choice(["supported", "as-they-are"]), default="supported", show_default=True,
+    "--formats",
+    type=click.Choice(["supported", "as-they-are"]),
+    default="supported",
+    show_default=True,
     help="as-they-are: include tables in formats whose metadata names files by absolute path. Correct only if both "
     "sides have the same paths.",
-)  # fmt: skip
+)
 keeper_option = click.option(
-    "--keeper", type=click.Choice(["auto", "link", "version", "copy", "none"]), default="auto", show_default=True,
+    "--keeper",
+    type=click.Choice(["auto", "link", "version", "copy", "none"]),
+    default="auto",
+    show_default=True,
     help="How bytes are kept; auto: for each store the first that works of link, version, copy.",
-)  # fmt: skip
+)
 no_scan_option = click.option(
     "--no-scan", is_flag=True, help="Do not scan for changes without an event (most of Spark's writes)."
 )
 empty_option = click.option(
-    "--empty", multiple=True, metavar="OBJECT", help="Declare a table (db.table) or partition (db.table/day=1) "
+    "--empty",
+    multiple=True,
+    metavar="OBJECT",
+    help="Declare a table (db.table) or partition (db.table/day=1) "
     "without a directory empty; repeatable. Otherwise its files stay on replicas.",
-)  # fmt: skip
+)
 deep_option = click.option("--deep", is_flag=True, help="Also compare each partition with the metastore.")
 
 
@@ -184,9 +196,12 @@ def engine_options(command: F) -> F:
     """`--engine`, `--master` and `--spark-conf`, handed to the command as `engine: EngineChoice`."""
 
     @click.option(
-        "--engine", type=click.Choice(["auto", "local", "spark"]), default="auto", show_default=True,
+        "--engine",
+        type=click.Choice(["auto", "local", "spark"]),
+        default="auto",
+        show_default=True,
         help="Executor of listing, hashing and copying: threads, Spark, or chosen by the amount of work.",
-    )  # fmt: skip
+    )
     @click.option("--master", metavar="URL", help="Spark master; default: Spark's configuration, or local[*].")
     @click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; repeatable.")
     @functools.wraps(command)

@@ -8,14 +8,7 @@ from typing import Any
 import click
 
 from replicator.cli.brake import removal_options
-from replicator.cli.options import (
-    Session,
-    engine_options,
-    jobs_option,
-    json_option,
-    pass_session,
-    policy_argument,
-)
+from replicator.cli.options import Session, engine_options, jobs_option, json_option, pass_session, policy_argument
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text
 from replicator.cli.sync import adopt_option, drop_left_option, run_lines
 from replicator.commands.sync import apply as run_apply
@@ -77,23 +70,33 @@ def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
             if isinstance(value, list) and value:
                 changes.append(f"{key.replace('_', ' ')}: {', '.join(map(str, shortened(map(str, value))))}")
     origins = {
-        "the source": cost.files_from_source, "$cmroot": cost.files_from_cmroot,
+        "the source": cost.files_from_source,
+        "$cmroot": cost.files_from_cmroot,
         "the target's $cmroot": cost.files_from_target,
-    }  # fmt: skip
+    }
     said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
     removed = f"{count_text(cost.files_removed, 'file')}, {count_text(cost.partitions_removed, 'partition')}"
     return aligned(
         [
             ("planned", f"{plan.policy}{' (backwards)' if plan.reverse else ''}: {out}"),
             ("nothing", "there is nothing to do" if plan.empty else None),
-            ("loads", [f"{load.kind} of {', '.join(load.databases)}" + (f": {load.why}" if load.why else "")
-                       for load in plan.loads]),
+            (
+                "loads",
+                [
+                    f"{load.kind} of {', '.join(load.databases)}" + (f": {load.why}" if load.why else "")
+                    for load in plan.loads
+                ],
+            ),
             ("to", f"event {plan.to_event}, position {plan.position}"),
             ("events", f"{cost.events:,}, {count_text(cost.records, 'record')}, {cost.squashed:,} of them squashed"),
             ("objects", f"{cost.objects:,} touched"),
             ("copy", f"{count_text(cost.files, 'file')}, {size_text(cost.bytes)}" + (f" ({said})" if said else "")),
-            ("remove", f"{removed}, {size_text(cost.bytes_removed)}" if cost.files_removed or cost.partitions_removed
-                       else None),
+            (
+                "remove",
+                f"{removed}, {size_text(cost.bytes_removed)}"
+                if cost.files_removed or cost.partitions_removed
+                else None,
+            ),
             ("goes", shortened(str(each) for load in plan.loads for each in load.gone)),
             ("not to be had", count_text(cost.missing, "file") if cost.missing else None),
             ("changes", changes),
@@ -101,4 +104,4 @@ def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
             ("not replicated", shortened(map(str, plan.not_replicated))),
             ("warning", shortened(plan.warnings)),
         ]
-    )  # fmt: skip
+    )

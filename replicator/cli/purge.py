@@ -32,20 +32,26 @@ metastore_option = click.option(
 )
 ids_option = click.option("--ids", metavar="DB.TABLE:COLUMN", help="The table of ids to erase, and its column.")
 field_path_option = click.option(
-    "--field-path", metavar="PATH", help="Path of the id column's name in a table's dataset.descriptor, e.g. "
-    "privacy.column.",
-)  # fmt: skip
+    "--field-path",
+    metavar="PATH",
+    help="Path of the id column's name in a table's dataset.descriptor, e.g. privacy.column.",
+)
 properties_option = click.option(
-    "--properties", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "--properties",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
     help="Properties file of a Gobblin compliance job; options override it.",
-)  # fmt: skip
+)
 
 
 def whitelist_option(command: str) -> Callable[[F], F]:
     return click.option(
-        "--table-whitelist", "whitelist", envvar=f"REPLICATOR_PURGE_{command}_TABLE_WHITELIST", metavar="LIST",
+        "--table-whitelist",
+        "whitelist",
+        envvar=f"REPLICATOR_PURGE_{command}_TABLE_WHITELIST",
+        metavar="LIST",
         help="White list of tables: 'db.table1|table2,db2'; `*` matches any text; default: all.",
-    )  # fmt: skip
+    )
 
 
 @click.group()
@@ -67,8 +73,13 @@ def purge() -> None:
 @whitelist_option("RUN")
 @field_path_option
 @properties_option
-@click.option("--attempts", type=click.IntRange(1, 100), default=3, show_default=True, help="Attempts for a "
-              "partition with concurrent writes.")  # fmt: skip
+@click.option(
+    "--attempts",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Attempts for a partition with concurrent writes.",
+)
 @click.option(
     "--allow-gaps",
     is_flag=True,
@@ -109,8 +120,13 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
     "--versions", type=click.IntRange(0), help="Number of newest backups to keep for each partition; default 1."
 )
 @click.option("--days", type=Duration(), help="Maximum age of backups; default 7d.")
-@click.option("--readers", type=Duration(), default="2h", show_default=True, help="Keep backups younger than this; "
-              "set it to the duration of your longest query.")  # fmt: skip
+@click.option(
+    "--readers",
+    type=Duration(),
+    default="2h",
+    show_default=True,
+    help="Keep backups younger than this; set it to the duration of your longest query.",
+)
 @click.option("--trash", type=Duration(), help="Retention of the trash of restores; default 7d.")
 @guard_options
 @dry_run_option
@@ -136,10 +152,15 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
         ("would go" if given["dry_run"] else "recycled", f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
         ("removed", shortened(f"{each['path']}: {each['reason']}" for each in done.removed)),
         ("staging", shortened(done.staging)),
-        ("adopted", shortened(f"{len(each['files'])} late files of {each['object']} {each['partition']}; not purged yet"
-                              for each in done.adopted)),
+        (
+            "adopted",
+            shortened(
+                f"{len(each['files'])} late files of {each['object']} {each['partition']}; not purged yet"
+                for each in done.adopted
+            ),
+        ),
         ("stays", shortened(f"{each['path']}: {each['refused']}" for each in done.refused)),
-    ]  # fmt: skip
+    ]
     emit(done, as_json, aligned(lines))
     return 0 if done.is_whole else PARTIAL
 
@@ -149,8 +170,11 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 @cmroot_option
 @click.argument("table", metavar="DB.TABLE")
 @click.argument("partition", metavar="[PARTITION]", default="")
-@click.option("--backup", metavar="TIME", help="The newest backup at or before this time (ISO 8601), or of this "
-              "run's id; default: the newest.")  # fmt: skip
+@click.option(
+    "--backup",
+    metavar="TIME",
+    help="The newest backup at or before this time (ISO 8601), or of this run's id; default: the newest.",
+)
 @click.option("--undo", is_flag=True, help="Revert the last restore.")
 @dry_run_option
 @json_option
@@ -168,11 +192,13 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     """
     done = session.call(purge_restore, **given)
     lines = [
-        (done.status, f"{done.object} {done.partition}".rstrip()), ("at", done.location),
-        ("replaced", done.replaced or None), ("backup of", done.backup),
+        (done.status, f"{done.object} {done.partition}".rstrip()),
+        ("at", done.location),
+        ("replaced", done.replaced or None),
+        ("backup of", done.backup),
         ("from $cmroot", count_text(done.from_cmroot, "file") if done.from_cmroot else None),
         ("warning", done.warnings),
-    ]  # fmt: skip
+    ]
     emit(done, as_json, aligned(lines))
     return 0
 
@@ -202,15 +228,28 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 @whitelist_option("CERTIFY")
 @field_path_option
 @properties_option
-@click.option("--run", envvar="REPLICATOR_PURGE_CERTIFY_RUN_", metavar="ID", help="The ids and tables of this purge, "
-              "or of the `latest`, instead of --ids.")  # fmt: skip
-@click.option("--replica-cmroot", multiple=True, metavar="PLACE", help="Change-management root of a replica without "
-              "a policy; repeatable.")  # fmt: skip
+@click.option(
+    "--run",
+    envvar="REPLICATOR_PURGE_CERTIFY_RUN_",
+    metavar="ID",
+    help="The ids and tables of this purge, or of the `latest`, instead of --ids.",
+)
+@click.option(
+    "--replica-cmroot",
+    multiple=True,
+    metavar="PLACE",
+    help="Change-management root of a replica without a policy; repeatable.",
+)
 @click.option(
     "--expedite", is_flag=True, help="First recycle the backups, and expire the remaining copies that are not needed."
 )
-@click.option("--readers", type=Duration(), default="2h", show_default=True, help="With --expedite: keep backups "
-              "younger than this; set it to the duration of your longest query.")  # fmt: skip
+@click.option(
+    "--readers",
+    type=Duration(),
+    default="2h",
+    show_default=True,
+    help="With --expedite: keep backups younger than this; set it to the duration of your longest query.",
+)
 @click.option(
     "--allow-gaps", is_flag=True, help="Certify despite gaps: white-listed tables or partitions that were not searched."
 )

@@ -36,27 +36,48 @@ DIFFERENT = 4
 @source_option
 @target_option
 @cmroot_option
-@click.option("--target-cmroot", metavar="PLACE", help="The target's change-management root, which keeps removed "
-              "files; default: .cmroot in the warehouse.")  # fmt: skip
+@click.option(
+    "--target-cmroot",
+    metavar="PLACE",
+    help="The target's change-management root, which keeps removed files; default: .cmroot in the warehouse.",
+)
 @click.option("--db", required=True, metavar="NAME", help="The database, by its source name.")
 @click.option("--table", multiple=True, metavar="NAME", help="Only this table, even without a difference; repeatable.")
-@click.option("--from", "report", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
-              help="Output of `verify --json`: repair its differences instead of comparing first.")  # fmt: skip
+@click.option(
+    "--from",
+    "report",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Output of `verify --json`: repair its differences instead of comparing first.",
+)
 @rename_option
 @map_option
 @include_option
 @exclude_option
-@click.option("--level", type=click.Choice(["metadata", "size", "checksum"]), default="checksum", show_default=True,
-              help="Comparison of files: none, name and size, or content.")  # fmt: skip
-@click.option("--drop-extra", is_flag=True, help="Also drop tables that only the target has and replication did not "
-              "create; their data is moved to the target's root.")  # fmt: skip
+@click.option(
+    "--level",
+    type=click.Choice(["metadata", "size", "checksum"]),
+    default="checksum",
+    show_default=True,
+    help="Comparison of files: none, name and size, or content.",
+)
+@click.option(
+    "--drop-extra",
+    is_flag=True,
+    help="Also drop tables that only the target has and replication did not "
+    "create; their data is moved to the target's root.",
+)
 @click.option(
     "--warehouse",
     metavar="PLACE",
     help="Parent directory of the target's databases; default: that of its default database.",
 )
-@click.option("--external-base", metavar="PLACE", help="Directory for external data outside of its database's "
-              "directory, in <database>.db; default: external in the warehouse.")  # fmt: skip
+@click.option(
+    "--external-base",
+    metavar="PLACE",
+    help="Directory for external data outside of its database's "
+    "directory, in <database>.db; default: external in the warehouse.",
+)
 @click.option(
     "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."
 )

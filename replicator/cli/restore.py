@@ -38,10 +38,17 @@ from replicator.pitr.restore import Restored
     metavar="PLACE",
     help="Parent directory of the new database; default: that of the target's default database.",
 )
-@click.option("--target-cmroot", metavar="PLACE", help="The target's change-management root, which keeps replaced "
-              "files; default: .cmroot in the warehouse.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Restore into an existing database, even the live one: its restored "
-              "tables are replaced, and their previous data is moved to the target's root.")  # fmt: skip
+@click.option(
+    "--target-cmroot",
+    metavar="PLACE",
+    help="The target's change-management root, which keeps replaced files; default: .cmroot in the warehouse.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Restore into an existing database, even the live one: its restored "
+    "tables are replaced, and their previous data is moved to the target's root.",
+)
 @click.option("--allow-missing", is_flag=True, help="Restore without the missing files.")
 @click.option(
     "--scratch", metavar="DIR", help="A directory that executors can read; default: the system's temporary directory."

@@ -31,9 +31,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def set_option(command: str) -> Callable[[F], F]:
     return click.option(
-        "--set", "job_settings", envvar=f"REPLICATOR_RETENTION_{command}_SETTINGS", multiple=True, metavar="KEY=VALUE",
+        "--set",
+        "job_settings",
+        envvar=f"REPLICATOR_RETENTION_{command}_SETTINGS",
+        multiple=True,
+        metavar="KEY=VALUE",
         help="A key that overrides the job file; repeatable.",
-    )  # fmt: skip
+    )
 
 
 @click.group()
@@ -54,8 +58,11 @@ def retention() -> None:
 )
 @click.option("--no-metastore", is_flag=True, help="Assert that no metastore refers to these files; none is read.")
 @cmroot_option
-@click.option("--root", metavar="PLACE", help="Prefix of the configuration's absolute paths, e.g. s3a://lake; "
-              "default: writer.fs.uri, else local paths.")  # fmt: skip
+@click.option(
+    "--root",
+    metavar="PLACE",
+    help="Prefix of the configuration's absolute paths, e.g. s3a://lake; default: writer.fs.uri, else local paths.",
+)
 @set_option("RUN")
 @guard_options
 @dry_run_option
@@ -120,7 +127,7 @@ def _run_lines(done: RetentionRun, told: str = "") -> Iterable[str]:
             ("warning", shortened(each for each in done.warnings if each != told)),
             ("took", took(done.seconds)),
         ]
-    )  # fmt: skip
+    )
 
 
 @retention.command()

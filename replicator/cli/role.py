@@ -16,9 +16,12 @@ from replicator.policies.roles import DatabaseRole
 
 def metastore_option(verb: str) -> Callable[[F], F]:
     return click.option(
-        "--metastore", envvar=f"REPLICATOR_ROLE_{verb}_PLACE", required=True, metavar="METASTORE",
+        "--metastore",
+        envvar=f"REPLICATOR_ROLE_{verb}_PLACE",
+        required=True,
+        metavar="METASTORE",
         help=f"Whose database it is: {METASTORE}",
-    )  # fmt: skip
+    )
 
 
 @click.group()
@@ -50,8 +53,13 @@ def show(session: Session, /, as_json: bool, **given: Any) -> None:
 @role.command(name="set")
 @metastore_option("SET")
 @click.option("--db", required=True, metavar="NAME", help="The database.")
-@click.option("--role", envvar="REPLICATOR_ROLE_SET_WANTED", required=True,
-              type=click.Choice([each.value for each in Role]), help="Its new role.")  # fmt: skip
+@click.option(
+    "--role",
+    envvar="REPLICATOR_ROLE_SET_WANTED",
+    required=True,
+    type=click.Choice([each.value for each in Role]),
+    help="Its new role.",
+)
 @click.option(
     "--epoch",
     type=click.IntRange(0),

@@ -37,8 +37,10 @@ class Stopping:
     def __enter__(self) -> Self:
         self._reader, self._writer = os.pipe()  # no Event: setting one in a handler may meet its own lock
         for number, handler in (
-            (signal.SIGINT, self._wish), (signal.SIGTERM, self._wish), (signal.SIGALRM, self._insist)
-        ):  # fmt: skip
+            (signal.SIGINT, self._wish),
+            (signal.SIGTERM, self._wish),
+            (signal.SIGALRM, self._insist),
+        ):
             self._before[number] = signal.signal(number, handler)
         return self
 

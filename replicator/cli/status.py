@@ -20,8 +20,9 @@ from replicator.policies.status import Status
 @click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
 @click.option("--db", metavar="NAME", help="The database, by its name on the target.")
 @click.option("--source", metavar="METASTORE", help=f"Tell the lag, too. The source: {METASTORE}")
-@click.option("--cmroot", metavar="PLACE", help="The source's root: adds the time of the target's state, and the lag "
-              "in bytes.")  # fmt: skip
+@click.option(
+    "--cmroot", metavar="PLACE", help="The source's root: adds the time of the target's state, and the lag in bytes."
+)
 @click.option("--source-db", metavar="NAME", help="The database's name at the source, if renamed.")
 @json_option
 @pass_session

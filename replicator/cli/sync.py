@@ -33,20 +33,26 @@ DIFFERENT = 4
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 
 adopt_option = click.option(
-    "--adopt", is_flag=True, help="Adopt objects of the target with the replicas' names that replication did not "
+    "--adopt",
+    is_flag=True,
+    help="Adopt objects of the target with the replicas' names that replication did not "
     "create: equal files stay, different ones are moved to the target's $cmroot.",
-)  # fmt: skip
+)
 drop_left_option = click.option(
-    "--drop-left", "--consent-drop", "drop_left", is_flag=True,
+    "--drop-left",
+    "--consent-drop",
+    "drop_left",
+    is_flag=True,
     help="Drop out-of-scope replicas; their data is moved to the target's $cmroot.",
-)  # fmt: skip
+)
 
 
 @click.command()
 @policy_argument
 @click.option("--once/--follow", "once", default=True, help="One run (default), or repeated runs until stopped.")
-@click.option("--schedule", type=Duration(), help="With --follow: interval between the starts of two runs; default: "
-              "the policy's.")  # fmt: skip
+@click.option(
+    "--schedule", type=Duration(), help="With --follow: interval between the starts of two runs; default: the policy's."
+)
 @adopt_option
 @drop_left_option
 @empty_option
@@ -81,9 +87,10 @@ def sync(session: Session, /, as_json: bool, once: bool, engine: EngineChoice, *
 def run_lines(run: SyncRun) -> Iterable[str]:
     """A run for a person."""
     origins = {
-        "the source": run.files_from_source, "$cmroot": run.files_from_cmroot,
+        "the source": run.files_from_source,
+        "$cmroot": run.files_from_cmroot,
         "the target itself": run.files_from_target,
-    }  # fmt: skip
+    }
     said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
     return aligned(
         [
@@ -92,8 +99,13 @@ def run_lines(run: SyncRun) -> Iterable[str]:
             ("databases", shortened(run.databases)),
             ("whole", shortened(f"{db}: {why}" for db, why in run.bootstrapped.items())),
             ("records", f"{run.records:,}, {run.squashed:,} of them squashed" if run.moved else None),
-            ("copied", f"{count_text(run.files_copied, 'file')}, {size_text(run.bytes_copied)}"
-                       + (f" ({said})" if said else "") if run.moved else None),
+            (
+                "copied",
+                f"{count_text(run.files_copied, 'file')}, {size_text(run.bytes_copied)}"
+                + (f" ({said})" if said else "")
+                if run.moved
+                else None,
+            ),
             ("in place", count_text(run.files_skipped, "file") if run.files_skipped else None),
             ("removed", count_text(run.files_removed, "file") if run.files_removed else None),
             ("dropped", shortened(run.dropped)),
@@ -104,7 +116,7 @@ def run_lines(run: SyncRun) -> Iterable[str]:
             ("warning", shortened(run.warnings)),
             ("took", f"{took(run.seconds)} ({', '.join(f'{name} {took:.1f}' for name, took in run.steps.items())})"),
         ]
-    )  # fmt: skip
+    )
 
 
 def _compared_line(compared: Compared) -> str:

@@ -25,10 +25,12 @@ from replicator.commands.turn import switchover as run_switchover
 from replicator.turnover.turn import StepTold, Turned
 
 to_option = click.option(
-    "--to", type=click.Choice(["source", "target"]), default=None,
+    "--to",
+    type=click.Choice(["source", "target"]),
+    default=None,
     help="The new primary side, as named by the policy; default: the present replica. With --to a repeated command "
     "does not switch back.",
-)  # fmt: skip
+)
 wait_option = click.option(
     "--wait", type=Duration(), default="10s", show_default=True, help="Time to wait for a current run."
 )
@@ -38,8 +40,11 @@ wait_option = click.option(
 @policy_argument
 @to_option
 @click.option("--abort", is_flag=True, help="Undo a switchover that has not promoted the replica yet.")
-@click.option("--anyway", is_flag=True, help="Proceed although tables differed in their last comparison, or "
-              "directories are missing.")  # fmt: skip
+@click.option(
+    "--anyway",
+    is_flag=True,
+    help="Proceed although tables differed in their last comparison, or directories are missing.",
+)
 @click.option(
     "--drain", type=Duration(), default="10m", show_default=True, help="Time limit for replicating the last changes."
 )
@@ -74,17 +79,20 @@ def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
     "--accept-partial", is_flag=True, help="Proceed although an interrupted load left tables between two states."
 )
 @click.option(
-    "--look", is_flag=True, help="Also list the lost side's directories, if its storage answers, to find uncaptured "
-    "files.",
-)  # fmt: skip
+    "--look",
+    is_flag=True,
+    help="Also list the lost side's directories, if its storage answers, to find uncaptured files.",
+)
 @click.option(
-    "--patience", type=Duration(), default="5s", show_default=True,
-    help="Time limit for each answer of the lost side.",
-)  # fmt: skip
+    "--patience", type=Duration(), default="5s", show_default=True, help="Time limit for each answer of the lost side."
+)
 @click.option(
-    "--reading", type=Duration(), default="1m", show_default=True,
+    "--reading",
+    type=Duration(),
+    default="1m",
+    show_default=True,
     help="Time limit for reading its log, and with --look for listing its directories.",
-)  # fmt: skip
+)
 @jobs_option
 @engine_options
 @json_option
@@ -157,20 +165,34 @@ def loss_lines(loss: Mapping[str, Any]) -> list[str]:
             ("loss", f"{loss['policy']}: {loss['lost']} is lost, {loss['survivor']} survives"),
             ("replica", [_replica(each) for each in loss["databases"]]),
             ("lost", _counted(loss) + (f", over {loss['seconds']:,} s" if loss["seconds"] is not None else "")),
-            ("not read", f"{loss['not_captured']:,} of the changes were only announced: their files are not known"
-             if loss["not_captured"] else None),
+            (
+                "not read",
+                f"{loss['not_captured']:,} of the changes were only announced: their files are not known"
+                if loss["not_captured"]
+                else None,
+            ),
             ("table", shortened(_lost_table(each) for each in loss["tables"])),
-            ("unseen", [f"{count_text(loss['unseen_files'], 'file')}, {size_text(loss['unseen_bytes'])} "
-                        "that no capture has seen", *shortened(_unseen_table(each) for each in loss["unseen"])]
-             if loss["unseen"] is not None else None),
-            ("unknown", f"all after event {loss['unknown_after_event']}"
-             + (f" ({', '.join(text for text in at if text)})" if any(at) else "")),
+            (
+                "unseen",
+                [
+                    f"{count_text(loss['unseen_files'], 'file')}, {size_text(loss['unseen_bytes'])} "
+                    "that no capture has seen",
+                    *shortened(_unseen_table(each) for each in loss["unseen"]),
+                ]
+                if loss["unseen"] is not None
+                else None,
+            ),
+            (
+                "unknown",
+                f"all after event {loss['unknown_after_event']}"
+                + (f" ({', '.join(text for text in at if text)})" if any(at) else ""),
+            ),
             ("no log", loss["log"] or None),
             ("no answer", loss["metastore"] or None),
             ("between", shortened(f"{each['table']} {each['state']}" for each in loss.get("between", []))),
             ("warning", loss["warnings"]),
         ]
-    )  # fmt: skip
+    )
 
 
 def _unseen_table(each: Mapping[str, Any]) -> str:
@@ -189,7 +211,7 @@ def own_lines(own: Mapping[str, Any]) -> list[str]:
             ("unknown", f"nothing tells where these were: {', '.join(own['unknown'])}" if own["unknown"] else None),
             ("held", f"as at event {own['event']} by {own['hold']}" if own["hold"] else None),
         ]
-    )  # fmt: skip
+    )
 
 
 def _counted(found: Mapping[str, Any]) -> str:
@@ -233,16 +255,27 @@ def turned_lines(done: Turned) -> Iterable[str]:
     is_ = "would be" if done.status == "ready" else "is"
     return aligned(
         [
-            (words.get(done.status, done.status), f"{done.policy}: the {done.primary}, {done.uri}, {is_} the primary"
-                                                  + (f" at epoch {done.epoch}" if done.epoch else "")),
+            (
+                words.get(done.status, done.status),
+                f"{done.policy}: the {done.primary}, {done.uri}, {is_} the primary"
+                + (f" at epoch {done.epoch}" if done.epoch else ""),
+            ),
             ("databases", shortened(done.databases)),
-            ("lag", f"{count_text(done.lag_events, 'event')}, {done.lag_seconds:.0f} s" if done.lag_events is not None
-             and done.lag_seconds is not None and done.status == "ready" else None),
-            ("copied", f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
-             if done.verb == "failback" and done.status == "done" else None),
+            (
+                "lag",
+                f"{count_text(done.lag_events, 'event')}, {done.lag_seconds:.0f} s"
+                if done.lag_events is not None and done.lag_seconds is not None and done.status == "ready"
+                else None,
+            ),
+            (
+                "copied",
+                f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
+                if done.verb == "failback" and done.status == "done"
+                else None,
+            ),
             ("downtime", f"{done.downtime_seconds:.1f} s" if done.downtime_seconds is not None else None),
             ("problem", shortened(done.problems)),
             ("warning", shortened(done.warnings)),
             ("took", took(done.seconds)),
         ]
-    )  # fmt: skip
+    )

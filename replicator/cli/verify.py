@@ -39,14 +39,27 @@ DIFFERENT = 4
 @map_option
 @include_option
 @exclude_option
-@click.option("--level", type=click.Choice(["metadata", "size", "checksum"]), default="checksum", show_default=True,
-              help="Comparison of files: none, name and size, or content.")  # fmt: skip
-@click.option("--sample", type=click.IntRange(1), metavar="N", help="Compare only N tables: those with the oldest "
-              "comparison.")  # fmt: skip
-@click.option("--sample-bytes", type=Size(), metavar="SIZE", help="The same, with a limit of bytes to read; a larger "
-              "table is read in shares, one per run.")  # fmt: skip
-@click.option("--cmroot", metavar="PLACE", help="For samples: the target's change-management root, which stores the "
-              "times of comparisons.")  # fmt: skip
+@click.option(
+    "--level",
+    type=click.Choice(["metadata", "size", "checksum"]),
+    default="checksum",
+    show_default=True,
+    help="Comparison of files: none, name and size, or content.",
+)
+@click.option(
+    "--sample", type=click.IntRange(1), metavar="N", help="Compare only N tables: those with the oldest comparison."
+)
+@click.option(
+    "--sample-bytes",
+    type=Size(),
+    metavar="SIZE",
+    help="The same, with a limit of bytes to read; a larger table is read in shares, one per run.",
+)
+@click.option(
+    "--cmroot",
+    metavar="PLACE",
+    help="For samples: the target's change-management root, which stores the times of comparisons.",
+)
 @formats_option
 @engine_options
 @json_option

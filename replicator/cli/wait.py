@@ -18,10 +18,20 @@ from replicator.commands.wait import wait as run
 @click.option(
     "--until-event", type=click.IntRange(0), metavar="N", help="Wait until the target has this event of the source."
 )
-@click.option("--until-lag", type=Duration(), metavar="DURATION", help="Wait until the oldest event that the target "
-              "lacks is at most this old.")  # fmt: skip
-@click.option("--timeout", type=Duration(), default="10m", show_default=True, metavar="DURATION",
-              help="Time-out, with exit code 75; 0s checks once.")  # fmt: skip
+@click.option(
+    "--until-lag",
+    type=Duration(),
+    metavar="DURATION",
+    help="Wait until the oldest event that the target lacks is at most this old.",
+)
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    metavar="DURATION",
+    help="Time-out, with exit code 75; 0s checks once.",
+)
 @json_option
 @pass_session
 def wait(session: Session, /, as_json: bool, **given: Any) -> int:

@@ -42,9 +42,15 @@ def audit_ls(options: AuditLsOptions) -> AuditShown:
 
     Raises FormatError when there is no root, or a file of the record is damaged."""
     return show_audit(
-        open_existing(options.cmroot).place, options.limit, job=options.job, run=options.run, object=options.object,
-        path=options.path, outcome=options.outcome, since=options.since,
-    )  # fmt: skip
+        open_existing(options.cmroot).place,
+        options.limit,
+        job=options.job,
+        run=options.run,
+        object=options.object,
+        path=options.path,
+        outcome=options.outcome,
+        since=options.since,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

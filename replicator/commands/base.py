@@ -154,9 +154,12 @@ def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
 
 @contextmanager
 def engines(
-    choice: str = "auto", master: str | None = None, spark: Mapping[str, str] | None = None, session: Any = None,
+    choice: str = "auto",
+    master: str | None = None,
+    spark: Mapping[str, str] | None = None,
+    session: Any = None,
     zone: str = "",
-) -> Iterator[AutoEngine]:  # fmt: skip
+) -> Iterator[AutoEngine]:
     """Engines for the length of a block: `choice` is auto, local or spark. Spark is `session`'s, or the one that this
     process runs, and stays; when there is none it starts when it is first needed (`master`, `spark`: its settings;
     `zone`: its Java's, else the machine's), and ends with the block. Raises UsageError for another choice."""

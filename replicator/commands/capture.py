@@ -67,10 +67,18 @@ def capture(options: CaptureOptions) -> Captured:
 
         def once() -> Captured:
             return capturing.capture(
-                source, root, databases=names(options.db), everything=options.all_databases, scan=options.scan,
-                deep=options.deep, repair=options.repair, keeper=options.keeper, empty=options.empty, engine=engine,
+                source,
+                root,
+                databases=names(options.db),
+                everything=options.all_databases,
+                scan=options.scan,
+                deep=options.deep,
+                repair=options.repair,
+                keeper=options.keeper,
+                empty=options.empty,
+                engine=engine,
                 progress=options.teller,
-            )  # fmt: skip
+            )
 
         if options.follow:
             follow(once, options.interval, told=options.told, failed=options.failed)

@@ -71,9 +71,13 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | Swept:
     if options.listing:
         return Drills(Memory(open_existing(policy.target_cmroot), policy.name)).shown(policy.name, options.limit)
     wanted = drills.DrillOptions(
-        databases=names(options.db), queries=options.queries, sample=options.sample, prefix=options.prefix,
-        keep=options.keep, jobs=options.jobs,
-    )  # fmt: skip
+        databases=names(options.db),
+        queries=options.queries,
+        sample=options.sample,
+        prefix=options.prefix,
+        keep=options.keep,
+        jobs=options.jobs,
+    )
     with ExitStack() as stack:
         source = stack.enter_context(impatient(policy.source))  # it may be away: that is what drills are for
         target = stack.enter_context(options.connected(policy.target))

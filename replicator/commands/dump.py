@@ -78,12 +78,19 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
         return _planned(options)
     observed, epochs = _captured(options) if options.capture_first else (None, None)
     report = write_dump(
-        create_or_open(options.cmroot), options.out, source=options.settings.metastore_uri(options.source),
-        databases=names(options.db), patterns=Patterns.parse(options.include, options.exclude),
-        since=point(options.since), until=point(options.until), slot=options.slot, epochs=epochs,
-        formats=options.formats, progress=options.teller,
+        create_or_open(options.cmroot),
+        options.out,
+        source=options.settings.metastore_uri(options.source),
+        databases=names(options.db),
+        patterns=Patterns.parse(options.include, options.exclude),
+        since=point(options.since),
+        until=point(options.until),
+        slot=options.slot,
+        epochs=epochs,
+        formats=options.formats,
+        progress=options.teller,
         keys=options.keys(options.key_file),
-    )  # fmt: skip
+    )
     if observed is not None:
         report.captured, report.warnings = observed.records, observed.warnings
         if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
@@ -95,16 +102,22 @@ def _captured(options: DumpOptions) -> tuple[Captured, dict[str, int]]:
     """The capture before a dump, and the epochs of the source's databases."""
     databases = names(options.db)
     with options.connected(options.source) as metastore:
-        epochs = epochs_to_dump(
-            metastore, databases, allow_replica=options.allow_replica, draining=options.draining
-        )  # fmt: skip
+        epochs = epochs_to_dump(metastore, databases, allow_replica=options.allow_replica, draining=options.draining)
     root = create_or_open(options.cmroot)
     whole = options.since is None and not (options.slot and confirmed(root.place, options.slot))
     with options.engines() as engine, options.connected(options.source) as metastore:
         observed = capture(
-            metastore, root, databases=databases, scan=options.scan, deep=options.deep, repair=whole,
-            keeper=options.keeper, empty=options.empty, engine=engine, progress=options.teller,
-        )  # fmt: skip
+            metastore,
+            root,
+            databases=databases,
+            scan=options.scan,
+            deep=options.deep,
+            repair=whole,
+            keeper=options.keeper,
+            empty=options.empty,
+            engine=engine,
+            progress=options.teller,
+        )
     return observed, epochs
 
 
@@ -113,6 +126,12 @@ def _planned(options: DumpOptions) -> DumpPlan:
     with options.connected(options.source) as metastore:
         epochs_to_dump(metastore, databases, allow_replica=options.allow_replica)
         return preview(
-            metastore, open_existing(options.cmroot), options.out, databases, patterns, point(options.since),
-            point(options.until), options.slot,
-        )  # fmt: skip
+            metastore,
+            open_existing(options.cmroot),
+            options.out,
+            databases,
+            patterns,
+            point(options.since),
+            point(options.until),
+            options.slot,
+        )

@@ -63,10 +63,15 @@ def gateway(options: GatewayOptions) -> Served:
     with (
         options.connected(options.source) as upstream,
         opened(
-            upstream, root, options.listen, threads=options.threads, pass_unknown=options.pass_unknown_drops,
-            grace=options.grace, timeouts=timeouts,
+            upstream,
+            root,
+            options.listen,
+            threads=options.threads,
+            pass_unknown=options.pass_unknown_drops,
+            grace=options.grace,
+            timeouts=timeouts,
         ) as served,
-    ):  # fmt: skip
+    ):
         code = served.wait(options.stop, lambda: _tell(options, served.uri))
         report = served.stop()
     report.exit_code = code

@@ -63,8 +63,9 @@ class HousekeepingRunOptions(Removing):
         given = self.settings.housekeeping
         defaults = Defaults.given(
             self.default_unreferenced or given.default_cleanup_delay,
-            self.default_expired or given.default_expiration_delay, self.allow_immediate,
-        )  # fmt: skip
+            self.default_expired or given.default_expiration_delay,
+            self.allow_immediate,
+        )
         defaults = replace(defaults, allow_immediate=self.allow_immediate or given.allow_immediate)
         return Wanted(defaults, self.limits, self.capture, names(self.db), self.scan, self.all_databases)
 

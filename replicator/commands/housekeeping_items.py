@@ -57,9 +57,14 @@ class HousekeepingLsOptions(ItemsOptions):
         """Raises UsageError for a time that is none."""
         times = {name: getattr(self, name) for name in TIMES}
         return Filter(
-            db=self.db, table=self.table, partition=self.partition, path=self.path, status=self.status,
-            lifecycle=self.lifecycle, **{name: None if text is None else time_of(text) for name, text in times.items()},
-        )  # fmt: skip
+            db=self.db,
+            table=self.table,
+            partition=self.partition,
+            path=self.path,
+            status=self.status,
+            lifecycle=self.lifecycle,
+            **{name: None if text is None else time_of(text) for name, text in times.items()},
+        )
 
 
 TIMES = ("deleted_before", "deleted_after", "registered_before", "registered_after")

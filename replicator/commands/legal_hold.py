@@ -41,9 +41,13 @@ def legal_hold_add(options: LegalHoldAddOptions) -> LegalHoldChanged:
     FormatError when the holds of the root are lost."""
     root = create_or_open(options.cmroot).place
     hold = LegalHold(
-        name=options.name, pattern=options.pattern, reason=options.reason, by=who(), created=iso(time.time()),
+        name=options.name,
+        pattern=options.pattern,
+        reason=options.reason,
+        by=who(),
+        created=iso(time.time()),
         until=options.until,
-    )  # fmt: skip
+    )
     add_hold(root, hold)
     return LegalHoldChanged("added", root, options.name, hold)
 

@@ -61,12 +61,19 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
     would take away more than it may; BootstrapNeeded for a range that does not begin where the target is; LeaseHeld
     while another load is at work on the target; FilesMissing when bytes are nowhere to be had."""
     how = planning.LoadOptions(
-        warehouse=options.warehouse, cmroot=options.cmroot, rename=renames(options.rename_db),
-        map_locations=pairs(options.map_location, "--map-location"), external=options.external_base,
-        overwrite=options.overwrite, jobs=options.jobs, source_root=options.source_cmroot,
-        keys=options.keys(options.key_file), as_they_are=options.formats == AS_THEY_ARE, brake=options.limits,
+        warehouse=options.warehouse,
+        cmroot=options.cmroot,
+        rename=renames(options.rename_db),
+        map_locations=pairs(options.map_location, "--map-location"),
+        external=options.external_base,
+        overwrite=options.overwrite,
+        jobs=options.jobs,
+        source_root=options.source_cmroot,
+        keys=options.keys(options.key_file),
+        as_they_are=options.formats == AS_THEY_ARE,
+        brake=options.limits,
         take_over=options.take_over,
-    )  # fmt: skip
+    )
     with options.engines() as engine, options.connected(options.target) as target:
         if options.dry_run:
             reader = DumpReader(options.dump, how.keys)

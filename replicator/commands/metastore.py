@@ -42,9 +42,13 @@ def metastore_start(options: MetastoreStartOptions) -> MetastoreState:
     Raises MetastoreStartError with the log's last lines, JavaError, ChecksumMismatch; then no process is left."""
     directory = Path(options.directory)
     running = embedded.start(
-        directory, port=options.port, host=options.host, settings=options.hive_settings, env=os.environ,
+        directory,
+        port=options.port,
+        host=options.host,
+        settings=options.hive_settings,
+        env=os.environ,
         timeout=options.timeout,
-    )  # fmt: skip
+    )
     return MetastoreState.of(directory, running)
 
 

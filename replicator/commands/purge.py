@@ -67,8 +67,9 @@ def purge_run(options: PurgeRunOptions) -> Purged:
     asked = options.asked(options.attempts)
     with (
         opened_root(options.cmroot, dry_run=options.dry_run) as (root, words),
-        options.connected(options.metastore) as metastore, options.engines() as engines,
-    ):  # fmt: skip
+        options.connected(options.metastore) as metastore,
+        options.engines() as engines,
+    ):
         done = purge(metastore, root, asked, engines=engines, progress=options.teller, dry_run=options.dry_run)
     done.warnings += words
     return done
@@ -113,10 +114,17 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
             if same_metastore(policy.source, metastore.uri) and normal(policy.cmroot) == root.place
         ]
         done = certify(
-            metastore, root, asked, replicas, roots=[normal(each) for each in options.replica_cmroot], run=options.run,
-            expedited=options.expedite, allow_gaps=options.allow_gaps, readers=options.readers,
+            metastore,
+            root,
+            asked,
+            replicas,
+            roots=[normal(each) for each in options.replica_cmroot],
+            run=options.run,
+            expedited=options.expedite,
+            allow_gaps=options.allow_gaps,
+            readers=options.readers,
             engines=stack.enter_context(options.engines()),
-        )  # fmt: skip
+        )
     if options.out is not None:
         done.write(options.out)
     return done

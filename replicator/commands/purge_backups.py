@@ -72,9 +72,14 @@ def purge_restore(options: PurgeRestoreOptions) -> Restored:
         raise UsageError(f"{options.table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
     with options.connected(options.metastore) as metastore:
         return restore_backup(
-            metastore, open_existing(options.cmroot), options.table, options.partition, moment=options.backup,
-            undo=options.undo, dry_run=options.dry_run,
-        )  # fmt: skip
+            metastore,
+            open_existing(options.cmroot),
+            options.table,
+            options.partition,
+            moment=options.backup,
+            undo=options.undo,
+            dry_run=options.dry_run,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +113,12 @@ def purge_retain(options: PurgeRetainOptions) -> Retained:
     Raises Refused when more would go than may; LeaseHeld while a purge is at work; UsageError where there is no root.
     What had to stay is in the report."""
     given = read_properties(options.properties)
-    asked = RetainOptions.given(
-        options.versions, options.days, options.readers, options.trash, given, options.limits
-    )  # fmt: skip
+    asked = RetainOptions.given(options.versions, options.days, options.readers, options.trash, given, options.limits)
     with (
         opened_root(options.cmroot, dry_run=options.dry_run, makes=False) as (root, words),
-        options.connected(options.metastore) as metastore, options.engines() as engines,
-    ):  # fmt: skip
+        options.connected(options.metastore) as metastore,
+        options.engines() as engines,
+    ):
         done = retain(metastore, root, asked, engines=engines, dry_run=options.dry_run)
     done.warnings += words
     return done

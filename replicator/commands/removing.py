@@ -38,9 +38,11 @@ class Limited(Options):
         except ValueError as error:
             raise ConfigError(f"{name}: {error}", hint="write a size such as 10TiB") from error
         return Limits(
-            guard.max_share if self.max_share is None else self.max_share, most,
-            self.min_depth or guard.min_depth or MIN_DEPTH, (*guard.protected, *self.protect),
-        )  # fmt: skip
+            guard.max_share if self.max_share is None else self.max_share,
+            most,
+            self.min_depth or guard.min_depth or MIN_DEPTH,
+            (*guard.protected, *self.protect),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

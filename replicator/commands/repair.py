@@ -77,13 +77,22 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan:
         raise UsageError("--table and --from both say what to repair", hint="give one of them")
     db, rename = options.db.lower(), dict(renames(options.rename_db))
     what = repairs.RepairOptions(
-        db=db, rename=rename.get(db), tables=names(options.table),
+        db=db,
+        rename=rename.get(db),
+        tables=names(options.table),
         differing=repairs.differing_in(options.report, db) if options.report else options.differing,
-        patterns=Patterns.parse(options.include, options.exclude), level=options.level, drop_extra=options.drop_extra,
-        cmroot=options.target_cmroot, warehouse=options.warehouse, external=options.external_base,
-        map_locations=pairs(options.map_location, "--map-location"), jobs=options.jobs, scratch=options.scratch,
-        formats=options.formats, brake=options.limits,
-    )  # fmt: skip
+        patterns=Patterns.parse(options.include, options.exclude),
+        level=options.level,
+        drop_extra=options.drop_extra,
+        cmroot=options.target_cmroot,
+        warehouse=options.warehouse,
+        external=options.external_base,
+        map_locations=pairs(options.map_location, "--map-location"),
+        jobs=options.jobs,
+        scratch=options.scratch,
+        formats=options.formats,
+        brake=options.limits,
+    )
     root, progress = open_existing(options.cmroot), options.teller
     with (
         options.engines() as engine,

@@ -63,10 +63,18 @@ def restore(options: RestoreOptions) -> Restored | RestorePlan:
     that exist nowhere any more (unless that is allowed)."""
     db = options.db.lower()
     what = planning.RestoreOptions(
-        db=db, to=str(options.to), tables=planning.tables_of(db, names(options.table)), into=options.into,
-        warehouse=options.warehouse, cmroot=options.target_cmroot, force=options.force,
-        allow_missing=options.allow_missing, scratch=options.scratch, jobs=options.jobs, formats=options.formats,
-    )  # fmt: skip
+        db=db,
+        to=str(options.to),
+        tables=planning.tables_of(db, names(options.table)),
+        into=options.into,
+        warehouse=options.warehouse,
+        cmroot=options.target_cmroot,
+        force=options.force,
+        allow_missing=options.allow_missing,
+        scratch=options.scratch,
+        jobs=options.jobs,
+        formats=options.formats,
+    )
     root, progress = open_existing(options.cmroot), options.teller
     with options.engines() as engine, options.connected(options.target) as target:
         if options.dry_run:

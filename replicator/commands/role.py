@@ -68,6 +68,10 @@ def role_set(options: RoleSetOptions) -> RoleChange:
         raise UsageError(f"no role {options.role!r}", hint=f"role is one of {', '.join(Role)}")
     with options.connected(options.metastore) as metastore:
         return change_role(
-            metastore, options.db.lower(), Role(options.role), options.epoch, force=options.force,
+            metastore,
+            options.db.lower(),
+            Role(options.role),
+            options.epoch,
+            force=options.force,
             dry_run=options.dry_run,
-        )  # fmt: skip
+        )

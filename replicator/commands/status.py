@@ -49,8 +49,9 @@ def status(options: StatusOptions) -> Status | Lag:
         raise UsageError("status needs a policy, or --target and --db", hint="see `replicator status --help`")
     with ExitStack() as stack:
         return ask(
-            stack.enter_context(options.connected(options.target)), options.db.lower(),
+            stack.enter_context(options.connected(options.target)),
+            options.db.lower(),
             source=stack.enter_context(options.connected(options.source)) if options.source else None,
             root=open_existing(options.cmroot) if options.cmroot else None,
             source_db=options.source_db.lower() if options.source_db else None,
-        )  # fmt: skip
+        )

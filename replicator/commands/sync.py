@@ -68,20 +68,37 @@ def sync(options: SyncOptions) -> SyncRun | Followed:
     if options.empty and not options.once:
         raise UsageError("--empty is about one run", hint="run once with it, then follow without")
     wanted = steps.SyncOptions(
-        adopt=options.adopt, drop_left=options.drop_left, deep=options.deep, empty=options.empty,
-        brake=options.limits, jobs=options.jobs,
-    )  # fmt: skip
+        adopt=options.adopt,
+        drop_left=options.drop_left,
+        deep=options.deep,
+        empty=options.empty,
+        brake=options.limits,
+        jobs=options.jobs,
+    )
     with opened(options, options.policy) as work:
         if options.once:
             return sync_once(
-                work.policy, work.source, work.target, engines=work.engines, progress=options.teller, options=wanted,
+                work.policy,
+                work.source,
+                work.target,
+                engines=work.engines,
+                progress=options.teller,
+                options=wanted,
                 others=work.others,
-            )  # fmt: skip
+            )
         return follow_policy(
-            work.policy, work.source, work.target, engines=work.engines, progress=options.teller, options=wanted,
-            others=work.others, schedule=options.schedule or work.policy.schedule, stop=options.stop or Event(),
-            told=options.told, failed=options.failed,
-        )  # fmt: skip
+            work.policy,
+            work.source,
+            work.target,
+            engines=work.engines,
+            progress=options.teller,
+            options=wanted,
+            others=work.others,
+            schedule=options.schedule or work.policy.schedule,
+            stop=options.stop or Event(),
+            told=options.told,
+            failed=options.failed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +130,14 @@ def plan(options: PlanOptions) -> SyncPlan:
             adopt=options.adopt, drop_left=options.drop_left, brake=brake_of(options.settings.guard)
         )
         made = plans.make(
-            work.policy, work.source, work.target, engines=work.engines, progress=options.teller, options=wanted,
+            work.policy,
+            work.source,
+            work.target,
+            engines=work.engines,
+            progress=options.teller,
+            options=wanted,
             others=work.others,
-        )  # fmt: skip
+        )
     if options.out is not None:
         store_for(options.out).write_bytes(options.out, plans.encode_plan(made))
     return made
@@ -144,6 +166,13 @@ def apply(options: ApplyOptions) -> SyncRun:
     wanted = options.plan if isinstance(options.plan, SyncPlan) else plans.read_plan(options.plan)
     with opened(options, wanted.policy) as work:
         return plans.apply(
-            wanted, work.policy, work.source, work.target, engines=work.engines, progress=options.teller,
-            jobs=options.jobs, brake=options.limits, others=work.others,
-        )  # fmt: skip
+            wanted,
+            work.policy,
+            work.source,
+            work.target,
+            engines=work.engines,
+            progress=options.teller,
+            jobs=options.jobs,
+            brake=options.limits,
+            others=work.others,
+        )

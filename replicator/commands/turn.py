@@ -106,9 +106,13 @@ def failover(options: FailoverOptions) -> Turned:
     Raises Refused when there is no replica to promote, when a side is the primary already, or for what lies between two
     states without consent; LeaseHeld while the policy is at work or being turned."""
     wanted = failovers.FailoverOptions(
-        force=options.force, accept_partial=options.accept_partial, look=options.look, limit=options.patience,
-        reading=options.reading, jobs=options.jobs,
-    )  # fmt: skip
+        force=options.force,
+        accept_partial=options.accept_partial,
+        look=options.look,
+        limit=options.patience,
+        reading=options.reading,
+        jobs=options.jobs,
+    )
     with _sides(options, options.policy, options.told) as sides:
         seconds = options.patience.total_seconds()
         with (
@@ -180,6 +184,11 @@ def _sides(options: Options, policy: str, told: Told | None) -> Iterator[Sides]:
     """What a verb works on."""
     with opened(options, policy) as work:
         yield Sides(
-            work.policy, work.source, work.target, work.engines, options.teller, work.others,
+            work.policy,
+            work.source,
+            work.target,
+            work.engines,
+            options.teller,
+            work.others,
             told=told or (lambda step: None),
-        )  # fmt: skip
+        )

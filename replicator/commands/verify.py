@@ -68,9 +68,14 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
         options.connected(options.target) as target,
     ):
         how: dict[str, Any] = {
-            "rename": rename, "map_locations": mappings, "patterns": patterns, "level": options.level,
-            "formats": options.formats, "engine": engine, "progress": options.teller,
-        }  # fmt: skip
+            "rename": rename,
+            "map_locations": mappings,
+            "patterns": patterns,
+            "level": options.level,
+            "formats": options.formats,
+            "engine": engine,
+            "progress": options.teller,
+        }
         if not sampling or options.cmroot is None:
             return compare(source, target, databases, **how)
         budget, place = Budget(options.sample, options.sample_bytes), memory_of(open_existing(options.cmroot).place)

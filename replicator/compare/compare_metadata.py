@@ -65,10 +65,16 @@ class MetadataComparison:
     `not_replicated`: tables that loads leave out."""
 
     def __init__(
-        self, source: MetastoreReader, target: MetastoreReader, rename: Mapping[str, str],
-        mappings: Sequence[tuple[str, str]], patterns: Patterns, advance: Callable[[int], None], *,
+        self,
+        source: MetastoreReader,
+        target: MetastoreReader,
+        rename: Mapping[str, str],
+        mappings: Sequence[tuple[str, str]],
+        patterns: Patterns,
+        advance: Callable[[int], None],
+        *,
         formats: FormatChoice = SUPPORTED,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._formats = formats
         self._source, self._target = source, target
         self._rename = {before.lower(): after.lower() for before, after in rename.items()}
@@ -219,9 +225,14 @@ class MetadataComparison:
             yield from self._partition_batch(source, target, some, others, placement, homes)
 
     def _partition_batch(
-        self, source: Table, target: Table, here: Sequence[Partition], there: Sequence[Partition], placement: Placement,
+        self,
+        source: Table,
+        target: Table,
+        here: Sequence[Partition],
+        there: Sequence[Partition],
+        placement: Placement,
         homes: Homes,
-    ) -> Iterator[FilePair]:  # fmt: skip
+    ) -> Iterator[FilePair]:
         others = {partition.values: partition for partition in there}
         marked = []
         for partition in here:
@@ -241,9 +252,15 @@ class MetadataComparison:
             self._compare_partition_statistics(source, target, marked)
 
     def _compare_partition(
-        self, name: str, table: Table, replica: Table, source: Partition, target: Partition, placement: Placement,
+        self,
+        name: str,
+        table: Table,
+        replica: Table,
+        source: Partition,
+        target: Partition,
+        placement: Placement,
         homes: Homes,
-    ) -> None:  # fmt: skip
+    ) -> None:
         shared = homes.source_table is None
         whole = replica_partition(source, table, placement, shared=shared)
         self._look_for(name, named_paths(source, whole))
@@ -271,10 +288,12 @@ class MetadataComparison:
         own = ((source, target),) if source and target else ()
         names = self._rename | {sides.source.name: sides.target.name}
         return Placement(
-            databases=names, source_locations={sides.source.name: sides.source.location or NOWHERE},
-            target_locations={sides.source.name: sides.target.location or NOWHERE}, external=NOWHERE,
+            databases=names,
+            source_locations={sides.source.name: sides.source.location or NOWHERE},
+            target_locations={sides.source.name: sides.target.location or NOWHERE},
+            external=NOWHERE,
             mappings=(*own, *self._mappings),
-        )  # fmt: skip
+        )
 
     def _compare_statistics(self, name: str, source: Statistics | None, target: Statistics | None) -> None:
         wanted, found = (

@@ -18,9 +18,14 @@ LIMIT = 10_000  # differences held; beyond it they are only counted
 SHORT = 160  # characters of a value that are shown
 
 _KINDS = {
-    "columns": "column", "partition_keys": "partition key", "kind": "kind", "view_original": "view text",
-    "view_expanded": "expanded view text", "class_name": "function class", "name": "name",
-}  # fmt: skip
+    "columns": "column",
+    "partition_keys": "partition key",
+    "kind": "kind",
+    "view_original": "view text",
+    "view_expanded": "expanded view text",
+    "class_name": "function class",
+    "name": "name",
+}
 _MAPS = {"Serde": "serde parameter", "Storage": "storage parameter"}
 _SERDE = {"name": "serde", "library": "serde name"}
 

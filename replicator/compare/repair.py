@@ -153,9 +153,13 @@ class DecidedRepair:
     def described(self, target: MetastoreReader, engine: AutoEngine, progress: Progress) -> RepairPlan:
         """What would be changed and copied, compared by contents. Changes nothing."""
         report = RepairPlan(
-            db=self.db, event=self.point.event, position=self.point.position, tables=self.tables,
-            found=self.found.difference_count if self.found else None, not_replicated=self.lacking,
-        )  # fmt: skip
+            db=self.db,
+            event=self.point.event,
+            position=self.point.position,
+            tables=self.tables,
+            found=self.found.difference_count if self.found else None,
+            not_replicated=self.lacking,
+        )
         if self.reader is None:
             return report
         plan = plan_load(self.reader, target, self.options)
@@ -164,19 +168,31 @@ class DecidedRepair:
         cost = price(plan, self.reader, target, roots, engine=engine, progress=progress)
         load = describe(plan, self.reader)
         return dataclasses.replace(
-            report, drop_tables=load["drop_tables"], create_tables=load["create_tables"],
-            alter_tables=load["alter_tables"], files_to_copy=cost.files, bytes_to_copy=cost.bytes,
-            files_to_remove=cost.files_removed, bytes_to_remove=cost.bytes_removed,
-            partitions_to_drop=cost.partitions_removed, files_missing=cost.missing,
-            not_replicated=merged(self.lacking, plan.not_replicated), warnings=load["warnings"],
-        )  # fmt: skip
+            report,
+            drop_tables=load["drop_tables"],
+            create_tables=load["create_tables"],
+            alter_tables=load["alter_tables"],
+            files_to_copy=cost.files,
+            bytes_to_copy=cost.bytes,
+            files_to_remove=cost.files_removed,
+            bytes_to_remove=cost.bytes_removed,
+            partitions_to_drop=cost.partitions_removed,
+            files_missing=cost.missing,
+            not_replicated=merged(self.lacking, plan.not_replicated),
+            warnings=load["warnings"],
+        )
 
 
 @contextmanager
 def planned(
-    root: ChangeRoot, source: MetastoreReader, target: MetastoreReader, options: RepairOptions, *, engine: AutoEngine,
+    root: ChangeRoot,
+    source: MetastoreReader,
+    target: MetastoreReader,
+    options: RepairOptions,
+    *,
+    engine: AutoEngine,
     progress: Progress,
-) -> Iterator[DecidedRepair]:  # fmt: skip
+) -> Iterator[DecidedRepair]:
     """Decides a repair; the plan holds for the length of the block. Changes nothing on the target.
 
     `root`: the source's. Raises BootstrapNeeded for a target without a checkpoint of this source, Refused for one whose
@@ -186,19 +202,34 @@ def planned(
     names = options.tables or options.differing
     if names is None:
         found = verify(
-            source, target, [options.db], rename=_rename(options), map_locations=options.map_locations,
-            patterns=options.patterns, level=options.level, formats=options.formats, engine=engine, progress=progress,
-        )  # fmt: skip
+            source,
+            target,
+            [options.db],
+            rename=_rename(options),
+            map_locations=options.map_locations,
+            patterns=options.patterns,
+            level=options.level,
+            formats=options.formats,
+            engine=engine,
+            progress=progress,
+        )
         names = found.differing
     tables = sorted({name.rpartition(".")[2] for name in names if name != options.db})
     chosen = LoadOptions(
-        warehouse=options.warehouse, cmroot=options.cmroot, rename=_rename(options),
-        map_locations=options.map_locations, external=options.external, overwrite=True, jobs=options.jobs,
-        source_root=options.source_root or root.place, as_they_are=options.formats == AS_THEY_ARE, brake=options.brake,
+        warehouse=options.warehouse,
+        cmroot=options.cmroot,
+        rename=_rename(options),
+        map_locations=options.map_locations,
+        external=options.external,
+        overwrite=True,
+        jobs=options.jobs,
+        source_root=options.source_root or root.place,
+        as_they_are=options.formats == AS_THEY_ARE,
+        brake=options.brake,
         by_difference=ByDifference(
             reread=options.level == "checksum", drop_extra=options.drop_extra, only_tables=bool(options.tables)
         ),
-    )  # fmt: skip
+    )
     lacking = merged(_said(target, options), found.not_replicated if found else ())
     if not names and not begun:  # one that was killed at its very end still has its mark to take off
         yield DecidedRepair(options.db, point, found, [], None, chosen, lacking)
@@ -209,29 +240,55 @@ def planned(
 
 
 def carry_out(
-    plan: DecidedRepair, source: MetastoreReader, target: Metastore, options: RepairOptions, *, engine: AutoEngine,
+    plan: DecidedRepair,
+    source: MetastoreReader,
+    target: Metastore,
+    options: RepairOptions,
+    *,
+    engine: AutoEngine,
     progress: Progress,
-) -> Repaired:  # fmt: skip
+) -> Repaired:
     """Does what a plan says, and compares again. A repair that was killed is run again. Raises what a load raises:
     FilesMissing, before anything is changed, when bytes are neither at the source nor in its `$cmroot`."""
     began = clocks.monotonic()
     report = Repaired(
-        db=options.db, target=target.uri, event=plan.point.event, position=plan.point.position, tables=plan.tables,
+        db=options.db,
+        target=target.uri,
+        event=plan.point.event,
+        position=plan.point.position,
+        tables=plan.tables,
         found=plan.found.difference_count if plan.found else None,
-    )  # fmt: skip
+    )
     if plan.reader is None:
         report.not_replicated = plan.lacking
         report.status = INCOMPLETE if plan.lacking else "same"
         return report
     loaded = load(plan.reader.place, target, plan.options, engine=engine, progress=progress)
-    for name in ("files_copied", "bytes_copied", "files_from_source", "files_from_cmroot", "files_from_target",
-                 "files_skipped", "files_removed", "objects_changed", "warnings"):  # fmt: skip
+    for name in (
+        "files_copied",
+        "bytes_copied",
+        "files_from_source",
+        "files_from_cmroot",
+        "files_from_target",
+        "files_skipped",
+        "files_removed",
+        "objects_changed",
+        "warnings",
+    ):
         setattr(report, name, getattr(loaded, name))
     remaining = verify(
-        source, target, () if options.tables else [options.db], rename=_rename(options),
-        map_locations=options.map_locations, patterns=options.patterns, tables={options.db: plan.tables},
-        level=options.level, formats=options.formats, engine=engine, progress=progress,
-    )  # fmt: skip
+        source,
+        target,
+        () if options.tables else [options.db],
+        rename=_rename(options),
+        map_locations=options.map_locations,
+        patterns=options.patterns,
+        tables={options.db: plan.tables},
+        level=options.level,
+        formats=options.formats,
+        engine=engine,
+        progress=progress,
+    )
     report.remaining, report.remaining_count = remaining.differences, remaining.difference_count
     report.not_replicated = merged(_said(target, options), loaded.not_replicated, remaining.not_replicated)
     report.status = "different" if report.remaining_count else INCOMPLETE if report.not_replicated else "repaired"
@@ -241,9 +298,14 @@ def carry_out(
 
 
 def repair(
-    root: ChangeRoot, source: MetastoreReader, target: Metastore, options: RepairOptions, *, engine: AutoEngine,
+    root: ChangeRoot,
+    source: MetastoreReader,
+    target: Metastore,
+    options: RepairOptions,
+    *,
+    engine: AutoEngine,
     progress: Progress,
-) -> Repaired:  # fmt: skip
+) -> Repaired:
     """Plans and does it; see `planned` and `carry_out` for what is raised. May run twice, and again after a crash."""
     began = clocks.monotonic()
     with planned(root, source, target, options, engine=engine, progress=progress) as plan:
@@ -318,10 +380,16 @@ def _state(
     with scratch("repair", options.scratch) as here:
         place = str(here / "dump")
         write_dump(
-            root, place, source=source, databases=[options.db],
-            patterns=Patterns.of_names(tables, options.patterns.partitions), until=point, id=key, empty=True,
+            root,
+            place,
+            source=source,
+            databases=[options.db],
+            patterns=Patterns.of_names(tables, options.patterns.partitions),
+            until=point,
+            id=key,
+            empty=True,
             progress=progress,
-        )  # fmt: skip
+        )
         try:
             yield DumpReader(place)
         finally:

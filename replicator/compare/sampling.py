@@ -74,13 +74,23 @@ class Sampled(Report):
 
 
 def verify_sample(
-    source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], budget: Budget, place: str, *,
-    rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
-    patterns: Patterns | None = None, level: Level = "checksum", formats: FormatChoice = SUPPORTED,
-    engine: AutoEngine, progress: Progress,
-    changed: Changed | None = None, enough: Callable[[], bool] = lambda: False,
+    source: MetastoreReader,
+    target: MetastoreReader,
+    databases: Sequence[str],
+    budget: Budget,
+    place: str,
+    *,
+    rename: Sequence[tuple[str, str]] = (),
+    map_locations: Sequence[tuple[str, str]] = (),
+    patterns: Patterns | None = None,
+    level: Level = "checksum",
+    formats: FormatChoice = SUPPORTED,
+    engine: AutoEngine,
+    progress: Progress,
+    changed: Changed | None = None,
+    enough: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = clocks.time,
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """Compares the next tables of some databases, and the databases' own properties and functions.
 
     place: a directory of the target's side that is this purpose's alone. changed: tells what is only behind; without
@@ -90,10 +100,16 @@ def verify_sample(
     began = clocks.monotonic()
     with acquire(place, "verify a sample"):
         run = _Run(
-            source, target, [name.lower() for name in databases], budget, place, dict(rename),
+            source,
+            target,
+            [name.lower() for name in databases],
+            budget,
+            place,
+            dict(rename),
             _Comparing(source, target, rename, map_locations, patterns or Patterns(), level, formats, engine, progress),
-            clock, changed,
-        )  # fmt: skip
+            clock,
+            changed,
+        )
         run.compare_databases()
         try:
             for batch in run.batches():
@@ -132,26 +148,43 @@ class _Comparing:
 
     def tables(
         self, db: str, names: Sequence[str], *, level: Level | None = None, share: tuple[int, int] = (0, 1)
-    ) -> Verified:  # fmt: skip
+    ) -> Verified:
         return self._verify((), {db: names}, level or self.level, share)
 
     def _verify(
         self, databases: Sequence[str], tables: dict[str, Sequence[str]], level: Level, share: tuple[int, int] = (0, 1)
     ) -> Verified:
         return verify(
-            self.source, self.target, databases, rename=self.rename, map_locations=self.map_locations,
-            patterns=self.patterns, tables=tables, level=level, part=share, formats=self.formats, engine=self.engine,
+            self.source,
+            self.target,
+            databases,
+            rename=self.rename,
+            map_locations=self.map_locations,
+            patterns=self.patterns,
+            tables=tables,
+            level=level,
+            part=share,
+            formats=self.formats,
+            engine=self.engine,
             progress=self.progress,
-        )  # fmt: skip
+        )
 
 
 class _Run:
     """One run at work: what is remembered, and the report."""
 
     def __init__(
-        self, source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], budget: Budget, place: str,
-        rename: dict[str, str], comparing: _Comparing, clock: Callable[[], float], changed: Changed | None,
-    ) -> None:  # fmt: skip
+        self,
+        source: MetastoreReader,
+        target: MetastoreReader,
+        databases: Sequence[str],
+        budget: Budget,
+        place: str,
+        rename: dict[str, str],
+        comparing: _Comparing,
+        clock: Callable[[], float],
+        changed: Changed | None,
+    ) -> None:
         self._source, self._target, self._budget, self._place = source, target, budget, place
         self._rename, self._comparing, self._clock = rename, comparing, clock
         self._changed = changed or self._changed_since
@@ -303,9 +336,11 @@ class _Run:
         report.never = len(known) - len(compared)
         report.oldest = round(max(0.0, self._clock() - min(compared)), 3) if compared else None
         different = sorted(
-            f"{db}.{name}" for db, memory in self._memories.items() for name, about in memory.tables.items()
+            f"{db}.{name}"
+            for db, memory in self._memories.items()
+            for name, about in memory.tables.items()
             if about.outcome == "different"
-        )  # fmt: skip
+        )
         report.open, report.open_names = len(different), different[:NAMED]
         report.status = "different" if report.difference_count else INCOMPLETE if report.not_replicated else "same"
         return report

@@ -19,11 +19,15 @@ from cmroot.store.place import join, store_for
 FORMAT, VERSION = b"replicator-verified", b"1"
 SCHEMA = pa.schema(
     [
-        ("table", pa.string()), ("verified", pa.float64()), ("outcome", pa.string()), ("size", pa.int64()),
-        ("share", pa.int32()), ("tried", pa.float64()),
+        ("table", pa.string()),
+        ("verified", pa.float64()),
+        ("outcome", pa.string()),
+        ("size", pa.int64()),
+        ("share", pa.int32()),
+        ("tried", pa.float64()),
     ],
     {b"format": FORMAT, b"version": VERSION},
-)  # fmt: skip
+)
 
 
 class TableMemory(NamedTuple):

@@ -56,11 +56,20 @@ class Verified(Report):
 
 
 def verify(
-    source: MetastoreReader, target: MetastoreReader, databases: Sequence[str], *,
-    rename: Sequence[tuple[str, str]] = (), map_locations: Sequence[tuple[str, str]] = (),
-    patterns: Patterns | None = None, tables: Mapping[str, Sequence[str]] | None = None, level: Level = "checksum",
-    part: tuple[int, int] = (0, 1), formats: FormatChoice = SUPPORTED, engine: AutoEngine, progress: Progress,
-) -> Verified:  # fmt: skip
+    source: MetastoreReader,
+    target: MetastoreReader,
+    databases: Sequence[str],
+    *,
+    rename: Sequence[tuple[str, str]] = (),
+    map_locations: Sequence[tuple[str, str]] = (),
+    patterns: Patterns | None = None,
+    tables: Mapping[str, Sequence[str]] | None = None,
+    level: Level = "checksum",
+    part: tuple[int, int] = (0, 1),
+    formats: FormatChoice = SUPPORTED,
+    engine: AutoEngine,
+    progress: Progress,
+) -> Verified:
     """Compares databases of the source with what they are on the target.
 
     rename, map_locations: as the loads were given them; map_locations is needed only for partitions and properties that
@@ -74,7 +83,7 @@ def verify(
     with progress.task("compare objects") as advance:
         metadata = MetadataComparison(
             source, target, dict(rename), map_locations, patterns or Patterns(), advance, formats=formats
-        )  # fmt: skip
+        )
         pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
         later = _compare_pairs(pairs, level, part, engine, report, metadata.differences)
     if later:
@@ -117,9 +126,13 @@ def _chosen_pairs(
 
 
 def _compare_pairs(
-    pairs: Iterator[FilePair], level: Level, part: tuple[int, int], engines: AutoEngine, report: Verified,
+    pairs: Iterator[FilePair],
+    level: Level,
+    part: tuple[int, int],
+    engines: AutoEngine,
+    report: Verified,
     differences: Differences,
-) -> list[Later]:  # fmt: skip
+) -> list[Later]:
     """Compares metadata by drawing `pairs`, and their files as they come; the first of them choose the engine. Returns
     the objects whose contents were too much for one task."""
     if level == "metadata":
@@ -138,9 +151,14 @@ def _compare_pairs(
 
 
 def _compare_large(
-    later: Sequence[Later], level: Level, part: tuple[int, int], engines: AutoEngine, progress: Progress,
-    report: Verified, differences: Differences,
-) -> None:  # fmt: skip
+    later: Sequence[Later],
+    level: Level,
+    part: tuple[int, int],
+    engines: AutoEngine,
+    progress: Progress,
+    report: Verified,
+    differences: Differences,
+) -> None:
     engine = engines.for_work(sum(files for _, files, _ in later), sum(size for _, _, size in later))
     tasks = list(_shares(later, level, part))
     with progress.task("compare large objects", total=len(tasks)) as advance:

@@ -88,9 +88,11 @@ def _actions(name: str, file: BinaryIO) -> Iterator[Action]:
         return
     parquet = pq.ParquetFile(file)
     columns = [
-        column for name in _ACTIONS if name in parquet.schema_arrow.names
+        column
+        for name in _ACTIONS
+        if name in parquet.schema_arrow.names
         for column in (f"{name}.path", f"{name}.deletionVector")
-    ]  # fmt: skip
+    ]
     for batch in parquet.iter_batches(columns=columns):
         for row in batch.to_pylist():
             yield {key: value for key, value in row.items() if value and value.get("path")}

@@ -37,9 +37,13 @@ class Engine(Protocol):
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]: ...
 
     def group(
-        self, read: Callable[[Source], Iterator[pa.RecordBatch]], sources: Iterable[Source], key: str,
-        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
-    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        self,
+        read: Callable[[Source], Iterator[pa.RecordBatch]],
+        sources: Iterable[Source],
+        key: str,
+        decide: Callable[[pa.Table], pa.Table],
+        schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]:
         """Bring together all rows that have one value in the column `key` (a string), and decide over each such group:
         one call of `decide` for a value, with the rows of all sources in any order. What it answers is cast to
         `schema` and comes in any order, in flat memory. `read` and `decide` may run twice for the same work."""
@@ -71,9 +75,13 @@ class LocalEngine:
                     future.cancel()
 
     def group(
-        self, read: Callable[[Source], Iterator[pa.RecordBatch]], sources: Iterable[Source], key: str,
-        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
-    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        self,
+        read: Callable[[Source], Iterator[pa.RecordBatch]],
+        sources: Iterable[Source],
+        key: str,
+        decide: Callable[[pa.Table], pa.Table],
+        schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]:
         """In memory: the rows of all sources at once."""
         return decide_local(self.run, Reading(read, key), sources, Deciding(decide, schema))
 

@@ -55,9 +55,12 @@ class SparkEngine:
     name = "spark"
 
     def __init__(
-        self, master: str | None = None, settings: Mapping[str, str] | None = None, environment: Environment = dict,
+        self,
+        master: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        environment: Environment = dict,
         session: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`master`: as Spark's (None: as configured, else local[*]). `environment`: JAVA_HOME for the gateway, or what
         finds it, called when Spark starts. `session`: a SparkSession of the caller's to work in; the others are for a
         Spark of our own."""
@@ -130,9 +133,13 @@ class SparkEngine:
                 yield result
 
     def group(
-        self, read: Callable[[Source], Iterator[pa.RecordBatch]], sources: Iterable[Source], key: str,
-        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
-    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        self,
+        read: Callable[[Source], Iterator[pa.RecordBatch]],
+        sources: Iterable[Source],
+        key: str,
+        decide: Callable[[pa.Table], pa.Table],
+        schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]:
         """One task per source, one shuffle of Arrow batches, a few groups per task after it. The driver holds the
         answers of one wave of tasks, an executor the groups of one task.
 

@@ -21,9 +21,13 @@ AS_THEY_ARE: FormatChoice = "as-they-are"  # all are, as if they were plain ones
 
 _PROVIDERS: dict[str, Format] = {"iceberg": ICEBERG, "delta": DELTA, "hudi": "hudi", "paimon": "paimon"}
 _READERS: dict[str, Format] = {
-    "org.apache.iceberg.": ICEBERG, "io.delta.": DELTA, "org.apache.hudi.": "hudi", "com.uber.hoodie.": "hudi",
-    "org.apache.paimon.": "paimon", "org.apache.hadoop.hive.ql.io.symlinktextinputformat.": "symlink",
-}  # fmt: skip
+    "org.apache.iceberg.": ICEBERG,
+    "io.delta.": DELTA,
+    "org.apache.hudi.": "hudi",
+    "com.uber.hoodie.": "hudi",
+    "org.apache.paimon.": "paimon",
+    "org.apache.hadoop.hive.ql.io.symlinktextinputformat.": "symlink",
+}
 _REASONS: dict[Format, str] = {
     ICEBERG: "an Iceberg table: its metadata names the source's files",
     "iceberg-view": "an Iceberg view: its definition is a file of the source",
@@ -34,9 +38,13 @@ _REASONS: dict[Format, str] = {
 }
 OUTSIDE = "a Delta table that names files outside of its directory, as shallow clones do"
 SAID: dict[Format, str] = {
-    ICEBERG: "an Iceberg table", "delta": "a Delta table", "hudi": "a Hudi table", "paimon": "a Paimon table",
-    "acid": "a transactional table", "symlink": "a table of symbolic links",
-}  # fmt: skip
+    ICEBERG: "an Iceberg table",
+    "delta": "a Delta table",
+    "hudi": "a Hudi table",
+    "paimon": "a Paimon table",
+    "acid": "a transactional table",
+    "symlink": "a table of symbolic links",
+}
 
 
 def table_format(table: Table) -> Format:

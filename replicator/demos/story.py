@@ -141,9 +141,13 @@ class _Story:
         self._dumps += 1
         out = self._directory / "dumps" / str(self._dumps)
         report = replicator.dump(
-            source=self._sides[0].uri, cmroot=str(self._directory / "cmroot"), out=str(out), db=DB,
-            engine=self._engine, **options,
-        )  # fmt: skip
+            source=self._sides[0].uri,
+            cmroot=str(self._directory / "cmroot"),
+            out=str(out),
+            db=DB,
+            engine=self._engine,
+            **options,
+        )
         assert isinstance(report, Dumped)
         self._say(
             f"    dump {out.name}: {report.kind}, events up to {report.to_event}, {report.records} records, "

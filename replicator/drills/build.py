@@ -99,9 +99,7 @@ def _show_partitions(metastore: Metastore, shadows: Shadows, table: Table) -> in
     return number
 
 
-def _forget_gone(
-    metastore: Metastore, shadows: Shadows, replica: str, tables: Sequence[Table], built: Built
-) -> None:  # fmt: skip
+def _forget_gone(metastore: Metastore, shadows: Shadows, replica: str, tables: Sequence[Table], built: Built) -> None:
     """Tables that the replica has no more, or has elsewhere, since they were read."""
     there = {table.name: table for table in metastore.tables(replica, [table.name for table in tables])}
     shadow = shadows.names[replica]

@@ -98,9 +98,14 @@ def plan(policy: Policy, source: Metastore, target: Metastore, options: DrillOpt
 
 
 def drill(
-    policy: Policy, source: Metastore, target: Metastore, asking: Callable[[Metastore], Asking],
-    options: DrillOptions, *, clock: Callable[[], float] = clocks.time,
-) -> Drill:  # fmt: skip
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    asking: Callable[[Metastore], Asking],
+    options: DrillOptions,
+    *,
+    clock: Callable[[], float] = clocks.time,
+) -> Drill:
     """One drill. asking: what answers queries on the tables of the side that is the replica; called once, when the
     first query is due.
 
@@ -143,13 +148,19 @@ def _begin(policy: Policy, replicas: Replicas, options: DrillOptions, clock: Cal
         raise UsageError(f"{long[0]} is too long for a database's name", hint="give a shorter --prefix")
     shadows = Shadows(id, policy.name, names)
     return Drill(
-        id=id, policy=policy.name, started=iso(clock()), by=_who(), metastore=replicas.metastore.uri,
-        reverse=replicas.reverse, databases=names, kept=options.keep,
+        id=id,
+        policy=policy.name,
+        started=iso(clock()),
+        by=_who(),
+        metastore=replicas.metastore.uri,
+        reverse=replicas.reverse,
+        databases=names,
+        kept=options.keep,
         homes={each.name: shadows.database(each).location or "" for each in shown},
         checkpoint={each.name: _standing(each) for each in shown},
         warnings=[f"{name} is no complete replica yet, and has no part in the drill" for name in replicas.unready]
         + [f"{each.name} is being loaded" for each in shown if each.parameters.get(LOADING)],
-    )  # fmt: skip
+    )
 
 
 class _Run:
@@ -157,7 +168,7 @@ class _Run:
 
     def __init__(
         self, replicas: Replicas, drills: Drills, record: Drill, began: float, clock: Callable[[], float]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._replicas, self._metastore, self._drills = replicas, replicas.metastore, drills
         self._record, self._began, self._clock = record, began, clock
 
@@ -191,15 +202,22 @@ class _Run:
     def _tables(self, shadows: Shadows, jobs: int) -> dict[str, list[str]]:
         built = build(self._metastore, shadows, jobs=jobs)
         self._set(
-            tables=built.tables, views=built.views, partitions=built.partitions, functions=built.functions,
+            tables=built.tables,
+            views=built.views,
+            partitions=built.partitions,
+            functions=built.functions,
             skipped=built.skipped,
-        )  # fmt: skip
+        )
         return built.names
 
     def _ask(
-        self, asking: Callable[[Metastore], Asking], shadows: Shadows, names: dict[str, list[str]], own: Sequence[str],
+        self,
+        asking: Callable[[Metastore], Asking],
+        shadows: Shadows,
+        names: dict[str, list[str]],
+        own: Sequence[str],
         sample: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         asked = questions(self._metastore, shadows, names, sample, own)
         if not asked:
             return

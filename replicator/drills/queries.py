@@ -49,9 +49,8 @@ def spark_on(
         return spark_environment(find_java(os.environ))
 
     engine = SparkEngine(
-        master, hive_settings(metastore.uri, default_warehouse(metastore)) | dict(settings or {}), environment,
-        session,
-    )  # fmt: skip
+        master, hive_settings(metastore.uri, default_warehouse(metastore)) | dict(settings or {}), environment, session
+    )
     try:
         engine.answer("SELECT 1", 1)
         yield engine
@@ -98,11 +97,9 @@ def ask(asking: Asking, question: Question, changed: Callable[[str], bool]) -> A
         wrong = question.expected is not None and rows != [[question.expected]]
         asked = Asked(
             query=question.query, outcome="different" if wrong else "good", rows=rows, expected=question.expected
-        )  # fmt: skip
+        )
     except Error as error:
-        asked = Asked(
-            query=question.query, outcome="failed", expected=question.expected, error=str(error)[:TEXT]
-        )  # fmt: skip
+        asked = Asked(query=question.query, outcome="failed", expected=question.expected, error=str(error)[:TEXT])
     if asked.outcome != "good" and changed(question.replica):
         asked = msgspec.structs.replace(asked, outcome="changed")
     return msgspec.structs.replace(asked, seconds=round(clocks.monotonic() - began, 3))

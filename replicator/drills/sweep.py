@@ -51,9 +51,14 @@ def clean(
 
 
 def sweep(
-    policy: Policy, metastore: Metastore, drills: Drills, *, prefixes: Sequence[str], jobs: int,
+    policy: Policy,
+    metastore: Metastore,
+    drills: Drills,
+    *,
+    prefixes: Sequence[str],
+    jobs: int,
     now: Callable[[], float],
-) -> Swept:  # fmt: skip
+) -> Swept:
     """One side: shadows that records tell of, and those whose names have one of the prefixes. Who calls holds the lease
     of the drills, so none of them is in use. Safe to run twice."""
     swept = Swept(policy.name)

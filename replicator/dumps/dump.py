@@ -81,11 +81,23 @@ class Dumped(Report):
 
 
 def write_dump(
-    root: ChangeRoot, out: str, *, source: str, databases: Sequence[str], patterns: Patterns,
-    since: str | layout.Point | None = None, until: str | layout.Point | None = None, slot: str = "",
-    id: str | None = None, progress: Progress, empty: bool = False, epochs: Mapping[str, int] | None = None,
-    formats: FormatChoice = SUPPORTED, clock: Callable[[], float] = clocks.time, keys: Keys | None = None,
-) -> Dumped:  # fmt: skip
+    root: ChangeRoot,
+    out: str,
+    *,
+    source: str,
+    databases: Sequence[str],
+    patterns: Patterns,
+    since: str | layout.Point | None = None,
+    until: str | layout.Point | None = None,
+    slot: str = "",
+    id: str | None = None,
+    progress: Progress,
+    empty: bool = False,
+    epochs: Mapping[str, int] | None = None,
+    formats: FormatChoice = SUPPORTED,
+    clock: Callable[[], float] = clocks.time,
+    keys: Keys | None = None,
+) -> Dumped:
     """Writes a dump of what is captured. since: an event id, a time, an earlier dump or a point of the log (None: what
     the slot's consumer has confirmed; without a slot, or before it has confirmed anything, a bootstrap). until: an
     event id, a time or a point of the log (None: its end). slot: the consumer's name, registered when it is new. id:
@@ -111,9 +123,7 @@ def write_dump(
             )
         with _manifest(root, end.position) as manifest, DumpWriter(out, id) as writer:
             work = _Dump(root, manifest, writer, databases, patterns, begin, end, progress)
-            with pinned(
-                root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock
-            ):  # fmt: skip
+            with pinned(root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock):
                 if begin is None:
                     work.bootstrap(empty=empty)
                 else:
@@ -121,18 +131,28 @@ def write_dump(
                 metadata = work.metadata(source, slot, epochs or {}, formats)
                 writer.finish(metadata, keys, before_publishing=lease.check)
     return Dumped(
-        dump=writer.place, kind=metadata.kind, from_event=begin.event if begin else None, to_event=end.event,
-        from_position=begin.position if begin else None, to_position=end.position, records=writer.records,
-        files=writer.files, bytes=writer.bytes, observed=writer.observed, unknown=work.unknown,
-        missing_directories=list(metadata.missing_directories), seconds=round(clocks.monotonic() - began, 3),
-        not_replicated=list(metadata.not_replicated), status=INCOMPLETE if metadata.not_replicated else "dumped",
+        dump=writer.place,
+        kind=metadata.kind,
+        from_event=begin.event if begin else None,
+        to_event=end.event,
+        from_position=begin.position if begin else None,
+        to_position=end.position,
+        records=writer.records,
+        files=writer.files,
+        bytes=writer.bytes,
+        observed=writer.observed,
+        unknown=work.unknown,
+        missing_directories=list(metadata.missing_directories),
+        seconds=round(clocks.monotonic() - began, 3),
+        not_replicated=list(metadata.not_replicated),
+        status=INCOMPLETE if metadata.not_replicated else "dumped",
         slot=slot,
-    )  # fmt: skip
+    )
 
 
 def begin_of_dump(
     root: ChangeRoot, log: Sequence[Segment], since: str | layout.Point | None, slot: str
-) -> layout.Point | None:  # fmt: skip
+) -> layout.Point | None:
     """Where a dump begins; None for a bootstrap. `slot`: its name, or nothing."""
     if isinstance(since, layout.Point):
         return since
@@ -162,10 +182,7 @@ def _manifest(root: ChangeRoot, position: int) -> Iterator[Manifest]:
         if manifest.position == position:
             yield manifest
             return
-    with (
-        scratch("fold") as here,
-        manifest_at(root, position, here) as then,
-    ):
+    with scratch("fold") as here, manifest_at(root, position, here) as then:
         yield then
 
 
@@ -173,9 +190,16 @@ class _Dump:
     """One dump at work."""
 
     def __init__(
-        self, root: ChangeRoot, manifest: Manifest, writer: DumpWriter, databases: Sequence[str],
-        patterns: Patterns, begin: layout.Point | None, end: layout.Point, progress: Progress,
-    ) -> None:  # fmt: skip
+        self,
+        root: ChangeRoot,
+        manifest: Manifest,
+        writer: DumpWriter,
+        databases: Sequence[str],
+        patterns: Patterns,
+        begin: layout.Point | None,
+        end: layout.Point,
+        progress: Progress,
+    ) -> None:
         self._root, self._manifest, self._writer = root, manifest, writer
         self._selection = Selection(tuple(databases), patterns)
         self._begin, self._end, self._progress = begin, end, progress
@@ -294,10 +318,7 @@ class _Dump:
         if change.is_marker:
             return
         if change.lost and not change.is_repaired:
-            raise BootstrapNeeded(
-                f"{change.detail} were lost within the range",
-                hint="dump without --since",
-            )
+            raise BootstrapNeeded(f"{change.detail} were lost within the range", hint="dump without --since")
         told = entering.told(change, record.position)
         if told is None:
             return
@@ -339,9 +360,7 @@ class _Dump:
             if self._selection.holds_partition((db, table), each.partition):
                 yield each
 
-    def metadata(
-        self, source: str, slot: str, epochs: Mapping[str, int], choice: FormatChoice
-    ) -> layout.DumpMetadata:  # fmt: skip
+    def metadata(self, source: str, slot: str, epochs: Mapping[str, int], choice: FormatChoice) -> layout.DumpMetadata:
         writer = self._writer
         locations = {}
         unseen = list(self._unseen())
@@ -353,25 +372,49 @@ class _Dump:
             if database is not None and database.location:
                 locations[db] = database.location
         return layout.DumpMetadata(
-            id=writer.id, kind=layout.BOOTSTRAP if self._begin is None else layout.INCREMENTAL,
+            id=writer.id,
+            kind=layout.BOOTSTRAP if self._begin is None else layout.INCREMENTAL,
             created=layout.now_text(),
             scope=scope_of(self._selection.databases, self._selection.patterns),
-            source=source, root=self._root.place, root_id=self._root.id,
-            begin=self._begin, end=self._end, locations=locations, records=writer.records, files=writer.files,
-            removed=writer.removed, bytes=writer.bytes, observed=writer.observed, buckets=writer.buckets,
-            missing_directories=tuple(thing.label for thing in unseen), unknown_events=tuple(self.unknown),
-            slot=slot or None, epochs=dict(epochs), not_replicated=tuple(lacking), formats=formats,
-            empty=tuple(self._empty()), held=self._held(),
-        )  # fmt: skip
+            source=source,
+            root=self._root.place,
+            root_id=self._root.id,
+            begin=self._begin,
+            end=self._end,
+            locations=locations,
+            records=writer.records,
+            files=writer.files,
+            removed=writer.removed,
+            bytes=writer.bytes,
+            observed=writer.observed,
+            buckets=writer.buckets,
+            missing_directories=tuple(thing.label for thing in unseen),
+            unknown_events=tuple(self.unknown),
+            slot=slot or None,
+            epochs=dict(epochs),
+            not_replicated=tuple(lacking),
+            formats=formats,
+            empty=tuple(self._empty()),
+            held=self._held(),
+        )
 
 
 def _entries(rows: list[tuple[Any, ...]], db: str, table: str, position: int) -> pa.Table:
     count = len(rows)
     partition, location, path, size, mtime_ns, identity, checksum, kept, version = zip(*rows, strict=True)
     columns = {
-        "position": [position] * count, "op": ["add"] * count, "db": [db] * count, "table": [table] * count,
-        "partition": partition, "location": location, "path": path, "size": size, "mtime_ns": mtime_ns,
-        "identity": identity, "checksum": checksum, "kept": [bool(each) for each in kept],
+        "position": [position] * count,
+        "op": ["add"] * count,
+        "db": [db] * count,
+        "table": [table] * count,
+        "partition": partition,
+        "location": location,
+        "path": path,
+        "size": size,
+        "mtime_ns": mtime_ns,
+        "identity": identity,
+        "checksum": checksum,
+        "kept": [bool(each) for each in kept],
         "version": version,
-    }  # fmt: skip
+    }
     return pa.table({name: pa.array(values, FILES.field(name).type) for name, values in columns.items()})

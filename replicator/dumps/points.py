@@ -50,8 +50,7 @@ def resolve_since(log: Sequence[Segment], text: str, root_id: str) -> Point:
     if found is None:
         first = next(iter(read_records(log[0])))
         raise BootstrapNeeded(
-            f"--since {text}: the captured log begins at event {first.event}",
-            hint="dump without --since: a bootstrap",
+            f"--since {text}: the captured log begins at event {first.event}", hint="dump without --since: a bootstrap"
         )
     return found
 

@@ -43,9 +43,15 @@ class DumpPlan(Report):
 
 
 def preview(
-    source: MetastoreReader, root: ChangeRoot, out: str, databases: Sequence[str], patterns: Patterns,
-    since: str | None, until: str | None, slot: str,
-) -> DumpPlan:  # fmt: skip
+    source: MetastoreReader,
+    root: ChangeRoot,
+    out: str,
+    databases: Sequence[str],
+    patterns: Patterns,
+    since: str | None,
+    until: str | None,
+    slot: str,
+) -> DumpPlan:
     """What a dump of what is captured by now would hold; the source is not captured first. Raises as `write_dump`."""
     with acquire(root.place, "dump"), open_manifest(root) as manifest:
         log = segments(root.place)
@@ -58,9 +64,13 @@ def preview(
         )
         waiting = max(0, source.current_event_id() - (manifest.event or 0)) if until is None else 0
     return DumpPlan(
-        dump=out, kind="bootstrap" if begin is None else "incremental", from_event=begin.event if begin else None,
-        to_event=end.event, events_not_captured=waiting, **found,
-    )  # fmt: skip
+        dump=out,
+        kind="bootstrap" if begin is None else "incremental",
+        from_event=begin.event if begin else None,
+        to_event=end.event,
+        events_not_captured=waiting,
+        **found,
+    )
 
 
 def _count_state(manifest: Manifest, databases: Sequence[str], patterns: Patterns) -> dict[str, Any]:

@@ -28,10 +28,11 @@ class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
 def scope_of(databases: Sequence[str], patterns: Patterns) -> Scope:
     """Databases and patterns as a dump writes them down."""
     return Scope(
-        databases=tuple(databases), include=tuple(each.pattern for each in patterns.include),
+        databases=tuple(databases),
+        include=tuple(each.pattern for each in patterns.include),
         exclude=tuple(each.pattern for each in patterns.exclude),
         partitions={table: each.text for table, each in patterns.partitions.items()},
-    )  # fmt: skip
+    )
 
 
 def reached(scope: Scope, db: str) -> str:

@@ -47,8 +47,10 @@ class Shown(Report):
         return self.head() | {name: list(items) for name, items in self.lists().items()}
 
     def _repr_html_(self) -> str:
-        rows = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
-                for name, value in self.head().items())  # fmt: skip
+        rows = (
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+            for name, value in self.head().items()
+        )
         return f"<table>{''.join(rows)}</table>"
 
 
@@ -99,9 +101,13 @@ def _open_log(root: str, files: bool, only: str | None = None) -> Shown:
 
     header = {
         "databases": captured_databases(log) or "unknown until the next capture",
-        "what": "log" if only is None else "segment", "place": log[0].place if only and log else opened.place,
-        "root_id": opened.id, "segments": len(log), "first_position": log[0].first if log else None,
+        "what": "log" if only is None else "segment",
+        "place": log[0].place if only and log else opened.place,
+        "root_id": opened.id,
+        "segments": len(log),
+        "first_position": log[0].first if log else None,
         "last_position": log[-1].last if log else None,
-        "records": sum(segment.record_count for segment in log), "files": sum(segment.file_count for segment in log),
-    }  # fmt: skip
+        "records": sum(segment.record_count for segment in log),
+        "files": sum(segment.file_count for segment in log),
+    }
     return Shown(header, records, entries, files)

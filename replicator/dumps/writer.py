@@ -126,9 +126,12 @@ class DumpWriter:
         return *self._first_names.get((db, table), (db, table)), partition, path
 
     def finish(
-        self, metadata: layout.DumpMetadata, keys: Keys | None = None, *,
+        self,
+        metadata: layout.DumpMetadata,
+        keys: Keys | None = None,
+        *,
         before_publishing: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Closes the parts, writes `_dumpmetadata`, with `keys` the signature, and last the marker, unless
         `before_publishing` raises."""
         if not self._buckets:

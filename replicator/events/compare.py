@@ -104,7 +104,11 @@ def comparable(thing: Table | Partition) -> Table | Partition:
     """Without what reading alone changes, and what an event's copy of an object does not carry."""
     if isinstance(thing, Table):
         return msgspec.structs.replace(
-            thing, last_access_time=0, privileges=None, extra={}, temporary=False,
+            thing,
+            last_access_time=0,
+            privileges=None,
+            extra={},
+            temporary=False,
             rewrite_enabled=bool(thing.rewrite_enabled),
-        )  # fmt: skip
+        )
     return msgspec.structs.replace(thing, last_access_time=0, extra={})

@@ -205,9 +205,14 @@ def _alter_partition(event: NotificationEvent, message: Message) -> Decoded:
     new = partition_name(table.partition_keys, after.values)
     moved = old != new and not table.is_external and location_before != after.location
     change = AlterPartition(
-        db=message["db"], table=message["table"], before=old, name=new, partition=after, moved=moved,
+        db=message["db"],
+        table=message["table"],
+        before=old,
+        name=new,
+        partition=after,
+        moved=moved,
         location_before=location_before,
-    )  # fmt: skip
+    )
     return Decoded(change=change)
 
 

@@ -31,9 +31,13 @@ class Reading:
 
 
 def read_events(
-    source: MetastoreReader, cursor: int, seen: dict[str, int], settled: Callable[[], int | None] = lambda: None,
-    *, limit: int | None = None,
-) -> Reading:  # fmt: skip
+    source: MetastoreReader,
+    cursor: int,
+    seen: dict[str, int],
+    settled: Callable[[], int | None] = lambda: None,
+    *,
+    limit: int | None = None,
+) -> Reading:
     """Everything after `cursor`, up to the id that is newest now; with `limit`, some of it: after an outage the log
     may be larger than memory.
 
@@ -62,7 +66,7 @@ def read_events(
 
 def _fetch(
     source: MetastoreReader, cursor: int, newest: int, limit: int | None
-) -> tuple[list[NotificationEvent], bool]:  # fmt: skip
+) -> tuple[list[NotificationEvent], bool]:
     """Rows from shortly before the cursor up to `newest`, in order of their ids; whether the limit came before that."""
     rows: list[NotificationEvent] = []
     after, more = max(0, cursor - LOOK_BACK), False

@@ -41,9 +41,11 @@ class Patterns:
 
     @classmethod
     def parse(
-        cls, include: Sequence[str] = (), exclude: Sequence[str] = (),
+        cls,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
         partitions: Mapping[str, PartitionFilter] | None = None,
-    ) -> Patterns:  # fmt: skip
+    ) -> Patterns:
         """Raises UsageError for one that is not a regular expression."""
         return cls(tuple(map(_compile, include)), tuple(map(_compile, exclude)), dict(partitions or {}))
 

@@ -62,24 +62,35 @@ SHAPES: Mapping[str, _Shape] = {
     "drop_partition_with_environment_context": _Shape("partitions", 2, values=3, delete=4),
     "drop_partition_by_name": _Shape("partitions", 2, name=3, delete=4),
     "drop_partition_by_name_with_environment_context": _Shape("partitions", 2, name=3, delete=4),
-    "drop_partition_req": _Shape(
-        "partitions", 2, request=True, catalog=1, db=2, table=3, name=4, values=5, delete=6
-    ),
+    "drop_partition_req": _Shape("partitions", 2, request=True, catalog=1, db=2, table=3, name=4, values=5, delete=6),
     "drop_partitions_req": _Shape("partitions", 2, request=True, parts=3, delete=4, absent=True, catalog=9),
     "drop_database": _Shape("database", 3, table=0, delete=2, cascade=3),
     "drop_database_req": _Shape("database", 3, request=True, table=0, catalog=2, delete=4, cascade=5),
     "truncate_table": _Shape("truncate", 1, names=3),
     "truncate_table_req": _Shape("truncate", 1, request=True, names=3, context=6),
-}  # fmt: skip
+}
 
 HARMLESS = frozenset(
     {
-        "drop_check_constraint", "drop_constraint", "drop_dataconnector", "drop_dataconnector_req", "drop_function",
-        "drop_index_by_name", "drop_ischema", "drop_package", "drop_role", "drop_schema_version",
-        "drop_stored_procedure", "drop_type", "drop_wm_mapping", "drop_wm_pool", "drop_wm_resource_plan",
-        "drop_wm_trigger", "drop_wm_trigger_to_pool_mapping",
+        "drop_check_constraint",
+        "drop_constraint",
+        "drop_dataconnector",
+        "drop_dataconnector_req",
+        "drop_function",
+        "drop_index_by_name",
+        "drop_ischema",
+        "drop_package",
+        "drop_role",
+        "drop_schema_version",
+        "drop_stored_procedure",
+        "drop_type",
+        "drop_wm_mapping",
+        "drop_wm_pool",
+        "drop_wm_resource_plan",
+        "drop_wm_trigger",
+        "drop_wm_trigger_to_pool_mapping",
     }
-)  # fmt: skip
+)
 """Drops of what has no data. An index (2.3) has some, which its table gives again."""
 
 _SUSPECT = ("drop_", "truncate_")

@@ -24,14 +24,7 @@ from replicator.errors import ObjectNotFound
 from replicator.gateways.believed import refusal_of
 from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
 from replicator.gateways.lines import one_line
-from replicator.gateways.messages import (
-    INTERNAL_ERROR,
-    Fields,
-    Header,
-    application_error,
-    declared_error,
-    write_struct,
-)
+from replicator.gateways.messages import INTERNAL_ERROR, Fields, Header, application_error, declared_error, write_struct
 from replicator.gateways.targets import Outcome, Targets, Upstream, find_outcome, find_targets
 
 GRACE = timedelta(seconds=10)
@@ -129,10 +122,17 @@ class Drops:
         if not targets.sources:
             return None, targets
         taking = Taking.begin(
-            self._root, before_event=self._upstream.current_event_id(), call=drop.call, db=drop.db, table=drop.table,
-            sources=targets.sources, owners=targets.owners, empties=drop.kind == "truncate", about=targets.about(),
+            self._root,
+            before_event=self._upstream.current_event_id(),
+            call=drop.call,
+            db=drop.db,
+            table=drop.table,
+            sources=targets.sources,
+            owners=targets.owners,
+            empties=drop.kind == "truncate",
+            about=targets.about(),
             stopped=self._stopped,
-        )  # fmt: skip
+        )
         try:
             taking.protect()
         except BaseException:

@@ -21,19 +21,7 @@ DEPTH_LIMIT = 64
 
 _VERSION_1 = 0x8001
 FIXED = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
-_LISTED_AS = {
-    BOOL: 1,
-    BYTE: 1,
-    DOUBLE: 8,
-    I16: 2,
-    I32: 4,
-    I64: 8,
-    STRING: 4,
-    STRUCT: 1,
-    MAP: 6,
-    SET: 5,
-    LIST: 5,
-}
+_LISTED_AS = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8, STRING: 4, STRUCT: 1, MAP: 6, SET: 5, LIST: 5}
 """The fewest bytes an element takes: a length that could not fit into any message is an error, not an allocation."""
 
 _short = struct.Struct(">h").unpack

@@ -236,10 +236,13 @@ class Connection:
             self._since = None
             self._service.counts.add(refused=1)
             log.warning("%s: refused %s", self._name, header.name)
-            self._answer(refusal(header, (
-                f"{header.name} may delete data, and the gateway does not know how; if it is harmless, start the"
-                " gateway with --pass-unknown-drops"
-            )))  # fmt: skip
+            self._answer(
+                refusal(
+                    header,
+                    f"{header.name} may delete data, and the gateway does not know how; if it is harmless, start "
+                    "the gateway with --pass-unknown-drops",
+                )
+            )
             return
         try:
             upstream = self._connected()

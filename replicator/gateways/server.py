@@ -70,9 +70,15 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def opened(
-    upstream: Upstream, root: ChangeRoot, listen: str, *, threads: int = THREADS, pass_unknown: bool = False,
-    grace: timedelta = GRACE, timeouts: Timeouts = DEFAULT_TIMEOUTS,
-) -> Iterator[Gateway]:  # fmt: skip
+    upstream: Upstream,
+    root: ChangeRoot,
+    listen: str,
+    *,
+    threads: int = THREADS,
+    pass_unknown: bool = False,
+    grace: timedelta = GRACE,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+) -> Iterator[Gateway]:
     """A gateway that listens for the length of a block, and is stopped in good order at its end.
 
     Raises NotificationLogOff for a metastore whose drops no capture would see, LeaseHeld when another gateway works on
@@ -82,7 +88,7 @@ def opened(
         lease.enter_context(acquire(join(root.place, LEASE), "gateway"))
         gateway = Gateway(
             upstream, root, listen, threads=threads, pass_unknown=pass_unknown, grace=grace, timeouts=timeouts
-        )  # fmt: skip
+        )
         try:
             yield gateway
         finally:
@@ -95,9 +101,16 @@ class Gateway:
     """Listens from the moment it is made; `stop` ends it."""
 
     def __init__(
-        self, upstream: Upstream, root: ChangeRoot, listen: str, *, threads: int = THREADS, pass_unknown: bool = False,
-        grace: timedelta = GRACE, timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:  # fmt: skip
+        self,
+        upstream: Upstream,
+        root: ChangeRoot,
+        listen: str,
+        *,
+        threads: int = THREADS,
+        pass_unknown: bool = False,
+        grace: timedelta = GRACE,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
         self._began = time.monotonic()
         self._counts = Counts()
         self._drops = Drops(upstream, root.place, self._counts, grace=grace)
@@ -109,9 +122,14 @@ class Gateway:
         self.uri = f"thrift://{f'[{host}]' if ':' in host else host}:{port}"
         self._stopping, self._tell = os.pipe()
         self._service = Service(
-            addresses(upstream.uri), self._drops, self._counts, self._stopping, pass_unknown, timeouts,
+            addresses(upstream.uri),
+            self._drops,
+            self._counts,
+            self._stopping,
+            pass_unknown,
+            timeouts,
             threading.Semaphore(LARGE_AT_ONCE),
-        )  # fmt: skip
+        )
         self._connections: dict[threading.Thread, Connection] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -160,9 +178,17 @@ class Gateway:
                 os.close(self._tell)
         counts = self._counts
         return Served(
-            self.uri, counts.connections, counts.calls, counts.intercepted, counts.refused, counts.files, counts.bytes,
-            self._drops.undecided, self._cut_off, round(time.monotonic() - self._began, 3),
-        )  # fmt: skip
+            self.uri,
+            counts.connections,
+            counts.calls,
+            counts.intercepted,
+            counts.refused,
+            counts.files,
+            counts.bytes,
+            self._drops.undecided,
+            self._cut_off,
+            round(time.monotonic() - self._began, 3),
+        )
 
     @property
     def is_at_work(self) -> bool:

@@ -49,9 +49,15 @@ class Page:
 
 
 def plan(
-    store: Store, metastore: MetastoreReader, remover: Remover, defaults: Defaults, now: int, *, sized: bool = False,
+    store: Store,
+    metastore: MetastoreReader,
+    remover: Remover,
+    defaults: Defaults,
+    now: int,
+    *,
+    sized: bool = False,
     page: int = PAGE,
-) -> Iterator[Page]:  # fmt: skip
+) -> Iterator[Page]:
     """What is due at `now`, page by page: partitions and paths, then tables. Each page is decided when it is asked for.
     sized: count files and bytes, too. Changes nothing."""
     for tables in (False, True):
@@ -238,16 +244,34 @@ def _is_new(each: Staying) -> bool:
 
 
 def _change(
-    one: Item, now: int, *, status: str = "", reason: str | None = None, attempts: int = 0, next_try: int = 0,
-    begun: int | None = None, ended: int = 0,
-) -> dict[str, Any]:  # fmt: skip
+    one: Item,
+    now: int,
+    *,
+    status: str = "",
+    reason: str | None = None,
+    attempts: int = 0,
+    next_try: int = 0,
+    begun: int | None = None,
+    ended: int = 0,
+) -> dict[str, Any]:
     """What `settle_each` takes. attempts: how many more."""
     after = msgspec.structs.replace(
-        one, status=status or one.status, reason=one.reason if reason is None else reason,
-        attempts=one.attempts + attempts, next_try=next_try, begun=one.begun if begun is None else begun, modified=now,
-    )  # fmt: skip
+        one,
+        status=status or one.status,
+        reason=one.reason if reason is None else reason,
+        attempts=one.attempts + attempts,
+        next_try=next_try,
+        begun=one.begun if begun is None else begun,
+        modified=now,
+    )
     return {
-        "id": one.id, "status": after.status, "reason": after.reason, "attempts": after.attempts,
-        "next_try": after.next_try, "begun": after.begun, "ended": ended, "modified": now,
+        "id": one.id,
+        "status": after.status,
+        "reason": after.reason,
+        "attempts": after.attempts,
+        "next_try": after.next_try,
+        "begun": after.begun,
+        "ended": ended,
+        "modified": now,
         "slot": writing.slot_of(after),
-    }  # fmt: skip
+    }

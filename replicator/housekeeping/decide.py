@@ -197,7 +197,7 @@ class Decider:
 
     def _table(
         self, record: ChangeRecord, known: Known, before: Table | None, table: Table, old: Wishes
-    ) -> Iterator[Operation]:  # fmt: skip
+    ) -> Iterator[Operation]:
         """What a table's properties ask for that they did not before (`old`). Items have the name of before until
         `Follow`."""
         new = read_wishes(table, self.defaults)
@@ -279,11 +279,18 @@ class Decider:
             for partitions in known.partitions(db, name):
                 elsewhere = [
                     self._item(
-                        record, UNREFERENCED, db, name, partition_name(table.partition_keys, each.values),
-                        each.location or "", record.time, wishes.unreferenced,
+                        record,
+                        UNREFERENCED,
+                        db,
+                        name,
+                        partition_name(table.partition_keys, each.values),
+                        each.location or "",
+                        record.time,
+                        wishes.unreferenced,
                     )
-                    for each in partitions if each.location and not normal(each.location).startswith(below)
-                ]  # fmt: skip
+                    for each in partitions
+                    if each.location and not normal(each.location).startswith(below)
+                ]
                 if elsewhere:
                     yield Put(_distinct(elsewhere), wishes.unreferenced, dropped=True)
         yield Detach(db, name)
@@ -299,9 +306,10 @@ class Decider:
         if wishes.unreferenced and ALTER_PARTITION in wishes.events:
             before = known.partitions_by_name(change.db, change.table, [name for name, _ in named])
             left = [
-                (name, old) for name, each in named
+                (name, old)
+                for name, each in named
                 if name in before and (old := before[name].location) and _differ(old, each.location)
-            ]  # fmt: skip
+            ]
             yield from self._left(record, change.db, change.table, left, wishes.unreferenced)
         if wishes.expired:
             yield from self._lives(record, change.db, change.table, named, wishes.expired, anew=change.replace)
@@ -336,21 +344,33 @@ class Decider:
         yield Detach(db, name, names)
 
     def _lives(
-        self, record: ChangeRecord, db: str, table: str, named: Sequence[tuple[str, Partition]], period: Period, *,
+        self,
+        record: ChangeRecord,
+        db: str,
+        table: str,
+        named: Sequence[tuple[str, Partition]],
+        period: Period,
+        *,
         anew: bool,
-    ) -> Iterator[Operation]:  # fmt: skip
+    ) -> Iterator[Operation]:
         """Partitions that have a time to live, from when they were made."""
         items = [
             self._item(record, EXPIRED, db, table, name, each.location, each.create_time or record.time, period)
-            for name, each in dict(named).items() if each.location
-        ]  # fmt: skip
+            for name, each in dict(named).items()
+            if each.location
+        ]
         if items:
             yield Put(items, period, anew)
 
     def _left(
-        self, record: ChangeRecord, db: str, table: str, left: Sequence[tuple[str, str]], period: Period,
+        self,
+        record: ChangeRecord,
+        db: str,
+        table: str,
+        left: Sequence[tuple[str, str]],
+        period: Period,
         dropped: bool = False,
-    ) -> Iterator[Operation]:  # fmt: skip
+    ) -> Iterator[Operation]:
         """Locations that partitions have left behind."""
         items = [self._item(record, UNREFERENCED, db, table, part, old, record.time, period) for part, old in left]
         if items:
@@ -359,22 +379,47 @@ class Decider:
     # ---- items ----------------------------------------------------------------------------------------------------
 
     def _item(
-        self, record: ChangeRecord, lifecycle: str, db: str, table: str, partition: str, path: str, created: int,
+        self,
+        record: ChangeRecord,
+        lifecycle: str,
+        db: str,
+        table: str,
+        partition: str,
+        path: str,
+        created: int,
         period: Period,
-    ) -> Item:  # fmt: skip
+    ) -> Item:
         return Item(
-            lifecycle=lifecycle, db=db, table=table, partition=partition, path=path, place=normal(path) if path else "",
-            status=SCHEDULED, created=created, modified=self.now, cleanup=period.end(created), delay=period.text,
+            lifecycle=lifecycle,
+            db=db,
+            table=table,
+            partition=partition,
+            path=path,
+            place=normal(path) if path else "",
+            status=SCHEDULED,
+            created=created,
+            modified=self.now,
+            cleanup=period.end(created),
+            delay=period.text,
             event=record.event,
-        )  # fmt: skip
+        )
 
     def _trouble(self, record: ChangeRecord, lifecycle: str, db: str, name: str, table: Table, problem: str) -> Item:
         path = table.location or ""
         return Item(
-            lifecycle=lifecycle, db=db, table=name, path=path, place=normal(path) if path else "",
-            status=INVALID_CONFIG, reason=problem, created=record.time, modified=self.now, cleanup=record.time,
-            delay="", event=record.event,
-        )  # fmt: skip
+            lifecycle=lifecycle,
+            db=db,
+            table=name,
+            path=path,
+            place=normal(path) if path else "",
+            status=INVALID_CONFIG,
+            reason=problem,
+            created=record.time,
+            modified=self.now,
+            cleanup=record.time,
+            delay="",
+            event=record.event,
+        )
 
 
 def _distinct(items: Sequence[Item]) -> list[Item]:

@@ -152,6 +152,4 @@ def _removal(one: Item, what: str, *, drops: bool = False) -> Removal:
             reason += "; its object is gone"
     else:
         reason = f"unreferenced since {iso(one.created)} (event {one.event}), kept {one.delay} until {iso(one.cleanup)}"
-    return Removal(
-        path=one.path, what=what, object=one.object, partition=one.partition, reason=reason, drops=drops
-    )  # fmt: skip
+    return Removal(path=one.path, what=what, object=one.object, partition=one.partition, reason=reason, drops=drops)

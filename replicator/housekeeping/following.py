@@ -39,9 +39,12 @@ class Followed(Report):
 
 
 def follow(
-    once: Callable[[], Housekept], interval: timedelta, stop: Stop, tell: Callable[[Housekept], None],
+    once: Callable[[], Housekept],
+    interval: timedelta,
+    stop: Stop,
+    tell: Callable[[Housekept], None],
     tell_failure: Callable[[Exception, float], None],
-) -> Followed:  # fmt: skip
+) -> Followed:
     """Runs until `stop`. A run that fails is tried again, after 1 to 300 seconds, which `tell_failure` is told; every
     failure but those of the configuration. What is interrupted after `stop` has ended, too."""
     done, wait = Followed(), 1.0

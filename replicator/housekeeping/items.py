@@ -8,8 +8,14 @@ from typing import Any
 import msgspec
 
 SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG = (
-    "SCHEDULED", "FAILED", "DELETED", "DISABLED", "SKIPPED", "EXHAUSTED", "INVALID_CONFIG",
-)  # fmt: skip
+    "SCHEDULED",
+    "FAILED",
+    "DELETED",
+    "DISABLED",
+    "SKIPPED",
+    "EXHAUSTED",
+    "INVALID_CONFIG",
+)
 """States. SCHEDULED: waits for its time. FAILED: could not be removed, is tried again. DELETED: gone, its files are in
 `$cmroot`. DISABLED: cancelled, by the owner, a person, or because something refers to it again. SKIPPED: will not be
 removed, the reason says why. EXHAUSTED: failed too often, waits for a person. INVALID_CONFIG: the table's properties
@@ -64,13 +70,24 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     def as_json(self) -> dict[str, Any]:
         """With the names of Beekeeper's REST API; those it has not: id, reason, nextTry, event, detached, clientId."""
         return {
-            "id": self.id, "path": self.path, "databaseName": self.db, "tableName": self.table,
-            "partitionName": self.partition or None, "housekeepingStatus": self.status,
-            "creationTimestamp": iso(self.created), "modifiedTimestamp": iso(self.modified),
-            "cleanupTimestamp": iso(self.cleanup), "cleanupDelay": self.delay, "cleanupAttempts": self.attempts,
-            "lifecycleType": self.lifecycle, "clientId": self.client, "reason": self.reason,
-            "nextTry": iso(self.next_try) if self.next_try else None, "event": self.event, "detached": self.detached,
-        }  # fmt: skip
+            "id": self.id,
+            "path": self.path,
+            "databaseName": self.db,
+            "tableName": self.table,
+            "partitionName": self.partition or None,
+            "housekeepingStatus": self.status,
+            "creationTimestamp": iso(self.created),
+            "modifiedTimestamp": iso(self.modified),
+            "cleanupTimestamp": iso(self.cleanup),
+            "cleanupDelay": self.delay,
+            "cleanupAttempts": self.attempts,
+            "lifecycleType": self.lifecycle,
+            "clientId": self.client,
+            "reason": self.reason,
+            "nextTry": iso(self.next_try) if self.next_try else None,
+            "event": self.event,
+            "detached": self.detached,
+        }
 
 
 def iso(moment: int) -> str:

@@ -38,11 +38,19 @@ class ItemPage(Rows):
     def to_dict(self) -> dict[str, Any]:
         pages = -(-self.total // self.size)
         return {
-            "status": "shown", "store": self.store, "content": [one.as_json() for one in self.items],
-            "totalElements": self.total, "totalPages": pages, "number": self.page, "size": self.size,
-            "numberOfElements": len(self.items), "first": self.page == 0, "last": self.page + 1 >= pages,
-            "empty": not self.items, "states": self.states,
-        }  # fmt: skip
+            "status": "shown",
+            "store": self.store,
+            "content": [one.as_json() for one in self.items],
+            "totalElements": self.total,
+            "totalPages": pages,
+            "number": self.page,
+            "size": self.size,
+            "numberOfElements": len(self.items),
+            "first": self.page == 0,
+            "last": self.page + 1 >= pages,
+            "empty": not self.items,
+            "states": self.states,
+        }
 
 
 @dataclass
@@ -54,9 +62,7 @@ class ItemsChanged(Rows):
     items: list[Item]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "status": self.status, "changed": len(self.items), "items": [one.as_json() for one in self.items],
-        }  # fmt: skip
+        return {"status": self.status, "changed": len(self.items), "items": [one.as_json() for one in self.items]}
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +85,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         """Raises UsageError for a state that there is not."""
         if self.status and self.status.upper() not in STATES:
             raise UsageError(f"{self.status!r} is no state of an item", hint=f"states: {', '.join(STATES)}")
-        equal = {
-            item.c.database_name: self.db, item.c.table_name: self.table, item.c.partition_name: self.partition,
-        }  # fmt: skip
+        equal = {item.c.database_name: self.db, item.c.table_name: self.table, item.c.partition_name: self.partition}
         found: list[ColumnElement[bool]] = [
             func.lower(column) == value.lower() for column, value in equal.items() if value is not None
         ]
@@ -151,10 +155,19 @@ def _change(
         if one.status != status or one.next_try or one.reason != reason
     ]
     changes: list[dict[str, Any]] = [
-        {"id": one.id, "status": one.status, "reason": one.reason, "attempts": one.attempts, "next_try": 0,
-         "begun": one.begun, "ended": one.ended, "modified": now, "slot": writing.slot_of(one)}
+        {
+            "id": one.id,
+            "status": one.status,
+            "reason": one.reason,
+            "attempts": one.attempts,
+            "next_try": 0,
+            "begun": one.begun,
+            "ended": one.ended,
+            "modified": now,
+            "slot": writing.slot_of(one),
+        }
         for one in after
-    ]  # fmt: skip
+    ]
     with store.transaction() as work:
         taken = writing.occupied(work, [(one["id"], one["slot"]) for one in changes if one["slot"]])
         if taken:

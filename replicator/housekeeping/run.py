@@ -107,8 +107,19 @@ class Housekept(Removals):
         self.invalid = done.invalid
 
     def add_cleaned(self, done: Cleaned) -> None:
-        for name in ("removed", "partitions_dropped", "tables_dropped", "files", "bytes", "cancelled", "skipped",
-                     "waiting", "exhausted", "refused", "failed"):  # fmt: skip
+        for name in (
+            "removed",
+            "partitions_dropped",
+            "tables_dropped",
+            "files",
+            "bytes",
+            "cancelled",
+            "skipped",
+            "waiting",
+            "exhausted",
+            "refused",
+            "failed",
+        ):
             setattr(self, name, getattr(self, name) + getattr(done, name))
 
 
@@ -116,9 +127,16 @@ class Housekeeping:
     """Runs on one root. As a `with` block."""
 
     def __init__(
-        self, metastore: Metastore, root: ChangeRoot, store: Store, options: Options, *, engine: AutoEngine,
-        progress: Progress, clock: Callable[[], float] = clocks.time,
-    ) -> None:  # fmt: skip
+        self,
+        metastore: Metastore,
+        root: ChangeRoot,
+        store: Store,
+        options: Options,
+        *,
+        engine: AutoEngine,
+        progress: Progress,
+        clock: Callable[[], float] = clocks.time,
+    ) -> None:
         self._metastore, self._root, self._store, self._options = metastore, root, store, options
         self._engine, self._progress, self._clock = engine, progress, clock
         self._live: LiveLocations | None = None
@@ -184,9 +202,7 @@ class Housekeeping:
                 done = Housekept(self._root.place, self._store.url, status="planned")
                 copy.prepare(self._root)
                 fold = here / fold_path(self._root).name
-                done.add_scheduled(
-                    schedule(self._root, copy, self._options.defaults, clock=self._clock, fold=fold)
-                )  # fmt: skip
+                done.add_scheduled(schedule(self._root, copy, self._options.defaults, clock=self._clock, fold=fold))
                 self._tell_scope(done)
                 now = int(self._clock() if at is None else at)
                 done.due = self._due(copy, now)
@@ -207,10 +223,15 @@ class Housekeeping:
 
     def _capture(self) -> None:
         capture(
-            self._metastore, self._root, databases=self._options.databases,
-            everything=self._options.everything, scan=self._options.scan, engine=self._engine,
-            progress=self._progress, clock=self._clock,
-        )  # fmt: skip
+            self._metastore,
+            self._root,
+            databases=self._options.databases,
+            everything=self._options.everything,
+            scan=self._options.scan,
+            engine=self._engine,
+            progress=self._progress,
+            clock=self._clock,
+        )
 
     def _tell_scope(self, done: Housekept) -> None:
         """Looks at the databases outside once an hour: all of their tables are read for it."""
@@ -267,17 +288,30 @@ def _show(page: Page, done: Housekept) -> None:
         done.bytes += going.removal.bytes
         done.partitions_dropped += going.drops == "partition"
         done.tables_dropped += going.drops == "table"
-        rows.append({"action": f"drop {going.drops}, remove" if going.drops else "remove", "object": going.item.name,
-                     "path": going.item.path, "files": going.removal.files, "bytes": going.removal.bytes,
-                     "reason": going.removal.reason})  # fmt: skip
+        rows.append(
+            {
+                "action": f"drop {going.drops}, remove" if going.drops else "remove",
+                "object": going.item.name,
+                "path": going.item.path,
+                "files": going.removal.files,
+                "bytes": going.removal.bytes,
+                "reason": going.removal.reason,
+            }
+        )
     for staying in page.staying:
         if staying.refused:
             done.refused.append(f"{staying.item.name} at {staying.item.path}: {staying.reason}")
         done.cancelled += staying.status == "DISABLED"
         done.skipped += staying.status == "SKIPPED"
         done.waiting += not staying.status and not staying.refused
-        rows.append({"action": {"DISABLED": "cancel", "SKIPPED": "skip"}.get(staying.status, "keep"),
-                     "object": staying.item.name, "path": staying.item.path, "reason": staying.reason})  # fmt: skip
+        rows.append(
+            {
+                "action": {"DISABLED": "cancel", "SKIPPED": "skip"}.get(staying.status, "keep"),
+                "object": staying.item.name,
+                "path": staying.item.path,
+                "reason": staying.reason,
+            }
+        )
     room = max(0, SHOWN - len(done.plan))
     done.plan += rows[:room]
     done.more += len(rows) - len(rows[:room])

@@ -55,9 +55,13 @@ class Scheduled:
 
 
 def schedule(
-    root: ChangeRoot, store: Store, defaults: Defaults, *, clock: Callable[[], float] = clocks.time,
+    root: ChangeRoot,
+    store: Store,
+    defaults: Defaults,
+    *,
+    clock: Callable[[], float] = clocks.time,
     fold: Path | None = None,
-) -> Scheduled:  # fmt: skip
+) -> Scheduled:
     """Reads the log to its end; under the run's lease. May run again at any time; a second time it finds nothing.
     fold: where the fold lies, if not where it belongs."""
     log = segments(root.place)

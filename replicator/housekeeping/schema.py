@@ -42,16 +42,14 @@ item = Table(
 ACTIVE_ONLY = text("housekeeping_status IN ('SCHEDULED', 'FAILED')")
 
 Index("housekeeping_item_slot", item.c.slot, unique=True)
-Index("housekeeping_item_due", item.c.cleanup_timestamp, item.c.id, sqlite_where=ACTIVE_ONLY,
-      postgresql_where=ACTIVE_ONLY)  # fmt: skip
+Index(
+    "housekeeping_item_due", item.c.cleanup_timestamp, item.c.id, sqlite_where=ACTIVE_ONLY, postgresql_where=ACTIVE_ONLY
+)
 Index("housekeeping_item_below", item.c.place_head, sqlite_where=ACTIVE_ONLY, postgresql_where=ACTIVE_ONLY)
 Index("housekeeping_item_object", item.c.database_name, item.c.table_name, item.c.partition_name)
 
 state = Table(
-    "housekeeping_state",
-    metadata,
-    Column("key", String(50), primary_key=True),
-    Column("value", Text, nullable=False),
+    "housekeeping_state", metadata, Column("key", String(50), primary_key=True), Column("value", Text, nullable=False)
 )
 """`root`: the id of the one `$cmroot` whose log is read; `position`: up to where; `defaults`: with which.
 `forgotten`: the day, since 1970, when old items were last removed."""

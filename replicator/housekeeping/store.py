@@ -10,20 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Row,
-    Select,
-    Text,
-    create_engine,
-    event,
-    func,
-    inspect,
-    select,
-    text,
-    tuple_,
-)
+from sqlalchemy import Connection, Engine, Row, Select, Text, create_engine, event, func, inspect, select, text, tuple_
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -223,8 +210,10 @@ class Store:
         below = first.where(other.c.place_head >= head + "/", other.c.place_head < head + "0")  # "0" follows "/"
         long = first.where(other.c.place_head == due.c.place_head)
         found: dict[int, str] = {}
-        for query, chosen in ((below, [one.id for one in items if len(one.place) < HEAD]),
-                              (long, [one.id for one in items if len(one.place) >= HEAD])):  # fmt: skip
+        for query, chosen in (
+            (below, [one.id for one in items if len(one.place) < HEAD]),
+            (long, [one.id for one in items if len(one.place) >= HEAD]),
+        ):
             if chosen:
                 statement = select(due.c.id, query.scalar_subquery()).where(due.c.id.in_(chosen))
                 with self.transaction() as connection:
@@ -262,12 +251,27 @@ _DUE_KEY = (item.c.cleanup_timestamp, item.c.id)
 
 def to_item(row: Row[Any]) -> Item:
     return Item(
-        id=row.id, lifecycle=row.lifecycle_type, db=row.database_name, table=row.table_name,
-        partition=row.partition_name, path=row.path, place=row.place, status=row.housekeeping_status,
-        reason=row.reason, created=row.creation_timestamp, modified=row.modified_timestamp,
-        cleanup=row.cleanup_timestamp, delay=row.cleanup_delay, attempts=row.cleanup_attempts, next_try=row.next_try,
-        detached=row.detached, begun=row.begun, ended=row.ended, client=row.client_id, event=row.event,
-    )  # fmt: skip
+        id=row.id,
+        lifecycle=row.lifecycle_type,
+        db=row.database_name,
+        table=row.table_name,
+        partition=row.partition_name,
+        path=row.path,
+        place=row.place,
+        status=row.housekeeping_status,
+        reason=row.reason,
+        created=row.creation_timestamp,
+        modified=row.modified_timestamp,
+        cleanup=row.cleanup_timestamp,
+        delay=row.cleanup_delay,
+        attempts=row.cleanup_attempts,
+        next_try=row.next_try,
+        detached=row.detached,
+        begun=row.begun,
+        ended=row.ended,
+        client=row.client_id,
+        event=row.event,
+    )
 
 
 def _state(connection: Connection, key: str) -> str | None:

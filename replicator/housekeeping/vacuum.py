@@ -45,9 +45,15 @@ class VacuumPlan(Vacuumed):
 
 
 def vacuum(
-    metastore: MetastoreReader, store: Store, db: str, name: str, period: Period, *, dry_run: bool = False,
+    metastore: MetastoreReader,
+    store: Store,
+    db: str,
+    name: str,
+    period: Period,
+    *,
+    dry_run: bool = False,
     clock: Callable[[], float] = clocks.time,
-) -> Vacuumed:  # fmt: skip
+) -> Vacuumed:
     """Schedules what lies in a table's directory as partitions do, and is none, to go after `period`; under the lease.
     May run again. Nobody may be about to add partitions for what is there; what was added by the time an item is due
     stays. Raises UsageError for a table without partitions, Refused where partitions lie at several depths."""
@@ -73,9 +79,18 @@ def vacuum(
 def _item(db: str, name: str, place: str, period: Period, now: int) -> Item:
     """Not attached: the table's properties need not ask for it."""
     return Item(
-        lifecycle=UNREFERENCED, db=db, table=name, path=place, place=place, created=now, modified=now,
-        cleanup=period.end(now), delay=period.text, detached=True, client=FROM_VACUUM,
-    )  # fmt: skip
+        lifecycle=UNREFERENCED,
+        db=db,
+        table=name,
+        path=place,
+        place=place,
+        created=now,
+        modified=now,
+        cleanup=period.end(now),
+        delay=period.text,
+        detached=True,
+        client=FROM_VACUUM,
+    )
 
 
 def _depth(metastore: MetastoreReader, table: Table) -> int:

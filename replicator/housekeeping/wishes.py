@@ -31,8 +31,11 @@ EXPIRED_PERIOD = "beekeeper.expired.data.retention.period"
 DROP_TABLES = "beekeeper.expired.data.table.deletion.enabled"
 
 ALTER_PARTITION, ALTER_TABLE, DROP_PARTITION, DROP_TABLE = (
-    "alter_partition", "alter_table", "drop_partition", "drop_table",
-)  # fmt: skip
+    "alter_partition",
+    "alter_table",
+    "drop_partition",
+    "drop_table",
+)
 THREE_DAYS, THIRTY_DAYS = parse_period("P3D"), parse_period("P30D")
 DEFAULT_EVENTS = frozenset({ALTER_PARTITION, ALTER_TABLE})
 
@@ -40,10 +43,7 @@ DEFAULT_EVENTS = frozenset({ALTER_PARTITION, ALTER_TABLE})
 def outside_with_wishes(metastore: MetastoreReader, captured: Collection[str]) -> list[str]:
     """Databases other than the captured ones of which a table asks for a lifecycle, sorted. Reads in batches, and of
     each database no more than up to the first such table."""
-    return sorted(
-        db for db in metastore.database_names()
-        if db not in captured and _has_wishes(metastore, db)
-    )  # fmt: skip
+    return sorted(db for db in metastore.database_names() if db not in captured and _has_wishes(metastore, db))
 
 
 def _has_wishes(metastore: MetastoreReader, db: str) -> bool:

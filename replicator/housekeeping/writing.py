@@ -81,14 +81,22 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool =
             stays = given_up and one.lifecycle == EXPIRED and not anew
             changed.append(
                 {
-                    "b_id": row.id, "path": one.path, "place": one.place, "place_head": one.place[:HEAD],
+                    "b_id": row.id,
+                    "path": one.path,
+                    "place": one.place,
+                    "place_head": one.place[:HEAD],
                     "housekeeping_status": row.housekeeping_status if stays else one.status,
                     "reason": row.reason if stays else one.reason,
-                    "creation_timestamp": created, "cleanup_timestamp": period.end(created),
-                    "modified_timestamp": one.modified, "cleanup_delay": one.delay, "event": one.event,
-                    "client_id": one.client, "begun": 0, "next_try": 0,
+                    "creation_timestamp": created,
+                    "cleanup_timestamp": period.end(created),
+                    "modified_timestamp": one.modified,
+                    "cleanup_delay": one.delay,
+                    "event": one.event,
+                    "client_id": one.client,
+                    "begun": 0,
+                    "next_try": 0,
                 }
-            )  # fmt: skip
+            )
         if changed:
             names = [name for name in changed[0] if name != "b_id"]
             work.execute(
@@ -104,13 +112,28 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool =
 
 def to_row(one: Item) -> dict[str, Any]:
     return {
-        "lifecycle_type": one.lifecycle, "database_name": one.db, "table_name": one.table,
-        "partition_name": one.partition, "path": one.path, "place": one.place, "place_head": one.place[:HEAD],
-        "slot": slot_of(one), "housekeeping_status": one.status, "reason": one.reason,
-        "creation_timestamp": one.created, "modified_timestamp": one.modified, "cleanup_timestamp": one.cleanup,
-        "cleanup_delay": one.delay, "cleanup_attempts": one.attempts, "next_try": one.next_try,
-        "detached": one.detached, "begun": one.begun, "ended": one.ended, "client_id": one.client, "event": one.event,
-    }  # fmt: skip
+        "lifecycle_type": one.lifecycle,
+        "database_name": one.db,
+        "table_name": one.table,
+        "partition_name": one.partition,
+        "path": one.path,
+        "place": one.place,
+        "place_head": one.place[:HEAD],
+        "slot": slot_of(one),
+        "housekeeping_status": one.status,
+        "reason": one.reason,
+        "creation_timestamp": one.created,
+        "modified_timestamp": one.modified,
+        "cleanup_timestamp": one.cleanup,
+        "cleanup_delay": one.delay,
+        "cleanup_attempts": one.attempts,
+        "next_try": one.next_try,
+        "detached": one.detached,
+        "begun": one.begun,
+        "ended": one.ended,
+        "client_id": one.client,
+        "event": one.event,
+    }
 
 
 def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | None, now: int) -> int:
@@ -120,10 +143,10 @@ def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | No
     if partitions is None:
         kept = and_(gone, item.c.housekeeping_status == SKIPPED, item.c.reason == TABLES_STAY)
         work.execute(
-            update(item).where(kept).values(
-                housekeeping_status=DISABLED, reason=DATA_STAYS, detached=True, slot=None, modified_timestamp=now
-            )
-        )  # fmt: skip
+            update(item)
+            .where(kept)
+            .values(housekeeping_status=DISABLED, reason=DATA_STAYS, detached=True, slot=None, modified_timestamp=now)
+        )
         paths = and_(gone, item.c.lifecycle_type == UNREFERENCED)
         found = work.execute(update(item).where(paths).values(detached=True, modified_timestamp=now)).rowcount
         objects = and_(gone, item.c.lifecycle_type == EXPIRED)
@@ -141,9 +164,12 @@ def disable(work: Connection, db: str, table: str, lifecycle: str, reason: str, 
     """Cancels what waits for a table's objects; not what has begun to go, which must come to its end, and not what was
     made for objects that are gone."""
     waiting = and_(
-        _of(db, table), item.c.lifecycle_type == lifecycle, item.c.housekeeping_status.in_(OPEN), ~item.c.detached,
+        _of(db, table),
+        item.c.lifecycle_type == lifecycle,
+        item.c.housekeeping_status.in_(OPEN),
+        ~item.c.detached,
         item.c.begun == 0,
-    )  # fmt: skip
+    )
     values = {"housekeeping_status": DISABLED, "slot": None, "reason": reason, "modified_timestamp": now}
     return int(work.execute(update(item).where(waiting).values(values)).rowcount)
 
@@ -152,20 +178,35 @@ def revive(work: Connection, db: str, table: str, period: Period, begins: int, e
     """A table asks again for the removal of what it has left: its locations that were cancelled because it did not wait
     again, one item a place, from this moment on."""
     cancelled = and_(
-        _of(db, table), item.c.lifecycle_type == UNREFERENCED, item.c.housekeeping_status == DISABLED,
-        ~item.c.detached, item.c.reason.endswith(NOT_ASKED, autoescape=True),
-    )  # fmt: skip
+        _of(db, table),
+        item.c.lifecycle_type == UNREFERENCED,
+        item.c.housekeeping_status == DISABLED,
+        ~item.c.detached,
+        item.c.reason.endswith(NOT_ASKED, autoescape=True),
+    )
     found = 0
     for rows in _pages(work, cancelled, item.c.id, item.c.place):
         wanted = {path_slot(row.place): row.id for row in rows}
         taken = set(occupied(work, [(id, slot) for slot, id in wanted.items()]))
         changes = [{"b_id": id, "b_slot": slot} for slot, id in wanted.items() if id not in taken]
         if changes:
-            statement = update(item).where(item.c.id == bindparam("b_id")).values(
-                housekeeping_status=SCHEDULED, reason="", slot=bindparam("b_slot"), creation_timestamp=begins,
-                cleanup_timestamp=period.end(begins), cleanup_delay=period.text, cleanup_attempts=0, next_try=0,
-                begun=0, event=event, modified_timestamp=now,
-            )  # fmt: skip
+            statement = (
+                update(item)
+                .where(item.c.id == bindparam("b_id"))
+                .values(
+                    housekeeping_status=SCHEDULED,
+                    reason="",
+                    slot=bindparam("b_slot"),
+                    creation_timestamp=begins,
+                    cleanup_timestamp=period.end(begins),
+                    cleanup_delay=period.text,
+                    cleanup_attempts=0,
+                    next_try=0,
+                    begun=0,
+                    event=event,
+                    modified_timestamp=now,
+                )
+            )
             work.execute(statement, changes)
             found += len(changes)
     return found
@@ -179,9 +220,12 @@ def referenced_again(work: Connection, places: Iterable[str], reason: str, now: 
         slots = [path_slot(place) for place in some]
         found += work.execute(update(item).where(item.c.slot.in_(slots)).values(values)).rowcount
         gone = and_(
-            ACTIVE_ONLY, item.c.place_head.in_([place[:HEAD] for place in some]), item.c.place.in_(some),
-            item.c.lifecycle_type == EXPIRED, item.c.detached,
-        )  # fmt: skip
+            ACTIVE_ONLY,
+            item.c.place_head.in_([place[:HEAD] for place in some]),
+            item.c.place.in_(some),
+            item.c.lifecycle_type == EXPIRED,
+            item.c.detached,
+        )
         found += work.execute(update(item).where(gone).values(values)).rowcount
     return found
 
@@ -199,9 +243,9 @@ def retime(work: Connection, db: str, table: str, lifecycle: str, period: Period
     for rows in _pages(work, waiting, item.c.id, item.c.creation_timestamp):
         times = [{"b_id": row.id, "b_time": period.end(row.creation_timestamp)} for row in rows]
         work.execute(
-            update(item).where(item.c.id == bindparam("b_id"))
-            .values(**common, cleanup_timestamp=bindparam("b_time")), times
-        )  # fmt: skip
+            update(item).where(item.c.id == bindparam("b_id")).values(**common, cleanup_timestamp=bindparam("b_time")),
+            times,
+        )
         found += len(rows)
     return found
 
@@ -216,9 +260,12 @@ def switch_table(work: Connection, db: str, table: str, drops: bool, now: int) -
 
 
 def follow(
-    work: Connection, before: tuple[str, str, str | None], after: tuple[str, str, str | None],
-    moved: tuple[str, str] | None, now: int,
-) -> int:  # fmt: skip
+    work: Connection,
+    before: tuple[str, str, str | None],
+    after: tuple[str, str, str | None],
+    moved: tuple[str, str] | None,
+    now: int,
+) -> int:
     """A table (db, name, None) or a partition has another name; attached items go by it. moved: its directory moved
     along, from, to: paths in it are at new places. All items of a table; of a partition its own."""
     attached = and_(_of(before[0], before[1]), ~item.c.detached)
@@ -231,18 +278,44 @@ def follow(
             partition = row.partition_name if after[2] is None else after[2]
             path, place = _moved(row.path, row.place, moved)
             one = Item(
-                lifecycle=row.lifecycle_type, db=after[0], table=after[1], partition=partition, path=path, place=place,
-                status=row.housekeeping_status, created=0, modified=0, cleanup=0, delay="",
-            )  # fmt: skip
+                lifecycle=row.lifecycle_type,
+                db=after[0],
+                table=after[1],
+                partition=partition,
+                path=path,
+                place=place,
+                status=row.housekeeping_status,
+                created=0,
+                modified=0,
+                cleanup=0,
+                delay="",
+            )
             changed.append(
-                {"b_id": row.id, "b_db": one.db, "b_table": one.table, "b_part": partition, "b_path": path,
-                 "b_place": place, "b_head": place[:HEAD], "b_slot": slot_of(one)}
-            )  # fmt: skip
-        statement = update(item).where(item.c.id == bindparam("b_id")).values(
-            database_name=bindparam("b_db"), table_name=bindparam("b_table"), partition_name=bindparam("b_part"),
-            path=bindparam("b_path"), place=bindparam("b_place"), place_head=bindparam("b_head"),
-            slot=bindparam("b_slot"), modified_timestamp=now,
-        )  # fmt: skip
+                {
+                    "b_id": row.id,
+                    "b_db": one.db,
+                    "b_table": one.table,
+                    "b_part": partition,
+                    "b_path": path,
+                    "b_place": place,
+                    "b_head": place[:HEAD],
+                    "b_slot": slot_of(one),
+                }
+            )
+        statement = (
+            update(item)
+            .where(item.c.id == bindparam("b_id"))
+            .values(
+                database_name=bindparam("b_db"),
+                table_name=bindparam("b_table"),
+                partition_name=bindparam("b_part"),
+                path=bindparam("b_path"),
+                place=bindparam("b_place"),
+                place_head=bindparam("b_head"),
+                slot=bindparam("b_slot"),
+                modified_timestamp=now,
+            )
+        )
         work.execute(statement, changed)
         found += len(changed)
     return found
@@ -262,8 +335,12 @@ def trouble(work: Connection, one: Item) -> bool:
 
 def settle(work: Connection, db: str, table: str, lifecycle: str, now: int) -> None:
     """The properties are right again, or gone."""
-    values = {"housekeeping_status": DISABLED, "slot": None, "reason": "the properties were corrected",
-              "modified_timestamp": now}  # fmt: skip
+    values = {
+        "housekeeping_status": DISABLED,
+        "slot": None,
+        "reason": "the properties were corrected",
+        "modified_timestamp": now,
+    }
     work.execute(update(item).where(item.c.slot == problem_slot(db, table, lifecycle)).values(values))
 
 
@@ -273,9 +350,13 @@ def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[st
     done_since = and_(item.c.housekeeping_status == DELETED, item.c.ended >= event)
     for some in batched(partitions, CHUNK):
         query = select(item.c.partition_name, item.c.place).where(
-            _of(db, table), item.c.lifecycle_type == EXPIRED, item.c.partition_name.in_(some), item.c.begun > 0,
-            item.c.begun < event, item.c.housekeeping_status.in_(ACTIVE) | done_since,
-        )  # fmt: skip
+            _of(db, table),
+            item.c.lifecycle_type == EXPIRED,
+            item.c.partition_name.in_(some),
+            item.c.begun > 0,
+            item.c.begun < event,
+            item.c.housekeeping_status.in_(ACTIVE) | done_since,
+        )
         found |= {(str(row.partition_name), str(row.place)) for row in work.execute(query)}
     return found
 
@@ -283,12 +364,20 @@ def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[st
 def settle_each(work: Connection, changes: Sequence[dict[str, Any]]) -> None:
     """Writes outcomes: dicts of id, status, reason, attempts, next_try, begun, ended, modified and slot."""
     if changes:
-        statement = update(item).where(item.c.id == bindparam("b_id")).values(
-            housekeeping_status=bindparam("b_status"), reason=bindparam("b_reason"),
-            cleanup_attempts=bindparam("b_attempts"), next_try=bindparam("b_next_try"), begun=bindparam("b_begun"),
-            ended=bindparam("b_ended"),
-            modified_timestamp=bindparam("b_modified"), slot=bindparam("b_slot"),
-        )  # fmt: skip
+        statement = (
+            update(item)
+            .where(item.c.id == bindparam("b_id"))
+            .values(
+                housekeeping_status=bindparam("b_status"),
+                reason=bindparam("b_reason"),
+                cleanup_attempts=bindparam("b_attempts"),
+                next_try=bindparam("b_next_try"),
+                begun=bindparam("b_begun"),
+                ended=bindparam("b_ended"),
+                modified_timestamp=bindparam("b_modified"),
+                slot=bindparam("b_slot"),
+            )
+        )
         work.execute(statement, [{f"b_{name}": value for name, value in each.items()} for each in changes])
 
 
@@ -298,7 +387,7 @@ def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:
     for some in batched(wanted, CHUNK):
         holders = dict(
             work.execute(select(item.c.slot, item.c.id).where(item.c.slot.in_([slot for _, slot in some]))).all()
-        )  # fmt: skip
+        )
         found += [one for one, slot in some if holders.get(slot, one) != one]
     return found
 

@@ -72,26 +72,42 @@ def _class() -> bytes:
             struct.pack(">BHB", _NEW, pool.type(_SOCKET), _DUP),
             struct.pack(">BHB", _NEW, pool.type(_ADDRESS), _DUP),
             bytes([_LDC, pool.string(HOST), _LDC, pool.string(LOOPBACK)]),
-            _call(_INVOKESTATIC, pool.method("java/lang/System", "getProperty",
-                                             "(Ljava/lang/String;Ljava/lang/String;)Ljava/lang/String;")),
+            _call(
+                _INVOKESTATIC,
+                pool.method(
+                    "java/lang/System", "getProperty", "(Ljava/lang/String;Ljava/lang/String;)Ljava/lang/String;"
+                ),
+            ),
             bytes([_ILOAD_1]),
             _call(_INVOKESPECIAL, pool.method(_ADDRESS, "<init>", "(Ljava/lang/String;I)V")),
             _call(_INVOKESPECIAL, pool.method(_SOCKET, "<init>", f"(L{_ADDRESS};)V")),
             bytes([_ARETURN]),
         ]
-    )  # fmt: skip
+    )
     stack, variables = 6, 2
     body = struct.pack(">HHI", stack, variables, len(code)) + code + struct.pack(">HH", 0, 0)
-    method = struct.pack(
-        ">HHHHHI", _PUBLIC | _STATIC, pool.text("getServerSocket"), pool.text(f"(Ljava/lang/String;I)L{_SOCKET};"), 1,
-        pool.text("Code"), len(body),
-    ) + body  # fmt: skip
+    method = (
+        struct.pack(
+            ">HHHHHI",
+            _PUBLIC | _STATIC,
+            pool.text("getServerSocket"),
+            pool.text(f"(Ljava/lang/String;I)L{_SOCKET};"),
+            1,
+            pool.text("Code"),
+            len(body),
+        )
+        + body
+    )
     names = struct.pack(">HHH", _PUBLIC | _SUPER, pool.type(_CLASS), pool.type("java/lang/Object"))
     return (
-        struct.pack(">IHH", 0xCAFEBABE, 0, _JAVA_5) + pool.encode() + names
+        struct.pack(">IHH", 0xCAFEBABE, 0, _JAVA_5)
+        + pool.encode()
+        + names
         + struct.pack(">HH", 0, 0)  # interfaces, fields
-        + struct.pack(">H", 1) + method + struct.pack(">H", 0)
-    )  # fmt: skip
+        + struct.pack(">H", 1)
+        + method
+        + struct.pack(">H", 0)
+    )
 
 
 def _call(kind: int, method: int) -> bytes:

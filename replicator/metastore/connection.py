@@ -49,9 +49,11 @@ logging.getLogger("thrift.transport.TSocket").addHandler(logging.NullHandler())
 logging.getLogger("thrift.transport.TSocket").propagate = False
 
 _NOT_FOUND = (
-    ttypes.NoSuchObjectException, ttypes.UnknownDBException, ttypes.UnknownTableException,
+    ttypes.NoSuchObjectException,
+    ttypes.UnknownDBException,
+    ttypes.UnknownTableException,
     ttypes.UnknownPartitionException,
-)  # fmt: skip
+)
 
 
 class _WentAway(Exception):

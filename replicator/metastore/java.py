@@ -119,8 +119,12 @@ def _ask(executable: Path, env: Mapping[str, str]) -> tuple[int, Path]:
     """Major version and home directory of a Java, by its own word."""
     answer = subprocess.run(
         [executable, "-XshowSettings:properties", "-version"],
-        env=dict(env), capture_output=True, text=True, errors="replace", timeout=60,
-    )  # fmt: skip
+        env=dict(env),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+    )
     version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", answer.stderr)
     home = re.search(r"java\.home = (.+)", answer.stderr)
     if answer.returncode or not version or not home:

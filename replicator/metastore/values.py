@@ -51,4 +51,4 @@ __all__ = [
     "table_from_thrift",
     "table_from_tjson",
     "table_to_thrift",
-]  # fmt: skip
+]

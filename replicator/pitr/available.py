@@ -25,9 +25,7 @@ from cmroot.store.place import is_local, join, local_path, store_for
 
 SHOWN = 1000  # missing files that are named; more are counted
 
-_COLUMNS = [
-    "db", "table", "partition", "location", "path", "size", "mtime_ns", "identity", "checksum", "version"
-]  # fmt: skip
+_COLUMNS = ["db", "table", "partition", "location", "path", "size", "mtime_ns", "identity", "checksum", "version"]
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,12 @@ def look(task: LookTask) -> Available:
                 partition = f"/{row['partition']}" if row["partition"] else ""
                 found.named.append(
                     {
-                        "file": join(location, row["path"]), "object": f"{row['db']}.{row['table']}{partition}",
-                        "bytes": row["size"], "reason": reason,
+                        "file": join(location, row["path"]),
+                        "object": f"{row['db']}.{row['table']}{partition}",
+                        "bytes": row["size"],
+                        "reason": reason,
                     }
-                )  # fmt: skip
+                )
     return found
 
 

@@ -57,12 +57,22 @@ def _told(log: Sequence[Segment], findings: Findings) -> list[dict[str, Any]]:
         since, ended = records.get(each.since, nothing), records.get(each.ended or -1, nothing)
         entries.append(
             {
-                "path": each.place, "db": each.db, "table": each.table, "partition": each.partition,
-                "size": each.size, "checksum": each.checksum, "version": each.version, "kept": each.kept,
-                "since_position": each.since, "since_event": since[0], "since_time": since[1],
-                "ended_position": each.ended, "ended_event": ended[0], "ended_time": ended[1],
+                "path": each.place,
+                "db": each.db,
+                "table": each.table,
+                "partition": each.partition,
+                "size": each.size,
+                "checksum": each.checksum,
+                "version": each.version,
+                "kept": each.kept,
+                "since_position": each.since,
+                "since_event": since[0],
+                "since_time": since[1],
+                "ended_position": each.ended,
+                "ended_event": ended[0],
+                "ended_time": ended[1],
             }
-        )  # fmt: skip
+        )
     return entries
 
 

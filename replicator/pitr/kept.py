@@ -77,10 +77,15 @@ def list_kept(root: ChangeRoot, engine: AutoEngine, *, table: str = "", need: st
         chosen = pc.select_k_unstable(several, limit, [("size", "descending"), ("checksum", "ascending")])
         largest = several.take(chosen).combine_chunks() if limit else largest
     report = KeptList(
-        "listed", root.place, _said([sum(each[0] for each in tally.values()), sum(each[1] for each in tally.values())]),
-        {reason: _said(count) for reason, count in sorted(tally.items())}, _said(shared), [], pins.damaged,
+        "listed",
+        root.place,
+        _said([sum(each[0] for each in tally.values()), sum(each[1] for each in tally.values())]),
+        {reason: _said(count) for reason, count in sorted(tally.items())},
+        _said(shared),
+        [],
+        pins.damaged,
         captured_databases(log),
-    )  # fmt: skip
+    )
     described = _Moments(log, largest.to_pylist())
     report.entries = [_entry(row, described, root.place) for row in described.rows]
     return report
@@ -114,14 +119,24 @@ def _entry(row: dict[str, Any], moments: _Moments, root: str) -> dict[str, Any]:
     if since is not None and since < 1:  # of a taking that no capture has recorded yet
         since = None
     return {
-        "checksum": row["checksum"], "size": row["size"], "keeper": _keeper(row, moments, root),
+        "checksum": row["checksum"],
+        "size": row["size"],
+        "keeper": _keeper(row, moments, root),
         "origin": join(row["location"], row["path"]) if row["location"] else None,
-        "db": row["db"], "table": row["table"], "partition": row["partition"], "version": row["version"],
-        "since_position": since, "since_event": moments.event(since), "since_time": moments.time(since),
-        "released_position": released, "released_event": moments.event(released),
+        "db": row["db"],
+        "table": row["table"],
+        "partition": row["partition"],
+        "version": row["version"],
+        "since_position": since,
+        "since_event": moments.event(since),
+        "since_time": moments.time(since),
+        "released_position": released,
+        "released_event": moments.event(released),
         "released_time": moments.time(released),
-        "needed_by": row["reason"], "until": _until(row["reason"], released), "links": row["links"],
-    }  # fmt: skip
+        "needed_by": row["reason"],
+        "until": _until(row["reason"], released),
+        "links": row["links"],
+    }
 
 
 def _keeper(row: dict[str, Any], moments: _Moments, root: str) -> str:

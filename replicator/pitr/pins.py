@@ -173,12 +173,15 @@ def list_pins(
             said = each.as_json()
             held[each.pin] = {name: said[name] for name in _HELD}
     return PinList(
-        "listed", root.place, newest.position if newest else None, newest.event if newest else None,
+        "listed",
+        root.place,
+        newest.position if newest else None,
+        newest.event if newest else None,
         slots=[_state(slot, log, newest, clock(), held.get(f"slot {slot.name}")) for slot in found.slots],
         holds=[msgspec.to_builtins(each) | {"held": held.get(f"hold {each.name}")} for each in found.holds],
         dumps=[msgspec.to_builtins(each) | {"held": held.get(f"dump {each.name}")} for each in found.dumps],
         damaged=found.damaged,
-    )  # fmt: skip
+    )
 
 
 _HELD = ("entries", "bytes", "alone_entries", "alone_bytes")
@@ -194,9 +197,13 @@ def _state(
         there = _time_at(log, slot.position)
         lag_seconds = None if there is None else max(0, newest.time - there)
     return SlotState(
-        **msgspec.to_builtins(slot), lag_records=lag_records, lag_events=lag_events, lag_seconds=lag_seconds,
-        age_seconds=max(0, int(now - pins.seconds(slot.confirmed))), held=held,
-    )  # fmt: skip
+        **msgspec.to_builtins(slot),
+        lag_records=lag_records,
+        lag_events=lag_events,
+        lag_seconds=lag_seconds,
+        age_seconds=max(0, int(now - pins.seconds(slot.confirmed))),
+        held=held,
+    )
 
 
 def _time_at(log: Sequence[Segment], position: int) -> int | None:

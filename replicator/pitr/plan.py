@@ -128,17 +128,30 @@ class DecidedRestore:
         """For people, before anything is done."""
         there = self.available
         return RestorePlan(
-            db=self.db, into=self.into, location=self.location, event=self.point.event, position=self.point.position,
-            time=moment_text(self.point), tables=self.tables, files=self.reader.metadata.files,
-            bytes=self.reader.metadata.bytes, files_to_copy=there.found.files, bytes_to_copy=there.found.bytes,
-            files_from_source=there.source.files, bytes_from_source=there.source.bytes,
+            db=self.db,
+            into=self.into,
+            location=self.location,
+            event=self.point.event,
+            position=self.point.position,
+            time=moment_text(self.point),
+            tables=self.tables,
+            files=self.reader.metadata.files,
+            bytes=self.reader.metadata.bytes,
+            files_to_copy=there.found.files,
+            bytes_to_copy=there.found.bytes,
+            files_from_source=there.source.files,
+            bytes_from_source=there.source.bytes,
             files_from_cmroot=there.cmroot.files + there.version.files,
-            bytes_from_cmroot=there.cmroot.bytes + there.version.bytes, files_missing=there.missing.files,
-            bytes_missing=there.missing.bytes, missing=there.named,
-            replaced=sorted({*self.load["drop_tables"]} - {*self.dropped}), dropped=self.dropped,
+            bytes_from_cmroot=there.cmroot.bytes + there.version.bytes,
+            files_missing=there.missing.files,
+            bytes_missing=there.missing.bytes,
+            missing=there.named,
+            replaced=sorted({*self.load["drop_tables"]} - {*self.dropped}),
+            dropped=self.dropped,
             not_replicated=[NotReplicated(**each) for each in self.load["not_replicated"]],
-            locations=self.load["locations"], warnings=self.warnings,
-        )  # fmt: skip
+            locations=self.load["locations"],
+            warnings=self.warnings,
+        )
 
 
 def tables_of(db: str, tables: Sequence[str]) -> list[str]:
@@ -169,16 +182,31 @@ def planned(
         location = _location(target, into, existing, options)
         live = existing is not None and relative(location, reader.metadata.locations[options.db]) == ""
         chosen = LoadOptions(
-            warehouse=options.warehouse, cmroot=options.cmroot, rename=[(options.db, into)],
-            external=None if live else join(location, OUTSIDE), overwrite=existing is not None, jobs=options.jobs,
-            source_root=root.place, exact=True, allow_missing=options.allow_missing,
+            warehouse=options.warehouse,
+            cmroot=options.cmroot,
+            rename=[(options.db, into)],
+            external=None if live else join(location, OUTSIDE),
+            overwrite=existing is not None,
+            jobs=options.jobs,
+            source_root=root.place,
+            exact=True,
+            allow_missing=options.allow_missing,
             as_they_are=options.formats == AS_THEY_ARE,
-        )  # fmt: skip
+        )
         yield DecidedRestore(
-            db=options.db, point=point, into=into, location=location, existing=existing, key=key, reader=reader,
-            tables=tables, options=chosen, available=_look(reader, root, engine, progress),
-            load=describe(plan_load(reader, target, chosen), reader), warnings=_warnings(existing, key),
-        )  # fmt: skip
+            db=options.db,
+            point=point,
+            into=into,
+            location=location,
+            existing=existing,
+            key=key,
+            reader=reader,
+            tables=tables,
+            options=chosen,
+            available=_look(reader, root, engine, progress),
+            load=describe(plan_load(reader, target, chosen), reader),
+            warnings=_warnings(existing, key),
+        )
 
 
 @contextmanager
@@ -190,9 +218,16 @@ def _state(
     with scratch("restore", options.scratch) as here:
         place = str(here / "dump")
         write_dump(
-            root, place, source=source, databases=[options.db], patterns=patterns, until=point, id=key,
-            empty=True, progress=progress,
-        )  # fmt: skip
+            root,
+            place,
+            source=source,
+            databases=[options.db],
+            patterns=patterns,
+            until=point,
+            id=key,
+            empty=True,
+            progress=progress,
+        )
         try:
             yield DumpReader(place)
         finally:
@@ -221,9 +256,7 @@ def _existing(target: MetastoreReader, into: str, options: RestoreOptions, key: 
     return there
 
 
-def _location(
-    target: MetastoreReader, into: str, existing: Database | None, options: RestoreOptions
-) -> str:  # fmt: skip
+def _location(target: MetastoreReader, into: str, existing: Database | None, options: RestoreOptions) -> str:
     """Where the database lies, or will. Raises Refused for a new one in a directory that holds something."""
     if existing is not None and existing.location:
         return existing.location

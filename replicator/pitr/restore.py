@@ -76,17 +76,30 @@ def carry_out(plan: DecidedRestore, target: Metastore, *, engine: AutoEngine, pr
     loaded = load(plan.reader.place, target, plan.options, engine=engine, progress=progress)
     _make_plain(plan, target)
     return Restored(
-        db=metadata.scope.databases[0], into=plan.into, target=target.uri, event=plan.point.event,
-        position=plan.point.position, time=moment_text(plan.point),
-        status=INCOMPLETE if missing.files or loaded.not_replicated else "restored", tables=plan.tables,
-        not_replicated=loaded.not_replicated, files=metadata.files,
-        bytes=metadata.bytes, files_copied=loaded.files_copied, bytes_copied=loaded.bytes_copied,
-        files_from_source=loaded.files_from_source, files_from_cmroot=loaded.files_from_cmroot,
-        files_from_target=loaded.files_from_target, files_skipped=loaded.files_skipped, files_missing=missing.files,
-        bytes_missing=missing.bytes, missing=plan.available.named, dropped=plan.dropped,
+        db=metadata.scope.databases[0],
+        into=plan.into,
+        target=target.uri,
+        event=plan.point.event,
+        position=plan.point.position,
+        time=moment_text(plan.point),
+        status=INCOMPLETE if missing.files or loaded.not_replicated else "restored",
+        tables=plan.tables,
+        not_replicated=loaded.not_replicated,
+        files=metadata.files,
+        bytes=metadata.bytes,
+        files_copied=loaded.files_copied,
+        bytes_copied=loaded.bytes_copied,
+        files_from_source=loaded.files_from_source,
+        files_from_cmroot=loaded.files_from_cmroot,
+        files_from_target=loaded.files_from_target,
+        files_skipped=loaded.files_skipped,
+        files_missing=missing.files,
+        bytes_missing=missing.bytes,
+        missing=plan.available.named,
+        dropped=plan.dropped,
         warnings=plan.warnings + loaded.warnings,
         seconds=round(clocks.monotonic() - began, 3),
-    )  # fmt: skip
+    )
 
 
 def _files_missing(plan: DecidedRestore) -> FilesMissing:
@@ -97,10 +110,8 @@ def _files_missing(plan: DecidedRestore) -> FilesMissing:
         f"{first['file']} of {first['object']}: {first['reason']}",
         hint="nothing was done; choose another moment or other tables, or --allow-missing to restore the rest; "
         "--dry-run lists them",
-        details={
-            "files_missing": missing.files, "bytes_missing": missing.bytes, "missing": plan.available.named
-        },
-    )  # fmt: skip
+        details={"files_missing": missing.files, "bytes_missing": missing.bytes, "missing": plan.available.named},
+    )
 
 
 def _begin(plan: DecidedRestore, target: Metastore) -> None:
@@ -112,10 +123,13 @@ def _begin(plan: DecidedRestore, target: Metastore) -> None:
         if is_local(plan.location):
             os.makedirs(local_path(plan.location), exist_ok=True)
         made = Database(
-            name=plan.into, description=then.description, location=uri(plan.location),
-            parameters=own_parameters(then.parameters) | mark, owner=then.owner,
+            name=plan.into,
+            description=then.description,
+            location=uri(plan.location),
+            parameters=own_parameters(then.parameters) | mark,
+            owner=then.owner,
             owner_type=then.owner_type,
-        )  # fmt: skip
+        )
         try:
             target.create_database(made)
         except ObjectExists:

@@ -90,9 +90,14 @@ def compact_log(root: ChangeRoot, *, patience: timedelta = PATIENCE) -> LogCompa
 
 
 def plan_expired(
-    root: ChangeRoot, engine: AutoEngine, older_than: timedelta, *, max_slot_lag: timedelta | None = None,
-    clock: Callable[[], float] = clocks.time, idle: timedelta = IDLE,
-) -> ExpiryPlanned:  # fmt: skip
+    root: ChangeRoot,
+    engine: AutoEngine,
+    older_than: timedelta,
+    *,
+    max_slot_lag: timedelta | None = None,
+    clock: Callable[[], float] = clocks.time,
+    idle: timedelta = IDLE,
+) -> ExpiryPlanned:
     """What an expiry would do, and nothing of it done. Raises Refused as `expire_root`."""
     refuse_clock_ahead(root, clock, idle)
     chosen = engine.for_work(work(root.place))
@@ -101,9 +106,15 @@ def plan_expired(
 
 
 def expire_root(
-    root: ChangeRoot, engine: AutoEngine, older_than: timedelta, *, max_slot_lag: timedelta | None = None,
-    patience: timedelta = PATIENCE, clock: Callable[[], float] = clocks.time, idle: timedelta = IDLE,
-) -> RootExpired:  # fmt: skip
+    root: ChangeRoot,
+    engine: AutoEngine,
+    older_than: timedelta,
+    *,
+    max_slot_lag: timedelta | None = None,
+    patience: timedelta = PATIENCE,
+    clock: Callable[[], float] = clocks.time,
+    idle: timedelta = IDLE,
+) -> RootExpired:
     """Plans an expiry and carries it out; plans anew when another run held the lease meanwhile. See cmroot.expire.
     Raises Refused when the clock is ahead of the store's, or the newest capture was longer ago than `idle`."""
     refuse_clock_ahead(root, clock, idle)

@@ -89,9 +89,12 @@ class Pace:
     """When the next round begins, and whether it scans. Pure but for its clock and its dice."""
 
     def __init__(
-        self, schedule: timedelta, *, now: Callable[[], float] = clocks.monotonic,
+        self,
+        schedule: timedelta,
+        *,
+        now: Callable[[], float] = clocks.monotonic,
         dice: Callable[[float, float], float] = random.uniform,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._schedule, self._now, self._dice = schedule.total_seconds(), now, dice
         self._failures = 0
         self._began = now()
@@ -127,10 +130,18 @@ class Pace:
 
 
 def follow(
-    total: Followed, once: Callable[[Scan], SyncRun], newest_event: Callable[[bool], int], *, pace: Pace, stop: Stop,
-    engines: AutoEngine, told: Callable[[SyncRun], None], failed: Callable[[Exception, float], None],
-    unreached: Callable[[Exception], None] = lambda error: None, beside: Beside | None = None,
-) -> None:  # fmt: skip
+    total: Followed,
+    once: Callable[[Scan], SyncRun],
+    newest_event: Callable[[bool], int],
+    *,
+    pace: Pace,
+    stop: Stop,
+    engines: AutoEngine,
+    told: Callable[[SyncRun], None],
+    failed: Callable[[Exception, float], None],
+    unreached: Callable[[Exception], None] = lambda error: None,
+    beside: Beside | None = None,
+) -> None:
     """Runs `once(scan)` until `stop`, and counts in `total`. newest_event(reverse): of the side that is replicated;
     while it stays and no scan is due, a round is not made at all. told: is given each run that loaded something, beside
     which a difference was found, or after which other objects are not replicated; failed: each error, and the seconds
@@ -174,10 +185,19 @@ def follow(
 
 
 def follow_policy(
-    policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
-    options: SyncOptions, others: Sequence[Policy], schedule: timedelta, stop: Stop,
-    told: Callable[[SyncRun], None], failed: Callable[[Exception, float], None],
-) -> Followed:  # fmt: skip
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    *,
+    engines: AutoEngine,
+    progress: Progress,
+    options: SyncOptions,
+    others: Sequence[Policy],
+    schedule: timedelta,
+    stop: Stop,
+    told: Callable[[SyncRun], None],
+    failed: Callable[[Exception, float], None],
+) -> Followed:
     """Runs a policy again and again, with its verification beside; arguments as `sync_once` and `follow`. `schedule`:
     from the begin of one run to the next. options: of a round that looks at everything. Terminated in the middle of a
     run, which the next one completes, ends it as `interrupted`. Raises as `follow`."""
@@ -187,14 +207,20 @@ def follow_policy(
         whole = scan is Scan.ALL
         chosen = replace(options, scan=scan is not Scan.NOTHING, compare=whole, deep=options.deep and whole)
         return sync_once(
-            policy, source, target, engines=engines, progress=progress, options=chosen, others=others,
+            policy,
+            source,
+            target,
+            engines=engines,
+            progress=progress,
+            options=chosen,
+            others=others,
             remembering=remembering,
-        )  # fmt: skip
+        )
 
     def compare(enough: Callable[[], bool]) -> Compared | None:
         return compare_now(
             policy, source, target, remembering.memory, engines=engines, progress=progress, enough=enough
-        )  # fmt: skip
+        )
 
     total = Followed(policy.name)
     with ExitStack() as stack:
@@ -203,10 +229,17 @@ def follow_policy(
             stack.enter_context(remembering.beside.running())
         try:
             follow(
-                total, once, lambda reverse: (target if reverse else source).current_event_id(), pace=Pace(schedule),
-                stop=stop, engines=engines, told=told, failed=failed,
-                unreached=lambda error: record_unreached(remembering, error), beside=remembering.beside,
-            )  # fmt: skip
+                total,
+                once,
+                lambda reverse: (target if reverse else source).current_event_id(),
+                pace=Pace(schedule),
+                stop=stop,
+                engines=engines,
+                told=told,
+                failed=failed,
+                unreached=lambda error: record_unreached(remembering, error),
+                beside=remembering.beside,
+            )
         except Terminated:
             total.status = "interrupted"
     return total

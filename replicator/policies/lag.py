@@ -315,9 +315,7 @@ def _sum_up(report: Lag, counted: _Counted, now: float) -> None:
         each.seconds = 0.0 if each.oldest == float("inf") else round(max(0.0, now - each.oldest), 3)
     for pair in counted.pairs:
         text = pair.there.parameters.get(LAST_ID, "") if pair.there else ""
-        found = DatabaseLag(
-            pair.name, pair.replica, "current", int(text) if text.isdigit() else None, pair.position
-        )  # fmt: skip
+        found = DatabaseLag(pair.name, pair.replica, "current", int(text) if text.isdigit() else None, pair.position)
         lacking = 0
         for (db, _), each in counted.waiting.items():
             if db == pair.name:
@@ -347,9 +345,13 @@ def _sum_up(report: Lag, counted: _Counted, now: float) -> None:
 
 
 def _find_blocks(
-    report: Lag, policy: Policy, pairs: Iterable[Pair], root: ChangeRoot | None, memory: Memory | None,
+    report: Lag,
+    policy: Policy,
+    pairs: Iterable[Pair],
+    root: ChangeRoot | None,
+    memory: Memory | None,
     history: History | None,
-) -> None:  # fmt: skip
+) -> None:
     """Why nothing moves, where something says so."""
     try:
         slot = find_slot(root.place, policy.slot) if root else None

@@ -113,12 +113,30 @@ def _plan(leaving: Leaving) -> Plan:
     """A load's plan that only drops."""
     nowhere = Point(0, 0, 0)
     metadata = DumpMetadata(
-        id=f"leaving-{leaving.db}", kind=BOOTSTRAP, created="", scope=Scope(databases=(leaving.db,)), source="",
-        root="", root_id="", begin=None, end=nowhere, locations={}, records=0, files=0, removed=0, bytes=0, observed=0,
+        id=f"leaving-{leaving.db}",
+        kind=BOOTSTRAP,
+        created="",
+        scope=Scope(databases=(leaving.db,)),
+        source="",
+        root="",
+        root_id="",
+        begin=None,
+        end=nowhere,
+        locations={},
+        records=0,
+        files=0,
+        removed=0,
+        bytes=0,
+        observed=0,
         buckets=0,
-    )  # fmt: skip
+    )
     return Plan(
-        metadata=metadata, placement=Placement({leaving.db: leaving.db}, {}, {}, None), mark=Mark(0, 0, ""), after=0,
-        squashed=squash((), (), bootstrap=False), drops=list(leaving.tables),
-        drop_databases=[leaving.db] if leaving.whole else [], snapshot=metadata.id if leaving.snapshots else None,
-    )  # fmt: skip
+        metadata=metadata,
+        placement=Placement({leaving.db: leaving.db}, {}, {}, None),
+        mark=Mark(0, 0, ""),
+        after=0,
+        squashed=squash((), (), bootstrap=False),
+        drops=list(leaving.tables),
+        drop_databases=[leaving.db] if leaving.whole else [],
+        snapshot=metadata.id if leaving.snapshots else None,
+    )

@@ -199,9 +199,7 @@ def shown_history(memory: Memory, policy: Policy, limit: int | None) -> ShownHis
     return ShownHistory(policy=policy.name, runs=runs, damaged=kept.damaged)
 
 
-_FORMAT: dict[type[Any], str] = {
-    Run: "replicator-run", RememberedScope: "replicator-scope", Turn: "replicator-turn"
-}  # fmt: skip
+_FORMAT: dict[type[Any], str] = {Run: "replicator-run", RememberedScope: "replicator-scope", Turn: "replicator-turn"}
 _HINT: dict[type[Any], str] = {
     Run: "remove it: only this run's entry of the history is lost",
     RememberedScope: "remove it: the next run takes what the policy says now, and drops nothing that left it",

@@ -44,9 +44,15 @@ class Work:
 
 
 def decide(
-    pairs: Sequence[Pair], *, root_id: str, first: int, end: int, remembered: Mapping[str, str], rescoped: bool,
+    pairs: Sequence[Pair],
+    *,
+    root_id: str,
+    first: int,
+    end: int,
+    remembered: Mapping[str, str],
+    rescoped: bool,
     narrower: Collection[str] = (),
-) -> Work:  # fmt: skip
+) -> Work:
     """`first`, `end`: the positions that the captured log reaches from and to. remembered: databases (by the policy's
     names) that the last run had, and what they were called on the target. rescoped: the patterns for tables are others
     than the last run's. narrower: databases (of the source) that came to their checkpoint with less than these."""

@@ -130,9 +130,16 @@ class SyncPlan(Report, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(
-    policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
-    options: SyncOptions | None = None, others: Sequence[Policy] = (), clock: Callable[[], float] = clocks.time,
-) -> SyncPlan:  # fmt: skip
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    *,
+    engines: AutoEngine,
+    progress: Progress,
+    options: SyncOptions | None = None,
+    others: Sequence[Policy] = (),
+    clock: Callable[[], float] = clocks.time,
+) -> SyncPlan:
     """Captures, writes the dumps, and compares. The target is not changed; the source's `$cmroot` gets what a run would
     write there. Raises what a run raises before it loads."""
     kept, options = Remembering(policy), options or SyncOptions()
@@ -162,20 +169,38 @@ def make(
             cost = cost.plus(each.cost)
         steps.way = look(policy, source, target, remembered, others)  # with the roles that it gave
         return SyncPlan(
-            id=uuid.uuid4().hex[:12], policy=policy.name, policy_digest=_digest(_keys(policy)),
-            made=iso(clock()), reverse=way.reverse, adopt=options.adopt, drop_left=options.drop_left,
-            roles=_roles(steps), loads=loads, left=[name for each in leaving for name in each.names],
+            id=uuid.uuid4().hex[:12],
+            policy=policy.name,
+            policy_digest=_digest(_keys(policy)),
+            made=iso(clock()),
+            reverse=way.reverse,
+            adopt=options.adopt,
+            drop_left=options.drop_left,
+            roles=_roles(steps),
+            loads=loads,
+            left=[name for each in leaving for name in each.names],
             drops=sorted({*_drops(leaving), *(name for each in loads for name in _dropped(each))}),
-            position=min([captured.position, *(each.to_position for each in loads)]), to_event=captured.through_event,
-            cost=cost, warnings=list(dict.fromkeys(steps.warnings)),
+            position=min([captured.position, *(each.to_position for each in loads)]),
+            to_event=captured.through_event,
+            cost=cost,
+            warnings=list(dict.fromkeys(steps.warnings)),
             not_replicated=merged(captured.not_replicated, steps.left_out(captured)),
-        )  # fmt: skip
+        )
 
 
 def apply(
-    plan: SyncPlan, policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
-    jobs: int = 2, brake: Brake | None = None, others: Sequence[Policy] = (), clock: Callable[[], float] = clocks.time,
-) -> SyncRun:  # fmt: skip
+    plan: SyncPlan,
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    *,
+    engines: AutoEngine,
+    progress: Progress,
+    jobs: int = 2,
+    brake: Brake | None = None,
+    others: Sequence[Policy] = (),
+    clock: Callable[[], float] = clocks.time,
+) -> SyncRun:
     """Does what a plan says, and nothing else. One that was killed is completed by applying it again.
 
     Raises Refused, before anything is changed, when the policy, the roles, the target's checkpoints or what it holds
@@ -229,23 +254,48 @@ def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
         steps.warnings.append(f"the load would be refused: {refusal.message}; {refusal.hint}")
     checkpoints = {pair.replica: pair.position for pair in way.pairs if pair.name in metadata.scope.databases}
     changes = {key: value for key, value in described.items() if value and key not in _NO_CHANGES}
-    names = ("create_databases", "drop_databases", "drop_tables", "rename_tables", "create_tables", "alter_tables",
-             "functions", "drop_functions")  # fmt: skip
+    names = (
+        "create_databases",
+        "drop_databases",
+        "drop_tables",
+        "rename_tables",
+        "create_tables",
+        "alter_tables",
+        "functions",
+        "drop_functions",
+    )
     lists = (len(described[name]) for name in names)
     begin = metadata.begin.event if metadata.begin else None
     cost = Cost(
-        events=metadata.end.event - begin if begin is not None else 0, records=plan.squashed.records,
-        squashed=plan.squashed.squashed, objects=sum(lists) + int(described["partitions_touched"]), files=bill.files,
-        bytes=bill.bytes, files_from_source=bill.files_from_source, files_from_cmroot=bill.files_from_cmroot,
-        files_from_target=bill.files_from_target, files_removed=bill.files_removed,
-        bytes_removed=bill.bytes_removed, partitions_removed=bill.partitions_removed, missing=bill.missing,
-    )  # fmt: skip
+        events=metadata.end.event - begin if begin is not None else 0,
+        records=plan.squashed.records,
+        squashed=plan.squashed.squashed,
+        objects=sum(lists) + int(described["partitions_touched"]),
+        files=bill.files,
+        bytes=bill.bytes,
+        files_from_source=bill.files_from_source,
+        files_from_cmroot=bill.files_from_cmroot,
+        files_from_target=bill.files_from_target,
+        files_removed=bill.files_removed,
+        bytes_removed=bill.bytes_removed,
+        partitions_removed=bill.partitions_removed,
+        missing=bill.missing,
+    )
     return PlannedLoad(
-        dump=place, id=metadata.id, kind=metadata.kind, databases=list(metadata.scope.databases), why=why,
-        from_event=begin, to_event=metadata.end.event, to_position=metadata.end.position, checkpoints=checkpoints,
-        cost=cost, steps=changes, gone=bill.weight.gone,
+        dump=place,
+        id=metadata.id,
+        kind=metadata.kind,
+        databases=list(metadata.scope.databases),
+        why=why,
+        from_event=begin,
+        to_event=metadata.end.event,
+        to_position=metadata.end.position,
+        checkpoints=checkpoints,
+        cost=cost,
+        steps=changes,
+        gone=bill.weight.gone,
         digest=_digest([checkpoints, described, asdict(_settled(bill))]),
-    )  # fmt: skip
+    )
 
 
 def _settled(bill: Price) -> Price:

@@ -34,9 +34,21 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.client import Metastore, MetastoreReader
 
 __all__ = [
-    "SETTLE", "Role", "RoleMark", "change_role", "consequence", "epochs_to_dump", "establish", "label", "mark_of",
-    "may_dump_from", "may_load_into", "read_role", "set_role", "shown_roles",
-]  # fmt: skip
+    "SETTLE",
+    "Role",
+    "RoleMark",
+    "change_role",
+    "consequence",
+    "epochs_to_dump",
+    "establish",
+    "label",
+    "mark_of",
+    "may_dump_from",
+    "may_load_into",
+    "read_role",
+    "set_role",
+    "shown_roles",
+]
 
 SETTLE = timedelta(seconds=1)
 """How long a role must stand before whoever wrote it believes it; more than what lies between a read and a write."""
@@ -54,9 +66,16 @@ def read_role(metastore: MetastoreReader, db: str, *, repair: bool = False) -> R
 
 
 def set_role(
-    metastore: Metastore, db: str, role: Role, epoch: int, *, expect: RoleMark, force: bool = False,
-    settle: timedelta = SETTLE, pause: Callable[[float], None] = clocks.sleep,
-) -> RoleMark:  # fmt: skip
+    metastore: Metastore,
+    db: str,
+    role: Role,
+    epoch: int,
+    *,
+    expect: RoleMark,
+    force: bool = False,
+    settle: timedelta = SETTLE,
+    pause: Callable[[float], None] = clocks.sleep,
+) -> RoleMark:
     """Sets role and epoch if they are what was `expect`ed; returns what was set. Other properties stay.
 
     Raises Refused when the role is another by now, when somebody else sets it at the same time, and for an epoch that
@@ -92,9 +111,13 @@ def set_role(
 
 
 def establish(
-    source: Metastore, target: MetastoreReader, databases: Sequence[tuple[str, str]], *, settle: timedelta = SETTLE,
+    source: Metastore,
+    target: MetastoreReader,
+    databases: Sequence[tuple[str, str]],
+    *,
+    settle: timedelta = SETTLE,
     pause: Callable[[float], None] = clocks.sleep,
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """What a policy's run does before it dumps: each source database that is nobody's becomes the primary. Its replica
     becomes one by the load, from the epoch in the dump. `databases`: (source's name, target's name). Returns the source
     databases' epochs.

@@ -90,8 +90,18 @@ class SyncRun(Report):
         """One load's counts."""
         self.dumps.append(loaded.dump)
         self.not_replicated = merged(self.not_replicated, loaded.not_replicated)
-        for name in ("records", "squashed", "files_copied", "bytes_copied", "files_from_source", "files_from_cmroot",
-                     "files_from_target", "files_skipped", "files_removed", "objects_changed"):  # fmt: skip
+        for name in (
+            "records",
+            "squashed",
+            "files_copied",
+            "bytes_copied",
+            "files_from_source",
+            "files_from_cmroot",
+            "files_from_target",
+            "files_skipped",
+            "files_removed",
+            "objects_changed",
+        ):
             setattr(self, name, getattr(self, name) + getattr(loaded, name))
         if loaded.from_event is not None:
             self.from_event = min(self.from_event or loaded.from_event, loaded.from_event)
@@ -118,10 +128,17 @@ class Remembering:
 
 
 def sync_once(
-    policy: Policy, source: Metastore, target: Metastore, *, engines: AutoEngine, progress: Progress,
-    options: SyncOptions | None = None, others: Sequence[Policy] = (), remembering: Remembering | None = None,
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    *,
+    engines: AutoEngine,
+    progress: Progress,
+    options: SyncOptions | None = None,
+    others: Sequence[Policy] = (),
+    remembering: Remembering | None = None,
     clock: Callable[[], float] = clocks.time,
-) -> SyncRun:  # fmt: skip
+) -> SyncRun:
     """One run: bootstraps if it must, else increments; nothing new makes no dump. May be killed anywhere and run again.
 
     source, target: as the policy names them, whatever the roles say. others: the file's policies, for overlaps.
@@ -131,16 +148,32 @@ def sync_once(
     kept = remembering or Remembering(policy)
     with kept.memory.lease("sync") as lease:
         return run_once(
-            policy, source, target, lease=lease, engines=engines, progress=progress, options=options, others=others,
-            remembering=kept, clock=clock,
-        )  # fmt: skip
+            policy,
+            source,
+            target,
+            lease=lease,
+            engines=engines,
+            progress=progress,
+            options=options,
+            others=others,
+            remembering=kept,
+            clock=clock,
+        )
 
 
 def run_once(
-    policy: Policy, source: Metastore, target: Metastore, *, lease: Lease, engines: AutoEngine, progress: Progress,
-    options: SyncOptions | None = None, others: Sequence[Policy] = (), remembering: Remembering | None = None,
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    *,
+    lease: Lease,
+    engines: AutoEngine,
+    progress: Progress,
+    options: SyncOptions | None = None,
+    others: Sequence[Policy] = (),
+    remembering: Remembering | None = None,
     clock: Callable[[], float] = clocks.time,
-) -> SyncRun:  # fmt: skip
+) -> SyncRun:
     """As `sync_once`, for who holds the policy's lease: a drain of a switchover, say."""
     began = clocks.monotonic()
     kept = remembering or Remembering(policy)
@@ -328,7 +361,7 @@ def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
 
 def remember_scope(
     memory: Memory, way: Way, work: Work, before: RememberedScope | None, report: SyncRun, clock: Callable[[], float]
-) -> None:  # fmt: skip
+) -> None:
     """What left stays remembered until it is dropped, as nothing else tells that it was the policy's. A name that was
     given up is remembered once what has the new one is there, so a run that fails before that changes nothing."""
     now = scope_of(way, iso(clock()))
@@ -344,9 +377,7 @@ def remember_scope(
 
 
 @contextmanager
-def recorded(
-    report: SyncRun, kept: Remembering, lease: Lease, clock: Callable[[], float]
-) -> Iterator[None]:  # fmt: skip
+def recorded(report: SyncRun, kept: Remembering, lease: Lease, clock: Callable[[], float]) -> Iterator[None]:
     """A run's file in the history: running, then done or failed. Of rounds in which nothing was new, one file tells the
     first and the last."""
     started = iso(clock())
@@ -391,9 +422,20 @@ def record_unreached(kept: Remembering, error: Exception, clock: Callable[[], fl
 def _filled(run: Run, report: SyncRun, clock: Callable[[], float]) -> Run:
     kinds: dict[str, RunKind] = {"bootstrap": "bootstrap", "incremental": "incremental"}
     return msgspec.structs.replace(
-        run, ended=iso(clock()), kind=kinds.get(report.kind, "nothing"), from_event=report.from_event,
-        to_event=report.to_event or None, position=report.position or None, records=report.records,
-        files=report.files_copied, bytes=report.bytes_copied, lag_seconds=report.lag_seconds, reverse=report.reverse,
-        dump=report.dumps[-1] if report.dumps else "", warnings=tuple(report.warnings), steps=report.steps,
-        compared=report.compared, not_replicated=tuple(report.not_replicated[:REMEMBERED]),
-    )  # fmt: skip
+        run,
+        ended=iso(clock()),
+        kind=kinds.get(report.kind, "nothing"),
+        from_event=report.from_event,
+        to_event=report.to_event or None,
+        position=report.position or None,
+        records=report.records,
+        files=report.files_copied,
+        bytes=report.bytes_copied,
+        lag_seconds=report.lag_seconds,
+        reverse=report.reverse,
+        dump=report.dumps[-1] if report.dumps else "",
+        warnings=tuple(report.warnings),
+        steps=report.steps,
+        compared=report.compared,
+        not_replicated=tuple(report.not_replicated[:REMEMBERED]),
+    )

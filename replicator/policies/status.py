@@ -49,19 +49,28 @@ class Status(Report):
 
 
 def status(
-    target: MetastoreReader, db: str, *, source: MetastoreReader | None = None, root: ChangeRoot | None = None,
-    source_db: str | None = None, clock: Callable[[], float] = clocks.time,
-) -> Status:  # fmt: skip
+    target: MetastoreReader,
+    db: str,
+    *,
+    source: MetastoreReader | None = None,
+    root: ChangeRoot | None = None,
+    source_db: str | None = None,
+    clock: Callable[[], float] = clocks.time,
+) -> Status:
     """How far database `db` of the target is. source_db: its name at the source, where it was renamed.
 
     Raises ObjectNotFound when there is no such database, UsageError for a $cmroot that is not its source's."""
     parameters = target.database(db).parameters
     report = Status(
-        status="replica", target=target.uri, db=db, event=_number(parameters.get(LAST_ID)),
-        position=_number(parameters.get(POSITION)), source=parameters.get(SOURCE),
+        status="replica",
+        target=target.uri,
+        db=db,
+        event=_number(parameters.get(LAST_ID)),
+        position=_number(parameters.get(POSITION)),
+        source=parameters.get(SOURCE),
         loading=parameters.get(LOADING) or None,
         not_replicated=from_property(parameters.get(PROPERTY), source_db or db),
-    )  # fmt: skip
+    )
     if report.event is None:
         report.status = "loading" if report.loading else "no replica"
         return report

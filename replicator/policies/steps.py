@@ -132,11 +132,19 @@ class Steps:
 
         def once() -> Captured:
             return capture(
-                self.way.source, self.way.root, databases=there, scan=self.options.scan,
-                compare=self.options.compare, deep=self.options.deep,
-                repair=True, keeper=self.policy.keeper, empty=self.options.empty,
-                engine=self.engines, progress=self.progress, clock=self.clock,
-            )  # fmt: skip
+                self.way.source,
+                self.way.root,
+                databases=there,
+                scan=self.options.scan,
+                compare=self.options.compare,
+                deep=self.options.deep,
+                repair=True,
+                keeper=self.policy.keeper,
+                empty=self.options.empty,
+                engine=self.engines,
+                progress=self.progress,
+                clock=self.clock,
+            )
 
         captured = patiently(once, self.options.patience)
         self.warnings += captured.warnings
@@ -169,11 +177,14 @@ class Steps:
         log = segments(self.way.root.place)
         end = resolve_until(log, None).position
         work = decide(
-            self.way.pairs, root_id=self.way.root.id, first=log[0].first, end=end,
+            self.way.pairs,
+            root_id=self.way.root.id,
+            first=log[0].first,
+            end=end,
             remembered=remembered.databases if remembered else {},
             rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.way, "")),
             narrower=self._narrower(),
-        )  # fmt: skip
+        )
         pieces = []
         for piece in work.pieces:
             if piece.begin is None or self._loading(piece) or concerned(log, piece.begin, set(piece.databases)):
@@ -206,10 +217,21 @@ class Steps:
 
         def once() -> Dumped:
             return write_dump(
-                root, out, source=self.way.source.uri, databases=piece.databases, patterns=self.way.patterns,
-                since=begin, slot="" if piece.bootstrap else slot, id=id, empty=True, epochs=epochs,
-                formats=self.policy.formats, progress=self.progress, clock=self.clock, keys=self.keys,
-            )  # fmt: skip
+                root,
+                out,
+                source=self.way.source.uri,
+                databases=piece.databases,
+                patterns=self.way.patterns,
+                since=begin,
+                slot="" if piece.bootstrap else slot,
+                id=id,
+                empty=True,
+                epochs=epochs,
+                formats=self.policy.formats,
+                progress=self.progress,
+                clock=self.clock,
+                keys=self.keys,
+            )
 
         return patiently(once, self.options.patience)
 
@@ -235,13 +257,21 @@ class Steps:
         bootstrap, names = reader.metadata.kind != INCREMENTAL, reader.metadata.scope.databases
         turned = all(pair.there is None or pair.turned for pair in self.way.pairs if pair.name in names)
         return LoadOptions(
-            warehouse=self.way.warehouse, cmroot=self.way.target_root.place,
-            rename=self.way.renames(names), map_locations=self.way.map_locations,
-            external=self.way.external, overwrite=bootstrap and (self.options.adopt or turned), jobs=self.options.jobs,
-            source_root=self.way.root.place, by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
-            shared_external=self.policy.external == METADATA, publish=self.policy.publish, keys=self.keys,
-            as_they_are=self.policy.formats == AS_THEY_ARE, brake=self.options.brake,
-        )  # fmt: skip
+            warehouse=self.way.warehouse,
+            cmroot=self.way.target_root.place,
+            rename=self.way.renames(names),
+            map_locations=self.way.map_locations,
+            external=self.way.external,
+            overwrite=bootstrap and (self.options.adopt or turned),
+            jobs=self.options.jobs,
+            source_root=self.way.root.place,
+            by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
+            shared_external=self.policy.external == METADATA,
+            publish=self.policy.publish,
+            keys=self.keys,
+            as_they_are=self.policy.formats == AS_THEY_ARE,
+            brake=self.options.brake,
+        )
 
     def sweep_superseded(self) -> list[NotReplicated]:
         """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over; backwards also
@@ -359,11 +389,13 @@ def scope_of(way: Way, recorded: str) -> RememberedScope:
     policy = way.policy
     return RememberedScope(
         databases={pair.known_as: policy.target_name(pair.known_as) for pair in way.matching},
-        include=policy.include, exclude=policy.exclude,
+        include=policy.include,
+        exclude=policy.exclude,
         partitions={table: each.text for table, each in policy.partitions.items()},
         external=METADATA if policy.external == METADATA else "",
-        formats=AS_THEY_ARE if policy.formats == AS_THEY_ARE else "", recorded=recorded,
-    )  # fmt: skip
+        formats=AS_THEY_ARE if policy.formats == AS_THEY_ARE else "",
+        recorded=recorded,
+    )
 
 
 def _patterns(scope: RememberedScope) -> tuple[object, ...]:

@@ -46,7 +46,7 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
     captured: list[Captured] = []
     scanning = Steps(
         way, replace(steps.options, scan=True), engines=steps.engines, progress=steps.progress, clock=steps.clock
-    )  # fmt: skip
+    )
 
     def changed(db: str, names: Set[str]) -> Set[str]:
         if not captured:  # asked when all is compared: what was written until then
@@ -63,11 +63,21 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
 
     try:
         sampled = verify_sample(
-            way.source, way.target, list(ready), Budget(budget.objects, budget.bytes), join(memory.place, "verified"),
-            rename=way.renames(ready), map_locations=way.map_locations, patterns=way.patterns,
-            formats=steps.policy.formats, engine=steps.engines, progress=steps.progress, changed=changed,
-            enough=enough, clock=steps.clock,
-        )  # fmt: skip
+            way.source,
+            way.target,
+            list(ready),
+            Budget(budget.objects, budget.bytes),
+            join(memory.place, "verified"),
+            rename=way.renames(ready),
+            map_locations=way.map_locations,
+            patterns=way.patterns,
+            formats=steps.policy.formats,
+            engine=steps.engines,
+            progress=steps.progress,
+            changed=changed,
+            enough=enough,
+            clock=steps.clock,
+        )
     except LeaseHeld:
         return None
     steps.warnings += sampled.warnings
@@ -75,9 +85,16 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
 
 
 def compare_now(
-    policy: Policy, source: Metastore, target: Metastore, memory: Memory, *, engines: AutoEngine, progress: Progress,
-    clock: Callable[[], float] = clocks.time, enough: Callable[[], bool] = lambda: False,
-) -> Compared | None:  # fmt: skip
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    memory: Memory,
+    *,
+    engines: AutoEngine,
+    progress: Progress,
+    clock: Callable[[], float] = clocks.time,
+    enough: Callable[[], bool] = lambda: False,
+) -> Compared | None:
     """As `compare_some`, for who does not run the policy. None, too, while roles are being turned."""
     if memory.unfinished_turn() is not None:
         return None
@@ -103,10 +120,18 @@ def _is_complete(pair: Pair, root_id: str) -> bool:
 
 def _compared(sampled: Sampled, now: float) -> Compared:
     return Compared(
-        tables=sampled.tables, sampled=sampled.sampled, bytes=sampled.bytes, differing=tuple(sampled.differing[:1000]),
-        behind=len(sampled.behind), open=tuple(sampled.open_names), open_count=sampled.open, never=sampled.never,
-        oldest=sampled.oldest, seconds=sampled.seconds, ended=iso(now),
-    )  # fmt: skip
+        tables=sampled.tables,
+        sampled=sampled.sampled,
+        bytes=sampled.bytes,
+        differing=tuple(sampled.differing[:1000]),
+        behind=len(sampled.behind),
+        open=tuple(sampled.open_names),
+        open_count=sampled.open,
+        never=sampled.never,
+        oldest=sampled.oldest,
+        seconds=sampled.seconds,
+        ended=iso(now),
+    )
 
 
 def told(compared: Compared | None) -> list[str]:

@@ -53,9 +53,15 @@ class Waited(Report):
 
 
 def wait(
-    target: MetastoreReader, db: str, goal: Goal, *, timeout: timedelta, source: MetastoreReader | None = None,
-    clock: Callable[[], float] = clocks.monotonic, sleep: Callable[[float], object] = clocks.sleep,
-) -> Waited:  # fmt: skip
+    target: MetastoreReader,
+    db: str,
+    goal: Goal,
+    *,
+    timeout: timedelta,
+    source: MetastoreReader | None = None,
+    clock: Callable[[], float] = clocks.monotonic,
+    sleep: Callable[[float], object] = clocks.sleep,
+) -> Waited:
     """Returns when the target's database `db` has reached the goal; asks at least once.
 
     Raises NotReached when the time is over first, UsageError for a goal that cannot be told: none, or a lag without a
@@ -95,7 +101,7 @@ def _ask(target: MetastoreReader, db: str, source: MetastoreReader | None) -> tu
 
 def _not_reached(
     target: MetastoreReader, db: str, goal: Goal, timeout: timedelta, now: Status | None, trouble: str
-) -> NotReached:  # fmt: skip
+) -> NotReached:
     there = trouble
     if now is not None:
         there = "it is no replica" if now.event is None else f"it is at event {now.event}"
@@ -105,7 +111,8 @@ def _not_reached(
         f"database {db} of {target.uri} has not come to {goal} within {timeout.total_seconds():g} s: {there}",
         hint="wait again with a longer --timeout; `replicator status` tells whether a load is under way",
         details={
-            "event": now.event if now else None, "lag_events": now.lag_events if now else None,
+            "event": now.event if now else None,
+            "lag_events": now.lag_events if now else None,
             "lag_seconds": now.lag_seconds if now else None,
         },
-    )  # fmt: skip
+    )

@@ -129,9 +129,13 @@ def patterns_of(policy: Policy, pairs: Iterable[Pair]) -> Patterns:
 
 
 def find_way(
-    policy: Policy, source: Metastore, target: Metastore, remembered: RememberedScope | None, *,
+    policy: Policy,
+    source: Metastore,
+    target: Metastore,
+    remembered: RememberedScope | None,
+    *,
     reverse: bool | None = None,
-) -> Way:  # fmt: skip
+) -> Way:
     """`source`, `target`: as the policy names them. `remembered`: what its last run replicated. `reverse`: which way,
     whatever the roles say (None: as they say). The roots are made when they are missing. Raises FormatError for roles
     that cannot be understood."""
@@ -188,8 +192,9 @@ def former_replicas(
     there = target.database_names() if gone else []
     return [
         Pair(name, replica, name, None, target.database(replica), matches=False)
-        for replica, name in gone.items() if replica in there
-    ]  # fmt: skip
+        for replica, name in gone.items()
+        if replica in there
+    ]
 
 
 def runs_backwards(pairs: Sequence[Pair]) -> bool:

@@ -117,11 +117,19 @@ class Certificate(Report):
 
 
 def certify(
-    metastore: Metastore, root: ChangeRoot, options: PurgeOptions, replicas: Sequence[Replica] = (), *,
-    roots: Sequence[str] = (), run: str | None = None, expedited: bool = False, allow_gaps: bool = False,
-    readers: timedelta = timedelta(hours=2), engines: AutoEngine,
+    metastore: Metastore,
+    root: ChangeRoot,
+    options: PurgeOptions,
+    replicas: Sequence[Replica] = (),
+    *,
+    roots: Sequence[str] = (),
+    run: str | None = None,
+    expedited: bool = False,
+    allow_gaps: bool = False,
+    readers: timedelta = timedelta(hours=2),
+    engines: AutoEngine,
     clock: Callable[[], float] = clocks.time,
-) -> Certificate:  # fmt: skip
+) -> Certificate:
     """For the ids of a run, or of `options.ids` and all its runs. roots: of replicas that no policy names. Changes
     nothing but the audit, unless `expedited`; then no backup younger than `readers` goes. With `allow_gaps` what was
     not searched does not keep the rest from being certified. Safe to run twice.
@@ -150,8 +158,11 @@ def certify(
         rows, unread = _rows_left(metastore, ids, table, engines)
         certificate.gaps += [{"table": gap.table, "reason": gap.reason} for gap in unread]
         if rows:
-            found.append(Holding("table", table.name, table.table.location or "", 0, f"{rows:,} rows have an id",
-                                 "the next purge"))  # fmt: skip
+            found.append(
+                Holding(
+                    "table", table.name, table.table.location or "", 0, f"{rows:,} rows have an id", "the next purge"
+                )
+            )
         elif not unread:
             certificate.searched.append(table.name)
     forget(ids)
@@ -228,14 +239,24 @@ def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[
             look = look_at(backup.place)
             if not look.missing:
                 size = sum(state.size for state in look.files)
-                yield Holding("backup", unit.name, backup.place, size, f"swapped out {iso(unit.time)}",
-                              "`purge retain` recycles it; --expedite does it now")  # fmt: skip
+                yield Holding(
+                    "backup",
+                    unit.name,
+                    backup.place,
+                    size,
+                    f"swapped out {iso(unit.time)}",
+                    "`purge retain` recycles it; --expedite does it now",
+                )
 
 
 def _expedite(
-    place: str, contents: dict[tuple[str, int], Content], root: str, engines: AutoEngine, certificate: Certificate,
+    place: str,
+    contents: dict[tuple[str, int], Content],
+    root: str,
+    engines: AutoEngine,
+    certificate: Certificate,
     clock: Callable[[], float],
-) -> None:  # fmt: skip
+) -> None:
     held = [Held(hold) for hold in read_holds(root, clock())]
 
     def is_held(each: Content) -> bool:
@@ -292,15 +313,27 @@ def _replica(
         except ObjectNotFound:
             continue
         if at < (newest := max(unit.event for unit in units)):
-            yield Holding("replica", f"{there}.{table_name}", "", 0,
-                          f"it is at event {at}, and the purge at {newest}", "its next run", replica.name)  # fmt: skip
+            yield Holding(
+                "replica",
+                f"{there}.{table_name}",
+                "",
+                0,
+                f"it is at event {at}, and the purge at {newest}",
+                "its next run",
+                replica.name,
+            )
     yield from _left_at(replica.target, "replica", replica.name, ours, contents, engines, replica.target_name)
 
 
 def _left_at(
-    metastore: MetastoreReader, what: str, where: str, swapped: Mapping[str, list[Unit]],
-    contents: dict[tuple[str, int], Content], engines: AutoEngine, target_name: Callable[[str], str],
-) -> Iterator[Holding]:  # fmt: skip
+    metastore: MetastoreReader,
+    what: str,
+    where: str,
+    swapped: Mapping[str, list[Unit]],
+    contents: dict[tuple[str, int], Content],
+    engines: AutoEngine,
+    target_name: Callable[[str], str],
+) -> Iterator[Holding]:
     """Files with such contents in the directories of purged tables, in tables or in none. Backups are told as such."""
     kept = {normal(unit.old) for units in swapped.values() for unit in units if unit.backup == "kept"}
     told = kept if what == "table" else set()
@@ -315,8 +348,15 @@ def _left_at(
         for copy in copies(directories_of(table, parts, home), contents, engines):
             if not is_below(copy.place, told):
                 until = "its next run" if what == "replica" else "it is removed by hand"
-                yield Holding(what, f"{table.db}.{table.name}", copy.place, copy.size,
-                              contents[copy.checksum, copy.size].why, until, where)  # fmt: skip
+                yield Holding(
+                    what,
+                    f"{table.db}.{table.name}",
+                    copy.place,
+                    copy.size,
+                    contents[copy.checksum, copy.size].why,
+                    until,
+                    where,
+                )
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -326,6 +366,8 @@ def _split(name: str) -> tuple[str, str]:
 
 def _record(audit: AuditLog, certificate: Certificate) -> None:
     audit.changed(
-        "", f"{certificate.status}: {certificate.count:,} ids, {len(certificate.holding):,} holdings",
-        what="certificate", detail=asdict(certificate),
-    )  # fmt: skip
+        "",
+        f"{certificate.status}: {certificate.count:,} ids, {len(certificate.holding):,} holdings",
+        what="certificate",
+        detail=asdict(certificate),
+    )

@@ -74,9 +74,10 @@ def _changed(now: dict[str, str], counted: _Sums | None, sums: _Sums) -> dict[st
 
 def _set(metastore: Metastore, table: Table, counts: dict[str, str]) -> None:
     kept = {
-        key: value for key, value in table.parameters.items()
+        key: value
+        for key, value in table.parameters.items()
         if not key.startswith(STATISTICS_OF_SPARK + "colStats.") and (not table.is_partitioned or key not in _COUNTS)
-    }  # fmt: skip
+    }
     parameters = kept | counts
     if parameters != table.parameters:
         parameters["transient_lastDdlTime"] = str(int(time.time()))

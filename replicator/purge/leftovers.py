@@ -34,7 +34,7 @@ def leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLoca
 
 def remove_leftovers(
     root: str, metastore: MetastoreReader, live: Callable[[], LiveLocations], check: Callable[[], None]
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Under the lease of purges; check raises LeaseHeld when it was lost. Safe to run twice."""
     removed = []
     for place in leftovers(root, metastore, live):

@@ -15,9 +15,7 @@ from replicator.text.java_properties import decoded, entries
 
 PREFIX = "gobblin.compliance."
 
-ALIASES = {
-    "complianceIdTable": "purger.complianceIdTable", "complianceId": "purger.complianceId",
-}  # fmt: skip
+ALIASES = {"complianceIdTable": "purger.complianceIdTable", "complianceId": "purger.complianceId"}
 """Spellings of the old user guide, after the prefix."""
 
 
@@ -34,24 +32,30 @@ class PurgeOptions:
 
     @classmethod
     def given(
-        cls, ids: str | None, whitelist: str | None, field_path: str | None, properties: Mapping[str, str],
-        limits: Limits, attempts: int = 3,
-    ) -> PurgeOptions:  # fmt: skip
+        cls,
+        ids: str | None,
+        whitelist: str | None,
+        field_path: str | None,
+        properties: Mapping[str, str],
+        limits: Limits,
+        attempts: int = 3,
+    ) -> PurgeOptions:
         """Raises UsageError when nobody says which ids to erase."""
         if ids is None and "purger.complianceIdTable" in properties:
             ids = f"{properties['purger.complianceIdTable']}:{properties.get('purger.complianceId', '')}"
         if not ids:
             raise UsageError("nobody says which ids to erase", hint="give --ids db.table:column")
         return cls(
-            ids, whitelist or properties.get("dataset.whitelist") or "",
-            field_path or properties.get("dataset.descriptor.fieldPath") or "", attempts, limits,
-        )  # fmt: skip
+            ids,
+            whitelist or properties.get("dataset.whitelist") or "",
+            field_path or properties.get("dataset.descriptor.fieldPath") or "",
+            attempts,
+            limits,
+        )
 
     def request(self, metastore: str) -> dict[str, Any]:
         """What makes two runs the same work."""
-        return {
-            "metastore": metastore, "ids": self.ids, "whitelist": self.whitelist, "field_path": self.field_path,
-        }  # fmt: skip
+        return {"metastore": metastore, "ids": self.ids, "whitelist": self.whitelist, "field_path": self.field_path}
 
 
 @dataclass(frozen=True)
@@ -67,15 +71,22 @@ class RetainOptions:
 
     @classmethod
     def given(
-        cls, versions: int | None, days: timedelta | None, readers: timedelta, trash: timedelta | None,
-        properties: Mapping[str, str], limits: Limits,
-    ) -> RetainOptions:  # fmt: skip
+        cls,
+        versions: int | None,
+        days: timedelta | None,
+        readers: timedelta,
+        trash: timedelta | None,
+        properties: Mapping[str, str],
+        limits: Limits,
+    ) -> RetainOptions:
         """Raises UsageError for a property that is no number of days."""
         return cls(
             versions if versions is not None else int(properties.get("cleaner.backup.retention.versions", "1")),
-            days if days is not None else _days(properties, "cleaner.backup.retention.days"), readers,
-            trash if trash is not None else _days(properties, "cleaner.trash.retention.days"), limits,
-        )  # fmt: skip
+            days if days is not None else _days(properties, "cleaner.backup.retention.days"),
+            readers,
+            trash if trash is not None else _days(properties, "cleaner.trash.retention.days"),
+            limits,
+        )
 
 
 def gobblin(properties: Mapping[str, str]) -> dict[str, str]:

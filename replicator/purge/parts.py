@@ -15,17 +15,7 @@ import xxhash
 
 from cmroot.keep.safely import files_at
 from cmroot.store.listing import FileState, hidden, skipped_directory
-from cmroot.store.place import (
-    is_directory,
-    is_local,
-    join,
-    local_path,
-    name_of,
-    naming,
-    parent,
-    status_of,
-    store_for,
-)
+from cmroot.store.place import is_directory, is_local, join, local_path, name_of, naming, parent, status_of, store_for
 from cmroot.text import is_text, shown
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Storage, Table, partition_name

@@ -75,9 +75,15 @@ class Purged(Removals):
 
 
 def purge(
-    metastore: Metastore, root: ChangeRoot, options: PurgeOptions, *, engines: AutoEngine, progress: Progress,
-    dry_run: bool = False, clock: Callable[[], float] = clocks.time,
-) -> Purged:  # fmt: skip
+    metastore: Metastore,
+    root: ChangeRoot,
+    options: PurgeOptions,
+    *,
+    engines: AutoEngine,
+    progress: Progress,
+    dry_run: bool = False,
+    clock: Callable[[], float] = clocks.time,
+) -> Purged:
     """Erases. Safe to kill and to run again: the same request goes on where it was. With `dry_run` nothing is written
     anywhere, and rows are only counted.
 
@@ -144,13 +150,16 @@ def _refuse_excess(plan: Work, onboarded: list[Onboarded], options: PurgeOptions
     if limits.max_share is not None and total and touched / total > limits.max_share:
         raise Refused(
             f"{touched:,} of {total:,} partitions would be written anew, {touched / total:.0%}; one run may"
-            f" {limits.max_share:.0%}", hint=hint, details={"partitions": touched, "total": total},
-        )  # fmt: skip
+            f" {limits.max_share:.0%}",
+            hint=hint,
+            details={"partitions": touched, "total": total},
+        )
     if limits.max_bytes is not None and size > limits.max_bytes:
         raise Refused(
-            f"{size:,} bytes would be written anew; one run may {limits.max_bytes:,}", hint=hint,
+            f"{size:,} bytes would be written anew; one run may {limits.max_bytes:,}",
+            hint=hint,
             details={"bytes": size},
-        )  # fmt: skip
+        )
 
 
 def _begin(

@@ -73,10 +73,15 @@ def works_of(staging: Staging) -> Iterator[FileWork]:
         if not data and state.size:
             continue
         yield FileWork(
-            staging.part.name, state.path_relative, join(staging.part.location, state.path_relative),
-            join(staging.new, state.path_relative), staging.uris.get(state.path_relative, ""), state.size,
-            staging.matched.get(state.path_relative, 0), data,
-        )  # fmt: skip
+            staging.part.name,
+            state.path_relative,
+            join(staging.part.location, state.path_relative),
+            join(staging.new, state.path_relative),
+            staging.uris.get(state.path_relative, ""),
+            state.size,
+            staging.matched.get(state.path_relative, 0),
+            data,
+        )
 
 
 def bundles(stagings: Iterable[Staging], found: str) -> Iterator[FilesTask]:

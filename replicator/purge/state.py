@@ -200,6 +200,7 @@ def runs(root: str) -> list[RunDirectory]:
     """All runs that began, oldest first."""
     store, place = store_for(root), join(root, PURGE)
     return [
-        RunDirectory(root, name) for name in store.list(place)
+        RunDirectory(root, name)
+        for name in store.list(place)
         if _RUN.fullmatch(name) and store.exists(join(place, name, "run.json"))
-    ]  # fmt: skip
+    ]

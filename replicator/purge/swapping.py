@@ -34,9 +34,10 @@ def purged(part: Part, new: str, figures: Figures, now: float) -> Table | Partit
     """The same table or partition at its new location. Statistics of columns are left out: a smallest or largest value
     may be one that was erased."""
     parameters = {
-        key: value for key, value in part.thing.parameters.items()
+        key: value
+        for key, value in part.thing.parameters.items()
         if key not in _STALE and not key.startswith(STATISTICS_OF_SPARK)
-    }  # fmt: skip
+    }
     parameters |= {"numFiles": str(figures.files), "totalSize": str(figures.bytes)}
     parameters["transient_lastDdlTime"] = str(int(now))
     if figures.rows >= 0:
@@ -54,9 +55,7 @@ def relocated(storage: Storage, old: str, new: str) -> Storage:
     """Everything that names the old location names the new one."""
     serde = storage.serde
     here = old.rstrip("/")
-    paths = {
-        key: new for key, value in serde.parameters.items() if key.lower() == "path" and value.rstrip("/") == here
-    }  # fmt: skip
+    paths = {key: new for key, value in serde.parameters.items() if key.lower() == "path" and value.rstrip("/") == here}
     if paths:
         serde = msgspec.structs.replace(serde, parameters={**serde.parameters, **paths})
     skew = storage.skew

@@ -142,10 +142,17 @@ class Work:
         again: list[Unit] = []
         stamp = self._stamp()
         units = [
-            Unit(table=onboarded.name, partition=part.name, state="PENDING", time=self.clock(), attempt=attempt,
-                 old=part.location, new=new_location(part.location, stamp))
+            Unit(
+                table=onboarded.name,
+                partition=part.name,
+                state="PENDING",
+                time=self.clock(),
+                attempt=attempt,
+                old=part.location,
+                new=new_location(part.location, stamp),
+            )
             for part in dirty
-        ]  # fmt: skip
+        ]
         self.directory.write_units(units)
         by_name = {part.name: part for part in dirty}
         digests = {location: each.digest for location, each in looked.items()}
@@ -176,17 +183,31 @@ class Work:
             done.files_rewritten += len(files)
             places = (place_of(uri, escaped=found.escaped) for uri, _ in files.values())
             done.bytes_rewritten += sum(store_for(place).size(place) for place in places)
-            unit = Unit(table=onboarded.name, partition=name, state="PENDING", time=self.clock(), reason=reason,
-                        old=part.location, new=new_location(part.location, self.run.stamp), matched=rows,
-                        rewritten=len(files))  # fmt: skip
+            unit = Unit(
+                table=onboarded.name,
+                partition=name,
+                state="PENDING",
+                time=self.clock(),
+                reason=reason,
+                old=part.location,
+                new=new_location(part.location, self.run.stamp),
+                matched=rows,
+                rewritten=len(files),
+            )
             done.units.append(msgspec.to_builtins(unit))
 
     # ---- one batch of its partitions ------------------------------------------------------------------------------
 
     def _batch(
-        self, onboarded: Onboarded, units: list[Unit], parts: dict[str, Part], matched: Matched,
-        digests: dict[str, str], found: str, done: TableDone,
-    ) -> list[Unit]:  # fmt: skip
+        self,
+        onboarded: Onboarded,
+        units: list[Unit],
+        parts: dict[str, Part],
+        matched: Matched,
+        digests: dict[str, str],
+        found: str,
+        done: TableDone,
+    ) -> list[Unit]:
         """Writes, compares, swaps and records. Units that must be tried again."""
         again: list[Unit] = []
         ended: list[Unit] = []
@@ -215,9 +236,13 @@ class Work:
                 ended.append(at(unit, "SKIPPED", self.clock, reason=str(error)))
                 continue
             stagings[unit.partition] = Staging(
-                part, look, unit.new, format_, {name: rows for name, (_, rows) in files.items()},
+                part,
+                look,
+                unit.new,
+                format_,
+                {name: rows for name, (_, rows) in files.items()},
                 {name: uri for name, (uri, _) in files.items()},
-            )  # fmt: skip
+            )
         by_name = {unit.partition: unit for unit in units}
         staged = {each.staging.part.name: each for each in self._stage(onboarded, list(stagings.values()), found)}
         for name, each in staged.items():
@@ -263,9 +288,12 @@ class Work:
 
     def _forbidden(self, unit: Unit, part: Part, holds: Sequence[LegalHold], live: LiveLocations) -> str:
         removal = Removal(
-            path=part.location, what="partition" if part.name else "table", object=unit.table,
-            partition=unit.partition, reason="purge",
-        )  # fmt: skip
+            path=part.location,
+            what="partition" if part.name else "table",
+            object=unit.table,
+            partition=unit.partition,
+            reason="purge",
+        )
         if why := forbidden(removal, self.options.limits, holds):
             return why
         found = live.blocking(part.location, object=unit.table, partition=unit.partition)
@@ -284,25 +312,44 @@ class Work:
 
     def _write_files(self, onboarded: Onboarded, staged: Iterable[Staged]) -> None:
         rows = [
-            {"table": onboarded.name, "partition": each.staging.part.name, "location": each.staging.part.location,
-             "name": state.path_relative, "size": state.size, "mtime_ns": state.mtime_ns, "identity": state.identity,
-             "matched": each.staging.matched.get(state.path_relative, 0),
-             "checksum": each.checksums.get(state.path_relative)}
-            for each in staged for state in each.staging.look.files
-        ]  # fmt: skip
+            {
+                "table": onboarded.name,
+                "partition": each.staging.part.name,
+                "location": each.staging.part.location,
+                "name": state.path_relative,
+                "size": state.size,
+                "mtime_ns": state.mtime_ns,
+                "identity": state.identity,
+                "matched": each.staging.matched.get(state.path_relative, 0),
+                "checksum": each.checksums.get(state.path_relative),
+            }
+            for each in staged
+            for state in each.staging.look.files
+        ]
         rows += [
-            {"table": onboarded.name, "partition": each.staging.part.name, "location": each.staging.part.location,
-             "name": name, "matched": 0, **_content(join(each.staging.part.location, name))}
-            for each in staged for name in each.staging.look.passed_over
-        ]  # fmt: skip
+            {
+                "table": onboarded.name,
+                "partition": each.staging.part.name,
+                "location": each.staging.part.location,
+                "name": name,
+                "matched": 0,
+                **_content(join(each.staging.part.location, name)),
+            }
+            for each in staged
+            for name in each.staging.look.passed_over
+        ]
         if rows:
             self.directory.write_files(rows)
 
     def _record(self, unit: Unit) -> None:
         self.audit.changed(
-            unit.table, f"{unit.matched:,} of {unit.rows:,} rows had an id of run {self.run.id}", what="purge",
-            partition=unit.partition, path=unit.new, detail=msgspec.to_builtins(unit),
-        )  # fmt: skip
+            unit.table,
+            f"{unit.matched:,} of {unit.rows:,} rows had an id of run {self.run.id}",
+            what="purge",
+            partition=unit.partition,
+            path=unit.new,
+            detail=msgspec.to_builtins(unit),
+        )
 
     def _tell(self, done: TableDone, units: Iterable[Unit]) -> None:
         for unit in units:
@@ -351,10 +398,16 @@ def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> File
 
 def _figured(unit: Unit, staged: Staged) -> Unit:
     return msgspec.structs.replace(
-        unit, files=staged.files, files_before=staged.files_before, rewritten=staged.rewritten, rows=staged.rows,
+        unit,
+        files=staged.files,
+        files_before=staged.files_before,
+        rewritten=staged.rewritten,
+        rows=staged.rows,
         matched=staged.erased,
-        rows_after=staged.rows - staged.erased, bytes=staged.bytes, bytes_after=staged.bytes_after,
-    )  # fmt: skip
+        rows_after=staged.rows - staged.erased,
+        bytes=staged.bytes,
+        bytes_after=staged.bytes_after,
+    )
 
 
 def at(unit: Unit, state: State, clock: Callable[[], float], **changes: Any) -> Unit:

@@ -126,8 +126,16 @@ class AuditLog:
         """files and bytes of a removal: what really went."""
         self._write([self._row(each, REMOVED) for each in removals])
 
-    def changed(self, object: str, reason: str, *, what: str, partition: str = "", path: str = "",
-                detail: dict[str, Any] | None = None) -> None:  # fmt: skip
+    def changed(
+        self,
+        object: str,
+        reason: str,
+        *,
+        what: str,
+        partition: str = "",
+        path: str = "",
+        detail: dict[str, Any] | None = None,
+    ) -> None:
         """A change of metadata, or another act that a reader of the record looks for; `detail` as JSON."""
         said = msgspec.json.encode(detail).decode() if detail else ""
         removal = Removal(path=path, what=what, object=object, partition=partition, reason=reason)
@@ -135,11 +143,21 @@ class AuditLog:
 
     def _row(self, removal: Removal, outcome: str, detail: str = "") -> dict[str, Any]:
         return {
-            "time": int(self.clock() * 1000), "job": self.job, "run": self.run, "who": self.who, "outcome": outcome,
-            "what": removal.what, "object": removal.object, "partition": removal.partition, "path": removal.path,
-            "files": removal.files, "bytes": removal.bytes, "checksum": None, "reason": removal.reason,
+            "time": int(self.clock() * 1000),
+            "job": self.job,
+            "run": self.run,
+            "who": self.who,
+            "outcome": outcome,
+            "what": removal.what,
+            "object": removal.object,
+            "partition": removal.partition,
+            "path": removal.path,
+            "files": removal.files,
+            "bytes": removal.bytes,
+            "checksum": None,
+            "reason": removal.reason,
             "detail": detail,
-        }  # fmt: skip
+        }
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
@@ -202,9 +220,15 @@ def unwatched(audit: AuditLog) -> AuditLog:
 
 
 def read_audit(
-    root: str, *, job: str | None = None, run: str | None = None, object: str | None = None, path: str | None = None,
-    outcome: str | None = None, since: str | None = None,
-) -> Iterator[AuditRow]:  # fmt: skip
+    root: str,
+    *,
+    job: str | None = None,
+    run: str | None = None,
+    object: str | None = None,
+    path: str | None = None,
+    outcome: str | None = None,
+    since: str | None = None,
+) -> Iterator[AuditRow]:
     """Rows by job and run, in the order in which they were written. object: "db.table", regardless of case; path: it
     and what lies below; since: ISO 8601. One file at a time in memory. Raises FormatError for a damaged file."""
     store, top = store_for(root), join(root, "audit")

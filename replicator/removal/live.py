@@ -106,7 +106,7 @@ class LiveLocations:
         return sum(
             int(self._database.execute(f"{query} and db = ?", (DATA, db.lower())).fetchone()[0])
             for db in set(databases)
-        )  # fmt: skip
+        )
 
     def partitions(self, db: str, table: str) -> int:
         """How many partitions of a table have a location."""

@@ -72,9 +72,11 @@ class Judged:
 
 
 def judge(
-    removals: Iterable[Removal], limits: Limits, holds: Sequence[LegalHold],
+    removals: Iterable[Removal],
+    limits: Limits,
+    holds: Sequence[LegalHold],
     in_use: Callable[[Removal], str] = lambda removal: "",
-) -> Judged:  # fmt: skip
+) -> Judged:
     """Each removal by itself: depth, protected places, legal holds, and who uses it (`in_use` says why not)."""
     judged, rules = Judged(), _Rules(limits, holds)
     for removal in removals:

@@ -77,9 +77,13 @@ class Dropper:
             done.count += len(group)
             for item in group:
                 self.audit.changed(
-                    name, item.removal.reason, what="partition", partition=item.removal.partition,
-                    path=item.removal.path, detail={"change": "dropped"},
-                )  # fmt: skip
+                    name,
+                    item.removal.reason,
+                    what="partition",
+                    partition=item.removal.partition,
+                    path=item.removal.path,
+                    detail={"change": "dropped"},
+                )
         return done
 
     def note(self, items: Sequence[Item]) -> str:

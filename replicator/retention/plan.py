@@ -44,10 +44,16 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
         removal = self.removal
         act = "set" if self.access else "drop" if self.drops else "remove"
         return {
-            "act": act, "dataset": self.dataset, "path": removal.path, "partition": removal.partition,
-            "files": removal.files, "bytes": removal.bytes, "keeps_data": self.keeps_data,
-            "access": str(self.access) if self.access else "", "reason": removal.reason,
-        }  # fmt: skip
+            "act": act,
+            "dataset": self.dataset,
+            "path": removal.path,
+            "partition": removal.partition,
+            "files": removal.files,
+            "bytes": removal.bytes,
+            "keeps_data": self.keeps_data,
+            "access": str(self.access) if self.access else "",
+            "reason": removal.reason,
+        }
 
 
 @dataclass
@@ -161,13 +167,22 @@ class Planner:
                 name = partition_name(table.partition_keys, partition.values)
                 why, mtime = reasons[name]
                 removal = Removal(
-                    path=partition.location or "", what="partition", object=dataset.name, partition=name, reason=why,
+                    path=partition.location or "",
+                    what="partition",
+                    object=dataset.name,
+                    partition=name,
+                    reason=why,
                     drops=True,
-                )  # fmt: skip
+                )
                 yield Item(
-                    dataset=dataset.name, removal=removal, drops=True, keeps_data=keeps or not partition.location,
-                    mtime=mtime, top=table.location or "", replacement=replacement,
-                )  # fmt: skip
+                    dataset=dataset.name,
+                    removal=removal,
+                    drops=True,
+                    keeps_data=keeps or not partition.location,
+                    mtime=mtime,
+                    top=table.location or "",
+                    replacement=replacement,
+                )
 
 
 def _replacement(own: Settings, dataset: HiveDataset) -> tuple[str, str] | None:

@@ -145,8 +145,11 @@ def _combined(pair: Pair) -> Policy:
     names = pair.own.texts(key)
     if not names:
         raise pair.own.wrong(key, pair.own.find(key), "names no policy to combine")
-    return combine([selection_policy(pair, name) for name in names], pair.own.required("selection.combine.operation"),
-                   pair.own.name)  # fmt: skip
+    return combine(
+        [selection_policy(pair, name) for name in names],
+        pair.own.required("selection.combine.operation"),
+        pair.own.name,
+    )
 
 
 def combine(policies: Sequence[Policy], operation: str, where: str) -> Policy:

@@ -18,8 +18,13 @@ import msgspec
 
 _DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _CONDITION = re.compile(
     r"""\s*(?P<key>\w+)\s*(?P<op><=|>=|!=|=|<|>)\s*
     (?:'(?P<single>(?:[^']|'')*)'|"(?P<double>(?:[^"]|"")*)"|(?P<number>[+-]?\d+(?:\.\d+)?)(?![\w.]))\s*""",

@@ -65,8 +65,9 @@ def parse_period(text: str) -> Period:
         if any(date + time) and (not timed or any(time)):
             factor = -1 if sign == "-" else 1
             return Period(
-                text, factor * (int(years or 0) * 12 + int(months or 0)),
+                text,
+                factor * (int(years or 0) * 12 + int(months or 0)),
                 factor * (int(weeks or 0) * 7 + int(days or 0)),
                 factor * (int(hours or 0) * 3600 + int(minutes or 0) * 60 + int(seconds or 0)),
-            )  # fmt: skip
+            )
     raise ValueError(f"{text!r} is not an ISO 8601 period such as P3D, P2W or PT36H")

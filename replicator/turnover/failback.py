@@ -129,8 +129,9 @@ def _rejoined(way: Way) -> bool:
     """Whether the other side is the replica already."""
     return all(
         pair.there_mark.role is Role.REPLICA and pair.position is not None
-        for pair in way.matching if pair.here is not None and pair.there is not None
-    )  # fmt: skip
+        for pair in way.matching
+        if pair.here is not None and pair.there is not None
+    )
 
 
 def _last(sides: Sides, memory: Memory) -> LastFailover | None:
@@ -147,8 +148,9 @@ def _refuse(way: Way, last: LastFailover | None) -> None:
     """Raises Refused where both claim to be the primary and no failover says who is right."""
     wrong = [
         f"{pair.name} of {way.source.uri} is {pair.here_mark}"
-        for pair in way.matching if pair.here is not None and pair.here_mark.role is not Role.PRIMARY
-    ]  # fmt: skip
+        for pair in way.matching
+        if pair.here is not None and pair.here_mark.role is not Role.PRIMARY
+    ]
     if wrong:
         raise Refused(
             f"not the primary: {'; '.join(wrong[:5])}", hint="complete the turn that was begun, then run this again"
@@ -174,9 +176,15 @@ class _Failback:
     """One failback at work. Its way leads from the new primary (`source`) to the old one (`target`)."""
 
     def __init__(
-        self, sides: Sides, options: FailbackOptions, reverse: bool, epoch: int, last: LastFailover | None,
-        lease: Lease, kept: Remembering,
-    ) -> None:  # fmt: skip
+        self,
+        sides: Sides,
+        options: FailbackOptions,
+        reverse: bool,
+        epoch: int,
+        last: LastFailover | None,
+        lease: Lease,
+        kept: Remembering,
+    ) -> None:
         self.sides, self.options, self.reverse, self.epoch = sides, options, reverse, epoch
         self.last, self.lease, self.kept = last, lease, kept
 
@@ -219,16 +227,20 @@ class _Failback:
         if databases:
             patiently(
                 lambda: capture(
-                    way.target, way.target_root, databases=databases, repair=True, keeper=self.sides.policy.keeper,
-                    engine=self.sides.engines, progress=self.sides.progress, clock=self.sides.clock,
+                    way.target,
+                    way.target_root,
+                    databases=databases,
+                    repair=True,
+                    keeper=self.sides.policy.keeper,
+                    engine=self.sides.engines,
+                    progress=self.sides.progress,
+                    clock=self.sides.clock,
                 ),
                 SETTLE,
-            )  # fmt: skip
+            )
         found, unknown = self._counted(way)
         end = resolve_until(segments(way.target_root.place), None)
-        report = {
-            **found.as_json(), "unknown": unknown, "root": way.target_root.place, "event": end.event, "hold": "",
-        }  # fmt: skip
+        report = {**found.as_json(), "unknown": unknown, "root": way.target_root.place, "event": end.event, "hold": ""}
         if report["changes"] or unknown:
             report["hold"] = self._hold(way, end)
         return report
@@ -296,10 +308,17 @@ class _Failback:
     def difference(self) -> Details:
         """A run of the new direction: a bootstrap, loaded by difference."""
         run = run_once(
-            self.sides.policy, self.sides.source, self.sides.target, lease=self.lease, engines=self.sides.engines,
-            progress=self.sides.progress, options=SyncOptions(draining=True, jobs=self.options.jobs),
-            others=self.sides.others, remembering=self.kept, clock=self.sides.clock,
-        )  # fmt: skip
+            self.sides.policy,
+            self.sides.source,
+            self.sides.target,
+            lease=self.lease,
+            engines=self.sides.engines,
+            progress=self.sides.progress,
+            options=SyncOptions(draining=True, jobs=self.options.jobs),
+            others=self.sides.others,
+            remembering=self.kept,
+            clock=self.sides.clock,
+        )
         if run.reverse != self.reverse:
             raise Refused(
                 f"policy {self.sides.policy.name}: roles say another direction than this failback has",

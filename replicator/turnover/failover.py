@@ -172,9 +172,7 @@ class _Failover:
 
     turn: Turn
 
-    def __init__(
-        self, sides: Sides, options: FailoverOptions, seen: Seen, memory: Memory, lease: Lease | None
-    ) -> None:  # fmt: skip
+    def __init__(self, sides: Sides, options: FailoverOptions, seen: Seen, memory: Memory, lease: Lease | None) -> None:
         self.sides, self.options, self.seen, self.memory, self.lease = sides, options, seen, memory, lease
 
     @property
@@ -195,9 +193,7 @@ class _Failover:
         """With the replica's databases as they are now."""
         way = self.seen.way
         names = set(way.target.database_names())
-        pairs = (
-            replace(pair, there=way.target.database(pair.replica)) for pair in way.pairs if pair.replica in names
-        )  # fmt: skip
+        pairs = (replace(pair, there=way.target.database(pair.replica)) for pair in way.pairs if pair.replica in names)
         return replace(way, pairs=tuple(pairs))
 
     def fence(self) -> Details:
@@ -235,9 +231,18 @@ class _Failover:
         way = self.way()
         root, why = lost_root(way.root.place, self.options.limit)
         return loss_of(
-            self.sides.policy, way.pairs, way.source, root, why, self.memory, way.target.uri,
-            completing=completing, look=self.options.look, limit=self.options.reading, clock=self.sides.clock,
-        )  # fmt: skip
+            self.sides.policy,
+            way.pairs,
+            way.source,
+            root,
+            why,
+            self.memory,
+            way.target.uri,
+            completing=completing,
+            look=self.options.look,
+            limit=self.options.reading,
+            clock=self.sides.clock,
+        )
 
     def loss(self) -> Details:
         """With the checkpoints that a failback begins from, as `promote` takes them away."""
@@ -256,9 +261,16 @@ class _Failover:
     def sum_up(self, turn: Turn) -> Turned:
         by_name = {step.name: step.detail for step in turn.steps}
         report = Turned(
-            self.sides.policy.name, VERB, "done", turn.id, side(self.seen.way), self.seen.way.target.uri,
-            self.promoted, databases=by_name["promote"]["databases"], steps=steps_of(turn, self.actions),
-        )  # fmt: skip
+            self.sides.policy.name,
+            VERB,
+            "done",
+            turn.id,
+            side(self.seen.way),
+            self.seen.way.target.uri,
+            self.promoted,
+            databases=by_name["promote"]["databases"],
+            steps=steps_of(turn, self.actions),
+        )
         report.loss = _loss_of(turn) or {}
         report.warnings = list(report.loss["warnings"])
         if why := by_name["fence"].get("why"):

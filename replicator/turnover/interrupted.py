@@ -39,9 +39,12 @@ def complete_loads(sides: Sides, way: Way, *, limit: timedelta, jobs: int) -> In
         return Interrupted([], [], [])
     root, _ = lost_root(way.root.place, limit)
     steps = Steps(
-        replace(way, root=root or way.root), SyncOptions(jobs=jobs), engines=sides.engines, progress=sides.progress,
+        replace(way, root=root or way.root),
+        SyncOptions(jobs=jobs),
+        engines=sides.engines,
+        progress=sides.progress,
         clock=sides.clock,
-    )  # fmt: skip
+    )
     completed, reasons = [], []
     for id in loading:
         try:

@@ -139,10 +139,19 @@ def lost_root(place: str, limit: timedelta) -> tuple[ChangeRoot | None, str]:
 
 
 def loss_of(
-    policy: Policy, pairs: Sequence[Pair], source: MetastoreReader, root: ChangeRoot | None, why_no_root: str,
-    memory: Memory, survivor: str, *, completing: bool, look: bool, limit: timedelta,
+    policy: Policy,
+    pairs: Sequence[Pair],
+    source: MetastoreReader,
+    root: ChangeRoot | None,
+    why_no_root: str,
+    memory: Memory,
+    survivor: str,
+    *,
+    completing: bool,
+    look: bool,
+    limit: timedelta,
     clock: Callable[[], float] = clocks.time,
-) -> Loss:  # fmt: skip
+) -> Loss:
     """`pairs`: in the direction that was replicated; `source`: the lost side's metastore, Absent where it is. limit:
     how long reading the log may take; answers of the metastore are its client's to limit. completing: interrupted loads
     are still to be completed where their dumps can be read. look: list the lost side's directories, too."""
@@ -173,7 +182,7 @@ def loss_of(
 
 def _checkpoints(
     report: Loss, policy: Policy, pairs: Sequence[Pair], log: Sequence[Segment], limit: timedelta, *, completing: bool
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """Where each replica is; one whose interrupted load can be completed counts as completed."""
     after = {}
     for pair in pairs:
@@ -237,14 +246,15 @@ def _ask(report: Loss, found: Unreplicated, source: MetastoreReader) -> None:
 
 def _look(
     report: Loss, policy: Policy, pairs: Sequence[Pair], root: ChangeRoot, log: Sequence[Segment], limit: timedelta
-) -> None:  # fmt: skip
+) -> None:
     """The directories of the lost side, where its storage answers."""
     patterns, end = patterns_of(policy, pairs), log[-1].last
     try:
         unseen = within(
-            limit, "list the lost side's directories",
+            limit,
+            "list the lost side's directories",
             lambda: unseen_files(root, [pair.name for pair in pairs], patterns, end),
-        )  # fmt: skip
+        )
     except Exception as error:  # whatever a store raises: it is not to be had
         report.warnings.append(f"the lost side's directories could not be listed: {_reason(error)}")
         return

@@ -48,8 +48,11 @@ def look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> Se
     if reverse:
         pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
     way = Way(policy, lost, survivor, unread, root, tuple(pairs), reverse)
-    found = Seen(replace(way, pairs=tuple(pair for pair in pairs if pair.there is not None)), reverse,
-                  not isinstance(lost, Absent))  # fmt: skip
+    found = Seen(
+        replace(way, pairs=tuple(pair for pair in pairs if pair.there is not None)),
+        reverse,
+        not isinstance(lost, Absent),
+    )
     if turn is None or turn.verb != VERB:
         _refuse(policy, found, memory)
     return found

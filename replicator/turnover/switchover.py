@@ -111,9 +111,14 @@ def abort(sides: Sides, options: SwitchoverOptions | None = None) -> Turned:
             )
         kept.memory.write_turn(msgspec.structs.replace(turn, detail=turn.detail | {"aborting": True}))
         report = Turned(
-            sides.policy.name, VERB, "aborted", turn.id, "target" if way.reverse else "source", way.source.uri,
+            sides.policy.name,
+            VERB,
+            "aborted",
+            turn.id,
+            "target" if way.reverse else "source",
+            way.source.uri,
             turn.epoch + 2,
-        )  # fmt: skip
+        )
         for pair in way.matching:
             if pair.here is not None and pair.here_mark.epoch > turn.epoch:
                 give(way.source, pair.name, Role.PRIMARY, turn.epoch + 2, instead_of=(Role.FENCED,))
@@ -155,9 +160,17 @@ def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: Switchover
     """An ordinary run, before anybody has to stop writing."""
     began = clocks.monotonic()
     run = run_once(
-        sides.policy, sides.source, sides.target, lease=lease, engines=sides.engines, progress=sides.progress,
-        options=SyncOptions(jobs=options.jobs), others=sides.others, remembering=kept, clock=sides.clock,
-    )  # fmt: skip
+        sides.policy,
+        sides.source,
+        sides.target,
+        lease=lease,
+        engines=sides.engines,
+        progress=sides.progress,
+        options=SyncOptions(jobs=options.jobs),
+        others=sides.others,
+        remembering=kept,
+        clock=sides.clock,
+    )
     unseen = [each.name for each in run.not_replicated if each.unknown]
     if unseen and not options.anyway:
         raise Refused(

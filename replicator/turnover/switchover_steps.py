@@ -55,9 +55,7 @@ class SwitchoverOptions:
 class SwitchoverSteps:
     """One switchover at work. `turn.reverse`: the direction before it, which all names here follow."""
 
-    def __init__(
-        self, sides: Sides, options: SwitchoverOptions, turn: Turn, lease: Lease, kept: Remembering
-    ) -> None:  # fmt: skip
+    def __init__(self, sides: Sides, options: SwitchoverOptions, turn: Turn, lease: Lease, kept: Remembering) -> None:
         self.sides, self.options, self.turn, self.lease, self.kept = sides, options, turn, lease, kept
         self.fenced, self.promoted = turn.epoch + 1, turn.epoch + 2
 
@@ -105,10 +103,17 @@ class SwitchoverSteps:
 
     def _run(self) -> SyncRun:
         return run_once(
-            self.sides.policy, self.sides.source, self.sides.target, lease=self.lease, engines=self.sides.engines,
-            progress=self.sides.progress, options=SyncOptions(draining=True, jobs=self.options.jobs),
-            others=self.sides.others, remembering=self.kept, clock=self.sides.clock,
-        )  # fmt: skip
+            self.sides.policy,
+            self.sides.source,
+            self.sides.target,
+            lease=self.lease,
+            engines=self.sides.engines,
+            progress=self.sides.progress,
+            options=SyncOptions(draining=True, jobs=self.options.jobs),
+            others=self.sides.others,
+            remembering=self.kept,
+            clock=self.sides.clock,
+        )
 
     def _quiet(self, run: SyncRun) -> bool:
         """Whether no event since concerns the policy. Other databases of the metastore go on."""
@@ -181,12 +186,17 @@ class SwitchoverSteps:
         try:
             patiently(
                 lambda: capture(
-                    way.source, way.root, databases=[each.name for each in databases], repair=True,
-                    keeper=self.sides.policy.keeper, engine=self.sides.engines, progress=self.sides.progress,
+                    way.source,
+                    way.root,
+                    databases=[each.name for each in databases],
+                    repair=True,
+                    keeper=self.sides.policy.keeper,
+                    engine=self.sides.engines,
+                    progress=self.sides.progress,
                     clock=self.sides.clock,
                 ),
                 timedelta(seconds=60),
-            )  # fmt: skip
+            )
         except Error as error:
             return {"unknown": f"{type(error).__name__}: {error}"}
         found = Unreplicated({each.name: position for each in databases}, way.patterns, databases)

@@ -113,21 +113,36 @@ class Sides:
 
 
 def begin(
-    memory: Memory, verb: str, actions: Iterable[str], *, epoch: int, reverse: bool, forced: bool = False,
-    detail: Details | None = None, clock: Callable[[], float],
-) -> Turn:  # fmt: skip
+    memory: Memory,
+    verb: str,
+    actions: Iterable[str],
+    *,
+    epoch: int,
+    reverse: bool,
+    forced: bool = False,
+    detail: Details | None = None,
+    clock: Callable[[], float],
+) -> Turn:
     """Writes the list, under the policy's lease. The turn before it, if any, has been kept among the ended ones."""
     turn = Turn(
-        id=uuid.uuid4().hex[:12], policy=memory.policy, verb=verb, started=iso(clock()), by=operator(), epoch=epoch,
-        forced=forced, reverse=reverse, steps=tuple(Remembered(name=name) for name in actions), detail=detail or {},
-    )  # fmt: skip
+        id=uuid.uuid4().hex[:12],
+        policy=memory.policy,
+        verb=verb,
+        started=iso(clock()),
+        by=operator(),
+        epoch=epoch,
+        forced=forced,
+        reverse=reverse,
+        steps=tuple(Remembered(name=name) for name in actions),
+        detail=detail or {},
+    )
     memory.write_turn(turn)
     return turn
 
 
 def carry_out(
     memory: Memory, turn: Turn, actions: Sequence[Action], *, lease: Lease, clock: Callable[[], float], told: Told
-) -> Turn:  # fmt: skip
+) -> Turn:
     """Carries out what is not done, in order, and writes each step before and after. Returns the turn, ended.
 
     Raises what a step raises, which is remembered with the step: running the verb again goes on there. LeaseHeld when

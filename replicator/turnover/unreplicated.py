@@ -19,9 +19,7 @@ from replicator.captures.fold import read_records
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.roles import without_role
 from replicator.events.decode import decode
-from replicator.events.record import (
-    Change,
-)
+from replicator.events.record import Change
 from replicator.events.scope import Patterns, matches_name
 from replicator.replay.places.replica import own_parameters
 
@@ -93,11 +91,13 @@ class Unreplicated:
             for name in ("changes", "not_captured", "partitions", "files", "bytes", "removed")
         }
         return {
-            **sums, "lost_events": self.lost_events, "table_count": sum("." in each.table for each in found),
+            **sums,
+            "lost_events": self.lost_events,
+            "table_count": sum("." in each.table for each in found),
             "first": min((each.first for each in found if each.first is not None), default=None),
             "last": max((each.last for each in found if each.last is not None), default=None),
             "tables": [asdict(each) for each in found[:TABLES]],
-        }  # fmt: skip
+        }
 
     # ---- counting -------------------------------------------------------------------------------------------------
 

@@ -33,17 +33,11 @@ class UnseenFiles:
     directories: list[str] = field(default_factory=list)
 
 
-def unseen_files(
-    root: ChangeRoot, databases: Sequence[str], patterns: Patterns, position: int
-) -> list[UnseenFiles]:  # fmt: skip
+def unseen_files(root: ChangeRoot, databases: Sequence[str], patterns: Patterns, position: int) -> list[UnseenFiles]:
     """Lists every directory of the databases' tables, by the log's end (`position`) at the lost side. Tables without
     such files are left out. Holds the names of the files of eight tables at a time."""
     found: list[UnseenFiles] = []
-    with (
-        scratch("fold") as here,
-        manifest_at(root, position, here) as manifest,
-        ThreadPoolExecutor(LANES) as lanes,
-    ):
+    with scratch("fold") as here, manifest_at(root, position, here) as manifest, ThreadPoolExecutor(LANES) as lanes:
         tables = _tables(manifest, databases, patterns)
         for some in batched(tables, LANES):
             found += lanes.map(lambda each: _compare(*each), some)

@@ -29,12 +29,21 @@ from benchmarks.measure import machine, record
 from replicator.cli.main import collect_rarely
 
 BENCHMARKS = {
-    "copy": copying.run, "bootstrap": bootstrapping.run, "load": loading.run, "decode": decoding.run,
-    "memory": memory.run, "scan": scanning.run, "expire": expiring.run, "gateway": gatewaying.run,
-    "keep": keeping.run, "replay": replaying.run, "follow": following.run,
-    "switch": switching.run, "housekeeping": housekeeping.run,
+    "copy": copying.run,
+    "bootstrap": bootstrapping.run,
+    "load": loading.run,
+    "decode": decoding.run,
+    "memory": memory.run,
+    "scan": scanning.run,
+    "expire": expiring.run,
+    "gateway": gatewaying.run,
+    "keep": keeping.run,
+    "replay": replaying.run,
+    "follow": following.run,
+    "switch": switching.run,
+    "housekeeping": housekeeping.run,
     "purge": purging.run,
-}  # fmt: skip
+}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 
 

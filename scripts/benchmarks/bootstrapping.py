@@ -47,9 +47,14 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         bare(runs)
         took = interleaved(runs, {"bare": bare, "ours": ours})
     row = [
-        f"{count:,}", s(took["bare"]), s(took["ours"]), s(parts["capture"]), s(parts["dump"]),
-        ratio(took["ours"], took["bare"]), f"<= {WANTED}",
-    ]  # fmt: skip
+        f"{count:,}",
+        s(took["bare"]),
+        s(took["ours"]),
+        s(parts["capture"]),
+        s(parts["dump"]),
+        ratio(took["ours"], took["bare"]),
+        f"<= {WANTED}",
+    ]
     headers = ["partitions", "bare fetch", "capture and dump", "capture", "dump", "times the fetch", "wanted"]
     return Outcome(headers, [row])
 

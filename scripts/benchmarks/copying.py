@@ -56,9 +56,18 @@ TREES = {
 
 def run(size: str, runs: int, directory: Path) -> Outcome:
     outcome = Outcome(
-        ["tree", "cp -r", "load's copy", "times as fast", "cp -r, sync", "copy, sync", "times as fast", "wanted",
-         "whole load"]
-    )  # fmt: skip
+        [
+            "tree",
+            "cp -r",
+            "load's copy",
+            "times as fast",
+            "cp -r, sync",
+            "copy, sync",
+            "times as fast",
+            "wanted",
+            "whole load",
+        ]
+    )
     spark = ground.spark()
     try:
         started = ground.warm(spark)
@@ -105,10 +114,16 @@ def _one(tree: Tree, runs: int, directory: Path, client: ThriftMetastore, spark:
     shutil.rmtree(source)
     shutil.rmtree(directory / f"cmroot-{tree.db}")  # links to the same bytes
     return [
-        tree.title, s(took["cp"]), s(took["load"]), ratio(took["cp"], took["load"]), s(synced["cp"]),
-        s(synced["load"]), ratio(synced["cp"], synced["load"]), f">= {tree.wanted}" if tree.wanted else "",
+        tree.title,
+        s(took["cp"]),
+        s(took["load"]),
+        ratio(took["cp"], took["load"]),
+        s(synced["cp"]),
+        s(synced["load"]),
+        ratio(synced["cp"], synced["load"]),
+        f">= {tree.wanted}" if tree.wanted else "",
         f"{median([each.seconds for each in loads]):.2f} s",
-    ]  # fmt: skip
+    ]
 
 
 def _prepare(tree: Tree, directory: Path, client: ThriftMetastore, engine: Any) -> tuple[Path, Path]:

@@ -38,7 +38,7 @@ STEP = 50_000
 def run(size: str, runs: int, directory: Path) -> Outcome:
     outcome = Outcome(
         ["entries", "scandir, unlink", "expire", "times", "plan", "removal", "times", "freed", "driver's peak"]
-    )  # fmt: skip
+    )
     for count in ENTRIES[size]:
         answers: list[dict[str, float]] = []
 
@@ -61,10 +61,18 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         last = answers[-1]
         plans, removals = [each["plan"] for each in answers], [each["removal"] for each in answers]
         outcome.rows.append(
-            [f"{count:,}", s(took["bare"]), s(took["ours"]), ratio(took["ours"], took["bare"]), s(plans), s(removals),
-             ratio(removals, took["bare"]), f"{last['freed'] / 1e6:.1f} MB",
-             f"{median([each['peak'] for each in answers]):.0f} MB"]
-        )  # fmt: skip
+            [
+                f"{count:,}",
+                s(took["bare"]),
+                s(took["ours"]),
+                ratio(took["ours"], took["bare"]),
+                s(plans),
+                s(removals),
+                ratio(removals, took["bare"]),
+                f"{last['freed'] / 1e6:.1f} MB",
+                f"{median([each['peak'] for each in answers]):.0f} MB",
+            ]
+        )
         idle = last["idle"]
     outcome.remarks.append(f"The driver before it does anything (imports, Spark's start): {idle:.0f} MB.")
     return outcome
@@ -139,9 +147,13 @@ def measured(root: str) -> dict[str, float]:
     done = expire(root, plan)
     ended = time.monotonic()
     answer = {
-        "plan": middle - began, "removal": ended - middle, "idle": idle, "peak": _peak(),
-        "freed": done.removed.freed, "removed": done.removed.entries,
-    }  # fmt: skip
+        "plan": middle - began,
+        "removal": ended - middle,
+        "idle": idle,
+        "peak": _peak(),
+        "freed": done.removed.freed,
+        "removed": done.removed.entries,
+    }
     spark.stop()
     return answer
 

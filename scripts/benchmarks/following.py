@@ -56,13 +56,17 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
 @contextmanager
 def _following(
     source: ThriftMetastore, target: ThriftMetastore, directory: Path
-) -> Iterator[Callable[[], list[float]]]:  # fmt: skip
+) -> Iterator[Callable[[], list[float]]]:
     """A follower at work, which has made its bootstrap; gives what tells the seconds of all its runs that loaded."""
     keys = {
-        "source": source.uri, "target": target.uri, "databases": "west", "cmroot": str(directory / "cmroot"),
-        "target_cmroot": str(directory / "replica" / ".cmroot"), "dumps": str(directory / "dumps"),
+        "source": source.uri,
+        "target": target.uri,
+        "databases": "west",
+        "cmroot": str(directory / "cmroot"),
+        "target_cmroot": str(directory / "replica" / ".cmroot"),
+        "dumps": str(directory / "dumps"),
         "warehouse": str(directory / "replica"),
-    }  # fmt: skip
+    }
     config = directory / "replicator.toml"
     config.write_text("[policies.west]\n" + "".join(f'{key} = "{value}"\n' for key, value in keys.items()))
     memory = Remembering(parse_policy("west", keys, str)).memory
@@ -91,8 +95,11 @@ class _Changes:
         self._dice = random.Random(1)
 
     def kinds(self) -> dict[str, Callable[[], Callable[[], bool]]]:
-        return {"a partition with one file": self._partition, "a table's property": self._property,
-                self.SILENT: self._file}  # fmt: skip
+        return {
+            "a partition with one file": self._partition,
+            "a table's property": self._property,
+            self.SILENT: self._file,
+        }
 
     def seconds(self, change: Callable[[], Callable[[], bool]]) -> float:
         """From the answer to the change until it is seen; looked for every 10 ms."""

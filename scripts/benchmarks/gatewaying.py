@@ -25,15 +25,25 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
     with ground.metastore(directory) as client:
         place = ground.create_database(client, "wide")
         ground.add_partitions(
-            client, "wide", "parts", ground.create_table(client, "wide", "parts"),
+            client,
+            "wide",
+            "parts",
+            ground.create_table(client, "wide", "parts"),
             [f"{number:05d}" for number in range(PARTITIONS)],
-        )  # fmt: skip
+        )
         with _gateway(client.uri, directory) as uri:
             ways = {"direct": raw_client(client.uri), "through the gateway": raw_client(uri)}
             outcome = Outcome(["call", "direct", "through the gateway", "ratio", "added", "wanted"])
             large, small = LARGE_CALLS[size], SMALL_CALLS[size]
-            _measure(outcome, f"get_partitions of {PARTITIONS:,}", ways, large, runs, "ratio <= 1.25",
-                     lambda raw: raw.get_partitions("wide", "parts", -1))  # fmt: skip
+            _measure(
+                outcome,
+                f"get_partitions of {PARTITIONS:,}",
+                ways,
+                large,
+                runs,
+                "ratio <= 1.25",
+                lambda raw: raw.get_partitions("wide", "parts", -1),
+            )
             _measure(outcome, "get_database", ways, small, runs, "<= 2 ms added", lambda raw: raw.get_database("wide"))
             _measure_drops(outcome, client, ways, place, FILES[size], runs)
             for transport, _ in ways.values():
@@ -46,8 +56,20 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
 def _gateway(uri: str, directory: Path) -> Iterator[str]:
     """A process of its own, as it is run; its address."""
     ready = directory / "ready"
-    command = [sys.executable, "-m", "replicator.cli.main", "gateway", "--source", uri, "--cmroot",
-               str(directory / "cmroot"), "--listen", "127.0.0.1:0", "--ready-file", str(ready)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "replicator.cli.main",
+        "gateway",
+        "--source",
+        uri,
+        "--cmroot",
+        str(directory / "cmroot"),
+        "--listen",
+        "127.0.0.1:0",
+        "--ready-file",
+        str(ready),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         try:
             while not ready.exists():
@@ -60,9 +82,14 @@ def _gateway(uri: str, directory: Path) -> Iterator[str]:
 
 
 def _measure(
-    outcome: Outcome, name: str, ways: dict[str, tuple[Any, Any]], calls: int, runs: int, wanted: str,
+    outcome: Outcome,
+    name: str,
+    ways: dict[str, tuple[Any, Any]],
+    calls: int,
+    runs: int,
+    wanted: str,
     call: Callable[[Any], object],
-) -> None:  # fmt: skip
+) -> None:
     for _, raw in ways.values():
         for _ in range(WARM):
             call(raw)
@@ -77,9 +104,7 @@ def _measure(
     took = interleaved(max(runs, 5), {way: repeatedly(raw) for way, (_, raw) in ways.items()})
     direct, through = took["direct"], took["through the gateway"]
     added = (median(through) - median(direct)) * 1000
-    outcome.rows.append(
-        [name, _ms(direct), _ms(through), ratio(through, direct), f"{added:.2f} ms", wanted]
-    )  # fmt: skip
+    outcome.rows.append([name, _ms(direct), _ms(through), ratio(through, direct), f"{added:.2f} ms", wanted])
 
 
 def _measure_drops(

@@ -73,10 +73,12 @@ def create_database(client: ThriftMetastore, db: str) -> Path:
 
 def storage(location: Path) -> Storage:
     return Storage(
-        columns=COLUMNS, location=f"file:{location}", input_format=f"{PARQUET}.MapredParquetInputFormat",
+        columns=COLUMNS,
+        location=f"file:{location}",
+        input_format=f"{PARQUET}.MapredParquetInputFormat",
         output_format=f"{PARQUET}.MapredParquetOutputFormat",
         serde=Serde(library=f"{PARQUET}.serde.ParquetHiveSerDe", parameters={"serialization.format": "1"}),
-    )  # fmt: skip
+    )
 
 
 def create_table(client: ThriftMetastore, db: str, name: str, *, partitioned: bool = True) -> Path:
@@ -91,9 +93,12 @@ def create_table(client: ThriftMetastore, db: str, name: str, *, partitioned: bo
 def partition(place: Path, value: str, files: int = 1) -> Partition:
     """A partition as the metastore describes one that Spark wrote."""
     parameters = {
-        "numFiles": str(files), "totalSize": str(files * 1000), "transient_lastDdlTime": "1700000000",
-        "numRows": "-1", "rawDataSize": "-1",
-    }  # fmt: skip
+        "numFiles": str(files),
+        "totalSize": str(files * 1000),
+        "transient_lastDdlTime": "1700000000",
+        "numRows": "-1",
+        "rawDataSize": "-1",
+    }
     return Partition(
         values=(value,), create_time=1_700_000_000, storage=storage(place / f"day={value}"), parameters=parameters
     )
@@ -106,9 +111,7 @@ def add_partitions(
     for value in values:
         (place / f"day={value}").mkdir(exist_ok=True)
     for start in range(0, len(values), BATCH):
-        client.add_partitions(
-            db, name, [partition(place, value, files) for value in values[start : start + BATCH]]
-        )  # fmt: skip
+        client.add_partitions(db, name, [partition(place, value, files) for value in values[start : start + BATCH]])
 
 
 def small_files(directory: Path, first: int, count: int) -> None:
@@ -130,9 +133,14 @@ def dumped(
     client: ThriftMetastore, root: ChangeRoot, out: Path, databases: Sequence[str], since: str | None = None
 ) -> Dumped:
     return write_dump(
-        root, str(out), source=client.uri, databases=databases, patterns=Patterns.parse(), since=since,
+        root,
+        str(out),
+        source=client.uri,
+        databases=databases,
+        patterns=Patterns.parse(),
+        since=since,
         progress=Silent(),
-    )  # fmt: skip
+    )
 
 
 def settle(directory: Path) -> None:

@@ -83,10 +83,15 @@ def _row(uri: str, place: Path, url: str | None, count: int, runs: int) -> list[
     took = interleaved(runs, work)
     peak = median([each["peak"] for each in answers])
     return [
-        f"{count:,}", "PostgreSQL" if url else "SQLite", f"{scheduling:.1f} s", f"{count / scheduling:,.0f}",
-        s(took["bare"]) if url is None else "", s(took["ours"]), f"{count * 0.9 / median(took['ours']):,.0f}",
+        f"{count:,}",
+        "PostgreSQL" if url else "SQLite",
+        f"{scheduling:.1f} s",
+        f"{count / scheduling:,.0f}",
+        s(took["bare"]) if url is None else "",
+        s(took["ours"]),
+        f"{count * 0.9 / median(took['ours']):,.0f}",
         f"{peak:.0f} MB ({median([each['idle'] for each in answers]):.0f} MB before it began)",
-    ]  # fmt: skip
+    ]
 
 
 def _schedule(store: Store, home: str, count: int) -> None:
@@ -97,11 +102,18 @@ def _schedule(store: Store, home: str, count: int) -> None:
             path = f"{home}/old/t{number % TABLES}/day={number // 50}/{number}"
             items.append(
                 Item(
-                    lifecycle=UNREFERENCED, db="many", table=f"t{number % TABLES}", partition=f"day={number // 50}",
-                    path=f"file:{path}", place=path, created=now - 5 * 86_400 + number % 3600, modified=now,
-                    cleanup=now + (1 if number % 10 == 0 else -2) * 86_400 + number % 3600, delay="P3D",
+                    lifecycle=UNREFERENCED,
+                    db="many",
+                    table=f"t{number % TABLES}",
+                    partition=f"day={number // 50}",
+                    path=f"file:{path}",
+                    place=path,
+                    created=now - 5 * 86_400 + number % 3600,
+                    modified=now,
+                    cleanup=now + (1 if number % 10 == 0 else -2) * 86_400 + number % 3600,
+                    delay="P3D",
                 )
-            )  # fmt: skip
+            )
         with store.transaction() as work:
             writing.put(work, items, THREE_DAYS)
 
@@ -113,8 +125,9 @@ def _read(path: str) -> int:
     while True:
         rows = connection.execute(
             "SELECT * FROM housekeeping_item WHERE housekeeping_status IN ('SCHEDULED', 'FAILED') AND"
-            " (cleanup_timestamp, id) > (?, ?) ORDER BY cleanup_timestamp, id LIMIT ?", (*after, PAGE)
-        ).fetchall()  # fmt: skip
+            " (cleanup_timestamp, id) > (?, ?) ORDER BY cleanup_timestamp, id LIMIT ?",
+            (*after, PAGE),
+        ).fetchall()
         if not rows:
             return found
         found += len(rows)

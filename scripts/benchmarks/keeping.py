@@ -56,9 +56,16 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         ["files", "read and hash", "cp -al", "keep by link", "files a second", "times reading", "times cp -al"]
     )
     outcome.rows.append(
-        [f"{directories * files:,}", s(took["read"]), s(took["link"]), s(took["keep"]), f"{rate:,.0f}",
-         ratio(took["keep"], took["read"]), ratio(took["keep"], took["link"])]
-    )  # fmt: skip
+        [
+            f"{directories * files:,}",
+            s(took["read"]),
+            s(took["link"]),
+            s(took["keep"]),
+            f"{rate:,.0f}",
+            ratio(took["keep"], took["read"]),
+            ratio(took["keep"], took["link"]),
+        ]
+    )
     return outcome
 
 

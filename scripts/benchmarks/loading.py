@@ -63,9 +63,10 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
             place.mkdir(parents=True)
             _directories(place, values)
             options = LoadOptions(
-                warehouse=str(warehouse), cmroot=str(directory / f"target-cmroot-{number}"),
+                warehouse=str(warehouse),
+                cmroot=str(directory / f"target-cmroot-{number}"),
                 rename=[("wide", f"wide_{number}")],
-            )  # fmt: skip
+            )
             ground.settle(directory)
             loaded = load(str(dump), target, options, engine=ground.engine(), progress=Silent())
             assert len(target.partition_names(f"wide_{number}", "t")) == count
@@ -78,8 +79,13 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         commits.clear()
         took = interleaved(runs, {"bare": bare, "ours": ours})
     row = [
-        f"{count:,}", s(took["bare"]), s(took["ours"]), s(commits), ratio(took["ours"], took["bare"]), f"<= {WANTED}"
-    ]  # fmt: skip
+        f"{count:,}",
+        s(took["bare"]),
+        s(took["ours"]),
+        s(commits),
+        ratio(took["ours"], took["bare"]),
+        f"<= {WANTED}",
+    ]
     headers = ["partitions", "bare add_partitions", "whole load", "its commit", "times the calls", "wanted"]
     return Outcome(headers, [row])
 

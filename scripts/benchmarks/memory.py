@@ -41,9 +41,15 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
             answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
             shutil.rmtree(work)
             outcome.rows.append(
-                [f"{count:,}", f"{answer['python']:.0f} MB", f"{answer['jvm']:.0f} MB", f"{answer['capture']:.0f} s",
-                 f"{answer['dump']:.0f} s", f"< {WANTED} MB, flat"]
-            )  # fmt: skip
+                [
+                    f"{count:,}",
+                    f"{answer['python']:.0f} MB",
+                    f"{answer['jvm']:.0f} MB",
+                    f"{answer['capture']:.0f} s",
+                    f"{answer['dump']:.0f} s",
+                    f"< {WANTED} MB, flat",
+                ]
+            )
     outcome.remarks.append("Python before it does anything (imports, Spark's start): " + f"{answer['idle']:.0f} MB.")
     return outcome
 
@@ -63,9 +69,12 @@ def measured(uri: str, work: Path, count: int) -> dict[str, float]:
     ended = time.monotonic()
     assert captured.files == dumped.files == count, (captured.files, dumped.files, count)
     answer = {
-        "python": _peak(os.getpid()), "jvm": _jvm_peak(jvm), "idle": idle, "capture": middle - began,
+        "python": _peak(os.getpid()),
+        "jvm": _jvm_peak(jvm),
+        "idle": idle,
+        "capture": middle - began,
         "dump": ended - middle,
-    }  # fmt: skip
+    }
     spark.stop()
     return answer
 

@@ -17,9 +17,16 @@ from replicator.metastore.thrift import ThriftMetastore
 
 # Of a hundred operations. An insert is what Hive makes of it: a file, an INSERT event, the partition altered.
 SHARES = {
-    "add a partition": 33, "insert": 25, "alter a partition": 10, "drop a partition": 20, "alter a table": 7,
-    "create a table": 2, "drop a table": 1, "rename a table": 1, "rename a partition": 1,
-}  # fmt: skip
+    "add a partition": 33,
+    "insert": 25,
+    "alter a partition": 10,
+    "drop a partition": 20,
+    "alter a table": 7,
+    "create a table": 2,
+    "drop a table": 1,
+    "rename a table": 1,
+    "rename a partition": 1,
+}
 BASE_PARTITIONS = 20  # of each table that is there at the beginning
 
 
@@ -146,7 +153,10 @@ class MixedWriter:
     def _announce(self, table: _Table, value: str, uri: str) -> None:
         data = ttypes.InsertEventRequestData(filesAdded=[uri], filesAddedChecksum=[""])
         request = ttypes.FireEventRequest(
-            successful=True, data=ttypes.FireEventRequestData(insertData=data), dbName=self._db, tableName=table.name,
+            successful=True,
+            data=ttypes.FireEventRequestData(insertData=data),
+            dbName=self._db,
+            tableName=table.name,
             partitionVals=[value],
-        )  # fmt: skip
+        )
         self._raw.fire_listener_event(request)

@@ -64,9 +64,15 @@ def _tables(session: Any, rows: int) -> None:
 
 
 def _measure(
-    client: ThriftMetastore, session: Any, engines: AutoEngine, directory: Path, table: str, said: str, wanted: str,
+    client: ThriftMetastore,
+    session: Any,
+    engines: AutoEngine,
+    directory: Path,
+    table: str,
+    said: str,
+    wanted: str,
     runs: int,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     files = list((ground.warehouse(client) / "b.db" / table.partition(".")[2]).rglob("*.parquet"))
     size = sum(path.stat().st_size for path in files)
     total = session.table(table).count()
@@ -87,9 +93,7 @@ def _measure(
         ground.settle(directory)
         options = PurgeOptions(f"{ids}:id", table)
         found = []
-        seconds = timed(
-            lambda: found.append(purge(client, root, options, engines=engines, progress=Silent()))
-        )  # fmt: skip
+        seconds = timed(lambda: found.append(purge(client, root, options, engines=engines, progress=Silent())))
         assert found[0].status == "done" and found[0].rows_erased, found[0]
         for done in found[0].tables:
             for unit in done.units:
@@ -99,5 +103,12 @@ def _measure(
     rewrite(99)  # both warm: code is compiled, files are in the page cache
     ours(99)
     took = interleaved(runs, {"rewrite": rewrite, "ours": ours})
-    return [said, f"{total:,}", f"{size / 1e6:,.0f} MB", s(took["rewrite"]), s(took["ours"]),
-            ratio(took["ours"], took["rewrite"]), wanted]  # fmt: skip
+    return [
+        said,
+        f"{total:,}",
+        f"{size / 1e6:,.0f} MB",
+        s(took["rewrite"]),
+        s(took["ours"]),
+        ratio(took["ours"], took["rewrite"]),
+        wanted,
+    ]

@@ -68,9 +68,10 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         def ours(number: int) -> float:
             warehouse = directory / f"load-{number}"
             options = LoadOptions(
-                warehouse=str(warehouse), cmroot=str(directory / f"target-cmroot-{number}"),
+                warehouse=str(warehouse),
+                cmroot=str(directory / f"target-cmroot-{number}"),
                 rename=[("mixed", f"mixed_{number}")],
-            )  # fmt: skip
+            )
             load(str(recorded.base), target, options, engine=ground.engine(), progress=Silent())
             ground.settle(directory)
             plans.append(timed(lambda: plan_load(log, target, options)))
@@ -115,9 +116,14 @@ def _fetch_and_decode(source: ThriftMetastore, after: int, recorded: _Recorded) 
 
 def _prove(source: ThriftMetastore, target: ThriftMetastore, number: int) -> None:
     found = verify(
-        source, target, ["mixed"], rename=[("mixed", f"mixed_{number}")], level="size", engine=ground.engine(),
+        source,
+        target,
+        ["mixed"],
+        rename=[("mixed", f"mixed_{number}")],
+        level="size",
+        engine=ground.engine(),
         progress=Silent(),
-    )  # fmt: skip
+    )
     assert found.status == "same", found.differences[:5]
 
 
@@ -146,7 +152,7 @@ def _outcome(
     row("of it, commit", commit)
     outcome.rows.append(
         [f"one call an event, {calls:,} of them", f"{median(took['one by one']):.2f}", f"{yardstick:,.0f}", "1.0", ""]
-    )  # fmt: skip
+    )
     listed = ", ".join(f"{count:,} {kind}" for kind, count in recorded.kinds.most_common())
     last = loads[-1]
     outcome.remarks.append(

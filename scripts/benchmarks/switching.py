@@ -48,10 +48,14 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
 
 def _sides(source: ThriftMetastore, target: ThriftMetastore, directory: Path) -> Sides:
     keys = {
-        "source": source.uri, "target": target.uri, "databases": "west", "cmroot": str(directory / "cmroot"),
-        "target_cmroot": str(directory / "replica" / ".cmroot"), "dumps": str(directory / "dumps"),
+        "source": source.uri,
+        "target": target.uri,
+        "databases": "west",
+        "cmroot": str(directory / "cmroot"),
+        "target_cmroot": str(directory / "replica" / ".cmroot"),
+        "dumps": str(directory / "dumps"),
         "warehouse": str(directory / "replica"),
-    }  # fmt: skip
+    }
     return Sides(parse_policy("west", keys, str), source, target, ground.engine(), Silent())
 
 
@@ -126,9 +130,7 @@ class _Writer:
         """Of what the primary had said it had, what a side has not: partitions, or their files."""
         place = Path((side.table("west", "t").location or "").removeprefix("file:"))
         names = set(side.partition_names("west", "t"))
-        files = (
-            place / f"day={value}" / f"part-{number:08d}.parquet" for number, value in enumerate(self.written)
-        )  # fmt: skip
+        files = (place / f"day={value}" / f"part-{number:08d}.parquet" for number, value in enumerate(self.written))
         return sum(
             f"day={value}" not in names or not file.exists() for value, file in zip(self.written, files, strict=True)
         )
@@ -139,13 +141,21 @@ def _outcome(size: str, turns: list[Turned], writer: _Writer, lost: list[int]) -
     for number, (turn, gap) in enumerate(zip(turns, writer.gaps, strict=True)):
         assert turn.downtime_seconds is not None
         outcome.rows.append(
-            ["there" if number % 2 == 0 else "back", f"{turn.downtime_seconds:.2f} s", f"{gap:.2f} s",
-             f"{turn.seconds:.2f} s"]
-        )  # fmt: skip
+            [
+                "there" if number % 2 == 0 else "back",
+                f"{turn.downtime_seconds:.2f} s",
+                f"{gap:.2f} s",
+                f"{turn.seconds:.2f} s",
+            ]
+        )
     outcome.rows.append(
-        ["median", f"{median([turn.downtime_seconds or 0.0 for turn in turns]):.2f} s", f"{median(writer.gaps):.2f} s",
-         f"{median([turn.seconds for turn in turns]):.2f} s"]
-    )  # fmt: skip
+        [
+            "median",
+            f"{median([turn.downtime_seconds or 0.0 for turn in turns]):.2f} s",
+            f"{median(writer.gaps):.2f} s",
+            f"{median([turn.seconds for turn in turns]):.2f} s",
+        ]
+    )
     outcome.remarks.append(
         f"{TABLES[size] + 1} tables; {len(writer.written):,} partitions written meanwhile, of which in the end the "
         f"first side lacks {lost[0]} and the second {lost[1]}."

@@ -23,11 +23,25 @@ ROOT = Path(__file__).parent.parent.parent
 TESTS = {
     "cmroot": ["cmroot_*"],
     "replicator/replay": ["squash", "copy_task", "replay", "publish", "geometry", "bad_input", "left_places"],
-    "replicator/purge": ["purge_avro", "purge_blocks", "purge_sequence", "purge_rewriting", "purge_footers",
-                         "purge_orc", "purge_text", "purge_values", "purge_places", "purge_proof", "purge_refusals",
-                         "purge_formats", "purge_records", "purge_everywhere", "purge"],
+    "replicator/purge": [
+        "purge_avro",
+        "purge_blocks",
+        "purge_sequence",
+        "purge_rewriting",
+        "purge_footers",
+        "purge_orc",
+        "purge_text",
+        "purge_values",
+        "purge_places",
+        "purge_proof",
+        "purge_refusals",
+        "purge_formats",
+        "purge_records",
+        "purge_everywhere",
+        "purge",
+    ],
     "replicator/gateways": ["gateway_messages", "gateway", "gateway_faults"],
-}  # fmt: skip
+}
 """Which tests are to kill the mutants of a package; the nearest to the module are asked first."""
 LIMIT = 900.0  # seconds for the tests of one mutant; one that hangs is killed
 
@@ -63,8 +77,9 @@ def main() -> int:
 
 def _chosen(options: argparse.Namespace) -> list[tuple[Mutant, list[str]]]:
     if options.named:
-        return [(replaced(ROOT, module, before, after, what), tests.split())
-                for module, before, after, what, tests in NAMED]  # fmt: skip
+        return [
+            (replaced(ROOT, module, before, after, what), tests.split()) for module, before, after, what, tests in NAMED
+        ]
     found = []
     for package in options.packages or TESTS:
         place = ROOT / package

@@ -10,14 +10,24 @@ from functools import partial
 from pathlib import Path
 
 OPERATORS = [
-    "core/AddNot", "core/ReplaceAndWithOr", "core/ReplaceOrWithAnd", "core/ReplaceTrueWithFalse",
-    "core/ReplaceFalseWithTrue", "core/ReplaceBreakWithContinue", "core/ReplaceContinueWithBreak",
-    "core/ZeroIterationForLoop", "core/NumberReplacer", "core/ReplaceBinaryOperator_Add_Sub",
-    "core/ReplaceBinaryOperator_Sub_Add", "core/ReplaceComparisonOperator_Eq_NotEq",
-    "core/ReplaceComparisonOperator_NotEq_Eq", "core/ReplaceComparisonOperator_Lt_LtE",
-    "core/ReplaceComparisonOperator_LtE_Lt", "core/ReplaceComparisonOperator_Gt_GtE",
+    "core/AddNot",
+    "core/ReplaceAndWithOr",
+    "core/ReplaceOrWithAnd",
+    "core/ReplaceTrueWithFalse",
+    "core/ReplaceFalseWithTrue",
+    "core/ReplaceBreakWithContinue",
+    "core/ReplaceContinueWithBreak",
+    "core/ZeroIterationForLoop",
+    "core/NumberReplacer",
+    "core/ReplaceBinaryOperator_Add_Sub",
+    "core/ReplaceBinaryOperator_Sub_Add",
+    "core/ReplaceComparisonOperator_Eq_NotEq",
+    "core/ReplaceComparisonOperator_NotEq_Eq",
+    "core/ReplaceComparisonOperator_Lt_LtE",
+    "core/ReplaceComparisonOperator_LtE_Lt",
+    "core/ReplaceComparisonOperator_Gt_GtE",
     "core/ReplaceComparisonOperator_GtE_Gt",
-]  # fmt: skip
+]
 """Of cosmic-ray: those whose mutants are rarely nonsense."""
 
 REMOVED = "statement removed"

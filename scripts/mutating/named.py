@@ -80,13 +80,7 @@ NAMED: list[tuple[str, str, str, str, str]] = [
         "syncfs does nothing",
         "tests/crash/test_cmroot_durable.py",
     ),
-    (
-        "cmroot/keep/recycle.py",
-        "        sync_name(final)\n",
-        "",
-        "sync_name not",
-        "tests/crash/test_cmroot_durable.py",
-    ),
+    ("cmroot/keep/recycle.py", "        sync_name(final)\n", "", "sync_name not", "tests/crash/test_cmroot_durable.py"),
     (
         "cmroot/keep/content.py",
         "            _renew(root, final, descriptor, kept)\n",

@@ -34,10 +34,7 @@ from soaking.writers import PlainWriter, SqlWriter
 DATABASES = ["soak_plain", "soak_sql"]
 CATCH_UP = 180.0  # seconds that following has to be the same as the source, once nobody writes or kills
 WANTED = 10.0  # seconds: the p99 of metadata at ten operations a second, without kills
-SPARK = {
-    "spark.hadoop.hive.metastore.failure.retries": "3",
-    "spark.hadoop.hive.exec.dynamic.partition": "true",
-}  # fmt: skip
+SPARK = {"spark.hadoop.hive.metastore.failure.retries": "3", "spark.hadoop.hive.exec.dynamic.partition": "true"}
 
 
 @dataclass
@@ -115,7 +112,7 @@ class Soak:
 
     def _soak(
         self, source: Server, target: Server, here: ThriftMetastore, there: ThriftMetastore, spark: SparkSql | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         keys = self._keys(source, target)
         marks = Marks()
         plain = PlainWriter(here, "soak_plain", self._here / "data", marks, self._rate(), self._new_dice())
@@ -135,9 +132,14 @@ class Soak:
         self._tell(writers, killer, marks, poller, keys)
 
     def _follow(
-        self, here: ThriftMetastore, there: ThriftMetastore, follower: Follower, killer: Killer, poller: Poller,
+        self,
+        here: ThriftMetastore,
+        there: ThriftMetastore,
+        follower: Follower,
+        killer: Killer,
+        poller: Poller,
         writers: list[PlainWriter | SqlWriter],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._until_there(there)
         began = time.monotonic()
         for thread in (poller, *writers, *([killer] if self._asked.kill_every else [])):
@@ -162,10 +164,14 @@ class Soak:
 
     def _keys(self, source: Server, target: Server) -> dict[str, str]:
         return {
-            "source": source.running.uri, "target": target.running.uri, "databases": "soak_.*",
-            "cmroot": str(self._here / "cmroot"), "target_cmroot": str(self._here / "replica" / ".cmroot"),
-            "dumps": str(self._here / "dumps"), "warehouse": str(self._here / "replica"),
-        }  # fmt: skip
+            "source": source.running.uri,
+            "target": target.running.uri,
+            "databases": "soak_.*",
+            "cmroot": str(self._here / "cmroot"),
+            "target_cmroot": str(self._here / "replica" / ".cmroot"),
+            "dumps": str(self._here / "dumps"),
+            "warehouse": str(self._here / "replica"),
+        }
 
     def _config(self, keys: dict[str, str]) -> Path:
         config = self._here / "replicator.toml"

@@ -64,9 +64,11 @@ class Follower:
     def start(self) -> None:
         with self._log.open("a") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "replicator.cli.main", *self._arguments], stdout=subprocess.PIPE, stderr=log,
+                [sys.executable, "-m", "replicator.cli.main", *self._arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
                 text=True,
-            )  # fmt: skip
+            )
 
     def kill(self) -> None:
         if self._child is not None and self._child.poll() is None:

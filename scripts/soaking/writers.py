@@ -24,9 +24,18 @@ from soaking.watching import METADATA, PARTITION, SPARK, Marks
 PLACES = [f"t{number}" for number in range(12)]  # names of tables that come and go
 KEPT_DAYS = 200  # marked partitions of one table; the oldest go
 PLAIN_SHARES = {
-    "mark": 30, "day": 15, "create": 6, "alter": 9, "add": 12, "alter a partition": 8, "overwrite": 8, "write": 4,
-    "drop a partition": 4, "rename": 2, "drop": 2,
-}  # fmt: skip
+    "mark": 30,
+    "day": 15,
+    "create": 6,
+    "alter": 9,
+    "add": 12,
+    "alter a partition": 8,
+    "overwrite": 8,
+    "write": 4,
+    "drop a partition": 4,
+    "rename": 2,
+    "drop": 2,
+}
 SQL_SHARES = {"insert": 45, "overwrite": 15, "create": 10, "append": 15, "drop a partition": 5, "drop": 5, "rename": 5}
 
 
@@ -83,9 +92,14 @@ class PlainWriter(Writer):
     """`rate`: of time since the beginning, operations a second."""
 
     def __init__(
-        self, metastore: ThriftMetastore, db: str, warehouse: Path, marks: Marks, rate: Callable[[float], float],
+        self,
+        metastore: ThriftMetastore,
+        db: str,
+        warehouse: Path,
+        marks: Marks,
+        rate: Callable[[float], float],
         dice: random.Random,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__("thrift writer", PLAIN_SHARES, dice)
         self._db = PlainDatabase(metastore, db, warehouse)
         self._marks, self._rate = marks, rate
@@ -181,9 +195,10 @@ class SqlWriter(Writer):
 
     def begin(self) -> None:
         self._spark.run(
-            f"CREATE DATABASE {self._db}", f"USE {self._db}",
+            f"CREATE DATABASE {self._db}",
+            f"USE {self._db}",
             "CREATE TABLE days (a INT, b STRING, p INT) USING PARQUET PARTITIONED BY (p)",
-        )  # fmt: skip
+        )
 
     def pause(self) -> float:
         return self._seconds

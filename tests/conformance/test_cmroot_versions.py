@@ -18,14 +18,7 @@ pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 
 from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.keepers import CopyKeeper, LinkKeeper, NoKeeper, VersionKeeper, choose_keeper, is_kept
-from cmroot.keep.versions import (
-    BLOCK,
-    NULL,
-    noncurrent_days,
-    open_version,
-    version_size,
-    why_unversioned,
-)
+from cmroot.keep.versions import BLOCK, NULL, noncurrent_days, open_version, version_size, why_unversioned
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.listing import list_tree, object_state

@@ -105,9 +105,14 @@ def packed(event: NotificationEvent) -> NotificationEvent:
 
 def table_of(db: str, *, partitioned: bool = False) -> Table:
     return Table(
-        db=db, name="t", owner="o", retention=3, storage=TEXT, partition_keys=KEYS if partitioned else (),
+        db=db,
+        name="t",
+        owner="o",
+        retention=3,
+        storage=TEXT,
+        partition_keys=KEYS if partitioned else (),
         parameters={"k": "v", "empty": ""},
-    )  # fmt: skip
+    )
 
 
 def partition_of(*values: str) -> Partition:
@@ -243,9 +248,17 @@ def test_indexes(metastore: ThriftMetastore, db: str, events: Events) -> None:
     metastore.create_table(table_of(db))
     sd = metastore._read("table", lambda client: client.get_table(db, "t")).sd
     index = ttypes.Index(
-        indexName="i", indexHandlerClass="h", dbName=db, origTableName="t", indexTableName="t_i", sd=sd, parameters={},
-        deferredRebuild=True, createTime=1, lastAccessTime=1,
-    )  # fmt: skip
+        indexName="i",
+        indexHandlerClass="h",
+        dbName=db,
+        origTableName="t",
+        indexTableName="t_i",
+        sd=sd,
+        parameters={},
+        deferredRebuild=True,
+        createTime=1,
+        lastAccessTime=1,
+    )
     own = ttypes.Table(tableName="t_i", dbName=db, sd=sd, tableType="INDEX_TABLE", parameters={}, partitionKeys=[])
     events()
     metastore._change("add", lambda client: client.add_index(index, own))
@@ -281,9 +294,17 @@ def newer(type_: str, **message: Any) -> NotificationEvent:
 def test_a_batch_of_altered_partitions_leaves_known_files(objects: dict[str, Any], db: str) -> None:
     texts, table = objects["partitionListJson"], objects["tableObjJson"]
     event = newer(
-        "ALTER_PARTITIONS", cat="hive", db=db, table="t", tableType="MANAGED_TABLE", tableObjJson=table,
-        isTruncateOp="false", writeId=0, partitions=objects["partitions"], partitionListJson=texts,
-    )  # fmt: skip
+        "ALTER_PARTITIONS",
+        cat="hive",
+        db=db,
+        table="t",
+        tableType="MANAGED_TABLE",
+        tableObjJson=table,
+        isTruncateOp="false",
+        writeId=0,
+        partitions=objects["partitions"],
+        partitionListJson=texts,
+    )
     change = decode(event).change
     assert isinstance(change, AddPartitions)
     assert (change.partition_names, change.replace) == (("p=x/q=1", "p=y/q=2"), False)
@@ -291,9 +312,15 @@ def test_a_batch_of_altered_partitions_leaves_known_files(objects: dict[str, Any
 
 def test_an_insert_with_objects_names_its_partition(objects: dict[str, Any], db: str) -> None:
     event = newer(
-        "INSERT", db=db, table="t", tableType="MANAGED_TABLE", tableObjJson=objects["tableObjJson"],
-        ptnObjJson=objects["partitionListJson"][1], replace="true", files=["hdfs://n/t/f#sum#hdfs://n/cm#base_1"],
-    )  # fmt: skip
+        "INSERT",
+        db=db,
+        table="t",
+        tableType="MANAGED_TABLE",
+        tableObjJson=objects["tableObjJson"],
+        ptnObjJson=objects["partitionListJson"][1],
+        replace="true",
+        files=["hdfs://n/t/f#sum#hdfs://n/cm#base_1"],
+    )
     found = decode(event)
     assert found.change == ChangeFiles(db=db, table="t", partition="p=y/q=2")
     assert [(file.uri, file.partition, file.checksum) for file in found.files] == [("hdfs://n/t/f", "p=y/q=2", "sum")]

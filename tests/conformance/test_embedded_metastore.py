@@ -232,11 +232,17 @@ def test_an_event_of_5000_partitions_comes_through_whole(start: MetastoreFactory
 
     def storage(location: str) -> ttypes.StorageDescriptor:
         return ttypes.StorageDescriptor(
-            cols=columns, location=location, inputFormat="org.apache.hadoop.mapred.TextInputFormat",
-            outputFormat="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat", compressed=False, numBuckets=-1,
+            cols=columns,
+            location=location,
+            inputFormat="org.apache.hadoop.mapred.TextInputFormat",
+            outputFormat="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
+            compressed=False,
+            numBuckets=-1,
             serdeInfo=ttypes.SerDeInfo("t", "org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe", {}),
-            bucketCols=[], sortCols=[], parameters={},
-        )  # fmt: skip
+            bucketCols=[],
+            sortCols=[],
+            parameters={},
+        )
 
     names = [f"{i:05d}" for i in range(5000)]
     partitions = [ttypes.Partition([name], "big", "t", 0, 0, storage(f"{base}/p={name}"), {}) for name in names]
@@ -352,8 +358,9 @@ def test_the_listener_jar_can_be_given_and_a_missing_one_is_told(tmp_path: Path)
 def test_a_listener_that_cannot_be_fetched_says_what_each_way_said(tmp_path: Path) -> None:
     found = java.find_java(os.environ)
     # Refused at once: nothing listens where all requests are sent.
-    proxy = " ".join(f"-D{scheme}.proxy{part}" for scheme in ("http", "https") for part in (
-        "Host=127.0.0.1", f"Port={free_port()}"))  # fmt: skip
+    proxy = " ".join(
+        f"-D{scheme}.proxy{part}" for scheme in ("http", "https") for part in ("Host=127.0.0.1", f"Port={free_port()}")
+    )
     env = {"PATH": str(tmp_path), "HOME": str(tmp_path), "REPLICATOR_CACHE": str(tmp_path), "JAVA_TOOL_OPTIONS": proxy}
     with pytest.raises(JavaError) as failure:
         jars.listener_jar(found, env)

@@ -63,10 +63,10 @@ def values(kind: int, depth: int) -> st.SearchStrategy[Any]:
         return structs(depth - 1) if depth else st.just(())
     if kind == MAP:
         return st.tuples(inner, inner).flatmap(
-            lambda kinds: st.lists(
-                st.tuples(values(kinds[0], depth - 1), values(kinds[1], depth - 1)), max_size=3
-            ).map(lambda pairs: Mapped(*kinds, tuple(pairs)))
-        )  # fmt: skip
+            lambda kinds: st.lists(st.tuples(values(kinds[0], depth - 1), values(kinds[1], depth - 1)), max_size=3).map(
+                lambda pairs: Mapped(*kinds, tuple(pairs))
+            )
+        )
     return inner.flatmap(
         lambda each: st.lists(values(each, depth - 1), max_size=3).map(lambda items: Listed(each, tuple(items)))
     )
@@ -77,8 +77,9 @@ def structs(depth: int = 2) -> st.SearchStrategy[Fields]:
     return st.lists(
         st.tuples(st.integers(-32768, 32767), field).flatmap(
             lambda head: values(head[1], max(depth, 0)).map(lambda value: Field(*head, value))
-        ), max_size=5,
-    ).map(tuple)  # fmt: skip
+        ),
+        max_size=5,
+    ).map(tuple)
 
 
 def parsed(data: bytes) -> tuple[Header, Fields]:
@@ -174,13 +175,17 @@ def test_a_header_is_found_however_its_bytes_arrive(name: str, sequence: int, da
 @pytest.mark.parametrize(
     ("begin", "guess"),
     [
-        (b"\x16\x03\x01\x02\x00\x01", "TLS"), (b"\x01\x00\x00\x00\x06GSSAPI", "Kerberos"), (b"GET / HTTP/1.1", "HTTP"),
-        (b"\x00\x00\x00\x20\x80\x01\x00\x01", "framed"), (b"\x00\x00\x00\x0cget_database", "strict"),
-        (b"\x80\x01\x00\x09\x00\x00\x00\x01x\x00\x00\x00\x00", "kind"), (b"\x80\x01\x00\x01\xff\xff\xff\xff", "name"),
+        (b"\x16\x03\x01\x02\x00\x01", "TLS"),
+        (b"\x01\x00\x00\x00\x06GSSAPI", "Kerberos"),
+        (b"GET / HTTP/1.1", "HTTP"),
+        (b"\x00\x00\x00\x20\x80\x01\x00\x01", "framed"),
+        (b"\x00\x00\x00\x0cget_database", "strict"),
+        (b"\x80\x01\x00\x09\x00\x00\x00\x01x\x00\x00\x00\x00", "kind"),
+        (b"\x80\x01\x00\x01\xff\xff\xff\xff", "name"),
         (b"\x80\x01\x00\x01\x7f\xff\xff\xff", "name"),
         (b"\x80\x01\x00\x01\x00\x00\x00\x01\xff\x00\x00\x00\x00", "UTF-8"),
     ],
-)  # fmt: skip
+)
 def test_other_protocols_are_told_by_name(begin: bytes, guess: str) -> None:
     with pytest.raises(Garbage, match=guess):
         parse_header(begin)
@@ -218,25 +223,39 @@ def request(**parts: Any) -> Any:
     [
         (("drop_table", "Sales", "T", True), Drop("drop_table", "table", "sales", "t")),
         (("drop_table", "Sales", "T", False), Drop("drop_table", "table", "sales", "t", deletes=False)),
-        (("drop_table_with_environment_context", "@hive#Sales", "T", True, CONTEXT),
-         Drop("drop_table_with_environment_context", "table", "sales", "t")),
-        (("drop_partition", "sales", "t", ["1", "x y"], True),
-         Drop("drop_partition", "partitions", "sales", "t", values=("1", "x y"))),
-        (("drop_partition_with_environment_context", "sales", "t", ["1"], True, CONTEXT),
-         Drop("drop_partition_with_environment_context", "partitions", "sales", "t", values=("1",))),
-        (("drop_partition_by_name", "sales", "t", "p=1/q=%2F", True),
-         Drop("drop_partition_by_name", "partitions", "sales", "t", name="p=1/q=%2F")),
-        (("drop_partition_by_name_with_environment_context", "sales", "t", "p=1", False, CONTEXT),
-         Drop("drop_partition_by_name_with_environment_context", "partitions", "sales", "t", False, name="p=1")),
-        (("drop_partitions_req", request(names=["p=1", "p=2"])),
-         Drop("drop_partitions_req", "partitions", "sales", "t", names=("p=1", "p=2"))),
-        (("drop_partitions_req", request(exprs=[ttypes.DropPartitionsExpr(expr=b"\x01\x00\xff")])),
-         Drop("drop_partitions_req", "partitions", "sales", "t", expressions=(b"\x01\x00\xff",))),
+        (
+            ("drop_table_with_environment_context", "@hive#Sales", "T", True, CONTEXT),
+            Drop("drop_table_with_environment_context", "table", "sales", "t"),
+        ),
+        (
+            ("drop_partition", "sales", "t", ["1", "x y"], True),
+            Drop("drop_partition", "partitions", "sales", "t", values=("1", "x y")),
+        ),
+        (
+            ("drop_partition_with_environment_context", "sales", "t", ["1"], True, CONTEXT),
+            Drop("drop_partition_with_environment_context", "partitions", "sales", "t", values=("1",)),
+        ),
+        (
+            ("drop_partition_by_name", "sales", "t", "p=1/q=%2F", True),
+            Drop("drop_partition_by_name", "partitions", "sales", "t", name="p=1/q=%2F"),
+        ),
+        (
+            ("drop_partition_by_name_with_environment_context", "sales", "t", "p=1", False, CONTEXT),
+            Drop("drop_partition_by_name_with_environment_context", "partitions", "sales", "t", False, name="p=1"),
+        ),
+        (
+            ("drop_partitions_req", request(names=["p=1", "p=2"])),
+            Drop("drop_partitions_req", "partitions", "sales", "t", names=("p=1", "p=2")),
+        ),
+        (
+            ("drop_partitions_req", request(exprs=[ttypes.DropPartitionsExpr(expr=b"\x01\x00\xff")])),
+            Drop("drop_partitions_req", "partitions", "sales", "t", expressions=(b"\x01\x00\xff",)),
+        ),
         (("drop_database", "Sales", True, True), Drop("drop_database", "database", "sales", cascade=True)),
         (("drop_database", "sales", True, False), Drop("drop_database", "database", "sales")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)  # fmt: skip
+)
 def test_what_a_client_asks_for_is_understood(call: tuple[Any, ...], understood: Drop) -> None:
     header, arguments = sent(*call)
     assert intercepted(header.name) and not suspicious(header.name)
@@ -268,8 +287,10 @@ def test_requests_of_newer_servers_are_understood() -> None:
         "drop_partition_req", "partitions", "sales", "t", name="p=1"
     )
     for name, arguments, number in (
-        ("drop_table_req", table, 4), ("drop_database_req", database, 4), ("drop_partition_req", partition, 6),
-    ):  # fmt: skip
+        ("drop_table_req", table, 4),
+        ("drop_database_req", database, 4),
+        ("drop_partition_req", partition, 6),
+    ):
         _, rest = parsed(without_deletion(Header(1, name, 5, 0), arguments))
         assert flag(find(rest, 1, STRUCT), number) is False
 
@@ -305,7 +326,7 @@ def test_a_truncation_asks_newer_servers_to_leave_the_files() -> None:
         ("drop_partitions_req", {1: struct({1: "s", 2: "t", 3: struct({7: "new"})})}, "which partitions"),
         ("drop_partitions_req", {}, "names no"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_understood_says_why(name: str, arguments: dict[int, Any], why: str) -> None:
     with pytest.raises(NotUnderstood, match=why):
         understand(name, struct(arguments))
@@ -320,12 +341,13 @@ CONTEXT_LYING = Field(4, STRUCT, (Field(1, MAP, Mapped(I64, I64, ((bytes(8), byt
 @pytest.mark.parametrize(
     ("name", "arguments", "why"),
     [
-        ("drop_table", TWICE, "twice"), ("drop_partition", LYING, "neither texts nor structs"),
+        ("drop_table", TWICE, "twice"),
+        ("drop_partition", LYING, "neither texts nor structs"),
         ("drop_partitions_req", struct({1: UNION}), "two ways"),
         ("drop_table_with_environment_context", (*struct({1: "s", 2: "t", 3: False}), CONTEXT_LYING), "a map"),
         ("truncate_table", struct({1: "s", 2: "t", 3: [struct({1: "p=1"})]}), "which partitions"),
     ],
-)  # fmt: skip
+)
 def test_what_a_server_may_read_otherwise_is_not_understood(name: str, arguments: Fields, why: str) -> None:
     """Each would have been a drop without deletion here, and one with it there."""
     with pytest.raises(NotUnderstood, match=why):
@@ -353,12 +375,15 @@ def test_a_refusal_is_an_error_that_its_method_declares(name: str) -> None:
 @pytest.mark.parametrize(
     ("type", "message", "truncated"),
     [
-        ("ALTER_TABLE", '{"isTruncateOp":"true"}', True), ("ALTER_PARTITION", '{"isTruncateOp":true}', True),
-        ("ALTER_TABLE", '{"isTruncateOp":"false"}', False), ("ALTER_TABLE", "{}", False),
-        ("ALTER_TABLE", '{"isTruncateOp":', False), ("ALTER_TABLE", "neither", False),
+        ("ALTER_TABLE", '{"isTruncateOp":"true"}', True),
+        ("ALTER_PARTITION", '{"isTruncateOp":true}', True),
+        ("ALTER_TABLE", '{"isTruncateOp":"false"}', False),
+        ("ALTER_TABLE", "{}", False),
+        ("ALTER_TABLE", '{"isTruncateOp":', False),
+        ("ALTER_TABLE", "neither", False),
         ("INSERT", '{"isTruncateOp":"true"}', False),
     ],
-)  # fmt: skip
+)
 def test_only_an_alteration_that_says_so_is_a_truncation(type: str, message: str, truncated: bool) -> None:
     assert _is_truncation(NotificationEvent(1, 1, type, "db", "t", message)) == truncated
 

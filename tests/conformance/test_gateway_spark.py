@@ -54,8 +54,10 @@ def test_what_spark_drops_is_kept(guard: Guarded, spark: SparkSql) -> None:
     spark.run("DROP TABLE doomed", "ALTER TABLE some DROP PARTITION (p = 1), PARTITION (p = 2)")
     rows = [row for row, _ in guard.entries()]
     assert {(row["table"], row["partition"]) for row in rows if row["path"] != "_SUCCESS"} == {
-        ("doomed", ""), ("some", "p=1"), ("some", "p=2"),
-    }  # fmt: skip
+        ("doomed", ""),
+        ("some", "p=1"),
+        ("some", "p=2"),
+    }
     kept = [path.read_bytes() for path in Path(guard.root.files).rglob("*") if path.is_file()]
     assert before <= set(kept)
     assert not guard.place("doomed").exists()
@@ -66,9 +68,12 @@ def test_what_spark_drops_is_kept(guard: Guarded, spark: SparkSql) -> None:
 
 def test_a_database_that_spark_drops_with_all_its_tables_is_kept(guard: Guarded, spark: SparkSql) -> None:
     spark.run(
-        "CREATE DATABASE going", "CREATE TABLE going.a (a INT) STORED AS PARQUET", "INSERT INTO going.a VALUES (1)",
-        "CREATE TABLE going.b (a INT) STORED AS PARQUET", "INSERT INTO going.b VALUES (2)",
-    )  # fmt: skip
+        "CREATE DATABASE going",
+        "CREATE TABLE going.a (a INT) STORED AS PARQUET",
+        "INSERT INTO going.a VALUES (1)",
+        "CREATE TABLE going.b (a INT) STORED AS PARQUET",
+        "INSERT INTO going.b VALUES (2)",
+    )
     before = len([path for path in Path(guard.root.files).rglob("*.*") if path.is_file()])
     spark.run("DROP DATABASE going CASCADE")
     assert [row[0] for row in spark.run("SHOW DATABASES") if row[0] == "going"] == []

@@ -60,9 +60,11 @@ def buckets() -> Iterator[None]:
     host, port = running.get_host_and_port()
     before = dict(os.environ)
     os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
-    }  # fmt: skip
+    }
     for bucket in BUCKETS:
         s3("create_bucket", bucket)
     set_versioning(VERSIONED, "Enabled")
@@ -140,17 +142,26 @@ class Story:
 
     def capture(self, keeper: str = "auto", **options: Any) -> Captured:
         return replicator.capture(
-            source=self.sides.source.uri, cmroot=self.root.place, db=self.db, keeper=keeper, engine=self.sides.engine,
+            source=self.sides.source.uri,
+            cmroot=self.root.place,
+            db=self.db,
+            keeper=keeper,
+            engine=self.sides.engine,
             **options,
-        )  # fmt: skip
+        )
 
     def dump(self, **options: Any) -> str:
         """Of what was captured already."""
         self.dumps += 1
         dumped = replicator.dump(
-            source=self.sides.source.uri, cmroot=self.root.place, db=self.db, out=str(self.work / f"dump{self.dumps}"),
-            capture_first=False, engine=self.sides.engine, **options,
-        )  # fmt: skip
+            source=self.sides.source.uri,
+            cmroot=self.root.place,
+            db=self.db,
+            out=str(self.work / f"dump{self.dumps}"),
+            capture_first=False,
+            engine=self.sides.engine,
+            **options,
+        )
         return dumped.dump
 
     def load(self, dump: str, **options: Any) -> Loaded:
@@ -183,11 +194,12 @@ class Story:
 
 def _storage(location: str) -> Storage:
     return Storage(
-        columns=(Column("a", "string"),), location=location if "://" in location else f"file:{location}",
+        columns=(Column("a", "string"),),
+        location=location if "://" in location else f"file:{location}",
         input_format="org.apache.hadoop.mapred.TextInputFormat",
         output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
         serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

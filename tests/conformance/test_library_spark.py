@@ -32,8 +32,19 @@ def test_a_library_call_leaves_the_callers_spark_at_work(
     if how == "own":  # a Java on the path is enough
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK", "SPARK"))}
     done = subprocess.run(
-        [*launcher, str(SCRIPT), source_metastore.uri, target_metastore.uri, str(source_metastore.warehouse),
-         str(tmp_path / "cmroot"), how],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300,
-    )  # fmt: skip
+        [
+            *launcher,
+            str(SCRIPT),
+            source_metastore.uri,
+            target_metastore.uri,
+            str(source_metastore.warehouse),
+            str(tmp_path / "cmroot"),
+            how,
+        ],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=300,
+    )
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "well", done.stderr[-5000:]

@@ -101,9 +101,13 @@ def test_a_database_is_made_changed_and_dropped_but_its_directory_stays(
 ) -> None:
     place = source_metastore.warehouse / "elsewhere"
     made = Database(
-        name="made", description="Überblick 🦆", location=f"file:{place}", parameters={"ключ": "значение"}, owner="o",
+        name="made",
+        description="Überblick 🦆",
+        location=f"file:{place}",
+        parameters={"ключ": "значение"},
+        owner="o",
         owner_type="ROLE",
-    )  # fmt: skip
+    )
     metastore.create_database(made)
     assert metastore.database("made") == made
     assert "made" in metastore.database_names()
@@ -131,9 +135,14 @@ def test_a_table_comes_back_as_it_was_sent(metastore: Metastore, db: str, tmp_pa
         at(f"file:{tmp_path / 't'}"), buckets=2, bucket_columns=("a",), sort_columns=(("a", 1),), parameters={"x": "ü"}
     )
     made = Table(
-        db=db, name="t", owner="öwner", retention=5, storage=storage, partition_keys=BY_P,
+        db=db,
+        name="t",
+        owner="öwner",
+        retention=5,
+        storage=storage,
+        partition_keys=BY_P,
         parameters={"comment": "含む 🦆", "numFiles": "7", "transient_lastDdlTime": "5"},
-    )  # fmt: skip
+    )
     metastore.create_table(made)
     read = metastore.table(db, "t")
     assert read.create_time > 0  # the server's own time, whatever is sent
@@ -287,9 +296,13 @@ def test_five_thousand_partitions_are_read_in_batches_and_reading_may_stop_early
 
 def test_a_function_is_made_changed_and_dropped(metastore: Metastore, db: str) -> None:
     made = Function(
-        db=db, name="f", class_name="org.example.F", owner="o", owner_type="USER",
+        db=db,
+        name="f",
+        class_name="org.example.F",
+        owner="o",
+        owner_type="USER",
         resources=(("JAR", "file:/é.jar"), ("FILE", "file:/f"), ("ARCHIVE", "file:/a.zip")),
-    )  # fmt: skip
+    )
     metastore.create_function(made)
     with pytest.raises(ObjectExists):
         metastore.create_function(made)
@@ -329,8 +342,9 @@ def test_events_are_read_after_an_id(metastore: Metastore, db: str) -> None:
     metastore.drop_table(db, "t")
     events = metastore.next_events(before)
     assert [(event.type, event.db, event.table) for event in events] == [
-        ("CREATE_TABLE", db, "t"), ("DROP_TABLE", db, "t")
-    ]  # fmt: skip
+        ("CREATE_TABLE", db, "t"),
+        ("DROP_TABLE", db, "t"),
+    ]
     assert [event.id for event in events] == [before + 1, before + 2]
     assert metastore.current_event_id() == before + 2
     assert "größe 🦆" in (events[0].message or "")
@@ -530,11 +544,13 @@ def test_a_silent_port_is_given_up_after_twenty_seconds() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"), (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),
-        (b"\x04\x00\x00\x00\x13Invalid status -128", "SASL"), (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH-2.0"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),
+        (b"\x04\x00\x00\x00\x13Invalid status -128", "SASL"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH-2.0"),
         (b"\x00\x00\x00\x20\x80\x01\x00\x02", "framed"),
     ],
-)  # fmt: skip
+)
 def test_a_port_that_speaks_something_else_is_told_by_what_it_says(answer: bytes, said: str) -> None:
     with answering(answer) as uri, connect(uri) as client:
         began = time.monotonic()
@@ -555,9 +571,23 @@ def test_a_web_server_and_a_tls_port_are_told_at_once(tmp_path: Path) -> None:
         web.shutdown()
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", key, "-out",
-         certificate], check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=localhost",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ],
+        check=True,
+        capture_output=True,
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with answering(b"", over=context) as uri, connect(uri) as client, pytest.raises(MetastoreError, match="TLS"):

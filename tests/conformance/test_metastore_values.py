@@ -175,16 +175,18 @@ statistics = st.builds(
             ColumnStatistic,
             column=text,
             type=text,
-            data=st.sampled_from([
-                {"2": {"rec": {"1": {"i64": -5}, "2": {"i64": 9}, "3": {"i64": 0}, "5": {"str": "SExM/wA="}}}},
-                {"3": {"rec": {"1": {"dbl": 0.5}, "2": {"dbl": "NaN"}, "3": {"i64": 1}, "4": {"i64": 2}}}},
-                {"6": {"rec": {"1": {"rec": {"1": {"str": "AQ=="}, "3": {"i16": 2}}}, "3": {"i64": 0}}}},
-                {"8": {"rec": {"1": {"rec": {"1": {"i64": 5}}}, "3": {"i64": 1}, "4": {"i64": 2}}}},
-            ]),
+            data=st.sampled_from(
+                [
+                    {"2": {"rec": {"1": {"i64": -5}, "2": {"i64": 9}, "3": {"i64": 0}, "5": {"str": "SExM/wA="}}}},
+                    {"3": {"rec": {"1": {"dbl": 0.5}, "2": {"dbl": "NaN"}, "3": {"i64": 1}, "4": {"i64": 2}}}},
+                    {"6": {"rec": {"1": {"rec": {"1": {"str": "AQ=="}, "3": {"i16": 2}}}, "3": {"i64": 0}}}},
+                    {"8": {"rec": {"1": {"rec": {"1": {"i64": 5}}}, "3": {"i64": 1}, "4": {"i64": 2}}}},
+                ]
+            ),
         ),
         max_size=2,
     ).map(tuple),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -256,9 +258,9 @@ def test_null_maps_lists_and_values_of_maps_are_read() -> None:
     assert table == Table(db="d", name="t", parameters={"b": "c"})
     unsendable = Table(db="d", name="t", parameters={"a": None, "b": "c"})  # type: ignore[dict-item]
     assert over_the_wire(values.table_to_thrift(unsendable), TBinaryProtocolAccelerated).parameters == {"b": "c"}
-    assert values.table_from_tjson({
-        "1": {"str": "t"}, "2": {"str": "d"}, "9": {"map": ["str", "str", 2, {"a": None, "b": "c"}]}
-    }).parameters == {"b": "c"}  # fmt: skip
+    assert values.table_from_tjson(
+        {"1": {"str": "t"}, "2": {"str": "d"}, "9": {"map": ["str", "str", 2, {"a": None, "b": "c"}]}}
+    ).parameters == {"b": "c"}
 
 
 def test_the_skew_that_the_server_sends_with_every_table_is_none() -> None:
@@ -282,10 +284,16 @@ def test_equal_columns_are_one_object() -> None:
 # --- the field table against two independent sets of bindings
 
 IN_NONE_OF_THEM = {
-    ("NotificationEventRequest", 4), ("NotificationEventRequest", 5), ("NotificationEventRequest", 6),
-    ("NotificationEventRequest", 7), ("DoubleColumnStatsData", 6), ("LongColumnStatsData", 6),
-    ("DecimalColumnStatsData", 6), ("DateColumnStatsData", 6), ("TimestampColumnStatsData", 6),
-}  # fmt: skip
+    ("NotificationEventRequest", 4),
+    ("NotificationEventRequest", 5),
+    ("NotificationEventRequest", 6),
+    ("NotificationEventRequest", 7),
+    ("DoubleColumnStatsData", 6),
+    ("LongColumnStatsData", 6),
+    ("DecimalColumnStatsData", 6),
+    ("DateColumnStatsData", 6),
+    ("TimestampColumnStatsData", 6),
+}
 
 
 def shape(kind: int, args: Any) -> Any:

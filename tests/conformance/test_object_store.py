@@ -42,9 +42,11 @@ def bucket() -> Iterator[str]:
     running.start()
     host, port = running.get_host_and_port()
     settings = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
-    }  # fmt: skip
+    }
     before = dict(os.environ)
     os.environ.update(settings)
     import s3fs
@@ -74,9 +76,12 @@ def write_partition(source: Running, day: str, text: str) -> None:
 
 def storage(location: str) -> Storage:
     return Storage(
-        columns=(Column(name="line", type="string"),), location=location, input_format=TEXT, output_format=OUTPUT,
+        columns=(Column(name="line", type="string"),),
+        location=location,
+        input_format=TEXT,
+        output_format=OUTPUT,
         serde=Serde(library=LAZY),
-    )  # fmt: skip
+    )
 
 
 def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
@@ -183,15 +188,26 @@ class Shop:
 
     def restore(self, progress: Progress) -> None:
         replicator.restore(
-            cmroot=self.root, db=self.name, to=segments(self.root)[-1].metadata["event"], target=self.target.uri,
-            into=f"{self.name}_past", target_cmroot=self.target_root, engine=self.engine, progress=progress,
-        )  # fmt: skip
+            cmroot=self.root,
+            db=self.name,
+            to=segments(self.root)[-1].metadata["event"],
+            target=self.target.uri,
+            into=f"{self.name}_past",
+            target_cmroot=self.target_root,
+            engine=self.engine,
+            progress=progress,
+        )
 
     def repair(self, progress: Progress) -> None:
         replicator.repair(
-            source=self.source_uri, target=self.target.uri, cmroot=self.root, db=self.name,
-            target_cmroot=self.target_root, engine=self.engine, progress=progress,
-        )  # fmt: skip
+            source=self.source_uri,
+            target=self.target.uri,
+            cmroot=self.root,
+            db=self.name,
+            target_cmroot=self.target_root,
+            engine=self.engine,
+            progress=progress,
+        )
 
     def shown(self) -> dict[str, list[str]]:
         """Tables of the target, with their files."""

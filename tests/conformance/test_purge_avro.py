@@ -28,13 +28,37 @@ REFUSED = (FormatError, Unsupported)
 GONE = pa.array([0, 7, 8, 500, *range(900, 960)], pa.int64())
 
 NESTED: Any = {
-    "type": "record", "name": "Event", "namespace": "of.tests", "doc": "a name, and 'quotes' \"\"\"", "fields": [
-        {"name": "header", "type": ["null", {"type": "record", "name": "Header", "fields": [
-            {"name": "member", "type": ["null", "long"]}, {"name": "at", "type": {"type": "long",
-             "logicalType": "timestamp-micros"}}]}]},
+    "type": "record",
+    "name": "Event",
+    "namespace": "of.tests",
+    "doc": 'a name, and \'quotes\' """',
+    "fields": [
+        {
+            "name": "header",
+            "type": [
+                "null",
+                {
+                    "type": "record",
+                    "name": "Header",
+                    "fields": [
+                        {"name": "member", "type": ["null", "long"]},
+                        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+                    ],
+                },
+            ],
+        },
         {"name": "tags", "type": {"type": "map", "values": {"type": "array", "items": "string"}}},
-        {"name": "next", "type": ["null", {"type": "record", "name": "Link", "fields": [
-            {"name": "v", "type": "int"}, {"name": "rest", "type": ["null", "Link"]}]}]},
+        {
+            "name": "next",
+            "type": [
+                "null",
+                {
+                    "type": "record",
+                    "name": "Link",
+                    "fields": [{"name": "v", "type": "int"}, {"name": "rest", "type": ["null", "Link"]}],
+                },
+            ],
+        },
         {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
         {"name": "hash", "type": {"type": "fixed", "name": "Hash", "size": 4}},
         {"name": "id", "type": ["null", "long"]},
@@ -43,7 +67,7 @@ NESTED: Any = {
         {"name": "nothing", "type": {"type": "array", "items": "null"}},
         {"name": "on", "type": {"type": "int", "logicalType": "date"}},
     ],
-}  # fmt: skip
+}
 
 
 def event(number: int) -> dict[str, Any]:
@@ -54,11 +78,15 @@ def event(number: int) -> dict[str, Any]:
     return {
         "header": None if number % 13 == 0 else header,
         "tags": {f"k{each}": ["x" * number] * each for each in range(number % 4)},
-        "next": link, "kind": "AB"[number % 2], "hash": struct.pack(">i", number),
+        "next": link,
+        "kind": "AB"[number % 2],
+        "hash": struct.pack(">i", number),
         "id": None if number % 17 == 1 else number - 20 if number > 990 else number,
         "any": (None, 1.5, True, header, [b"abcd"] * 3)[number % 5],
-        "cost": Decimal(number * 10**20).scaleb(-3), "nothing": [None] * (number % 3), "on": date(2026, 1, 1),
-    }  # fmt: skip
+        "cost": Decimal(number * 10**20).scaleb(-3),
+        "nothing": [None] * (number % 3),
+        "on": date(2026, 1, 1),
+    }
 
 
 def written(schema: Any, records: Sequence[Any], codec: str = "null", interval: int = 4000, **more: Any) -> bytes:
@@ -134,31 +162,47 @@ IDS: dict[str, tuple[Any, list[Any], pa.Array, str, list[int]]] = {
     "decimal": (
         {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2},
         [Decimal("-1.25"), Decimal("9" * 36 + ".25"), Decimal("0.00")],
-        pa.array([Decimal("9" * 36 + ".25"), Decimal("0.00")], pa.decimal128(38, 2)), "decimal(38,2)", [1, 2],
+        pa.array([Decimal("9" * 36 + ".25"), Decimal("0.00")], pa.decimal128(38, 2)),
+        "decimal(38,2)",
+        [1, 2],
     ),
     "decimal in fixed, of another scale": (
         {"type": "fixed", "name": "D", "size": 9, "logicalType": "decimal", "precision": 20, "scale": 3},
         [Decimal("-1.250"), Decimal("1.255"), Decimal("-7.000")],
-        pa.array([Decimal("-1.25"), Decimal("1.25"), Decimal("-7")], pa.decimal128(20, 2)), "decimal(20,2)", [0, 2],
+        pa.array([Decimal("-1.25"), Decimal("1.25"), Decimal("-7")], pa.decimal128(20, 2)),
+        "decimal(20,2)",
+        [0, 2],
     ),
     "date": (
-        {"type": "int", "logicalType": "date"}, [date(1969, 7, 20), date(2026, 1, 1), date(1970, 1, 1)],
-        pa.array([date(1969, 7, 20)]), "date", [0],
+        {"type": "int", "logicalType": "date"},
+        [date(1969, 7, 20), date(2026, 1, 1), date(1970, 1, 1)],
+        pa.array([date(1969, 7, 20)]),
+        "date",
+        [0],
     ),
     "timestamp": (
-        {"type": "long", "logicalType": "timestamp-millis"}, [LONG, datetime(1969, 1, 1, tzinfo=UTC)],
-        pa.array([LONG], pa.timestamp("ns")), "timestamp", [0],
+        {"type": "long", "logicalType": "timestamp-millis"},
+        [LONG, datetime(1969, 1, 1, tzinfo=UTC)],
+        pa.array([LONG], pa.timestamp("ns")),
+        "timestamp",
+        [0],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", IDS)
 @pytest.mark.parametrize("nullable", [False, True])
 def test_avro_ids_of_every_type(name: str, nullable: bool) -> None:
     type_, values, keys, declared, gone = IDS[name]
-    schema = {"type": "record", "name": "R", "fields": [
-        {"name": "before", "type": "string"}, {"name": "ID", "type": ["null", type_] if nullable else type_},
-        {"name": "behind", "type": "int"}]}  # fmt: skip
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "before", "type": "string"},
+            {"name": "ID", "type": ["null", type_] if nullable else type_},
+            {"name": "behind", "type": "int"},
+        ],
+    }
     values = [*values, None] if nullable else values
     data = written(schema, [{"before": "b", "ID": value, "behind": at} for at, value in enumerate(values)])
     found, _ = without(data, keys, type_=declared)
@@ -212,10 +256,17 @@ def test_avro_of_any_schema(seed: int) -> None:
     assert str(read(found)) == str(wanted) and counts == (60, 60 - len(wanted))
 
 
-SMALL: Any = {"type": "record", "name": "R", "fields": [
-    {"name": "a", "type": {"type": "array", "items": "int"}}, {"name": "id", "type": ["null", "long"]},
-    {"name": "b", "type": "bytes"}, {"name": "m", "type": {"type": "map", "values": "boolean"}},
-    {"name": "f", "type": ["float", "null"]}]}  # fmt: skip
+SMALL: Any = {
+    "type": "record",
+    "name": "R",
+    "fields": [
+        {"name": "a", "type": {"type": "array", "items": "int"}},
+        {"name": "id", "type": ["null", "long"]},
+        {"name": "b", "type": "bytes"},
+        {"name": "m", "type": {"type": "map", "values": "boolean"}},
+        {"name": "f", "type": ["float", "null"]},
+    ],
+}
 
 
 def small(codec: str, count: int = 20) -> bytes:
@@ -315,7 +366,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a text of more bytes than there are": (container(record("string"), (1, zigzag(1 << 40) + b"\2")), "is longer"),
     "a text of less than none": (container(record("string"), (1, b"\x01\x02")), "a text has -1 bytes"),
     "nothing, very often": (
-        container(record({"type": "array", "items": "null"}), (1, zigzag(1 << 60) + b"\0\2\2")), "records take 11 bytes"
+        container(record({"type": "array", "items": "null"}), (1, zigzag(1 << 60) + b"\0\2\2")),
+        "records take 11 bytes",
     ),
     "another branch": (container(record(["null", "int"]), (1, b"\x04\x02")), "as the file's schema says"),
     "a number without an end": (container(record(), (1, b"\xff" * 20)), "64 bits"),
@@ -328,7 +380,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "snappy of another checksum": (container(record(), (1, b"\1\0\2aaaa"), codec=b"snappy"), "its checksum is another"),
     "half of a stream": (container(record(), (1, zlib.compress(b"\2" * 99)[2:-9]), codec=b"deflate"), "inside of its"),
     "half of a zstandard": (container(record(), (1, b"(\xb5/\xfd\x04\0"), codec=b"zstandard"), "is damaged"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -60,10 +60,20 @@ def test_numbers_of_variable_length() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "7", '"Missing"', '{"type": "array"}', '{"type": "fixed", "name": "f", "size": -1}', '{"type": 5}', "[[[7]]]",
-     '{"type": "fixed", "name": "f", "size": true}', '{"type": "fixed", "name": "f", "size": 2147483648}',
-     '{"type": "bytes", "logicalType": "decimal", "scale": 1001}', '{"type": "record", "name": "r", "fields": [7]}'],
-)  # fmt: skip
+    [
+        "",
+        "7",
+        '"Missing"',
+        '{"type": "array"}',
+        '{"type": "fixed", "name": "f", "size": -1}',
+        '{"type": 5}',
+        "[[[7]]]",
+        '{"type": "fixed", "name": "f", "size": true}',
+        '{"type": "fixed", "name": "f", "size": 2147483648}',
+        '{"type": "bytes", "logicalType": "decimal", "scale": 1001}',
+        '{"type": "record", "name": "r", "fields": [7]}',
+    ],
+)
 def test_what_is_no_schema(text: str) -> None:
     with pytest.raises(ValueError, match="no Avro schema"):
         parse_schema(text)

@@ -109,14 +109,18 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "page index, integer decimals": of_pyarrow(store_decimal_as_integer=True, write_page_index=True),
     "INT96, LZ4_RAW": of_pyarrow(use_deprecated_int96_timestamps=True, compression="lz4"),
     "version 1, codecs": of_pyarrow(
-        version="1.0", coerce_timestamps="us", allow_truncated_timestamps=True, use_dictionary=["text"],
-        compression={"id": "gzip", "text": "zstd"}, store_schema=False,
+        version="1.0",
+        coerce_timestamps="us",
+        allow_truncated_timestamps=True,
+        use_dictionary=["text"],
+        compression={"id": "gzip", "text": "zstd"},
+        store_schema=False,
     ),
     "bloom filters": of_pyarrow(bloom_filter_options={"id": {"ndv": 30, "fpp": 0.01}, "text": True}),
     "DuckDB": of_duckdb(""),
     "DuckDB, version 2": of_duckdb(", PARQUET_VERSION v2, COMPRESSION zstd"),
     "two levels": in_two_levels,
-}  # fmt: skip
+}
 
 
 def rewritten(path: Path, field: tuple[str, ...] = ("id",), keys: pa.Array = IDS) -> tuple[tuple[int, int], Path]:
@@ -205,8 +209,10 @@ def check_statistics(path: Path) -> None:
             if pa.types.is_dictionary(values.type):
                 values = values.cast(pa.string())
             if values.type in (pa.string(), pa.binary()) or not isinstance(statistics.min, (bytes, str)):
-                assert (statistics.min, statistics.max) == (min(values.drop_null().to_pylist()),
-                                                            max(values.drop_null().to_pylist())), name  # fmt: skip
+                assert (statistics.min, statistics.max) == (
+                    min(values.drop_null().to_pylist()),
+                    max(values.drop_null().to_pylist()),
+                ), name
 
 
 def statistics_of(path: Path, group: int, index: int) -> bytes:
@@ -274,8 +280,12 @@ def test_pages_of_another_shape_are_refused() -> None:
 
     plain = footer(pa.int32())
     parquet_footer.check_shape(plain, footer(pa.date32()))
-    for other in (footer(pa.int64()), footer(pa.int32(), nullable=False), footer(pa.list_(pa.int32())),
-                  footer(pa.struct({"x": pa.int32(), "y": pa.int32()}))):  # fmt: skip
+    for other in (
+        footer(pa.int64()),
+        footer(pa.int32(), nullable=False),
+        footer(pa.list_(pa.int32())),
+        footer(pa.struct({"x": pa.int32(), "y": pa.int32()})),
+    ):
         with pytest.raises(Unsupported):
             parquet_footer.check_shape(plain, other)
 
@@ -379,10 +389,19 @@ def test_a_damaged_footer_is_told(tmp_path: Path) -> None:
 
 def test_a_footer_is_written_as_it_was_read() -> None:
     value: Struct = {
-        1: (1, True), 2: (1, False), 3: (5, -7), 40: (6, 2**62), 41: (8, b"x" * 300), 42: (7, b"12345678"),
-        43: (9, (5, list(range(40)))), 44: (12, {1: (3, b"a")}), 45: (11, (0x85, [(b"k", -1)])), 46: (9, (1, [True])),
-        400: (10, (12, [{}, {1: (5, 1)}])), 401: (11, (0, [])),
-    }  # fmt: skip
+        1: (1, True),
+        2: (1, False),
+        3: (5, -7),
+        40: (6, 2**62),
+        41: (8, b"x" * 300),
+        42: (7, b"12345678"),
+        43: (9, (5, list(range(40)))),
+        44: (12, {1: (3, b"a")}),
+        45: (11, (0x85, [(b"k", -1)])),
+        46: (9, (1, [True])),
+        400: (10, (12, [{}, {1: (5, 1)}])),
+        401: (11, (0, [])),
+    }
     assert read_struct(write_struct(value)) == value
     for end in range(len(write_struct(value))):
         with pytest.raises(Unsupported):

@@ -18,7 +18,7 @@ FORMATS = {
     "orc_with_times": "(id BIGINT, v STRING, t TIMESTAMP) PARTITIONED BY (k INT) STORED AS ORC",
     "text": "(v STRING, id INT) PARTITIONED BY (k INT) ROW FORMAT DELIMITED FIELDS TERMINATED BY '|' ESCAPED BY '\\\\'",
     "hive_csv": "(v STRING, id STRING) PARTITIONED BY (k INT)"
-                " ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' STORED AS TEXTFILE",
+    " ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' STORED AS TEXTFILE",
     "spark_csv": "(v STRING, id BIGINT, k INT) USING csv OPTIONS (header 'true', sep ';') PARTITIONED BY (k)",
     "json": "(v STRING, id BIGINT, k INT) USING json PARTITIONED BY (k)",
     "avro": "(v STRING, id BIGINT) PARTITIONED BY (k INT) STORED AS AVRO",
@@ -26,7 +26,7 @@ FORMATS = {
     "sequencefile": "(v STRING, id BIGINT) PARTITIONED BY (k INT) STORED AS SEQUENCEFILE",
     "char": "(v STRING, id CHAR(6)) PARTITIONED BY (k INT) STORED AS PARQUET",
     "bucketed": "(id BIGINT, v STRING, k INT) USING parquet CLUSTERED BY (v) SORTED BY (v) INTO 3 BUCKETS",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -39,19 +39,28 @@ def rows(*, far: bool = False) -> pa.Table:
             "instant": pa.array(times, pa.timestamp("ns", "UTC")),
             "d": pa.array([i - 200_000 for i in numbers], pa.date32()),
             "n": pa.array([Decimal(i) / 4 for i in numbers], pa.decimal128(20, 2)),
-            "l": pa.array([[{"x": i, "t": times[i]}] for i in numbers],
-                          pa.list_(pa.struct({"x": pa.int32(), "t": pa.timestamp("ns")}))),
+            "l": pa.array(
+                [[{"x": i, "t": times[i]}] for i in numbers],
+                pa.list_(pa.struct({"x": pa.int32(), "t": pa.timestamp("ns")})),
+            ),
             "m": pa.array([[(str(i), i)] for i in numbers], pa.map_(pa.string(), pa.int32())),
         }
-    ).replace_schema_metadata(None)  # fmt: skip
+    ).replace_schema_metadata(None)
 
 
-def written(path: Path, codec: str = "zlib", zone: bytes = LOS_ANGELES, *more: tuple[int, int, object],
-            far: bool = False) -> Path:  # fmt: skip
+def written(
+    path: Path, codec: str = "zlib", zone: bytes = LOS_ANGELES, *more: tuple[int, int, object], far: bool = False
+) -> Path:
     """As if Java had written it: column `c` is CHAR(5), with an attribute; keys, and the calendar of dates."""
     plain = path.with_suffix(".plain")
-    orc.write_table(rows(far=far), plain, compression=codec, stripe_size=65536, row_index_stride=1000,
-                    bloom_filter_columns=[1, 2, 3])  # fmt: skip
+    orc.write_table(
+        rows(far=far),
+        plain,
+        compression=codec,
+        stripe_size=65536,
+        row_index_stride=1000,
+        bloom_filter_columns=[1, 2, 3],
+    )
     with plain.open("rb") as file:
         tail = orc_footer.read_tail(file)
         footer: Message = [field for field in tail.footer if field[0] != orc_footer.TYPES]
@@ -84,10 +93,12 @@ def said(path: Path) -> tuple[object, ...]:
         tail = orc_footer.read_tail(file)
         footer = tail.footer
         return (
-            *orc_stripes.zones_and_blooms(file, tail), orc_footer.all_of(footer, orc_footer.TYPES),
-            orc_footer.all_of(footer, orc_footer.KEYS), orc_footer.all_of(footer, orc_footer.CALENDAR),
+            *orc_stripes.zones_and_blooms(file, tail),
+            orc_footer.all_of(footer, orc_footer.TYPES),
+            orc_footer.all_of(footer, orc_footer.KEYS),
+            orc_footer.all_of(footer, orc_footer.CALENDAR),
             orc_footer.dict_of(tail.postscript)[orc_footer.COMPRESSION],
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -182,8 +193,9 @@ def test_chunks_of_every_codec_are_read(codec: int) -> None:
     chance = random.Random(codec)
     parts = [
         chance.randbytes(new) + b"ab" * again
-        for new in (0, 1, 14, 15, 16, 269, 270, 271) for again in (2, 9, 10, 11, 136, 137, 138, 9_000)
-    ]  # fmt: skip
+        for new in (0, 1, 14, 15, 16, 269, 270, 271)
+        for again in (2, 9, 10, 11, 136, 137, 138, 9_000)
+    ]
     chunks = [*((PACKED[codec](part), 0) for part in parts), (b"as it is", 1)]
     stream = b"".join((len(chunk) << 1 | plain).to_bytes(3, "little") + chunk for chunk, plain in chunks)
     assert orc_footer.decompressed(stream, codec) == b"".join([*parts, b"as it is"])

@@ -109,8 +109,11 @@ def test_buckets_keep_their_numbers(warehouse: Warehouse, db: str) -> None:
 
 
 CODECS = ("null", "deflate", "snappy", "bzip2", "zstandard", "xz")
-VALUES = {"date": "date_add(date'2026-01-01', int(id))", "binary": "encode(string(id), 'UTF-8')",
-          "timestamp": "timestamp_millis(id * 1001 + 1700000000000)"}  # fmt: skip
+VALUES = {
+    "date": "date_add(date'2026-01-01', int(id))",
+    "binary": "encode(string(id), 'UTF-8')",
+    "timestamp": "timestamp_millis(id * 1001 + 1700000000000)",
+}
 TYPES = ("bigint", "int", "string", "decimal(20,3)", "double", "varchar(9)", "char(9)", *VALUES)
 
 
@@ -168,8 +171,13 @@ def test_files_older_than_the_schema_of_the_table(warehouse: Warehouse, db: str,
     """The column had another name, which an alias says; another one is gone from the schema."""
     record: dict[str, Any] = {"type": "record", "name": "R", "namespace": "n"}
     old = {**record, "fields": [{"name": "memberId", "type": "int"}, {"name": "gone", "type": "string"}]}
-    now = {**record, "fields": [{"name": "Id", "type": "long", "aliases": ["memberId"]},
-                                {"name": "v", "type": "string", "default": "-"}]}  # fmt: skip
+    now = {
+        **record,
+        "fields": [
+            {"name": "Id", "type": "long", "aliases": ["memberId"]},
+            {"name": "v", "type": "string", "default": "-"},
+        ],
+    }
     write_avro(tmp_path / "t/k=1/old.avro", old, [{"memberId": at, "gone": f"g{at}"} for at in range(50)])
     write_avro(tmp_path / "t/k=2/new.avro", now, [{"Id": at, "v": f"v{at}"} for at in range(50)])
     warehouse.sql(
@@ -188,8 +196,10 @@ def test_files_older_than_the_schema_of_the_table(warehouse: Warehouse, db: str,
 
 def test_rows_of_other_serdes_in_sequence_files(warehouse: Warehouse, db: str) -> None:
     serde, hadoop = "org.apache.hadoop.hive.serde2", "org.apache.hadoop"
-    stored = f"STORED AS INPUTFORMAT '{hadoop}.mapred.SequenceFileInputFormat'" \
-             f" OUTPUTFORMAT '{hadoop}.hive.ql.io.HiveSequenceFileOutputFormat'"  # fmt: skip
+    stored = (
+        f"STORED AS INPUTFORMAT '{hadoop}.mapred.SequenceFileInputFormat'"
+        f" OUTPUTFORMAT '{hadoop}.hive.ql.io.HiveSequenceFileOutputFormat'"
+    )
     for name, class_ in (("csv", "OpenCSVSerde"), ("binary", "lazybinary.LazyBinarySerDe")):
         warehouse.sql(
             f"CREATE TABLE {db}.{name} (v STRING, id STRING) ROW FORMAT SERDE '{serde}.{class_}' {stored}"

@@ -97,7 +97,7 @@ OTHERS = {
     "bytes in blocks": SequenceFile(
         values="BytesWritable", codec=f"{COMPRESS}DefaultCodec", pack=zlib.compress, in_blocks=1
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -118,8 +118,9 @@ def test_what_others_have_written(warehouse: Warehouse, tmp_path: Path, name: st
 def test_zstandard_which_hadoop_has_only_natively() -> None:
     kept = [row(id) for id in range(50) if id % 10]
     for in_blocks in (0, 7):
-        file = SequenceFile(codec=f"{COMPRESS}ZStandardCodec", pack=lambda data: ZSTD.compress(data, asbytes=True),
-                            in_blocks=in_blocks)  # fmt: skip
+        file = SequenceFile(
+            codec=f"{COMPRESS}ZStandardCodec", pack=lambda data: ZSTD.compress(data, asbytes=True), in_blocks=in_blocks
+        )
         found, counts = without(file.written([row(id) for id in range(50)]), range(0, 50, 10))
         assert counts == (50, 5) and found.startswith(file.header)
         again, counts = without(found, [])
@@ -144,8 +145,11 @@ def read_until_it_fails(warehouse: Warehouse, path: Path, data: bytes) -> tuple[
     return found, True
 
 
-FUZZED = [OTHERS["plain"], SequenceFile(codec=f"{COMPRESS}DefaultCodec", pack=zlib.compress),
-          SequenceFile(codec=f"{COMPRESS}DefaultCodec", pack=zlib.compress, in_blocks=4)]  # fmt: skip
+FUZZED = [
+    OTHERS["plain"],
+    SequenceFile(codec=f"{COMPRESS}DefaultCodec", pack=zlib.compress),
+    SequenceFile(codec=f"{COMPRESS}DefaultCodec", pack=zlib.compress, in_blocks=4),
+]
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -196,16 +200,20 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "another codec": (plain(file=SequenceFile(codec="com.hadoop.compression.lzo.LzoCodec")), "lzo.LzoCodec cannot be"),
     "other values": (plain(file=SequenceFile(values="MapWritable")), "values of org.apache.hadoop.io.MapWritable"),
     **{
-        f"{codec} that {what}": (SequenceFile(codec=f"{COMPRESS}{codec}Codec", pack=lambda _, data=data: data)
-                                 .written([b"v"]), "is damaged")
+        f"{codec} that {what}": (
+            SequenceFile(codec=f"{COMPRESS}{codec}Codec", pack=lambda _, data=data: data).written([b"v"]),
+            "is damaged",
+        )
         for codec, what, data in (
             ("Snappy", "claims", number(HUGE, 8) + b"\xff\xff\xff\xff\x07aaaa"),
             ("Lz4", "ends", number(99, 2) + b"\xf0\xff"),
-            ("Lz4", "has no piece", number(99, HUGE)), ("Snappy", "says less", number(1, 4) + b"\2\4ab"),
-            ("Lz4", "has more", number(2, 3) + b"\x20\1v" + number(0, 0)), ("BZip2", "ends", bz2.compress(b"\1v")[:-3]),
+            ("Lz4", "has no piece", number(99, HUGE)),
+            ("Snappy", "says less", number(1, 4) + b"\2\4ab"),
+            ("Lz4", "has more", number(2, 3) + b"\x20\1v" + number(0, 0)),
+            ("BZip2", "ends", bz2.compress(b"\1v")[:-3]),
         )
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

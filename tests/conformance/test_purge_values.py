@@ -18,16 +18,93 @@ from replicator.purge.rewrite.formats import format_of
 from replicator.purge.rewrite.values import NONE, canonical
 
 NUMBERS = [
-    "7", "+7", "-7", " 7", "7 ", "\t7", "07", "0_7", "7.9", "7.", "7.x", "-7.9", ".9", "7e0", "7E0", "0x7", "7L", "٧",
-    "", "-", "+", "+-7", ".", "-.", "127", "128", "-128", "-129", "200", "256", "32768", "2147483648",
-    "9223372036854775807", "9223372036854775808", "-9223372036854775808", "7,0", "NaN", "7.9.1", "7. ", "--7", "1 2",
-    "0000000000007", "-0", "+0.5", "-0.5", "'7'", "true", "null", "007", "1e2",
-]  # fmt: skip
+    "7",
+    "+7",
+    "-7",
+    " 7",
+    "7 ",
+    "\t7",
+    "07",
+    "0_7",
+    "7.9",
+    "7.",
+    "7.x",
+    "-7.9",
+    ".9",
+    "7e0",
+    "7E0",
+    "0x7",
+    "7L",
+    "٧",
+    "",
+    "-",
+    "+",
+    "+-7",
+    ".",
+    "-.",
+    "127",
+    "128",
+    "-128",
+    "-129",
+    "200",
+    "256",
+    "32768",
+    "2147483648",
+    "9223372036854775807",
+    "9223372036854775808",
+    "-9223372036854775808",
+    "7,0",
+    "NaN",
+    "7.9.1",
+    "7. ",
+    "--7",
+    "1 2",
+    "0000000000007",
+    "-0",
+    "+0.5",
+    "-0.5",
+    "'7'",
+    "true",
+    "null",
+    "007",
+    "1e2",
+]
 REALS = [
-    "7.0", " 7.0 ", "7d", "7f", "7.D", "0x1p3", "0x.8p1f", "nan", "Infinity", "-Infinity", "+Infinity", "inf", "INF",
-    "Inf", "-Inf", "1e400", "-1e400", "1_0", "7e", "7e1", ".5", "5.", "- 7", "1e-400", "\x007", "7\x00", "0x10",
-    "0.1", "3.5e38", "-3.5e38", "1.17549435E-38f", "7\xa0", "NaNd", "-NaN",
-]  # fmt: skip
+    "7.0",
+    " 7.0 ",
+    "7d",
+    "7f",
+    "7.D",
+    "0x1p3",
+    "0x.8p1f",
+    "nan",
+    "Infinity",
+    "-Infinity",
+    "+Infinity",
+    "inf",
+    "INF",
+    "Inf",
+    "-Inf",
+    "1e400",
+    "-1e400",
+    "1_0",
+    "7e",
+    "7e1",
+    ".5",
+    "5.",
+    "- 7",
+    "1e-400",
+    "\x007",
+    "7\x00",
+    "0x10",
+    "0.1",
+    "3.5e38",
+    "-3.5e38",
+    "1.17549435E-38f",
+    "7\xa0",
+    "NaNd",
+    "-NaN",
+]
 DECIMALS = [
     "7.004",
     "7.005",
@@ -44,23 +121,60 @@ DECIMALS = [
     "7.",
     ".5",
 ]
-WORDS = [
-    "true", "TRUE", "True", "false", "t", "T", "f", "1", "0", "yes", " true", "true ", "", "tru", "trueX", "null",
-]  # fmt: skip
+WORDS = ["true", "TRUE", "True", "false", "t", "T", "f", "1", "0", "yes", " true", "true ", "", "tru", "trueX", "null"]
 DATES = [
-    "2026-01-02", "2026-1-2", " 2026-01-02 ", "2026-01-02 03:04:05", "2026-13-01", "2026-02-30", "2026-04-31",
-    "20260102", "02026-01-02", "2026-01-02T", "12026-01-02", "0001-01-01", "", "1500-03-01", "2026-01-0x", "2026-01",
-    "2026", "26-01-02", "-2026-01-02", "2026-01-02x", "2026-001-02", "+2026-01-02", "9999-12-31", "1582-10-10",
-    "2026/01/02", "2024-02-29", "2026-00-10", "2026-10-00", "2026-10-32", "1582-10-04", "1582-10-05", "1582-10-14",
-    "1582-10-15", "1582-09-30",
-]  # fmt: skip
+    "2026-01-02",
+    "2026-1-2",
+    " 2026-01-02 ",
+    "2026-01-02 03:04:05",
+    "2026-13-01",
+    "2026-02-30",
+    "2026-04-31",
+    "20260102",
+    "02026-01-02",
+    "2026-01-02T",
+    "12026-01-02",
+    "0001-01-01",
+    "",
+    "1500-03-01",
+    "2026-01-0x",
+    "2026-01",
+    "2026",
+    "26-01-02",
+    "-2026-01-02",
+    "2026-01-02x",
+    "2026-001-02",
+    "+2026-01-02",
+    "9999-12-31",
+    "1582-10-10",
+    "2026/01/02",
+    "2024-02-29",
+    "2026-00-10",
+    "2026-10-00",
+    "2026-10-32",
+    "1582-10-04",
+    "1582-10-05",
+    "1582-10-14",
+    "1582-10-15",
+    "1582-09-30",
+]
 TEXTS = ["a", "a ", "  a", "\\N", "", "null", "\\n", "\\r", "\\\\", "a\\", "\\x", "7", "abcdef", "abcde ", "é", "\t"]
 BYTES = ["YQ==", "YQ", "a", "abcd", "ab cd", "!!", "", "YWJj", "YWJjZA==", "ab-_", "abcde", "YQ==YQ=="]
 TYPES = {
-    "TINYINT": NUMBERS, "SMALLINT": NUMBERS, "INT": NUMBERS, "BIGINT": NUMBERS, "FLOAT": NUMBERS + REALS,
-    "DOUBLE": NUMBERS + REALS, "DECIMAL(10,2)": NUMBERS + DECIMALS, "BOOLEAN": WORDS, "DATE": DATES, "STRING": TEXTS,
-    "CHAR(4)": TEXTS, "VARCHAR(4)": TEXTS, "BINARY": BYTES,
-}  # fmt: skip
+    "TINYINT": NUMBERS,
+    "SMALLINT": NUMBERS,
+    "INT": NUMBERS,
+    "BIGINT": NUMBERS,
+    "FLOAT": NUMBERS + REALS,
+    "DOUBLE": NUMBERS + REALS,
+    "DECIMAL(10,2)": NUMBERS + DECIMALS,
+    "BOOLEAN": WORDS,
+    "DATE": DATES,
+    "STRING": TEXTS,
+    "CHAR(4)": TEXTS,
+    "VARCHAR(4)": TEXTS,
+    "BINARY": BYTES,
+}
 DELIMITED = "ROW FORMAT DELIMITED FIELDS TERMINATED BY ';'"
 
 
@@ -111,9 +225,7 @@ def test_hives_text_is_read_as_hive_reads_it(warehouse: Warehouse, escaped: bool
     clause = " ESCAPED BY '\\\\'" if escaped else ""
     for number, (type_, texts) in enumerate(TYPES.items()):
         lines = [f"x;{text};z".encode() for text in [*texts, *more]] + [b"x;7", b"x", b"", b"x;7;8;9", b"x;\xff\xfe;z"]
-        compare(
-            warehouse, f"text{number}{escaped}", f"(v STRING, id TYPE, z STRING) {DELIMITED}{clause}", type_, lines
-        )  # fmt: skip
+        compare(warehouse, f"text{number}{escaped}", f"(v STRING, id TYPE, z STRING) {DELIMITED}{clause}", type_, lines)
 
 
 def test_sparks_csv_is_read_as_spark_reads_it(warehouse: Warehouse) -> None:
@@ -126,20 +238,49 @@ def test_sparks_csv_is_read_as_spark_reads_it(warehouse: Warehouse) -> None:
 
 def test_sparks_json_is_read_as_spark_reads_it(warehouse: Warehouse) -> None:
     odd = [
-        "7.00", "1.0e0", '{"a":  1}', "[1, 2]", "'a'", '"\\u0061"', '"\\ud83d\\ude00"', '"\\/"', '"é"', "True", '"7" ',
-        "'it\\'s'", '"a" , "id": "b"', '"a", "ID": "b"', "-Infinity", "+Infinity",
-    ]  # fmt: skip
+        "7.00",
+        "1.0e0",
+        '{"a":  1}',
+        "[1, 2]",
+        "'a'",
+        '"\\u0061"',
+        '"\\ud83d\\ude00"',
+        '"\\/"',
+        '"é"',
+        "True",
+        '"7" ',
+        "'it\\'s'",
+        '"a" , "id": "b"',
+        '"a", "ID": "b"',
+        "-Infinity",
+        "+Infinity",
+    ]
     whole = [
-        '{"id": 7} garbage', '{"ID": 7}', "[]", "7", "null", "{}", '{"id": 7', '{"v": {"id": 7}}', ' {"id" : 7 } ', "",
-        '{"id": null}', "{'id': 7}", '{"v": NaN, "id": 7}', '{"v": [1, {"a": "}"}], "id": 7}',
-    ]  # fmt: skip
+        '{"id": 7} garbage',
+        '{"ID": 7}',
+        "[]",
+        "7",
+        "null",
+        "{}",
+        '{"id": 7',
+        '{"v": {"id": 7}}',
+        ' {"id" : 7 } ',
+        "",
+        '{"id": null}',
+        "{'id': 7}",
+        '{"v": NaN, "id": 7}',
+        '{"v": [1, {"a": "}"}], "id": 7}',
+    ]
     for number, (type_, texts) in enumerate(TYPES.items()):
         values = [*texts, *(json.dumps(text, ensure_ascii=False) for text in texts), *odd]
         lines = [f'{{"v": "x", "id": {value}}}'.encode() for value in values]
         compare(
-            warehouse, f"json{number}", "(v STRING, id TYPE) USING json", type_,
+            warehouse,
+            f"json{number}",
+            "(v STRING, id TYPE) USING json",
+            type_,
             [*lines, *(text.encode() for text in whole)],
-        )  # fmt: skip
+        )
     compare(
         warehouse, "json_upper", "(v STRING, Id TYPE) USING json", "BIGINT", [b'{"Id": 7}', b'{"id": 7}', b'{"ID": 7}']
     )
@@ -157,12 +298,12 @@ CSV = {
     "unquoted": "USING csv OPTIONS (sep ';', quote '')",
     "wide": "USING csv OPTIONS (sep ';a')",
     "open_csv": "ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' WITH SERDEPROPERTIES ("
-                "'separatorChar' = ';') STORED AS TEXTFILE",
+    "'separatorChar' = ';') STORED AS TEXTFILE",
     "open_csv_quoted": "ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' WITH SERDEPROPERTIES ("
-                       "'separatorChar' = ';', 'quoteChar' = 'a', 'escapeChar' = '\"') STORED AS TEXTFILE",
+    "'separatorChar' = ';', 'quoteChar' = 'a', 'escapeChar' = '\"') STORED AS TEXTFILE",
     "text": DELIMITED,
     "text_escaped": f"{DELIMITED} ESCAPED BY '\\\\'",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CSV)
@@ -177,9 +318,10 @@ def test_quotes_and_escapes_are_those_of_the_reader(warehouse: Warehouse, name: 
 
 def test_rows_that_only_resemble_an_id_stay_and_block_nothing(warehouse: Warehouse) -> None:
     warehouse.sql(
-        "CREATE DATABASE w", "CREATE TABLE w.gone AS SELECT 7L AS id",
+        "CREATE DATABASE w",
+        "CREATE TABLE w.gone AS SELECT 7L AS id",
         f"CREATE TABLE w.t (id BIGINT, v STRING) {DELIMITED} TBLPROPERTIES ({DESCRIPTOR})",
-    )  # fmt: skip
+    )
     file = Path(warehouse.home_of("w.t")) / "part-0"
     file.write_text("7.9;goes\n0_7;stays\n7 ;stays\n007;goes\n 7;stays\n8;stays\n")
     done = warehouse.purge(warehouse.root("resembling"), "w.gone:id", "w.t")

@@ -62,10 +62,22 @@ def test_hours_that_a_zone_skips_stay_where_they_are(warehouse: Warehouse, tmp_p
         create(name, name, "TIMESTAMP", f"file:{tmp_path}/{name}")
 
     done = in_los_angeles(
-        "-m", "replicator.cli.main", "purge", "run", "--metastore", warehouse.running.uri, "--cmroot",
-        str(tmp_path / "cm"), "--ids", warehouse.ids, "--table-whitelist", "w", "--field-path", "privacy.column",
+        "-m",
+        "replicator.cli.main",
+        "purge",
+        "run",
+        "--metastore",
+        warehouse.running.uri,
+        "--cmroot",
+        str(tmp_path / "cm"),
+        "--ids",
+        warehouse.ids,
+        "--table-whitelist",
+        "w",
+        "--field-path",
+        "privacy.column",
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
     warehouse.session.conf.set("spark.sql.session.timeZone", "UTC")
     for name, time in formats.items():

@@ -28,9 +28,11 @@ def lake() -> Iterator[Any]:
     host, port = running.get_host_and_port()
     before = dict(os.environ)
     os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
-    }  # fmt: skip
+    }
     filesystem = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
     filesystem.mkdir("lake")
     yield filesystem

@@ -34,10 +34,13 @@ def make(db: PlainDatabase, name: str, *, partitioned: bool) -> None:
     place = db.home / name
     db.metastore.create_table(
         Table(
-            db=db.name, name=name, storage=at(storage(place), place), partition_keys=KEYS if partitioned else (),
+            db=db.name,
+            name=name,
+            storage=at(storage(place), place),
+            partition_keys=KEYS if partitioned else (),
             parameters={"spark.sql.sources.provider": "parquet"},
         )
-    )  # fmt: skip
+    )
     if partitioned:
         for value in "12":
             partition(db, name, value, place / f"p={value}", {"f": f"{name} {value}"})

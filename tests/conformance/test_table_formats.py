@@ -27,9 +27,10 @@ from replicator.metastore.convert.tjson import struct_to_tjson
 from replicator.metastore.embedded.running import Running
 
 ICEBERG = {
-    "table_type": "ICEBERG", "metadata_location": "file:/w/t/metadata/00001-a.metadata.json",
+    "table_type": "ICEBERG",
+    "metadata_location": "file:/w/t/metadata/00001-a.metadata.json",
     "DO_NOT_UPDATE_STATS": "true",
-}  # fmt: skip
+}
 ORC = "org.apache.hadoop.hive.ql.io.orc"
 HUDI = {"spark.sql.sources.provider": "hudi"}
 ACID = {"transactional": "true", "transactional_properties": "insert_only"}
@@ -86,9 +87,13 @@ def make_gaps(story: Story) -> list[str]:
     acid = db.table("plain")
     assert acid.storage
     storage = msgspec.structs.replace(
-        acid.storage, location=f"file:{db.home}/acid", input_format=f"{ORC}.OrcInputFormat",
-        output_format=f"{ORC}.OrcOutputFormat", bucket_columns=("a",), buckets=1,
-    )  # fmt: skip
+        acid.storage,
+        location=f"file:{db.home}/acid",
+        input_format=f"{ORC}.OrcInputFormat",
+        output_format=f"{ORC}.OrcOutputFormat",
+        bucket_columns=("a",),
+        buckets=1,
+    )
     db.metastore.create_table(Table(db=db.name, name="acid", storage=storage, parameters={"transactional": "true"}))
     db.write("acid/delta_0000001_0000001_0000", {"bucket_00000": "rows"})
     db.drop("plain")
@@ -338,7 +343,7 @@ def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its
     differing = {each["object"] for each in found.said["differences"] if each["kind"] == "format"}
     assert found.code == 4 and differing == set(named(found)) == {
         f"{story.db}.{name}" for name in ("acid", "hudi", "ice", "ice_view")
-    }  # fmt: skip
+    }
     story.source.write("ice", {"more": "rows"})
     story.source.alter("ice", metadata_location="file:/w/t/metadata/00002-b.metadata.json")
     assert story.dump(since=story.last).code == 3 and story.load().code == 3
@@ -379,9 +384,11 @@ def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
         return command(*config, *arguments)
 
     for arguments in (
-        ("check", pair.name), ("plan", pair.name, "--out", str(tmp_path / "plan.json"), "--engine", "local"),
-        ("apply", str(tmp_path / "plan.json"), "--engine", "local"), ("sync", pair.name, "--engine", "local"),
-    ):  # fmt: skip
+        ("check", pair.name),
+        ("plan", pair.name, "--out", str(tmp_path / "plan.json"), "--engine", "local"),
+        ("apply", str(tmp_path / "plan.json"), "--engine", "local"),
+        ("sync", pair.name, "--engine", "local"),
+    ):
         answer = asked(*arguments)
         assert (answer.code, named(answer)) == (3, gap), (arguments, answer)
     assert pair.target.table_names(db.name) == ["orders"]
@@ -406,8 +413,19 @@ def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table
     gaps = make_gaps(story)
     story.capture()
     event = story.source.metastore.current_event_id()
-    arguments = ("restore", "--cmroot", str(story.cmroot), "--db", story.db, "--to", str(event), "--engine", "local",
-                 "--target", story.source_uri)  # fmt: skip
+    arguments = (
+        "restore",
+        "--cmroot",
+        str(story.cmroot),
+        "--db",
+        story.db,
+        "--to",
+        str(event),
+        "--engine",
+        "local",
+        "--target",
+        story.source_uri,
+    )
     restored = command(*arguments, "--into", f"{story.db}_old")
     assert (restored.code, named(restored)) == (3, gaps), restored
     assert story.source.metastore.table_names(f"{story.db}_old") == ["orders"]
@@ -428,9 +446,15 @@ def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(sto
     db.table("events", {"a": "1"})
     db.alter("events", **{"avro.schema.url": f"file:{db.home}/lib/schema.avsc", "doc": "file:/elsewhere/doc"})
     db.metastore.create_function(
-        Function(db=db.name, name="f", class_name="org.example.F", resources=(("JAR", f"file:{db.home}/lib/udf.jar"),),
-                 owner="me", owner_type="USER")
-    )  # fmt: skip
+        Function(
+            db=db.name,
+            name="f",
+            class_name="org.example.F",
+            resources=(("JAR", f"file:{db.home}/lib/udf.jar"),),
+            owner="me",
+            owner_type="USER",
+        )
+    )
     assert story.dump().code == 0
     loaded = story.load()
     names = [f"{story.db}.events", f"{story.db}.f"]
@@ -440,8 +464,9 @@ def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(sto
     found = verified(story)
     assert found.code == 4
     assert [(each["object"], each["kind"], each["field"]) for each in found.said["differences"]] == [
-        (f"{story.db}.f", "file missing", "jar"), (f"{story.db}.events", "file missing", "avro.schema.url"),
-    ]  # fmt: skip
+        (f"{story.db}.f", "file missing", "jar"),
+        (f"{story.db}.events", "file missing", "avro.schema.url"),
+    ]
     story.target.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
     assert verified(story).code == 0
 

@@ -72,9 +72,12 @@ def stopped(tmp_path: Path, what: object, directory: Path) -> Iterator[subproces
     (tmp_path / "task").write_bytes(pickle.dumps(what))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     attempt = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(tmp_path / "task")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", RUN, str(tmp_path / "task")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env=environment,
-    )  # fmt: skip
+    )
     try:
         while not any(0 < size < LARGE for size in open_files(attempt.pid, directory)):
             assert attempt.poll() is None, "the copy ended before it could be stopped"

@@ -100,12 +100,21 @@ RECORDS, TABLES, FILES = "_metadata/records-00000.jsonl.gz", "_metadata/tables.j
 @pytest.mark.parametrize(
     ("part", "damage"),
     [
-        ("_finished_dump", Path.unlink), ("_finished_dump", lift_version), ("_finished_dump", empty),
-        ("_dumpmetadata", Path.unlink), ("_dumpmetadata", flip), ("_dumpmetadata", cut),
-        (RECORDS, Path.unlink), (RECORDS, flip), (RECORDS, cut), (TABLES, flip), (FILES, Path.unlink), (FILES, flip),
+        ("_finished_dump", Path.unlink),
+        ("_finished_dump", lift_version),
+        ("_finished_dump", empty),
+        ("_dumpmetadata", Path.unlink),
+        ("_dumpmetadata", flip),
+        ("_dumpmetadata", cut),
+        (RECORDS, Path.unlink),
+        (RECORDS, flip),
+        (RECORDS, cut),
+        (TABLES, flip),
+        (FILES, Path.unlink),
+        (FILES, flip),
         (FILES, cut),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(
     pending: Story, part: str, damage: Callable[[Path], None]
 ) -> None:
@@ -385,9 +394,11 @@ def test_a_file_size_limit_is_told_like_a_full_disk(story: Story, limit: int) ->
     arguments = [*story.capture_arguments(), "--keeper", "copy", "--json"]
     with untouched(story.source):
         done = subprocess.run(
-            [sys.executable, "-m", "replicator.cli.main", *arguments], capture_output=True, text=True,
+            [sys.executable, "-m", "replicator.cli.main", *arguments],
+            capture_output=True,
+            text=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-        )  # fmt: skip
+        )
     fails(Answer(done.returncode, msgspec.json.decode(done.stdout)), 1, "NoSpace", story.cmroot)
     assert list((story.cmroot / "log").iterdir()) == []
     story.bootstrap()
@@ -630,12 +641,16 @@ def test_what_a_command_line_asks_for_must_exist(pending: Story, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "--json"), (["load"], "DUMP"), (["load", "x"], "--target"), (["load", "x", "--json=yes"], "--json"),
-        (["no-such-command"], "no-such-command"), (["dump", "--no-such-option"], "--no-such-option"),
+        ([], "--json"),
+        (["load"], "DUMP"),
+        (["load", "x"], "--target"),
+        (["load", "x", "--json=yes"], "--json"),
+        (["no-such-command"], "no-such-command"),
+        (["dump", "--no-such-option"], "--no-such-option"),
         (["load", "x", "--target", "t", "--jobs", "many"], "many"),
         (["capture", "--source", "s", "--cmroot", "c", "--keeper", "shelf"], "shelf"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_command_line_is_told_as_json_too(arguments: list[str], named: str) -> None:
     fails(command(*arguments), 2, "UsageError", named)
 
@@ -643,10 +658,13 @@ def test_a_wrong_command_line_is_told_as_json_too(arguments: list[str], named: s
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("[defaults]\ncmrot = '/x'", "cmrot"), ("[default]\ncmroot = '/x'", "default"),
-        ("[metastores.a]\nurl = 'thrift://a'", "url"), ("[defaults]\njobs = 'many'", "jobs"), ("cmroot = ", "TOML"),
+        ("[defaults]\ncmrot = '/x'", "cmrot"),
+        ("[default]\ncmroot = '/x'", "default"),
+        ("[metastores.a]\nurl = 'thrift://a'", "url"),
+        ("[defaults]\njobs = 'many'", "jobs"),
+        ("cmroot = ", "TOML"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_configuration_names_its_key(tmp_path: Path, text: str, named: str) -> None:
     config = tmp_path / "replicator.toml"
     config.write_text(text)
@@ -738,9 +756,12 @@ def begun(fault: Fault, arguments: list[str]) -> Iterator[subprocess.Popen[str]]
     """A command line that stands still at a step, until it is told to go on."""
     words = [sys.executable, faults.__file__, fault.moment, fault.kind, fault.pattern, str(fault.number), "--"]
     child = subprocess.Popen(
-        [*words, *arguments, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*words, *arguments, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "FAULTS_STOP": "1"},
-    )  # fmt: skip
+    )
     try:
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         assert child.poll() is None, f"the fault was never reached: {fault}: {child.stderr and child.stderr.read()}"

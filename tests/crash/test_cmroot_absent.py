@@ -66,8 +66,11 @@ def test_a_circle_of_links_is_not_absent(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("")
     (tmp_path / "dangling").symlink_to("nothing")
     assert [store_for("/").exists(f"{tmp_path}/{name}") for name in ("f", "f/b", "no", "dangling")] == [
-        True, False, False, False,
-    ]  # fmt: skip
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
@@ -80,10 +83,13 @@ def test_what_a_store_behind_fsspec_cannot_tell_is_not_absent(tmp_path: Path, nu
             store.write_bytes(join(place, name), b"1")
         hdfs.faults = {f"{tmp_path}/t/p=1": number, f"{tmp_path}/t/f": number}
         for ask in (
-            lambda: store.exists(join(place, "t/f")), lambda: store.find(join(place, "t")),
-            lambda: list_tree(join(place, "t")), lambda: store.remove_tree(join(place, "t")),
-            lambda: store.list(join(place, "t/p=1")), lambda: create_or_open(join(place, "t/p=1")),
-        ):  # fmt: skip
+            lambda: store.exists(join(place, "t/f")),
+            lambda: store.find(join(place, "t")),
+            lambda: list_tree(join(place, "t")),
+            lambda: store.remove_tree(join(place, "t")),
+            lambda: store.list(join(place, "t/p=1")),
+            lambda: create_or_open(join(place, "t/p=1")),
+        ):
             hdfs.met.clear()
             with pytest.raises((Error, OSError), match=os.strerror(number)):
                 ask()

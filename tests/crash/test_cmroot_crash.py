@@ -17,8 +17,13 @@ from cmroot.log.captured import SegmentWriter, segments, sweep_log
 from cmroot.root import DIRECTORIES, create_or_open
 from cmroot.store.checksum import checksum_file
 
-CONTENT = {"part-0": b"zero" * 10, "p=1/part-1": b"one" * 100_000, "p=1/q=2/part-2": b"", "p=1/same": b"zero" * 10,
-           "p=1/.same.crc": b"crc"}  # fmt: skip
+CONTENT = {
+    "part-0": b"zero" * 10,
+    "p=1/part-1": b"one" * 100_000,
+    "p=1/q=2/part-2": b"",
+    "p=1/same": b"zero" * 10,
+    "p=1/.same.crc": b"crc",
+}
 
 
 class Ground:

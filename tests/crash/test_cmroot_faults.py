@@ -74,9 +74,11 @@ class Life:
                 self.ground.keep(*adds)
                 self.ground.position = position - 1
                 self.ground.capture(
-                    add=" ".join(adds), release=" ".join(f"{name}@{since}" for name, since in ends.items()), at=1,
+                    add=" ".join(adds),
+                    release=" ".join(f"{name}@{since}" for name, since in ends.items()),
+                    at=1,
                     lease=lease,
-                )  # fmt: skip
+                )
 
         self.attempt(work)
         self.ground.position = position

@@ -138,9 +138,12 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Crashing]:
 
 @pytest.fixture
 def crashing(
-    keep: dict[str, Crashing], source_metastore: Running, target_metastore: Running, tmp_path: Path,
+    keep: dict[str, Crashing],
+    source_metastore: Running,
+    target_metastore: Running,
+    tmp_path: Path,
     request: pytest.FixtureRequest,
-) -> Crashing:  # fmt: skip
+) -> Crashing:
     """The module's story; a new one after a failure, so that one failure is not all."""
     if "story" not in keep or keep.get("failed") != request.session.testsfailed:
         keep["story"] = Crashing.begin(source_metastore, target_metastore, tmp_path)
@@ -243,13 +246,16 @@ def test_a_first_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fa
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("after", "thrift", "drop table"), Fault("after", "thrift", r"alter table .*\.renamed"),
-        Fault("after", "thrift", r"alter table .*\.stage"), Fault("after", "thrift", r"alter table .*\.(left|right)"),
-        Fault("after", "rename", r"\.db/.*/added\d+$"), Fault("before", "thrift", "alter database", 2),
+        Fault("after", "thrift", "drop table"),
+        Fault("after", "thrift", r"alter table .*\.renamed"),
+        Fault("after", "thrift", r"alter table .*\.stage"),
+        Fault("after", "thrift", r"alter table .*\.(left|right)"),
+        Fault("after", "rename", r"\.db/.*/added\d+$"),
+        Fault("before", "thrift", "alter database", 2),
         Fault("before", "rename", r"\.db/.*/added\d+$"),  # a part copy of a file that the newer dump does not name
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_after_a_killed_load_a_newer_dump_will_do_too(crashing: Crashing, fault: Fault) -> None:
     """Whoever runs every few minutes does not come back to the last dump: the next begins where the target is."""
     story = crashing.story

@@ -264,9 +264,14 @@ def begun(story: Story, state: str) -> Path:
     """The directory of a taking of table `t` that nobody has finished."""
     place = f"file:{story.source.home / 't'}"
     taking = Taking.begin(
-        str(story.cmroot), before_event=story.source.metastore.current_event_id(), call="drop_table", db=story.db,
-        table="t", sources=[Source(place, "t")], owners=[Owner("t", "", place)],
-    )  # fmt: skip
+        str(story.cmroot),
+        before_event=story.source.metastore.current_event_id(),
+        call="drop_table",
+        db=story.db,
+        table="t",
+        sources=[Source(place, "t")],
+        owners=[Owner("t", "", place)],
+    )
     taking.protect()
     if state != "taking":
         taking.sent()

@@ -122,11 +122,25 @@ def test_what_a_dump_says_of_itself_is_not_believed(story: Story) -> None:
 
 
 OF_FILES: list[dict[str, Any]] = [
-        {"path": "../../../outside/authorized_keys"}, {"path": "/etc/hostname"}, {"path": "a//b"}, {"path": "a/./b"},
-        {"path": "/"}, {"path": "."}, {"path": "a/.."}, {"path": "a\0b"}, {"partition": "../../../outside"},
-        {"partition": "/p=a"}, {"checksum": "../../../outside/theirs"}, {"checksum": "0" * 31}, {"op": "link"},
-        {"size": -1}, {"db": "../victim"}, {"table": "../t"}, {"table": "a//b"}, {"location": "file:/w\0"},
-    ]  # fmt: skip
+    {"path": "../../../outside/authorized_keys"},
+    {"path": "/etc/hostname"},
+    {"path": "a//b"},
+    {"path": "a/./b"},
+    {"path": "/"},
+    {"path": "."},
+    {"path": "a/.."},
+    {"path": "a\0b"},
+    {"partition": "../../../outside"},
+    {"partition": "/p=a"},
+    {"checksum": "../../../outside/theirs"},
+    {"checksum": "0" * 31},
+    {"op": "link"},
+    {"size": -1},
+    {"db": "../victim"},
+    {"table": "../t"},
+    {"table": "a//b"},
+    {"location": "file:/w\0"},
+]
 
 
 def test_a_file_entry_names_only_what_lies_below_its_object(story: Story) -> None:

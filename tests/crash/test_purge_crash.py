@@ -63,9 +63,21 @@ def test_a_killed_purge_is_taken_up_again(warehouse: Warehouse, fault: Fault, re
     count(warehouse, db, 400)
     root = warehouse.root(db)
     arguments = [
-        "purge", "run", "--metastore", warehouse.running.uri, "--cmroot", root.place, "--ids", warehouse.ids,
-        "--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]",
-    ]  # fmt: skip
+        "purge",
+        "run",
+        "--metastore",
+        warehouse.running.uri,
+        "--cmroot",
+        root.place,
+        "--ids",
+        warehouse.ids,
+        "--table-whitelist",
+        db,
+        "--field-path",
+        "privacy.column",
+        "--master",
+        "local[2]",
+    ]
     assert run_with(fault, arguments).killed
     assert warehouse.rows(f"{db}.t") == wanted or len(warehouse.rows(f"{db}.t")) == 400
 

@@ -23,10 +23,14 @@ def test_the_page_ends_with_a_certificate(source_metastore: Running, target_meta
     play(
         "erase-a-person",
         {
-            "metastore": source_metastore.uri, "cmroot": replication.policy.cmroot, "ids": f"{db.name}.requests:a",
-            "tables": f"{db.name}.orders", "policy": replication.name, "config": replication.config(),
+            "metastore": source_metastore.uri,
+            "cmroot": replication.policy.cmroot,
+            "ids": f"{db.name}.requests:a",
+            "tables": f"{db.name}.orders",
+            "policy": replication.name,
+            "config": replication.config(),
         },
-    )  # fmt: skip
+    )
 
     replication.is_same()
     after = replication.replica().shown()

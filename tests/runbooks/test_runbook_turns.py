@@ -26,9 +26,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def values(pair: Replication) -> dict[str, object]:
     return {
-        "config": pair.config(), "policy": pair.name, "source": pair.source.uri, "target": pair.target.uri,
-        "db": f"{pair.name}_a", "dir": pair.here, "cmroot": pair.here / "cmroot",
-    }  # fmt: skip
+        "config": pair.config(),
+        "policy": pair.name,
+        "source": pair.source.uri,
+        "target": pair.target.uri,
+        "db": f"{pair.name}_a",
+        "dir": pair.here,
+        "cmroot": pair.here / "cmroot",
+    }
 
 
 def test_the_runbook_switches_over_and_back_and_takes_one_back(

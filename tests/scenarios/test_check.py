@@ -84,10 +84,14 @@ def scene(source_metastore: Running, target_metastore: Running, tmp_path: Path) 
         plain.table("t", {"a": "1"})
         plain.partitioned("p", {"x": {"a": "2"}})
     values = {
-        "source": source_metastore.uri, "target": target_metastore.uri, "databases": db,
-        "cmroot": str(tmp_path / "cm"), "target_cmroot": str(tmp_path / "tcm"), "dumps": str(tmp_path / "dumps"),
+        "source": source_metastore.uri,
+        "target": target_metastore.uri,
+        "databases": db,
+        "cmroot": str(tmp_path / "cm"),
+        "target_cmroot": str(tmp_path / "tcm"),
+        "dumps": str(tmp_path / "dumps"),
         "warehouse": str(tmp_path / "warehouse"),
-    }  # fmt: skip
+    }
     yield Scene(tmp_path, source_metastore, target_metastore, db, values)
 
 
@@ -110,10 +114,27 @@ def test_a_policy_that_can_run_is_all_ok_and_the_check_leaves_nothing(scene: Sce
     assert (checked.status, healths(checked), checked.backwards) == ("ok", {}, False)
     assert (tree(scene.here), tree(scene.source.warehouse)) == before
     assert {
-        "source", "target", "databases", "roles", "versions", "sides", "clock source", "clock target", "log", "events",
-        "replicas", "slot", "lag", "overlap", "last run", "write cmroot", "write target_cmroot", "write dumps",
-        "write warehouse", "clock stores",
-    } <= {finding.name for finding in checked.findings}  # fmt: skip
+        "source",
+        "target",
+        "databases",
+        "roles",
+        "versions",
+        "sides",
+        "clock source",
+        "clock target",
+        "log",
+        "events",
+        "replicas",
+        "slot",
+        "lag",
+        "overlap",
+        "last run",
+        "write cmroot",
+        "write target_cmroot",
+        "write dumps",
+        "write warehouse",
+        "clock stores",
+    } <= {finding.name for finding in checked.findings}
     assert any(finding.text.startswith("link, for ") for finding in checked.findings)
 
 
@@ -237,9 +258,11 @@ def bucket() -> Iterator[str]:
     running.start()
     host, port = running.get_host_and_port()
     settings = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
-    }  # fmt: skip
+    }
     before = dict(os.environ)
     os.environ.update(settings)
     import s3fs
@@ -281,9 +304,11 @@ def test_names_that_are_not_at_the_source_are_told(scene: Scene) -> None:
     scene.values["partitions"] = {f"{scene.db}.nosuch": "p = 1", f"{scene.db}.p": "q = 1", f"{scene.db}.t": "p = 1"}
     found = healths(scene.check())
     assert found == {
-        "rename_db": "warning", f"partitions {scene.db}.nosuch": "warning", f"partitions {scene.db}.p": "critical",
+        "rename_db": "warning",
+        f"partitions {scene.db}.nosuch": "warning",
+        f"partitions {scene.db}.p": "critical",
         f"partitions {scene.db}.t": "critical",
-    }  # fmt: skip
+    }
 
 
 def test_a_database_that_left_the_policy_is_told(scene: Scene) -> None:
@@ -485,9 +510,18 @@ def test_how_far_a_log_reaches_has_a_health(reach: Reach, health: str, said: str
 
 @pytest.mark.parametrize(
     ("text", "life"),
-    [("86400s", 86400), ("1d", 86400), ("2days", 172800), ("90", 90), ("1440min", 86400), ("500ms", 0.5), ("", None),
-     ("0s", None), ("soon", None)],
-)  # fmt: skip
+    [
+        ("86400s", 86400),
+        ("1d", 86400),
+        ("2days", 172800),
+        ("90", 90),
+        ("1440min", 86400),
+        ("500ms", 0.5),
+        ("", None),
+        ("0s", None),
+        ("soon", None),
+    ],
+)
 def test_the_life_of_events_is_read_as_hive_writes_it(text: str, life: float | None) -> None:
     assert event_life(text) == (None if life is None else timedelta(seconds=life))
 

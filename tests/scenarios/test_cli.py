@@ -231,8 +231,20 @@ def test_letters_are_understood_in_a_locale_that_has_none(tmp_path: Path) -> Non
 def test_took_is_how_long_a_person_has_waited(source_metastore: Running, tmp_path: Path) -> None:
     with connect(source_metastore.uri) as metastore:
         metastore.create_database(Database(name="waiting", location=f"file:{tmp_path}/waiting"))
-    command = [sys.executable, "-m", "replicator.cli.main", "dump", "--source", source_metastore.uri, "--cmroot", "cm",
-               "--db", "waiting", "--out", "d"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "replicator.cli.main",
+        "dump",
+        "--source",
+        source_metastore.uri,
+        "--cmroot",
+        "cm",
+        "--db",
+        "waiting",
+        "--out",
+        "d",
+    ]
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     waited = time.monotonic() - began
@@ -405,9 +417,13 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """In a shell's background, where the tests may run, SIGINT is ignored; not so in the command."""
     command = [sys.executable, "-m", "replicator.cli.main", *arguments]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -458,9 +474,12 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(source_metastore: Runn
     reading, writing = os.pipe()
     os.close(reading)
     process = subprocess.run(
-        [sys.executable, "-m", "replicator.cli.main", "show", "d"], cwd=tmp_path, stdout=writing,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "replicator.cli.main", "show", "d"],
+        cwd=tmp_path,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     os.close(writing)
     assert (process.returncode, process.stderr) == (141, "")
 

@@ -84,8 +84,7 @@ def test_each_entry_tells_its_keeper_its_origin_its_event_and_who_needs_it(
 
     listed = story.done("ls")
     assert listed["total"] == {"entries": 3, "bytes": 25}
-    assert listed["by_need"] == {
-        "hold audit": {"entries": 1, "bytes": 8}, "live": {"entries": 2, "bytes": 17}}  # fmt: skip
+    assert listed["by_need"] == {"hold audit": {"entries": 1, "bytes": 8}, "live": {"entries": 2, "bytes": 17}}
     assert listed["shared"]["entries"] == 2
     new, old, stays = listed["entries"]  # the largest first
     assert [Path(each["origin"]).name for each in (new, old, stays)] == ["new", "old", "stays"]
@@ -131,7 +130,9 @@ def test_a_file_of_the_past_is_found_and_put_back(story: Kept, capsys: pytest.Ca
 
     found = story.done("find", "--path", path)
     assert [(each["size"], each["kept"], each["ended_event"] is None) for each in found["entries"]] == [
-        (10, True, False), (11, True, True)]  # fmt: skip
+        (10, True, False),
+        (11, True, True),
+    ]
     assert found["entries"][0]["since_event"] == first
     assert story.done("find", "--table", f"{story.db}.t")["total"] == 2
     checksum = found["entries"][0]["checksum"]
@@ -288,7 +289,10 @@ def test_a_dry_run_of_an_expiry_tells_and_removes_nothing(story: Kept, capsys: p
     assert story.done("expire", "--older-than", "7d", "--dry-run")["going_entries"] == 0
     plan = story.expire("--dry-run")
     assert (plan["status"], plan["going"], plan["kept_entries"]) == (
-        "planned", {"expired": {"entries": 1, "bytes": 3}}, 1)  # fmt: skip
+        "planned",
+        {"expired": {"entries": 1, "bytes": 3}},
+        1,
+    )
     assert "would go" in people(capsys, story, "expire", "--older-than", "0s", "--dry-run")
     assert sorted(story.needs()) == ["a", "b"]
     done = story.expire()
@@ -429,4 +433,6 @@ def test_a_report_prints_as_the_command_line_says_it_and_its_rows_are_a_table(st
     assert replicator.cm_find(cmroot=root, table="nosuch.t").to_arrow().num_rows == 0
     replicator.cm_slots_confirm("dr", cmroot=root, at=first)
     assert [replicator.cm_slots_drop("dr", cmroot=root).status, replicator.cm_release("audit", cmroot=root).status] == [
-        "dropped", "released"]  # fmt: skip
+        "dropped",
+        "released",
+    ]

@@ -139,8 +139,12 @@ def test_sample_3_removes_old_snapshots_but_leaves_two_in_any_case(lake: Lake) -
     done = lake.run(lake.job(examples.COMBINED))
     assert done["removed"] == 2
     assert {name.partition("snapshots/")[2] for name in lake.dirs()} == {
-        "db/quiet/4", "db/quiet/5", "db/busy/1", "db/busy/2", "db/one/4"
-    }  # fmt: skip
+        "db/quiet/4",
+        "db/quiet/5",
+        "db/busy/1",
+        "db/busy/2",
+        "db/one/4",
+    }
 
 
 def test_sample_4_judges_daily_and_hourly_versions_by_policies_of_their_own(lake: Lake) -> None:
@@ -152,8 +156,10 @@ def test_sample_4_judges_daily_and_hourly_versions_by_policies_of_their_own(lake
             lake.write(f"user/gobblin/data/event/{kind}/{name}")
     done = lake.run(lake.job(examples.SEVERAL_KINDS))
     assert {name.partition("event/")[2] for name in lake.dirs()} == {
-        f"daily/{daily[2]}", f"hourly/{hourly[1]}", f"hourly/{unread[0]}"
-    }  # fmt: skip
+        f"daily/{daily[2]}",
+        f"hourly/{hourly[1]}",
+        f"hourly/{unread[0]}",
+    }
     # `hh` is the 12-hour clock: hour 13 cannot be read, and the report says so.
     assert done["ignored"] == 1 and any("HH" in each for each in done["warnings"])
 
@@ -169,9 +175,10 @@ def tagged(lake: Lake, files: Mapping[str, str]) -> str:
 def test_the_sample_of_a_tag_needs_its_bracket_and_its_spelling_then_runs_with_overrides(lake: Lake) -> None:
     whole = examples.TAG.replace("${gobblin.retention.daily}", "${gobblin.retention.daily}]")
     files = {
-        "tags/retention/timebased/main.conf": examples.TAG, "data/events/includes.conf": examples.EVENTS_INCLUDES,
+        "tags/retention/timebased/main.conf": examples.TAG,
+        "data/events/includes.conf": examples.EVENTS_INCLUDES,
         "data/events/loginEvent/main.conf": examples.LOGIN_EVENT,
-    }  # fmt: skip
+    }
     for event in ("loginEvent", "other"):
         for name in dated("%Y/%m/%d", 2000, 3, 0):
             lake.write(f"data/events/{event}/daily/{name}")
@@ -265,8 +272,9 @@ def test_holds_protected_places_depth_and_links_are_refused_and_told(lake: Lake)
     config = lake.job(policy("/*", ALL + MODIFIED))
     done = lake.run(config, "--protect", f"{lake.root}/d/shielded/part-0", code=3)
     assert {Path(each["path"]).name: each["why"].split()[0] for each in done["refused"]} == {
-        "held": "legal", "shielded": f"{lake.root}/d/shielded/part-0"
-    }  # fmt: skip
+        "held": "legal",
+        "shielded": f"{lake.root}/d/shielded/part-0",
+    }
     assert lake.dirs() >= {"d/held", "d/shielded"} and "d/free" not in lake.dirs()
     assert (done["ignored"], done["failed"][0]["why"].startswith("a symbolic link")) == (1, True)
     done = lake.run(config, "--min-depth", "50", code=3)
@@ -303,10 +311,12 @@ def test_empty_directories_above_go_up_to_the_dataset_unless_told_otherwise(lake
 @pytest.mark.parametrize(
     "finder",
     [
-        "GlobModTimeDatasetVersionFinder", "FileLevelTimestampVersionFinder", "UnixTimestampVersionFinder",
+        "GlobModTimeDatasetVersionFinder",
+        "FileLevelTimestampVersionFinder",
+        "UnixTimestampVersionFinder",
         'DateTimeDatasetVersionFinder, datetime.pattern = "yyyy"',
     ],
-)  # fmt: skip
+)
 def test_names_that_are_not_utf8_stay_and_are_told(lake: Lake, finder: str) -> None:
     for name in ("2020", "20\udcff"):
         lake.write(f"data/a/{name}", age=days(9))
@@ -354,20 +364,40 @@ def test_an_empty_directory_that_does_not_go_is_named(lake: Lake, immutable: Cal
 @pytest.mark.parametrize(
     ("finder", "names", "selection", "left"),
     [
-        ('UnixTimestampVersionFinder, watermark.regex = "part-([0-9]+)"', ["part-1000", "part-2000000000000", "other"],
-         "policy.class = SelectBeforeTimeBasedPolicy, timeBased.lookbackTime = 1d", {"part-2000000000000", "other"}),
-        ('WatermarkDatasetVersionFinder', ["10", "9", "8"],
-         "policy.class = NewestKSelectionPolicy, newestK.versionsNotSelected = 1", {"9"}),
+        (
+            'UnixTimestampVersionFinder, watermark.regex = "part-([0-9]+)"',
+            ["part-1000", "part-2000000000000", "other"],
+            "policy.class = SelectBeforeTimeBasedPolicy, timeBased.lookbackTime = 1d",
+            {"part-2000000000000", "other"},
+        ),
+        (
+            "WatermarkDatasetVersionFinder",
+            ["10", "9", "8"],
+            "policy.class = NewestKSelectionPolicy, newestK.versionsNotSelected = 1",
+            {"9"},
+        ),
         ("SingleVersionFinder", ["x"], "policy.class = SelectAllPolicy", set()),
-        ("FileLevelTimestampVersionFinder", ["x", "y/z"],
-         "policy.class = NewestKSelectionPolicy, newestK.versionsNotSelected = 1", 1),
-        ('LookbackDateTimeDatasetVersionFinder, lookback.period = 2d, path.prefix = "p", datetime.timezone = UTC\n'
-         'datetime.pattern = "yyyy/MM/dd"', ["p/2001/01/01", f"p/{datetime.now(UTC):%Y/%m/%d}"],
-         "policy.class = SelectAllPolicy", {"p/2001/01/01"}),
-        ("ModDateTimeDatasetVersionFinder", ["x"],
-         "policy.class = SelectBeforeTimeBasedPolicy, timeBased.lookbackTime = 1d", {"x"}),
+        (
+            "FileLevelTimestampVersionFinder",
+            ["x", "y/z"],
+            "policy.class = NewestKSelectionPolicy, newestK.versionsNotSelected = 1",
+            1,
+        ),
+        (
+            'LookbackDateTimeDatasetVersionFinder, lookback.period = 2d, path.prefix = "p", datetime.timezone = UTC\n'
+            'datetime.pattern = "yyyy/MM/dd"',
+            ["p/2001/01/01", f"p/{datetime.now(UTC):%Y/%m/%d}"],
+            "policy.class = SelectAllPolicy",
+            {"p/2001/01/01"},
+        ),
+        (
+            "ModDateTimeDatasetVersionFinder",
+            ["x"],
+            "policy.class = SelectBeforeTimeBasedPolicy, timeBased.lookbackTime = 1d",
+            {"x"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_version_finders(lake: Lake, finder: str, names: list[str], selection: str, left: Any) -> None:
     for name in names:
         lake.write(f"data/set/{name}")
@@ -422,8 +452,9 @@ def test_access_is_set_on_what_stays_and_only_there(lake: Lake) -> None:
     before = (old / "part-0").stat().st_mode
     plan = lake.run(lake.job(config), "--dry-run")
     assert [item["access"] for item in plan["items"] if item["act"] == "set"] == [
-        f"mode 755, group {group}", f"mode u=rwx,go=, owner {me}, group {group}"
-    ]  # fmt: skip
+        f"mode 755, group {group}",
+        f"mode u=rwx,go=, owner {me}, group {group}",
+    ]
     young.chmod(0o700)
     done = lake.run(lake.job(config))
     assert (done["removed"], done["access"]) == (1, 2) and not gone.exists()
@@ -469,17 +500,23 @@ def test_a_job_that_cannot_be_meant_is_refused(lake: Lake, config: str, told: st
         ("version { finder.class = DateTimeDatasetVersionFinder, datetime.pattern = MM }", "does not tell a day"),
         ('version { finder.class = GlobModTimeDatasetVersionFinder, globPattern = "[a" }', "is not closed"),
         ('version { finder.class = UnixTimestampVersionFinder, watermark.regex = "(" }', "no regular expression"),
-        ("version { finder.class = LookbackDateTimeDatasetVersionFinder, datetime.pattern = yyyy, "
-         "lookback.period = 1M }", "days and hours only"),
-        ("version.finder.class = SingleVersionFinder\nselection { policy.class = SelectBeforeTimeBasedPolicy, "
-         "timeBased.lookbackTime = 7d }", "needs versions with a time"),
+        (
+            "version { finder.class = LookbackDateTimeDatasetVersionFinder, datetime.pattern = yyyy, "
+            "lookback.period = 1M }",
+            "days and hours only",
+        ),
+        (
+            "version.finder.class = SingleVersionFinder\nselection { policy.class = SelectBeforeTimeBasedPolicy, "
+            "timeBased.lookbackTime = 7d }",
+            "needs versions with a time",
+        ),
         (MODIFIED + BEFORE % '""', "is no lookback"),
         (MODIFIED + BEFORE % "-1d", "is no lookback"),
         (MODIFIED + "selection { policy.class = NewestKSelectionPolicy }", "neither of selection.newestK"),
         (MODIFIED + "accessControl.policies = [x]", "x is missing"),
         (MODIFIED + "accessControl { policies = [x], x { mode = 999 } }", "is no mode"),
     ],
-)  # fmt: skip
+)
 def test_a_policy_that_cannot_be_meant_fails_its_dataset_and_removes_nothing(lake: Lake, text: str, told: str) -> None:
     lake.write("data/set/v", age=days(1000))
     done = lake.run(lake.job(policy("/data/*", text)), code=3)

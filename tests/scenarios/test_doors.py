@@ -37,8 +37,13 @@ def names(story: Story, **more: Any) -> Any:
 
 
 def of_load(story: Story) -> dict[str, Any]:
-    return {"dump": str(story.last), "target": "dr", "warehouse": str(story.warehouse), "engine": "local",
-            "config": names(story)}  # fmt: skip
+    return {
+        "dump": str(story.last),
+        "target": "dr",
+        "warehouse": str(story.warehouse),
+        "engine": "local",
+        "config": names(story),
+    }
 
 
 def test_a_plan_of_a_load_says_what_dry_run_prints(story: Story) -> None:
@@ -46,8 +51,9 @@ def test_a_plan_of_a_load_says_what_dry_run_prints(story: Story) -> None:
     said = story.load(None, "--dry-run", "--rename-db", f"{story.db}={story.db}_copy").said
     assert json.loads(str(plan)) == said == plan.to_dict()
     assert list(said)[:3] == ["status", "dump", "skipped"] and plan.create_tables == [
-        f"{story.db}_copy.p", f"{story.db}_copy.t",
-    ]  # fmt: skip
+        f"{story.db}_copy.p",
+        f"{story.db}_copy.t",
+    ]
     assert not story.target.exists()
 
 

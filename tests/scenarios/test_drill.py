@@ -103,21 +103,28 @@ def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication,
     shadow = done.databases[name]
     assert done.queries[0].query == own.replace(name, shadow).rstrip(";")
     assert answers | {"": 0} == {
-        done.queries[0].query: ("good", [["one"]]), "`t`": ("good", [[3]]), "`outside`": ("good", [[1]]),
-        "`parts`": ("good", [[3]]), "`v` LIMIT 1": ("good", [[1, "one"]]), "": 0,
-    }  # fmt: skip
+        done.queries[0].query: ("good", [["one"]]),
+        "`t`": ("good", [[3]]),
+        "`outside`": ("good", [[1]]),
+        "`parts`": ("good", [[3]]),
+        "`v` LIMIT 1": ("good", [[1, "one"]]),
+        "": 0,
+    }
     assert done.ready_seconds and done.first_answer_seconds and done.ready_seconds < done.first_answer_seconds
     assert list(done.steps) == ["databases", "tables", "engine", "queries", "tear down"]
     checkpoint = pair.target.database(name).parameters
     assert [str(done.checkpoint[name].event), str(done.checkpoint[name].position)] == [
-        checkpoint["repl.last.id"], checkpoint["replicator.position"]
-    ]  # fmt: skip
+        checkpoint["repl.last.id"],
+        checkpoint["replicator.position"],
+    ]
     assert done.lag_seconds == 0 and "@" in done.by
 
     t = seen["t"]
     assert (t.kind, t.parameters["external.table.purge"], t.parameters["replicator.drill"]) == (
-        "EXTERNAL_TABLE", "false", done.id
-    )  # fmt: skip
+        "EXTERNAL_TABLE",
+        "false",
+        done.id,
+    )
     assert t.location == f"file:{pair.replica().home}/t"
     assert not {"replicator.position", "beekeeper.remove.unreferenced.data"} & t.parameters.keys()
     assert seen["v"].view_expanded == seen["v"].view_original
@@ -159,10 +166,13 @@ def test_queries_that_fail_change_something_or_contradict_statistics_make_it_inc
     before = pair.replica().everything()
     table = f"{pair.name}_a.t"
     queries = [
-        f"INSERT INTO {table} VALUES (1, 'more')", f"WITH n AS (SELECT 1) INSERT INTO {table} SELECT 1, 'x'",
-        f"DROP TABLE {table}", f"SELECT 1) LIMIT 1; DROP TABLE {table} --", f"SELECT nothing FROM {table}",
+        f"INSERT INTO {table} VALUES (1, 'more')",
+        f"WITH n AS (SELECT 1) INSERT INTO {table} SELECT 1, 'x'",
+        f"DROP TABLE {table}",
+        f"SELECT 1) LIMIT 1; DROP TABLE {table} --",
+        f"SELECT nothing FROM {table}",
         f"WITH n AS (SELECT a FROM {table}) SELECT count(*) FROM n -- a comment",
-    ]  # fmt: skip
+    ]
     done = rehearse(pair, DrillOptions(queries=queries), lambda metastore: spark)
     assert [each.outcome for each in done.queries[:6]] == ["failed"] * 5 + ["good"]
     (wrong,) = [each for each in done.queries if each.outcome == "different"]
@@ -178,9 +188,10 @@ def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair:
     assert not kept.torn_down and shadow in shadows_there(pair)
     with RawClient(pair.target_uri) as client:  # with data, cascading: as a person's client does
         for arguments in (
-            ("drop_table", shadow, "t", True), ("drop_partition_by_name", shadow, "parts", "p=x", True),
+            ("drop_table", shadow, "t", True),
+            ("drop_partition_by_name", shadow, "parts", "p=x", True),
             ("drop_database", shadow, True, True),
-        ):  # fmt: skip
+        ):
             said = client.call(*arguments)
             assert not said.failed, said.message
     assert pair.replica().everything() == before
@@ -210,11 +221,15 @@ def test_what_somebody_made_in_a_kept_shadow_stays_and_is_told(pair: Replication
 @pytest.mark.parametrize(
     ("kind", "pattern", "number"),
     [
-        ("rename", "drills/.*json", 1), ("thrift", "create database", 1), ("thrift", "create table", 2),
-        ("thrift", "add 2 partitions", 1), ("thrift", "drop table", 3), ("thrift", "drop database", 1),
+        ("rename", "drills/.*json", 1),
+        ("thrift", "create database", 1),
+        ("thrift", "create table", 2),
+        ("thrift", "add 2 partitions", 1),
+        ("thrift", "drop table", 3),
+        ("thrift", "drop database", 1),
         ("rename", "drills/.*json", 2),
     ],
-)  # fmt: skip
+)
 def test_a_drill_that_is_killed_anywhere_is_swept_by_the_next(
     drilled: Replication, kind: str, pattern: str, number: int
 ) -> None:

@@ -83,8 +83,10 @@ def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(
     assert (done.status, done.primary) == ("done", "target")
     assert (done.files_copied, done.bytes_copied) == (1, 5)
     assert done.own and {each["table"]: (each["files"], each["bytes"]) for each in done.own["tables"]} == {
-        f"{pair.name}_a.t": (1, 4), f"{pair.name}_a.days": (1, 9), f"{pair.name}_b.own": (1, 8)
-    }  # fmt: skip
+        f"{pair.name}_a.t": (1, 4),
+        f"{pair.name}_a.days": (1, 9),
+        f"{pair.name}_b.own": (1, 8),
+    }
     assert done.own["unknown"] == []
     same(pair)
     assert (sources(pair), primaries(pair)) == ({"replica at epoch 3"}, {"primary at epoch 3"})

@@ -86,9 +86,7 @@ def interrupt(pair: Replication, fault: Fault) -> None:
 
 def captured(pair: Replication) -> None:
     """A capture without a load."""
-    capture(
-        pair.source, open_existing(str(pair.here / "cmroot")), engine=local_engine(), progress=Silent(),
-    )  # fmt: skip
+    capture(pair.source, open_existing(str(pair.here / "cmroot")), engine=local_engine(), progress=Silent())
 
 
 def replicas(pair: Replication) -> set[str]:
@@ -124,9 +122,11 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     loss = answer.said["loss"]
     assert (answer.code, answer.said["status"]) == (6, "refused")
     assert tables(loss) == {
-        f"{pair.name}_a.days": (2, 3, 11), f"{pair.name}_a.t": (0, 1, 2), f"{pair.name}_b.made": (0, 1, 4),
+        f"{pair.name}_a.days": (2, 3, 11),
+        f"{pair.name}_a.t": (0, 1, 2),
+        f"{pair.name}_b.made": (0, 1, 4),
         f"{pair.name}_b.u": (0, 0, 0),
-    }  # fmt: skip
+    }
     assert sorted(loss["tables"][0]["names"]) == ["p=2", "p=3"]
     assert (loss["files"], loss["bytes"], loss["table_count"], loss["not_captured"]) == (5, 17, 4, 0)
     assert {each["event"] for each in loss["databases"]} == {last.to_event}
@@ -136,8 +136,9 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     looked = command(*arguments, "--look").said["loss"]
     assert (looked["unseen_files"], looked["unseen_bytes"]) == (2, 17)
     assert {each["table"]: [Path(place).name for place in each["directories"]] for each in looked["unseen"]} == {
-        f"{pair.name}_a.days": ["p=4"], f"{pair.name}_a.t": ["t"]
-    }  # fmt: skip
+        f"{pair.name}_a.days": ["p=4"],
+        f"{pair.name}_a.t": ["t"],
+    }
     assert pair.memory.read_turn() is None and replicas(pair) == {"replica at epoch 1"}
     began = time.monotonic()
     answer = command(*arguments, "--force")
@@ -213,7 +214,7 @@ def test_an_interrupted_load_is_completed_first(pair: Replication, closed: str) 
 
 def test_a_load_that_cannot_be_completed_is_told_table_by_table_and_needs_consent(
     pair: Replication, closed: str
-) -> None:  # fmt: skip
+) -> None:
     pair.db("a").write("t", {"second": "22"})
     pair.db("a").table("made", {"f": "x"})
     interrupt(pair, Fault("before", "rename", "/second$"))

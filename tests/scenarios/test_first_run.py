@@ -82,10 +82,22 @@ def test_a_dry_run_of_a_purge_makes_no_root(warehouse: Warehouse, tmp_path: Path
         "INSERT INTO first_purge.t SELECT id FROM range(0, 200, 1, 2)",
     )
     answer = command(
-        "purge", "run", "--metastore", warehouse.running.uri, "--ids", warehouse.ids, "--table-whitelist",
-        "first_purge", "--field-path", "privacy.column", "--master", "local[2]", "--cmroot", str(tmp_path / "cm"),
+        "purge",
+        "run",
+        "--metastore",
+        warehouse.running.uri,
+        "--ids",
+        warehouse.ids,
+        "--table-whitelist",
+        "first_purge",
+        "--field-path",
+        "privacy.column",
+        "--master",
+        "local[2]",
+        "--cmroot",
+        str(tmp_path / "cm"),
         "--dry-run",
-    )  # fmt: skip
+    )
     assert (answer.code, answer.said["rows_erased"]) == (0, 10), answer
     assert "no $cmroot yet" in answer.said["warnings"][-1] and not (tmp_path / "cm").exists()
 

@@ -71,10 +71,12 @@ def _fields(value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "which"),
     [
-        ("drop_partition", ["a", "1/2"]), ("drop_partition_with_environment_context", ["a", "1/2"]),
-        ("drop_partition_by_name", "p=a/q=1%2F2"), ("drop_partition_by_name_with_environment_context", "p=a/q=1%2f2"),
+        ("drop_partition", ["a", "1/2"]),
+        ("drop_partition_with_environment_context", ["a", "1/2"]),
+        ("drop_partition_by_name", "p=a/q=1%2F2"),
+        ("drop_partition_by_name_with_environment_context", "p=a/q=1%2f2"),
     ],
-)  # fmt: skip
+)
 def test_a_dropped_partition_is_kept_and_emptied_directories_go(guard: Guarded, name: str, which: Any) -> None:
     guard.database.table("t", partition_keys=TWO_KEYS)
     _add(guard, "t", {("a", "1/2"): "dropped", ("b", "1"): "stays", ("b", "2"): "stays too"})
@@ -223,10 +225,12 @@ def test_a_truncation_that_the_metastore_does_not_know_changes_nothing(guard: Gu
 def test_what_does_not_exist_is_told_by_the_metastore(guard: Guarded) -> None:
     guard.database.partitioned("t", {"a": {"f": "a"}})
     for name, *arguments in (
-        ("drop_table", guard.db, "none", True), ("drop_partition", guard.db, "t", ["x"], True),
-        ("drop_partition", guard.db, "none", ["x"], True), ("drop_partition", guard.db, "t", ["a", "b"], True),
+        ("drop_table", guard.db, "none", True),
+        ("drop_partition", guard.db, "t", ["x"], True),
+        ("drop_partition", guard.db, "none", ["x"], True),
+        ("drop_partition", guard.db, "t", ["a", "b"], True),
         ("drop_database", "no_such_db", True, True),
-    ):  # fmt: skip
+    ):
         through, direct = guard.client.call(name, *arguments), None
         with RawClient(guard.running.uri) as client:
             direct = client.call(name, *arguments)

@@ -82,9 +82,14 @@ def test_a_capture_waits_for_what_is_not_decided(story: Story) -> None:
     location = metastore.table(story.db, "t").location
     assert location
     taking = Taking.begin(
-        str(story.cmroot), before_event=metastore.current_event_id(), call="drop_table", db=story.db, table="t",
-        sources=[Source(location, "t")], owners=[Owner("t", "", location)],
-    )  # fmt: skip
+        str(story.cmroot),
+        before_event=metastore.current_event_id(),
+        call="drop_table",
+        db=story.db,
+        table="t",
+        sources=[Source(location, "t")],
+        owners=[Owner("t", "", location)],
+    )
     taking.protect()
     taking.sent()
     scanned = story.capture()

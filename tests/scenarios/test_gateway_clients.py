@@ -48,11 +48,16 @@ def test_answers_are_those_of_the_metastore(guard: Guarded) -> None:
     guard.database.partitioned("t", {str(number): {"f": "x"} for number in range(50)})
     with RawClient(guard.running.uri) as direct:
         for name, *arguments in (
-            ("get_all_databases",), ("get_database", guard.db), ("get_table", guard.db, "t"),
+            ("get_all_databases",),
+            ("get_database", guard.db),
+            ("get_table", guard.db, "t"),
             ("get_table", guard.db, "no"),
-            ("get_partition_names", guard.db, "t"), ("get_partitions_by_names", guard.db, "t", ["p=1", "p=2"]),
-            ("no_such_method", "x"), ("drop_function", guard.db, "no"), ("getName",),
-        ):  # fmt: skip
+            ("get_partition_names", guard.db, "t"),
+            ("get_partitions_by_names", guard.db, "t", ["p=1", "p=2"]),
+            ("no_such_method", "x"),
+            ("drop_function", guard.db, "no"),
+            ("getName",),
+        ):
             assert guard.client.call(name, *arguments) == direct.call(name, *arguments), name
 
 
@@ -124,12 +129,15 @@ def test_more_clients_than_threads_wait_for_their_turn(source_metastore: Running
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"\x00\x00\x00\x10\x80\x01\x00\x01",
-        b"\x80\x01\x00\x02\x00\x00\x00\x01x\x00\x00\x00\x01", b"\xff" * 100,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        b"\x00\x00\x00\x10\x80\x01\x00\x01",
+        b"\x80\x01\x00\x02\x00\x00\x00\x01x\x00\x00\x00\x01",
+        b"\xff" * 100,
         message("drop_table", ())[:-1] + b"\x63\x00\x01",
         message("drop_table", ())[:-1] + b"\x0b\x00\x01\xff\xff\xff\xff",
     ],
-)  # fmt: skip
+)
 def test_garbage_ends_its_own_connection_only(guard: Guarded, garbage: bytes) -> None:
     with RawClient(guard.uri) as client:
         client.socket.sendall(garbage)
@@ -237,9 +245,12 @@ def test_clients_that_send_no_more_leave_their_places(source_metastore: Running,
     with guarded(source_metastore, tmp_path, threads=3, timeouts=SOON) as guard, ExitStack() as stack:
         guard.client.close()
         whole = {
-            "nothing": b"", "a part of a name": drop_of(guard)[:9], "a part of a drop": drop_of(guard)[:-3],
-            "a part of another call": HARMLESS["large"][:-7], "idle": HARMLESS["small"],
-        }[sent]  # fmt: skip
+            "nothing": b"",
+            "a part of a name": drop_of(guard)[:9],
+            "a part of a drop": drop_of(guard)[:-3],
+            "a part of another call": HARMLESS["large"][:-7],
+            "idle": HARMLESS["small"],
+        }[sent]
         for _ in range(3):
             client = stack.enter_context(RawClient(guard.uri))
             client.socket.sendall(whole)
@@ -295,8 +306,10 @@ def test_being_stopped_does_not_wait_for_what_does_not_end(source_metastore: Run
     later = Timeouts(client=timedelta(minutes=5), answer=timedelta(minutes=5), stop=timedelta(seconds=2))
     with (
         guarded(source_metastore, tmp_path, upstream=wire.uri, timeouts=later) as guard,
-        RawClient(guard.uri) as half, RawClient(guard.uri) as passing, RawClient(guard.uri) as dropping,
-    ):  # fmt: skip
+        RawClient(guard.uri) as half,
+        RawClient(guard.uri) as passing,
+        RawClient(guard.uri) as dropping,
+    ):
         guard.database.table("t", FILES)
         asked: list[bytes] = []
 
@@ -330,12 +343,8 @@ MANY = Field(9, LIST, Listed(BOOL, (b"\1",) * 300_000))
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        (*struct({1: "db", 2: "t", 3: True}), MANY),
-        struct({1: "db", 2: "t", 3: True, 9: b"x" * (17 << 20)}),
-    ],
-)  # fmt: skip
+    "arguments", [(*struct({1: "db", 2: "t", 3: True}), MANY), struct({1: "db", 2: "t", 3: True, 9: b"x" * (17 << 20)})]
+)
 def test_a_call_that_is_read_whole_has_a_limit(guard: Guarded, arguments: Fields) -> None:
     with RawClient(guard.uri) as client, suppress(BrokenPipeError, ConnectionResetError):
         said = client.send(message("drop_table", arguments))
@@ -398,9 +407,9 @@ def test_an_address_in_use_is_told(guard: Guarded, tmp_path: Path) -> None:
 
 
 def test_a_metastore_without_an_event_log_is_refused(metastore_factory: MetastoreFactory, tmp_path: Path) -> None:
-    silent = metastore_factory("silent", settings={
-        "hive.metastore.transactional.event.listeners": "", "hive.metastore.event.listeners": "",
-    })  # fmt: skip
+    silent = metastore_factory(
+        "silent", settings={"hive.metastore.transactional.event.listeners": "", "hive.metastore.event.listeners": ""}
+    )
     with pytest.raises(NotificationLogOff), guarded(silent, tmp_path):
         pass
 
@@ -408,11 +417,13 @@ def test_a_metastore_without_an_event_log_is_refused(metastore_factory: Metastor
 @pytest.mark.parametrize(
     ("text", "parsed"),
     [
-        ("127.0.0.1:9083", ("127.0.0.1", 9083)), (":0", ("127.0.0.1", 0)), ("[::1]:5", ("::1", 5)),
+        ("127.0.0.1:9083", ("127.0.0.1", 9083)),
+        (":0", ("127.0.0.1", 0)),
+        ("[::1]:5", ("::1", 5)),
         ("localhost", ("localhost", 9083)),
         ("thrift://0.0.0.0:1", ("0.0.0.0", 1)),
     ],
-)  # fmt: skip
+)
 def test_addresses_are_read_as_people_write_them(text: str, parsed: tuple[str, int]) -> None:
     assert parse_listen(text) == parsed
 
@@ -427,8 +438,18 @@ def test_an_address_without_a_number_is_a_usage_error() -> None:
 
 def test_the_command_says_where_it_listens_and_what_it_did(source_metastore: Running, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    arguments = ["gateway", "--source", source_metastore.uri, "--cmroot", str(tmp_path / "cmroot"), "--listen",
-                 "127.0.0.1:0", "--ready-file", str(ready), "--json"]  # fmt: skip
+    arguments = [
+        "gateway",
+        "--source",
+        source_metastore.uri,
+        "--cmroot",
+        str(tmp_path / "cmroot"),
+        "--listen",
+        "127.0.0.1:0",
+        "--ready-file",
+        str(ready),
+        "--json",
+    ]
     command_line = [sys.executable, "-m", "replicator.cli.main", *arguments]
     with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr and child.stderr.readline().startswith("listening on thrift://127.0.0.1:")
@@ -447,8 +468,9 @@ def test_the_command_says_where_it_listens_and_what_it_did(source_metastore: Run
 
 
 def test_a_metastore_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
-    answer: Answer = command("gateway", "--source", "thrift://127.0.0.1:1", "--cmroot", str(tmp_path / "cmroot"),
-                             "--listen", "127.0.0.1:0")  # fmt: skip
+    answer: Answer = command(
+        "gateway", "--source", "thrift://127.0.0.1:1", "--cmroot", str(tmp_path / "cmroot"), "--listen", "127.0.0.1:0"
+    )
     assert (answer.code, answer.error) == (75, "MetastoreUnreachable") and answer.said["hint"]
 
 
@@ -456,9 +478,14 @@ def test_a_gateway_in_python_serves_until_its_event_is_set(source_metastore: Run
     uris, stop = Queue[str](), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(
-            replicator.gateway, source=source_metastore.uri, cmroot=str(tmp_path / "cmroot"), listen="127.0.0.1:0",
-            ready_file=tmp_path / "ready", ready=uris.put, stop=stop,
-        )  # fmt: skip
+            replicator.gateway,
+            source=source_metastore.uri,
+            cmroot=str(tmp_path / "cmroot"),
+            listen="127.0.0.1:0",
+            ready_file=tmp_path / "ready",
+            ready=uris.put,
+            stop=stop,
+        )
         try:
             uri = uris.get(timeout=60)
             with connect(uri) as client:

@@ -34,10 +34,12 @@ def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) 
 
 def storage(place: Path) -> Storage:
     return Storage(
-        columns=COLUMNS, location=f"file:{place}", input_format="org.apache.hadoop.mapred.TextInputFormat",
+        columns=COLUMNS,
+        location=f"file:{place}",
+        input_format="org.apache.hadoop.mapred.TextInputFormat",
         output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
         serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
-    )  # fmt: skip
+    )
 
 
 def write(place: Path, files: Files) -> None:
@@ -47,15 +49,24 @@ def write(place: Path, files: Files) -> None:
 
 
 def table(
-    db: PlainDatabase, name: str, place: Path, files: Files | None = None, *, external: bool = True,
-    partitioned: bool = False, **parameters: str,
-) -> None:  # fmt: skip
+    db: PlainDatabase,
+    name: str,
+    place: Path,
+    files: Files | None = None,
+    *,
+    external: bool = True,
+    partitioned: bool = False,
+    **parameters: str,
+) -> None:
     """A table at a place of the test's choice."""
     made = Table(
-        db=db.name, name=name, kind=EXTERNAL if external else MANAGED, storage=storage(place),
+        db=db.name,
+        name=name,
+        kind=EXTERNAL if external else MANAGED,
+        storage=storage(place),
         partition_keys=KEYS if partitioned else (),
         parameters={**({"EXTERNAL": "TRUE"} if external else {}), **parameters},
-    )  # fmt: skip
+    )
     db.metastore.create_table(made)
     write(place, files or {})
 
@@ -417,9 +428,21 @@ def test_a_directory_goes_with_its_last_file(story: Story, partitioned: bool) ->
     assert told.code == 4 and {each["kind"] for each in told.said["differences"]} == {"directory extra"}
     assert {each["field"] for each in told.said["differences"]} == {"left", "left/over"}
     repaired = command(
-        "repair", "--source", story.source_uri, "--target", story.target_uri, "--db", story.db,
-        "--cmroot", str(story.cmroot), "--target-cmroot", str(story.target_cmroot), "--engine", "local",
-        "--warehouse", str(story.warehouse),
-    )  # fmt: skip
+        "repair",
+        "--source",
+        story.source_uri,
+        "--target",
+        story.target_uri,
+        "--db",
+        story.db,
+        "--cmroot",
+        str(story.cmroot),
+        "--target-cmroot",
+        str(story.target_cmroot),
+        "--engine",
+        "local",
+        "--warehouse",
+        str(story.warehouse),
+    )
     assert repaired.code == 0, repaired
     assert command(*verify).code == 0 and there.exists() and not (there / "left").exists()

@@ -78,9 +78,13 @@ class History:
         partitioned = self.random.random() < 0.5
         self.tell("make", name, place, f"{external=} {partitioned=}")
         made = Table(
-            db=self.db.name, name=name, kind=EXTERNAL if external else MANAGED, storage=at(place),
-            partition_keys=KEYS if partitioned else (), parameters={"EXTERNAL": "TRUE"} if external else {},
-        )  # fmt: skip
+            db=self.db.name,
+            name=name,
+            kind=EXTERNAL if external else MANAGED,
+            storage=at(place),
+            partition_keys=KEYS if partitioned else (),
+            parameters={"EXTERNAL": "TRUE"} if external else {},
+        )
         self.db.metastore.create_table(made)
         write(Path(place), {} if partitioned else self.files())
 

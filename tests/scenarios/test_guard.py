@@ -325,7 +325,10 @@ def test_holds_and_the_record_are_reports_in_python(root: ChangeRoot, capsys: py
     with pytest.raises(Exists):
         replicator.legal_hold_add("case-17", cmroot=root.place, pattern="sales.*", reason="again")
     assert replicator.legal_hold_release("case-17", cmroot=root.place).to_dict() == {
-        "status": "released", "root": root.place, "name": "case-17"}  # fmt: skip
+        "status": "released",
+        "root": root.place,
+        "name": "case-17",
+    }
     begin_audit(root.place, "test").intended([removal("/w/a", object="sales.t"), removal("/w/b", object="sales.u")])
     shown = replicator.audit_ls(cmroot=root.place, object="SALES.T")
     assert shown.to_arrow().select(["path", "outcome"]).to_pylist() == [{"path": "/w/a", "outcome": "intended"}]

@@ -66,8 +66,11 @@ def test_an_old_location_goes_when_its_time_has_come(any_house: House) -> None:
     assert (first.status, first.scheduled, first.due, first.removed) == ("done", 1, 0, 0)
     (item,) = house.items()
     assert (item.status, item.lifecycle, item.delay, item.path) == (
-        "SCHEDULED", "UNREFERENCED", "P3D", f"file:{house.place('t')}",
-    )  # fmt: skip
+        "SCHEDULED",
+        "UNREFERENCED",
+        "P3D",
+        f"file:{house.place('t')}",
+    )
     assert item.cleanup - item.created == 3 * 86_400
 
     assert house.run(2.9).due == 0
@@ -423,8 +426,10 @@ def test_limits_refuse_the_whole_run_and_holds_single_paths(house: House) -> Non
         with pytest.raises(Refused, match=told):
             house.run(31, limits=limits)
     assert house.values("t") == ["1", "2", "3"]
-    add_hold(house.root.place, LegalHold(name="case", pattern=f"{house.db.name}.t/p=2", reason="case 17", by="me",
-                                         created="2026-01-01"))  # fmt: skip
+    add_hold(
+        house.root.place,
+        LegalHold(name="case", pattern=f"{house.db.name}.t/p=2", reason="case 17", by="me", created="2026-01-01"),
+    )
     done = house.run(31, limits=Limits(max_bytes=100, protected=(str(house.place("t/p=3")),)))
     assert house.values("t") == ["2", "3"] and len(done.refused) == 2 and not done.is_whole
     assert any("case 17" in each for each in done.refused) and any("protected" in each for each in done.refused)
@@ -442,9 +447,13 @@ class Meddler:
     """A metastore in front of which something happens `before` or `after` its n-th change of a kind."""
 
     def __init__(
-        self, metastore: ThriftMetastore, call: str, *, before: Callable[[], Any] = lambda: None,
+        self,
+        metastore: ThriftMetastore,
+        call: str,
+        *,
+        before: Callable[[], Any] = lambda: None,
         after: Callable[[], Any] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._metastore, self._call, self._before, self._after = metastore, call, before, after
 
     def __getattr__(self, name: str) -> Any:

@@ -42,8 +42,19 @@ def house(metastore: ThriftMetastore, tmp_path: Path) -> House:
 
 
 def arguments(house: House, *more: str) -> list[str]:
-    return ["housekeeping", "run", "--metastore", house.metastore.uri, "--cmroot", house.root.place, "--db",
-            house.db.name, "--engine", "local", *more]  # fmt: skip
+    return [
+        "housekeeping",
+        "run",
+        "--metastore",
+        house.metastore.uri,
+        "--cmroot",
+        house.root.place,
+        "--db",
+        house.db.name,
+        "--engine",
+        "local",
+        *more,
+    ]
 
 
 def called(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
@@ -85,16 +96,34 @@ def test_the_command_from_the_first_run_to_the_last(house: House, capsys: pytest
     while house.values("p"):  # PT1S is over at the latest in the second after
         code, answer = called(capsys, *arguments(house))
         assert code == 0
-    code, answer = called(capsys, "housekeeping", "ls", *cmroot, "--db", house.db.name.upper(), "--lifecycle",
-                          "EXPIRED", "--status", "deleted", "--size", "1", "--page", "1")  # fmt: skip
+    code, answer = called(
+        capsys,
+        "housekeeping",
+        "ls",
+        *cmroot,
+        "--db",
+        house.db.name.upper(),
+        "--lifecycle",
+        "EXPIRED",
+        "--status",
+        "deleted",
+        "--size",
+        "1",
+        "--page",
+        "1",
+    )
     assert (answer["totalElements"], answer["totalPages"], answer["last"]) == (2, 2, True)
     (item,) = answer["content"]
     assert item["databaseName"] == house.db.name and item["cleanupDelay"] == "PT1S" and item["partitionName"] == "p=2"
     for name, value, found in (
-        ("--table", "t", 1), ("--registered-before", "2000-01-01", 0), ("--registered-after", "2000-01-01", 5),
-        ("--deleted-before", "2030-01-01", 5), ("--deleted-after", "2030-01-01", 0), ("--partition", "p=1", 1),
+        ("--table", "t", 1),
+        ("--registered-before", "2000-01-01", 0),
+        ("--registered-after", "2000-01-01", 5),
+        ("--deleted-before", "2030-01-01", 5),
+        ("--deleted-after", "2030-01-01", 0),
+        ("--partition", "p=1", 1),
         ("--path", f"file:{house.place('t')}", 1),
-    ):  # fmt: skip
+    ):
         assert called(capsys, "housekeeping", "ls", *cmroot, name, value)[1]["totalElements"] == found, name
     assert called(capsys, "housekeeping", "ls", *cmroot, "--status", "gone")[0] == 2
 
@@ -212,7 +241,7 @@ def test_following_ends_with_a_signal(house: House) -> None:
     words = arguments(house, "--follow", "--interval", "200ms", "--json")
     child = subprocess.Popen(
         [sys.executable, "-m", "replicator.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+    )
     try:
         deadline = time.monotonic() + 60
         while house.place("t").exists() and time.monotonic() < deadline:
@@ -336,8 +365,11 @@ def test_following_from_python_ends_when_it_is_told_to(house: House) -> None:
     assert runs == [(done.last,)] and done.to_dict()["databases"] == [house.db.name]
     stop.clear()
     done = replicator.housekeeping_run(
-        uri, root, store="postgresql://user@127.0.0.1:1/db",
-        tell_failure=lambda error, seconds: end_after(failures, type(error).__name__, seconds), **asked,
-    )  # fmt: skip
+        uri,
+        root,
+        store="postgresql://user@127.0.0.1:1/db",
+        tell_failure=lambda error, seconds: end_after(failures, type(error).__name__, seconds),
+        **asked,
+    )
     assert isinstance(done, Followed) and (done.rounds, done.failures, failures) == (0, 1, [("StoreUnreachable", 1.0)])
     assert done.to_dict() == {"rounds": 0, "removed": 0, "failures": 1, "status": "stopped"}

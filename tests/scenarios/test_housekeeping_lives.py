@@ -53,9 +53,23 @@ class Life:
 
     def step(self) -> str:
         act = self.dice.choice(
-            [self.create, self.create, self.relocate, self.relocate, self.back, self.share, self.drop, self.rename,
-             self.partitions, self.drop_partition, self.move_partition, self.properties, self.run, self.run]
-        )  # fmt: skip
+            [
+                self.create,
+                self.create,
+                self.relocate,
+                self.relocate,
+                self.back,
+                self.share,
+                self.drop,
+                self.rename,
+                self.partitions,
+                self.drop_partition,
+                self.move_partition,
+                self.properties,
+                self.run,
+                self.run,
+            ]
+        )
         act()
         return act.__name__
 
@@ -194,8 +208,9 @@ class Life:
         return hashlib.md5(str(next(_numbers)).encode()).hexdigest()
 
 
-@settings(max_examples=int(os.environ.get("HOUSEKEEPING_LIVES", "4")), deadline=None,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@settings(
+    max_examples=int(os.environ.get("HOUSEKEEPING_LIVES", "4")), deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(seed=st.integers(0, 1 << 30))
 def test_nothing_that_is_referred_to_goes_and_nothing_is_lost(metastore: ThriftMetastore, seed: int) -> None:
     with tempfile.TemporaryDirectory() as here:

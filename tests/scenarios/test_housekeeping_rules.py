@@ -170,10 +170,16 @@ def test_items_are_found_by_any_spelling_of_their_path(house: House, capsys: pyt
     house.run()
     home = str(house.db.home)
     for table, path in (
-        ("t", f"{home}/t"), ("t", f"file:{home}/t/"), ("t", f"{home}//x/../t"), ("t", f"{house.here}/link/t"),
-        ("t", f"file://{home}/t"), ("t", f"{home}/T"), ("u", f"{home}/far"), ("u", f"{house.here}/link/far"),
+        ("t", f"{home}/t"),
+        ("t", f"file:{home}/t/"),
+        ("t", f"{home}//x/../t"),
+        ("t", f"{house.here}/link/t"),
+        ("t", f"file://{home}/t"),
+        ("t", f"{home}/T"),
+        ("u", f"{home}/far"),
+        ("u", f"{house.here}/link/far"),
         ("", f"{home}/none"),
-    ):  # fmt: skip
+    ):
         code, answer = called(capsys, "housekeeping", "ls", "--cmroot", house.root.place, "--path", path)
         assert code == 0 and [each["tableName"] for each in answer["content"]] == [table] * bool(table), path
         assert answer["totalElements"] == bool(table)

@@ -101,9 +101,22 @@ def test_due_items_come_by_time_each_once_whatever_changes_meanwhile(store: Stor
         seen += page
         with store.transaction() as work:
             writing.settle_each(
-                work, [{"id": one.id, "status": DELETED, "reason": "", "attempts": 1, "next_try": 0, "begun": 1,
-                        "ended": 2, "modified": DAY, "slot": None} for one in page[::2]]
-            )  # fmt: skip
+                work,
+                [
+                    {
+                        "id": one.id,
+                        "status": DELETED,
+                        "reason": "",
+                        "attempts": 1,
+                        "next_try": 0,
+                        "begun": 1,
+                        "ended": 2,
+                        "modified": DAY,
+                        "slot": None,
+                    }
+                    for one in page[::2]
+                ],
+            )
     assert len({one.id for one in seen}) == len(seen) == 50
     assert [one.cleanup for one in seen] == sorted(one.cleanup for one in seen)
     assert [one.place for page in store.due(DAY + 10, tables=True) for one in page] == ["/w/t"]
@@ -125,8 +138,10 @@ def test_a_rename_takes_items_and_paths_that_moved_along(store: Store) -> None:
         assert writing.follow(work, ("d", "t", None), ("e", "u", None), ("file:/w/t", "file:/x/u"), 5) == 3
     found = {(one.db, one.table, one.partition, one.path) for one in store.find()}
     assert found == {
-        ("e", "u", "p=1", "file:/x/u/p=1"), ("e", "u", "", "file:/x/u/old"), ("e", "u", "", "file:/w/tt/old"),
-    }  # fmt: skip
+        ("e", "u", "p=1", "file:/x/u/p=1"),
+        ("e", "u", "", "file:/x/u/old"),
+        ("e", "u", "", "file:/w/tt/old"),
+    }
     assert put(store, path("/x/u/p=1", lifecycle=EXPIRED, partition="p=1", db="e", table="u")) == 0, "the same item"
 
 
@@ -146,12 +161,16 @@ def test_old_items_are_forgotten_when_they_have_ended(store: Store) -> None:
 @pytest.mark.parametrize(
     ("text", "end"),
     [
-        ("P3D", "1970-01-04T00:00:00Z"), ("p2w", "1970-01-15T00:00:00Z"), ("PT36H", "1970-01-02T12:00:00Z"),
-        ("P1Y2M3DT4H5M6S", "1971-03-04T04:05:06Z"), ("PT1.5S", "1970-01-01T00:00:01Z"),
+        ("P3D", "1970-01-04T00:00:00Z"),
+        ("p2w", "1970-01-15T00:00:00Z"),
+        ("PT36H", "1970-01-02T12:00:00Z"),
+        ("P1Y2M3DT4H5M6S", "1971-03-04T04:05:06Z"),
+        ("PT1.5S", "1970-01-01T00:00:01Z"),
         ("+P1D", "1970-01-02T00:00:00Z"),
-        ("P-1DT48H", "1970-01-02T00:00:00Z"), ("P999999Y", "9999-12-31T23:59:59Z"),
+        ("P-1DT48H", "1970-01-02T00:00:00Z"),
+        ("P999999Y", "9999-12-31T23:59:59Z"),
     ],
-)  # fmt: skip
+)
 def test_periods_are_read_as_java_reads_them(text: str, end: str) -> None:
     period = parse_period(text)
     assert period.is_positive and iso(period.end(0)) == end
@@ -185,10 +204,13 @@ def test_fixed_periods_are_as_long_as_they_say(moment: int, days: int, seconds: 
 def test_properties_as_owners_write_them() -> None:
     def wishes(kind: str = "MANAGED_TABLE", **given: str) -> Any:
         names = {
-            "u": "beekeeper.remove.unreferenced.data", "up": "beekeeper.unreferenced.data.retention.period",
-            "e": "beekeeper.remove.expired.data", "ep": "beekeeper.expired.data.retention.period",
-            "w": "beekeeper.hive.event.whitelist", "d": "beekeeper.expired.data.table.deletion.enabled",
-        }  # fmt: skip
+            "u": "beekeeper.remove.unreferenced.data",
+            "up": "beekeeper.unreferenced.data.retention.period",
+            "e": "beekeeper.remove.expired.data",
+            "ep": "beekeeper.expired.data.retention.period",
+            "w": "beekeeper.hive.event.whitelist",
+            "d": "beekeeper.expired.data.table.deletion.enabled",
+        }
         parameters = {names.get(key, key): value for key, value in given.items()}
         return read_wishes(Table(db="d", name="t", kind=kind, parameters=parameters), Defaults())
 

@@ -22,8 +22,8 @@ PROGRAM = [sys.executable, "-m", "replicator.cli.main"]
 
 
 def test_the_file_is_a_policy_that_check_finds_well(
-    source_metastore: Running, target_metastore: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    source_metastore: Running, target_metastore: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "replicator.toml"
     sides = ["--source", source_metastore.uri, "--target", target_metastore.uri]
     code = run(["init", *sides, "--databases", "default", "--file", str(file), "--json"])
@@ -66,9 +66,13 @@ def test_a_terminal_is_asked_and_a_script_is_not(
     assert asked.returncode == 2 and b"--source" in asked.stdout
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*PROGRAM, "init", "--no-check", "--json"], cwd=tmp_path, stdin=theirs, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [*PROGRAM, "init", "--no-check", "--json"],
+        cwd=tmp_path,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     os.write(ours, f"{source_metastore.uri}\n{target_metastore.uri}\n".encode())
     out, err = process.communicate(timeout=60)
     os.close(ours)

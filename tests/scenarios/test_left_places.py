@@ -109,9 +109,21 @@ def test_a_purge_leaves_no_erased_row_on_the_replicas_disk(pair: Replication, wa
 
     def purge() -> Answer:
         return command(
-            "purge", "run", "--metastore", pair.source_uri, "--cmroot", pair.keys["cmroot"], "--ids", warehouse.ids,
-            "--table-whitelist", db, "--field-path", "privacy.column", "--master", "local[2]",
-        )  # fmt: skip
+            "purge",
+            "run",
+            "--metastore",
+            pair.source_uri,
+            "--cmroot",
+            pair.keys["cmroot"],
+            "--ids",
+            warehouse.ids,
+            "--table-whitelist",
+            db,
+            "--field-path",
+            "privacy.column",
+            "--master",
+            "local[2]",
+        )
 
     purged = purge()
     assert (purged.code, purged.said["rows_erased"]) == (0, 30)

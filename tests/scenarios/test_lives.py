@@ -95,9 +95,15 @@ class Life:
 
     def step(self) -> None:
         acts = {
-            self.make: 5, self.write: 4, self.move: 5, self.share: 3, self.drop: 3, self.rename: 1, self.housekeep: 2,
+            self.make: 5,
+            self.write: 4,
+            self.move: 5,
+            self.share: 3,
+            self.drop: 3,
+            self.rename: 1,
+            self.housekeep: 2,
             self.retain: 2,
-        }  # fmt: skip
+        }
         act = self.rng.choices(list(acts), weights=list(acts.values()))[0]
         act()
 
@@ -235,9 +241,12 @@ class Life:
     def clean_up(self) -> None:
         before, everything = self.state(), self.everything()
         retain(
-            self.house.metastore, self.house.root, RetainOptions(versions=0), engines=self.engines,
+            self.house.metastore,
+            self.house.root,
+            RetainOptions(versions=0),
+            engines=self.engines,
             clock=lambda: time.time() + OLDEST * 86_400,
-        )  # fmt: skip
+        )
         self.say("purge retain")
         self.check(before, everything)
 
@@ -297,8 +306,12 @@ def digest(path: Path) -> str:
 
 
 def rows_at(place: Path) -> list[list[str]]:
-    lines = [line for path in place.iterdir() if path.is_file() and not path.name.startswith((".", "_"))
-             for line in path.read_text().splitlines()]  # fmt: skip
+    lines = [
+        line
+        for path in place.iterdir()
+        if path.is_file() and not path.name.startswith((".", "_"))
+        for line in path.read_text().splitlines()
+    ]
     return sorted(line.split("\x01") for line in lines)
 
 

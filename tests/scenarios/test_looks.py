@@ -56,10 +56,7 @@ def in_place(path: Path, text: str) -> None:
     (path.parent / "new").write_text("new")
 
 
-@pytest.mark.parametrize(
-    ("keeper", "replace"),
-    [("link", by_rename), ("copy", by_removal), ("copy", in_place)],
-)  # fmt: skip
+@pytest.mark.parametrize(("keeper", "replace"), [("link", by_rename), ("copy", by_removal), ("copy", in_place)])
 def test_a_file_replaced_by_one_of_the_same_size_and_time_is_captured_and_loaded(
     story: Story, keeper: str, replace: Callable[[Path, str], None]
 ) -> None:
@@ -197,15 +194,18 @@ any_text = st.text(st.characters(codec="utf-8"), min_size=1, max_size=60).map(st
 any_name = st.one_of(any_bytes, any_text).filter(is_file_name)
 any_value = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=19).filter(
     lambda value: value == value.rstrip()  # a database may compare values without their last spaces
-)  # fmt: skip
+)
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(any_name, min_size=1, max_size=40, unique=True), st.lists(any_value, max_size=8, unique=True))
 def test_names_are_bytes_and_values_any_text(
-    source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory, files: list[bytes],
+    source_metastore: Running,
+    target_metastore: Running,
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[bytes],
     values: list[str],
-) -> None:  # fmt: skip
+) -> None:
     story = Story(source_metastore, target_metastore, tmp_path_factory.mktemp("names"))
     story.source.create()
     story.source.table("t")

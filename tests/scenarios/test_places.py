@@ -24,21 +24,45 @@ from replicator.replay.places.placement import Placement
 HOME, TARGET, EXTERNAL, MAPPED = "/src/shop.db", "/dst/copy.db", "/dst/external", "/mapped/here"
 ROOT = "/dst/.cmroot"
 PLACEMENT = Placement(
-    databases={"shop": "copy"}, source_locations={"shop": f"file:{HOME}"}, target_locations={"shop": f"file:{TARGET}"},
-    external=EXTERNAL, mappings=[("/landing", MAPPED)], root=ROOT,
-)  # fmt: skip
+    databases={"shop": "copy"},
+    source_locations={"shop": f"file:{HOME}"},
+    target_locations={"shop": f"file:{TARGET}"},
+    external=EXTERNAL,
+    mappings=[("/landing", MAPPED)],
+    root=ROOT,
+)
 
 parts = st.sampled_from(
-    ["..", ".", "", "src", "shop.db", "t", "p=1", ".published", "load", "copy.t", "x...", "landing", "dst", ".cmroot",
-     "a b", "%2e%2e", "é", "etc", "...", "..a"]
-)  # fmt: skip
+    [
+        "..",
+        ".",
+        "",
+        "src",
+        "shop.db",
+        "t",
+        "p=1",
+        ".published",
+        "load",
+        "copy.t",
+        "x...",
+        "landing",
+        "dst",
+        ".cmroot",
+        "a b",
+        "%2e%2e",
+        "é",
+        "etc",
+        "...",
+        "..a",
+    ]
+)
 locations = st.builds(
     lambda head, names: head + "/".join(names),
     st.sampled_from(
         ["/", "file:/", "file:///", f"{HOME}/", f"file:{HOME}/", "s3a://b/", "s3://../", "hdfs://n:1/", "/landing/"]
     ),
     st.lists(parts, max_size=9),
-)  # fmt: skip
+)
 
 
 def below(place: str, top: str) -> bool:

@@ -126,9 +126,11 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
     hours = {"readers": timedelta(0), "engines": warehouse.engines, "expedited": True}
     assert certify(warehouse.metastore, root, asked, **hours).status == "certified"
     left = [
-        tmp_path / "left.db" / "flat" / "old", tmp_path / "left.db" / "parts" / "k=2" / ".aside-1",
-        tmp_path / "left.db" / "_purge-1" / "flat" / "old", tmp_path / "left.db" / "apart" / "old",
-    ]  # fmt: skip
+        tmp_path / "left.db" / "flat" / "old",
+        tmp_path / "left.db" / "parts" / "k=2" / ".aside-1",
+        tmp_path / "left.db" / "_purge-1" / "flat" / "old",
+        tmp_path / "left.db" / "apart" / "old",
+    ]
     for path, body in zip(left, bytes_before, strict=True):
         path.parent.mkdir(parents=True)
         path.write_bytes(body)
@@ -189,10 +191,29 @@ def test_gaps_are_not_certified_and_the_certificate_is_written(
         f'cmroot = "{root.place}"\ntarget_cmroot = "{tmp_path}/t"\ndumps = "{tmp_path}/d"\n'
     )
     arguments = [
-        "--config", str(config), "purge", "certify", "--metastore", warehouse.running.uri, "--cmroot", root.place,
-        "--ids", warehouse.ids, "--table-whitelist", "gaps", "--field-path", "privacy.column", "--expedite",
-        "--readers", "0s", "--out", str(out), "--json", "--master", "local[2]",
-    ]  # fmt: skip
+        "--config",
+        str(config),
+        "purge",
+        "certify",
+        "--metastore",
+        warehouse.running.uri,
+        "--cmroot",
+        root.place,
+        "--ids",
+        warehouse.ids,
+        "--table-whitelist",
+        "gaps",
+        "--field-path",
+        "privacy.column",
+        "--expedite",
+        "--readers",
+        "0s",
+        "--out",
+        str(out),
+        "--json",
+        "--master",
+        "local[2]",
+    ]
     assert run([*arguments, "--run", "latest", "--max-bytes", "1"]) == 6, "the limits hold for the ids of a run, too"
     assert not out.exists() and json.loads(capsys.readouterr().out)["error"] == "Refused"
     code = run(arguments)

@@ -99,9 +99,14 @@ def certificate(world: World, root: ChangeRoot, replications: Sequence[Replicati
         for each in replications:
             each.sync()
         found = certify(
-            world.warehouse.metastore, root, asked, replicas, engines=world.warehouse.engines,
-            readers=timedelta(0), expedited=True,
-        )  # fmt: skip
+            world.warehouse.metastore,
+            root,
+            asked,
+            replicas,
+            engines=world.warehouse.engines,
+            readers=timedelta(0),
+            expedited=True,
+        )
         if found.status != "remaining":
             break
     return found

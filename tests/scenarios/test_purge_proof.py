@@ -22,10 +22,10 @@ FORMATS = {
     "orc": "(id BIGINT, v STRING, m MAP<STRING,ARRAY<DATE>>) PARTITIONED BY (k STRING) STORED AS ORC",
     "text": "(v STRING, id INT, m MAP<STRING,ARRAY<DATE>>) PARTITIONED BY (k STRING) ROW FORMAT DELIMITED",
     "hive_csv": "(v STRING, id STRING) PARTITIONED BY (k STRING)"
-                " ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' STORED AS TEXTFILE",
+    " ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' STORED AS TEXTFILE",
     "spark_csv": "(v STRING, id BIGINT, k STRING) USING csv OPTIONS (header 'true') PARTITIONED BY (k)",
     "json": "(v STRING, id BIGINT, k STRING) USING json PARTITIONED BY (k)",
-}  # fmt: skip
+}
 STAYS, OTHER = "stays-31", "stays-13"
 
 

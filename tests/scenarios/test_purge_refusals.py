@@ -26,15 +26,22 @@ def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactor
 
 def test_no_ids_and_no_tables_are_refused(warehouse: Warehouse) -> None:
     warehouse.sql(
-        "CREATE DATABASE r", "CREATE TABLE r.empty (id BIGINT)", "CREATE TABLE r.nulls AS SELECT bigint(null) AS id",
+        "CREATE DATABASE r",
+        "CREATE TABLE r.empty (id BIGINT)",
+        "CREATE TABLE r.nulls AS SELECT bigint(null) AS id",
         f"CREATE TABLE r.t (id BIGINT) TBLPROPERTIES ({DESCRIPTOR})",
         "CREATE TABLE r.lists AS SELECT array(10L) AS id",
-    )  # fmt: skip
+    )
     root = warehouse.root("refused")
     for ids, whitelist in (
-        ("r.missing:id", "r"), ("r.empty:id", "r"), ("r.nulls:id", "r"), (warehouse.ids.replace("member", "x"), "r"),
-        (warehouse.ids, "r.nulls"), ("nothing", "r"), ("r.lists:id", "r"),
-    ):  # fmt: skip
+        ("r.missing:id", "r"),
+        ("r.empty:id", "r"),
+        ("r.nulls:id", "r"),
+        (warehouse.ids.replace("member", "x"), "r"),
+        (warehouse.ids, "r.nulls"),
+        ("nothing", "r"),
+        ("r.lists:id", "r"),
+    ):
         with pytest.raises(Refused):
             warehouse.purge(root, ids, whitelist)
     assert warehouse.purge(root, warehouse.ids, "r.t").resumed is False
@@ -43,10 +50,12 @@ def test_no_ids_and_no_tables_are_refused(warehouse: Warehouse) -> None:
 def test_ids_that_a_column_cannot_hold_are_told(warehouse: Warehouse) -> None:
     """Nobody knows whose rows they were to be: so none goes."""
     warehouse.sql(
-        "CREATE DATABASE l", "CREATE TABLE l.words AS SELECT explode(array('10', 'ten')) AS id",
+        "CREATE DATABASE l",
+        "CREATE TABLE l.words AS SELECT explode(array('10', 'ten')) AS id",
         "CREATE TABLE l.large AS SELECT explode(array(10, 300)) AS id",
-        f"CREATE TABLE l.t (id TINYINT) TBLPROPERTIES ({DESCRIPTOR})", "INSERT INTO l.t VALUES (10), (11)",
-    )  # fmt: skip
+        f"CREATE TABLE l.t (id TINYINT) TBLPROPERTIES ({DESCRIPTOR})",
+        "INSERT INTO l.t VALUES (10), (11)",
+    )
     for ids, said in (("l.words:id", "1 of 2 ids, such as 'ten'"), ("l.large:id", "1 of 2 ids, such as 300")):
         done = warehouse.purge(warehouse.root("lossy"), ids, "l.t")
         assert done.status == "partial" and done.tables[0].error == f"{said}, are no tinyint", done.tables
@@ -78,16 +87,17 @@ def test_places_that_are_not_a_partitions_own_are_left_alone(warehouse: Warehous
     file.symlink_to(tmp_path / file.name)
     (home / "k=outside").rename(tmp_path / "outside")
     warehouse.sql(f"ALTER TABLE o.t PARTITION (k = 'outside') SET LOCATION 'file:{tmp_path}/outside'")
-    add_hold(
-        root.place, LegalHold(name="case", pattern="o.t/k=held", reason="a case", by="me", created="2026-01-01")
-    )  # fmt: skip
+    add_hold(root.place, LegalHold(name="case", pattern="o.t/k=held", reason="a case", by="me", created="2026-01-01"))
 
     done = warehouse.purge(root, warehouse.ids, "o")
 
     assert done.status == "partial"
     assert {gap["table"]: gap["invalid"] for gap in done.gaps} == {
-        "o.below": False, "o.other": False, "o.elsewhere": True, "o.wrong": True,
-    }  # fmt: skip
+        "o.below": False,
+        "o.other": False,
+        "o.elsewhere": True,
+        "o.wrong": True,
+    }
     by_table = {table.table: table for table in done.tables}
     assert "are no date" in by_table["o.words"].error
     states = {unit["partition"]: (unit["state"], unit.get("reason", "")) for unit in by_table["o.t"].units}
@@ -133,9 +143,10 @@ def test_rows_that_come_meanwhile_are_not_lost(warehouse: Warehouse, monkeypatch
 
 def test_more_than_a_run_may_touch_is_refused(warehouse: Warehouse) -> None:
     warehouse.sql(
-        "CREATE DATABASE e", f"CREATE TABLE e.t (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
+        "CREATE DATABASE e",
+        f"CREATE TABLE e.t (id BIGINT) STORED AS PARQUET TBLPROPERTIES ({DESCRIPTOR})",
         "INSERT INTO e.t SELECT id FROM range(0, 200, 1, 1)",
-    )  # fmt: skip
+    )
     for limits in (Limits(max_share=0.5), Limits(max_bytes=10)):
         with pytest.raises(Refused):
             warehouse.purge(warehouse.root("excess"), warehouse.ids, "e", more={"limits": limits})
@@ -145,8 +156,13 @@ def test_more_than_a_run_may_touch_is_refused(warehouse: Warehouse) -> None:
 def test_white_lists_are_the_old_ones() -> None:
     listed = WhiteList.parse("a.x|y*, b, c.*")
     assert [listed.has(*name.split(".")) for name in ("a.x", "A.Yes", "a.z", "b.any", "c.any", "d.x")] == [
-        True, True, False, True, True, False,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
     assert WhiteList.parse("").has("any", "thing")
 
 

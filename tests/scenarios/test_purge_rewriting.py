@@ -105,9 +105,12 @@ def test_damaged_compression_fails_its_file_in_words(tmp_path: Path, ending: str
     pack = PACKED[ending]
     one, two = pack(b"3\n" * 1000), pack(b"4\n" * 1000)
     damaged = {
-        "cut": one + two[: len(two) // 2], "cut at its last byte": one + two[:-1], "followed": one + b"some text",
-        "none": b"some text", "with a wrong byte": one + two[:12] + b"\xff" + two[13:],
-    }  # fmt: skip
+        "cut": one + two[: len(two) // 2],
+        "cut at its last byte": one + two[:-1],
+        "followed": one + b"some text",
+        "none": b"some text",
+        "with a wrong byte": one + two[:12] + b"\xff" + two[13:],
+    }
     keys = found(tmp_path, "u", pa.array([3], pa.int64()), [1000])
     for what, data in damaged.items():
         source = tmp_path / f"source.{ending}"
@@ -115,7 +118,7 @@ def test_damaged_compression_fails_its_file_in_words(tmp_path: Path, ending: str
         works = [
             FileWork("p", source.name, str(source), str(tmp_path / f"t.{ending}"), "u", len(data), matched)
             for matched in (1000, 0)
-        ]  # fmt: skip
+        ]
         for done in run_files_task(FilesTask(TEXT, keys, works)):
             assert done.final and "damaged" in done.error, (what, done)
     source.write_bytes(b"")

@@ -24,9 +24,11 @@ SECRET = "the diary of somebody else"
 def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
     found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
     found.sql(
-        "CREATE TABLE default.diary (line STRING)", f"INSERT INTO default.diary VALUES ('{SECRET}')",
-        "CREATE DATABASE h", "CREATE TABLE h.gone AS SELECT '2026-01-01' AS member, '2026-01-01' AS `mem``ber`",
-    )  # fmt: skip
+        "CREATE TABLE default.diary (line STRING)",
+        f"INSERT INTO default.diary VALUES ('{SECRET}')",
+        "CREATE DATABASE h",
+        "CREATE TABLE h.gone AS SELECT '2026-01-01' AS member, '2026-01-01' AS `mem``ber`",
+    )
     yield found
     found.close()
 
@@ -68,10 +70,15 @@ def test_a_schema_that_is_none_is_a_gap_of_its_table_alone(warehouse: Warehouse)
     warehouse.sql(f"CREATE TABLE h.s (id STRING) USING parquet TBLPROPERTIES ({DESCRIPTOR})")
     parts = {"spark.sql.sources.schema": "", "spark.sql.sources.schema.numParts": "2"}
     for wrong in (
-        schema({"type": "struct"}), schema(["long"]), schema("long> --"), schema("variant"),
-        {"spark.sql.sources.schema": "{"}, {"spark.sql.sources.schema": '"text"'}, parts,
+        schema({"type": "struct"}),
+        schema(["long"]),
+        schema("long> --"),
+        schema("variant"),
+        {"spark.sql.sources.schema": "{"},
+        {"spark.sql.sources.schema": '"text"'},
+        parts,
         {**parts, "spark.sql.sources.schema.numParts": "many"},
-    ):  # fmt: skip
+    ):
         change(warehouse, "s", wrong)
         gap = onboard(warehouse.metastore.table("h", "s"), "privacy.column")
         assert getattr(gap, "invalid", False), (wrong, gap)
@@ -82,21 +89,24 @@ def test_quoted_text_is_what_it_was(warehouse: Warehouse) -> None:
     """Whatever letters it has, and whatever its Spark is set to."""
     odd = "a`b'c\"d\\e${spark.app.name}\n\t\x01\U000e0001\U0001f600é -- /* */ ;"
     settings = {
-        "spark.sql.parser.escapedStringLiterals": "true", "spark.sql.parser.quotedRegexColumnNames": "true",
+        "spark.sql.parser.escapedStringLiterals": "true",
+        "spark.sql.parser.quotedRegexColumnNames": "true",
         "spark.sql.variable.substitute": "true",
-    }  # fmt: skip
+    }
     for key, value in settings.items():
         warehouse.session.conf.set(key, value)
     root = warehouse.root("quoted")
     warehouse.sql(
         f"CREATE TABLE h.q (id STRING) USING parquet TBLPROPERTIES ({DESCRIPTOR})", "INSERT INTO h.q VALUES ('2026')"
-    )  # fmt: skip
+    )
     warehouse.purge(root, "h.gone:mem`ber", "h.q")
     assert warehouse.sql(f"SELECT {quoted_text(odd)} AS {quoted_name(odd)}") == [(odd,)]
     assert warehouse.session.sql(f"SELECT 1 AS {quoted_name(odd)}").columns == [odd]
     assert list(_fields("`a``:,<b`:int,c d:struct<x:decimal(3,1),`y`:int>, E :array<int>")) == [
-        ("a`:,<b", "int"), ("c d", "struct<x:decimal(3,1),`y`:int>"), ("E", "array<int>"),
-    ]  # fmt: skip
+        ("a`:,<b", "int"),
+        ("c d", "struct<x:decimal(3,1),`y`:int>"),
+        ("E", "array<int>"),
+    ]
 
 
 def test_a_job_of_the_old_tool_names_the_tables_that_it_named(
@@ -104,9 +114,14 @@ def test_a_job_of_the_old_tool_names_the_tables_that_it_named(
 ) -> None:
     """Its properties are Java's; its versions are tables with exact names, and others are tables as any."""
     names = [
-        "orders_1", "orders_x", "customers", "orders_staging_2", "customers_backup_of_may", "a_trash_b",
+        "orders_1",
+        "orders_x",
+        "customers",
+        "orders_staging_2",
+        "customers_backup_of_may",
+        "a_trash_b",
         "h__orders_1_backup_1600000000000",
-    ]  # fmt: skip
+    ]
     warehouse.sql("CREATE DATABASE j")
     for name in names:
         warehouse.sql(
@@ -121,9 +136,18 @@ def test_a_job_of_the_old_tool_names_the_tables_that_it_named(
         b"gobblin.compliance.dataset.descriptor.fieldPath privacy.column\n"
     )
     arguments = [
-        "purge", "run", "--metastore", warehouse.running.uri, "--cmroot", warehouse.root("job").place,
-        "--properties", str(job), "--json", "--master", "local[2]",
-    ]  # fmt: skip
+        "purge",
+        "run",
+        "--metastore",
+        warehouse.running.uri,
+        "--cmroot",
+        warehouse.root("job").place,
+        "--properties",
+        str(job),
+        "--json",
+        "--master",
+        "local[2]",
+    ]
 
     def purge(*more: str) -> tuple[int, dict[str, Any]]:
         code = run([*arguments, *more])

@@ -102,9 +102,14 @@ def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None
     assert (ready.status, ready.primary) == ("ready", "target")
     told: list[str] = []
     done = replicator.switchover(
-        pair.name, config=path, to="target", drain=timedelta(minutes=1), wait=timedelta(0), jobs=1,
+        pair.name,
+        config=path,
+        to="target",
+        drain=timedelta(minutes=1),
+        wait=timedelta(0),
+        jobs=1,
         told=lambda step: told.append(step.name),
-    )  # fmt: skip
+    )
     assert (done.status, done.primary) == ("done", "target") and told == [step.name for step in done.steps]
     assert replicator.switchover(pair.name, config=path, to="target").status == "nothing"
     forced = replicator.failover(pair.name, config=path, force=True, reading=timedelta(seconds=30))

@@ -102,10 +102,19 @@ def take_and_drop(pair: Pair, table: str, partition: str) -> None:
     taken = recycle_tree(pair.root.place, location)
     pair.source.drop_partitions(pair.db, table, [partition])
     rows = [
-        {"db": pair.db, "table": table, "partition": partition, "location": location, "kept": True,
-         "path": file.path.rpartition("/")[2], "size": file.kept.size, "mtime_ns": file.kept.mtime_ns,
-         "identity": file.kept.identity, "checksum": file.kept.checksum}
+        {
+            "db": pair.db,
+            "table": table,
+            "partition": partition,
+            "location": location,
+            "kept": True,
+            "path": file.path.rpartition("/")[2],
+            "size": file.kept.size,
+            "mtime_ns": file.kept.mtime_ns,
+            "identity": file.kept.identity,
+            "checksum": file.kept.checksum,
+        }
         for file in taken
         if not hidden(file.path.rpartition("/")[2])
-    ]  # fmt: skip
+    ]
     write_taken(pair.root.place, pair.source.current_event_id(), pa.Table.from_pylist(rows))

@@ -59,10 +59,15 @@ class Shop:
         place, since = self.work / f"dump{len(self.dumps)}", self.dumps[-1].dump if self.dumps else None
         self.dumps.append(
             write_dump(
-                self.root, str(place), source=self.source.metastore.uri, databases=[self.source.name],
-                patterns=Patterns(), since=since, progress=Silent(),
+                self.root,
+                str(place),
+                source=self.source.metastore.uri,
+                databases=[self.source.name],
+                patterns=Patterns(),
+                since=since,
+                progress=Silent(),
             )
-        )  # fmt: skip
+        )
         return self.load(self.dumps[-1].dump, **options)
 
     def load(self, dump: str, **options: Any) -> Loaded:
@@ -75,30 +80,54 @@ class Shop:
 
     def repair(self, **changes: Any) -> Repaired:
         return repairs.repair(
-            self.root, self.source.metastore, self.target.metastore, self.options(**changes), engine=ENGINE,
+            self.root,
+            self.source.metastore,
+            self.target.metastore,
+            self.options(**changes),
+            engine=ENGINE,
             progress=Silent(),
-        )  # fmt: skip
+        )
 
     def command(self) -> list[str]:
         """The same repair, for a process of its own."""
         return [
-            "repair", "--source", self.source.metastore.uri, "--target", self.target.metastore.uri, "--cmroot",
-            self.root.place, "--target-cmroot", str(self.cmroot), "--db", self.source.name, "--rename-db",
-            f"{self.source.name}={self.target.name}", "--scratch", str(self.work),
-        ]  # fmt: skip
+            "repair",
+            "--source",
+            self.source.metastore.uri,
+            "--target",
+            self.target.metastore.uri,
+            "--cmroot",
+            self.root.place,
+            "--target-cmroot",
+            str(self.cmroot),
+            "--db",
+            self.source.name,
+            "--rename-db",
+            f"{self.source.name}={self.target.name}",
+            "--scratch",
+            str(self.work),
+        ]
 
     def planned(self, **changes: Any) -> dict[str, Any]:
         with repairs.planned(
-            self.root, self.source.metastore, self.target.metastore, self.options(**changes), engine=ENGINE,
+            self.root,
+            self.source.metastore,
+            self.target.metastore,
+            self.options(**changes),
+            engine=ENGINE,
             progress=Silent(),
-        ) as plan:  # fmt: skip
+        ) as plan:
             return plan.described(self.target.metastore, ENGINE, Silent()).to_dict()
 
     def verify(self) -> Verified:
         return verify(
-            self.source.metastore, self.target.metastore, [self.source.name],
-            rename=[(self.source.name, self.target.name)], engine=ENGINE, progress=Silent(),
-        )  # fmt: skip
+            self.source.metastore,
+            self.target.metastore,
+            [self.source.name],
+            rename=[(self.source.name, self.target.name)],
+            engine=ENGINE,
+            progress=Silent(),
+        )
 
     def checkpoint(self) -> dict[str, str]:
         parameters = self.target.metastore.database(self.target.name).parameters
@@ -131,9 +160,8 @@ def sides(source_metastore: Running, target_metastore: Running) -> Iterator[tupl
 
 @pytest.fixture
 def shop(
-    sides: tuple[ThriftMetastore, ThriftMetastore], source_metastore: Running, target_metastore: Running,
-    tmp_path: Path,
-) -> Shop:  # fmt: skip
+    sides: tuple[ThriftMetastore, ThriftMetastore], source_metastore: Running, target_metastore: Running, tmp_path: Path
+) -> Shop:
     number = next(_numbers)
     source = PlainDatabase(sides[0], f"shop{number}", source_metastore.warehouse)
     target = PlainDatabase(sides[1], f"copy{number}", target_metastore.warehouse)
@@ -327,8 +355,15 @@ def test_a_dry_run_tells_the_exact_price_and_changes_nothing(shop: Shop) -> None
     shop.target.add("days", {"z": {"x": "not of the source"}})
     before = shop.target.everything()
     plan = shop.planned()
-    wanted = {"files_to_copy": 1, "bytes_to_copy": 300, "files_to_remove": 2, "bytes_to_remove": 15 + 17,
-              "partitions_to_drop": 1, "files_missing": 0, "tables": ["days", "sales"]}  # fmt: skip
+    wanted = {
+        "files_to_copy": 1,
+        "bytes_to_copy": 300,
+        "files_to_remove": 2,
+        "bytes_to_remove": 15 + 17,
+        "partitions_to_drop": 1,
+        "files_missing": 0,
+        "tables": ["days", "sales"],
+    }
     assert {key: plan[key] for key in wanted} == wanted
     assert shop.target.everything() == before
     repaired = shop.repair()

@@ -133,8 +133,6 @@ def test_a_small_increment_does_not_wait_for_spark(
     engines = AutoEngine(LocalEngine(2), SparkEngine("local[2]", environment=never))
     for number in range(3):
         db.partitioned(f"t{number}", {str(each): {"f": str(each)} for each in range(20)})
-        run = sync_once(
-            pair.policy, pair.source, pair.target, engines=engines, progress=Silent(), remembering=kept
-        )  # fmt: skip
+        run = sync_once(pair.policy, pair.source, pair.target, engines=engines, progress=Silent(), remembering=kept)
         assert (run.status, run.files_copied) == ("synced", 20)
     assert engines.start_seconds == 0

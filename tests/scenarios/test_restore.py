@@ -229,9 +229,12 @@ def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Then) 
     file = then.source.home / "parts" / "p=short" / "file"
     inserted = ttypes.InsertEventRequestData(filesAdded=[f"file:{file}"], filesAddedChecksum=[""])
     request = ttypes.FireEventRequest(
-        True, ttypes.FireEventRequestData(insertData=inserted), dbName=then.story.db, tableName="parts",
+        True,
+        ttypes.FireEventRequestData(insertData=inserted),
+        dbName=then.story.db,
+        tableName="parts",
         partitionVals=["short"],
-    )  # fmt: skip
+    )
     then.source.metastore._change("fire", lambda client: client.fire_listener_event(request))
     event = then.source.metastore.current_event_id()
     then.source.drop_partitions("parts", ["short"])

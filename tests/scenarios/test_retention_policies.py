@@ -168,8 +168,10 @@ def test_a_zone_that_is_not_known_is_refused() -> None:
         date_pattern("yyyy", "Mars/Olympus")
 
 
-@given(st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2100, 1, 1)), st.sampled_from(
-    ["yyyy/MM/dd/HH/mm/ss", "yyyyMMddHHmmss", "yyyy-DDD'T'HH:mm:ss", "dd-MMM-yyyy hh:mm:ss a"]))  # fmt: skip
+@given(
+    st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2100, 1, 1)),
+    st.sampled_from(["yyyy/MM/dd/HH/mm/ss", "yyyyMMddHHmmss", "yyyy-DDD'T'HH:mm:ss", "dd-MMM-yyyy hh:mm:ss a"]),
+)
 def test_what_a_pattern_writes_it_reads(moment: datetime, pattern: str) -> None:
     dates, told = date_pattern(pattern, "UTC"), moment.replace(microsecond=0, tzinfo=UTC)
     assert dates.read_end("x/" + dates.write(told)) == told
@@ -202,8 +204,13 @@ def test_newest_k_keeps_or_takes_and_has_no_default() -> None:
     assert chosen(newest.format("versionsNotSelected = 2"), aged(1, 2, 3, 4)) == ["3", "4"]
     assert chosen(newest.format("versionsNotSelected = 9"), aged(1, 2)) == []
     assert chosen(newest.format("versionsSelected = 3"), aged(1, 2)) == ["1", "2"]
-    for wrong in ("x = 1", "versionsSelected = 0", "versionsNotSelected = 1000001", "versionsSelected = two",
-                  "versionsSelected = 1, newestK.versionsNotSelected = 1"):  # fmt: skip
+    for wrong in (
+        "x = 1",
+        "versionsSelected = 0",
+        "versionsNotSelected = 1000001",
+        "versionsSelected = two",
+        "versionsSelected = 1, newestK.versionsNotSelected = 1",
+    ):
         with pytest.raises(ConfigError):
             policy(newest.format(wrong))
 
@@ -323,8 +330,13 @@ def test_globs_are_hadoops_and_links_are_told_and_not_followed(tmp_path: Path) -
 
 def test_modes_are_octal_or_symbolic() -> None:
     assert [parse_mode(text, 0o750) for text in ("700", "0755", "u=rwx,g=rx,o=", "a+r", "go-rwx", "+x")] == [
-        0o700, 0o755, 0o750, 0o754, 0o700, 0o751
-    ]  # fmt: skip
+        0o700,
+        0o755,
+        0o750,
+        0o754,
+        0o700,
+        0o751,
+    ]
     for wrong in ("", "9", "rwx", "u=q", "77777"):
         with pytest.raises(ValueError, match="no mode"):
             parse_mode(wrong, 0)

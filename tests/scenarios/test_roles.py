@@ -147,9 +147,14 @@ def test_a_role_that_cannot_be_read_is_not_taken_for_none(parameters: dict[str, 
 def test_a_change_by_hand_that_can_lose_data_has_its_consequence_told() -> None:
     harmful = {(before, after) for before in Role for after in Role if consequence(before, after)}
     assert harmful == {
-        (REPLICA, PRIMARY), (FENCED, PRIMARY), (PRIMARY, REPLICA), (FENCED, REPLICA),
-        (PRIMARY, NONE), (REPLICA, NONE), (FENCED, NONE),
-    }  # fmt: skip
+        (REPLICA, PRIMARY),
+        (FENCED, PRIMARY),
+        (PRIMARY, REPLICA),
+        (FENCED, REPLICA),
+        (PRIMARY, NONE),
+        (REPLICA, NONE),
+        (FENCED, NONE),
+    }
 
 
 def test_a_role_is_no_change_of_the_database() -> None:
@@ -221,9 +226,13 @@ def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(story:
         with Together(story.source_uri, read) as metastore:
             try:
                 return set_role(
-                    metastore, story.db, PRIMARY, 2, expect=RoleMark(REPLICA, 1),
+                    metastore,
+                    story.db,
+                    PRIMARY,
+                    2,
+                    expect=RoleMark(REPLICA, 1),
                     pause=lambda seconds: void(written.wait(60)),
-                )  # fmt: skip
+                )
             except Refused as refusal:
                 return refusal
 
@@ -415,8 +424,21 @@ def test_a_restore_into_the_primary_leaves_it_primary_and_a_copy_has_no_role(pai
     event = open_parts(str(pair.last))[1].end.event
     write(pair, 1)
     assert pair.capture().code == 0
-    restore = ["restore", "--cmroot", str(pair.cmroot), "--db", pair.db, "--to", str(event), "--engine", "local",
-               "--target", pair.source_uri, "--target-cmroot", str(pair.here / "restores")]  # fmt: skip
+    restore = [
+        "restore",
+        "--cmroot",
+        str(pair.cmroot),
+        "--db",
+        pair.db,
+        "--to",
+        str(event),
+        "--engine",
+        "local",
+        "--target",
+        pair.source_uri,
+        "--target-cmroot",
+        str(pair.here / "restores"),
+    ]
     copy = command(*restore, "--into", f"{pair.db}_copy")
     assert copy.code == 0, copy
     assert read_role(pair.source.metastore, f"{pair.db}_copy") == RoleMark()

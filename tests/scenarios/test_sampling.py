@@ -50,9 +50,14 @@ class Replica:
         capture(self.source.metastore, self.root, databases=[self.source.name], engine=ENGINE, progress=Silent())
         place, since = str(self.work / f"dump{len(self.dumps)}"), self.dumps[-1].dump if self.dumps else None
         dumped = write_dump(
-            self.root, place, source=self.source.metastore.uri, databases=[self.source.name], patterns=Patterns(),
-            since=since, progress=Silent(),
-        )  # fmt: skip
+            self.root,
+            place,
+            source=self.source.metastore.uri,
+            databases=[self.source.name],
+            patterns=Patterns(),
+            since=since,
+            progress=Silent(),
+        )
         self.dumps.append(dumped)
         options = LoadOptions(cmroot=str(self.work / "target-cmroot"), rename=[(self.source.name, self.target.name)])
         load(place, self.target.metastore, options, engine=ENGINE, progress=Silent())
@@ -61,10 +66,17 @@ class Replica:
         """One run, a minute after the last."""
         self.now += 60
         return verify_sample(
-            self.source.metastore, self.target.metastore, [self.source.name], Budget(tables, size), self.place,
-            rename=[(self.source.name, self.target.name)], engine=ENGINE, progress=Silent(), clock=lambda: self.now,
+            self.source.metastore,
+            self.target.metastore,
+            [self.source.name],
+            Budget(tables, size),
+            self.place,
+            rename=[(self.source.name, self.target.name)],
+            engine=ENGINE,
+            progress=Silent(),
+            clock=lambda: self.now,
             **options,
-        )  # fmt: skip
+        )
 
     def remembered(self) -> dict[str, TableMemory]:
         return read_memory(self.place, self.target.name)[0].tables

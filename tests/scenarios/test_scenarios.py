@@ -258,13 +258,16 @@ def test_many_tables_are_committed_side_by_side(sides: Sides) -> None:
 
 def _plain_table(pair: Pair, name: str, *, partitioned: bool = False) -> Table:
     return Table(
-        db=pair.db, name=name, partition_keys=(Column(name="p", type="string"),) if partitioned else (),
+        db=pair.db,
+        name=name,
+        partition_keys=(Column(name="p", type="string"),) if partitioned else (),
         storage=Storage(
-            columns=(Column(name="a", type="string"),), input_format="org.apache.hadoop.mapred.TextInputFormat",
+            columns=(Column(name="a", type="string"),),
+            input_format="org.apache.hadoop.mapred.TextInputFormat",
             output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
             serde=Serde(name="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
         ),
-    )  # fmt: skip
+    )
 
 
 class Writer:

@@ -336,14 +336,33 @@ def test_a_policy_bootstraps_what_somebody_loaded_a_part_of(replication: Replica
     dumps, policy = replication.here / "by-hand", replication.keys
     (first,) = (replication.here / "dumps" / replication.name).iterdir()
     dumped = command(
-        "dump", "--source", replication.source_uri, "--cmroot", policy["cmroot"], "--db", db.name, "--include", "t",
-        "--since", str(first), "--out", str(dumps),
-    )  # fmt: skip
+        "dump",
+        "--source",
+        replication.source_uri,
+        "--cmroot",
+        policy["cmroot"],
+        "--db",
+        db.name,
+        "--include",
+        "t",
+        "--since",
+        str(first),
+        "--out",
+        str(dumps),
+    )
     assert dumped.code == 0, dumped
     loaded = command(
-        "load", str(dumps), "--target", replication.target_uri, "--cmroot", policy["target_cmroot"],
-        "--warehouse", policy["warehouse"], "--engine", "local",
-    )  # fmt: skip
+        "load",
+        str(dumps),
+        "--target",
+        replication.target_uri,
+        "--cmroot",
+        policy["target_cmroot"],
+        "--warehouse",
+        policy["warehouse"],
+        "--engine",
+        "local",
+    )
     assert loaded.code == 0, loaded.said
     run = run_policy(replication, "sync")
     assert (run.code, list(run.said["bootstrapped"])) == (0, [db.name]), run
@@ -417,10 +436,23 @@ def test_a_bootstrap_of_emptied_tables_stops_too(story: Story) -> None:
 
 def repair(made: Replication, *more: str) -> Answer:
     return command(
-        "repair", "--source", made.source_uri, "--target", made.target_uri, "--db", made.replica().name,
-        "--cmroot", made.keys["cmroot"], "--target-cmroot", made.keys["target_cmroot"],
-        "--warehouse", made.keys["warehouse"], "--engine", "local", *more,
-    )  # fmt: skip
+        "repair",
+        "--source",
+        made.source_uri,
+        "--target",
+        made.target_uri,
+        "--db",
+        made.replica().name,
+        "--cmroot",
+        made.keys["cmroot"],
+        "--target-cmroot",
+        made.keys["target_cmroot"],
+        "--warehouse",
+        made.keys["warehouse"],
+        "--engine",
+        "local",
+        *more,
+    )
 
 
 def test_a_repair_that_would_take_most_of_a_replica_stops(replication: Replication) -> None:
@@ -499,8 +531,10 @@ def test_a_dry_run_of_a_load_prices_what_goes(story: Story) -> None:
     assert (planned.said["files_to_remove"], planned.said["partitions_to_drop"]) == (4, 1), planned
     assert planned.said["bytes_to_remove"] == len(TEXT) * 7
     assert {(each["object"], each["partition"], each["files"]) for each in planned.said["gone"]} == {
-        (f"{story.db}.t", "", 2), (f"{story.db}.p", "p=a", 1), (f"{story.db}.p", "p=b", 1),
-    }  # fmt: skip
+        (f"{story.db}.t", "", 2),
+        (f"{story.db}.p", "p=a", 1),
+        (f"{story.db}.p", "p=b", 1),
+    }
     loaded = story.load()
     assert (loaded.code, loaded.said["files_removed"]) == (0, 4)
     story.is_same()

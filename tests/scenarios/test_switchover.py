@@ -49,10 +49,11 @@ def turn(pair: Replication, **more: Any) -> Turned:
 def roles(pair: Replication) -> dict[str, str]:
     """All roles, by side and name."""
     return {
-        "a": str(read_role(pair.source, f"{pair.name}_a")), "b": str(read_role(pair.source, f"{pair.name}_b")),
+        "a": str(read_role(pair.source, f"{pair.name}_a")),
+        "b": str(read_role(pair.source, f"{pair.name}_b")),
         "replica a": str(read_role(pair.target, f"{pair.name}_a")),
         "replica b": str(read_role(pair.target, f"{pair.name}_renamed")),
-    }  # fmt: skip
+    }
 
 
 def are(source: str, target: str) -> dict[str, str]:
@@ -136,8 +137,9 @@ def test_writers_that_go_on_after_the_drain_are_kept_listed_and_taken_away(pair:
     late = next(step.detail for step in done.steps if step.name == "late")
     assert (late["files"], late["bytes"]) == (2, 9)
     assert [(each["table"], each["names"]) for each in late["tables"]] == [
-        (f"{pair.name}_a.t", []), (f"{pair.name}_a.days", ["p=late"])
-    ]  # fmt: skip
+        (f"{pair.name}_a.t", []),
+        (f"{pair.name}_a.days", ["p=late"]),
+    ]
     assert any("too late" not in text and "days" in text for text in done.warnings)
     run = pair.sync()
     assert (run.reverse, run.files_copied) == (True, 0)
@@ -263,8 +265,9 @@ def test_a_second_operator_meets_the_lease(pair: Replication) -> None:
 def test_one_that_follows_the_policy_turns_with_it_and_back(pair: Replication) -> None:
     with Following(pair) as following:
         for to, writer, reader in (
-            ("target", pair.replica("a"), pair.db("a")), ("source", pair.db("a"), pair.replica("a")),
-        ):  # fmt: skip
+            ("target", pair.replica("a"), pair.db("a")),
+            ("source", pair.db("a"), pair.replica("a")),
+        ):
             answer = command("--config", str(pair.config()), "switchover", pair.name, "--to", to, "--wait", "60s")
             assert (answer.code, answer.said["primary"]) == (0, to), following.told()
             writer.write("t", {f"by {to}": to})

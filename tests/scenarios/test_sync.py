@@ -346,8 +346,9 @@ def test_an_edited_rename_makes_the_old_replica_one_that_left(pair: Replication)
     assert run.bootstrapped == {name: "`rename_db` gives it another name on the target"}
     assert run.left == [name] and pair.replica("a").exists() and pair.replica("x").exists()
     assert pair.sync().left == [name]  # not forgotten
-    (scope,) = [f for f in command("--config", str(pair.config()), "check", pair.name).said["findings"]
-                if f["name"] == "scope"]  # fmt: skip
+    (scope,) = [
+        f for f in command("--config", str(pair.config()), "check", pair.name).said["findings"] if f["name"] == "scope"
+    ]
     assert f"{name} as {name}" in scope["text"]
     run = pair.sync(drop_left=True)
     assert (run.dropped, run.files_removed) == ([name], 1) and not pair.replica("a").exists()

@@ -68,9 +68,11 @@ class Following:
         arguments = ["--config", str(pair.config()), "sync", pair.name, "--follow", "--schedule", schedule, "--json"]
         self.errors = (pair.here / "errors").open("w+")
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "replicator.cli.main", *arguments], stdout=subprocess.PIPE, stderr=self.errors,
+            [sys.executable, "-m", "replicator.cli.main", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
             text=True,
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> Following:
         return self
@@ -254,11 +256,16 @@ def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_trie
     unreached: list[str] = []
     total = Followed("p")
     follow(
-        total, once, newest, pace=Pace(timedelta(seconds=4), now=turning.clock,
-        dice=lambda low, high: 1.0), stop=turning, engines=local_engine(), told=lambda run: None,
+        total,
+        once,
+        newest,
+        pace=Pace(timedelta(seconds=4), now=turning.clock, dice=lambda low, high: 1.0),
+        stop=turning,
+        engines=local_engine(),
+        told=lambda run: None,
         failed=lambda error, wait: errors.append(type(error).__name__),
         unreached=lambda error: unreached.append(str(error)),
-    )  # fmt: skip
+    )
     assert made == [Scan.ALL, Scan.NOTHING, Scan.NOTHING, Scan.ALL]
     assert errors == ["LeaseHeld", "MetastoreUnreachable", "MetastoreUnreachable"] and unreached == ["still"]
     assert (total.rounds, total.skipped, total.failures, total.synced) == (2, 2, 3, 2)
@@ -270,9 +277,15 @@ def test_what_trying_again_cannot_mend_ends_the_following() -> None:
 
     with pytest.raises(ConfigError):
         follow(
-            Followed("p"), once, lambda reverse: 1, pace=Pace(timedelta(seconds=1)), stop=Turning(3),
-            engines=local_engine(), told=lambda run: None, failed=lambda error, wait: None,
-        )  # fmt: skip
+            Followed("p"),
+            once,
+            lambda reverse: 1,
+            pace=Pace(timedelta(seconds=1)),
+            stop=Turning(3),
+            engines=local_engine(),
+            told=lambda run: None,
+            failed=lambda error, wait: None,
+        )
 
 
 def test_a_spark_that_died_is_started_anew() -> None:

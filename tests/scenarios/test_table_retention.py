@@ -59,11 +59,12 @@ class Dated(PlainDatabase):
 
     def storage(self, place: str) -> Storage:
         return Storage(
-            columns=COLUMNS, location=f"file:{self.home / place}",
+            columns=COLUMNS,
+            location=f"file:{self.home / place}",
             input_format="org.apache.hadoop.mapred.TextInputFormat",
             output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
             serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
-        )  # fmt: skip
+        )
 
     def values(self, name: str) -> set[str]:
         return {each.partition("=")[2] for each in self.metastore.partition_names(self.name, name)}
@@ -74,8 +75,11 @@ class Dated(PlainDatabase):
 
     def arguments(self, *more: str, config: Mapping[str, str] | None = None) -> list[str]:
         job = self.place / "job.conf"
-        job.write_text(examples.HIVE + f"hive.dataset.whitelist = {self.name}\n" + "\n".join(
-            f"{key} = {value}" for key, value in (config or {}).items()))  # fmt: skip
+        job.write_text(
+            examples.HIVE
+            + f"hive.dataset.whitelist = {self.name}\n"
+            + "\n".join(f"{key} = {value}" for key, value in (config or {}).items())
+        )
         return ["retention", "run", str(job), "--metastore", self.metastore.uri, "--cmroot", self.cmroot, *more]
 
     def run(self, *more: str, code: int = 0, config: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -142,8 +146,13 @@ def test_data_that_something_else_refers_to_stays_and_so_does_its_partition(db: 
     place = f"orders/datepartition={values[0]}"
     shared = Table(db=db.name, name="shared", kind=EXTERNAL, storage=db.storage(place), parameters={"EXTERNAL": "TRUE"})
     db.metastore.create_table(shared)
-    inside = Table(db=db.name, name="inside", kind=EXTERNAL, storage=db.storage(f"orders/datepartition={values[1]}/x"),
-                   parameters={"EXTERNAL": "TRUE"})  # fmt: skip
+    inside = Table(
+        db=db.name,
+        name="inside",
+        kind=EXTERNAL,
+        storage=db.storage(f"orders/datepartition={values[1]}/x"),
+        parameters={"EXTERNAL": "TRUE"},
+    )
     db.metastore.create_table(inside)
     config = {"hive.dataset.blacklist": f'"{db.name}.shared|inside"'}
     done = db.run("--set", DELETES, config=config, code=3)
@@ -155,8 +164,17 @@ def test_data_that_something_else_refers_to_stays_and_so_does_its_partition(db: 
 
 def test_a_legal_hold_keeps_partition_and_metadata(db: Dated) -> None:
     values = db.dated("orders", 4, 5)
-    hold = ["legal-hold", "add", "case", "--cmroot", db.cmroot, "--reason", "case 17", "--on",
-            f"{db.name}.orders/datepartition={values[0]}"]  # fmt: skip
+    hold = [
+        "legal-hold",
+        "add",
+        "case",
+        "--cmroot",
+        db.cmroot,
+        "--reason",
+        "case 17",
+        "--on",
+        f"{db.name}.orders/datepartition={values[0]}",
+    ]
     assert command(hold) == 0
     db._capsys.readouterr()
     for deletes in ("false", "true"):
@@ -197,12 +215,16 @@ def test_a_table_takes_its_settings_from_the_store_when_that_is_enabled(db: Date
     db.dated("orders", 4, 5)
     db.dated("clicks", 4, 5)
     db.dated("wrong", 4, 5)
-    uri = write_store(db.place / "store", {
-        "hive/includes.conf": "tags/hive", "tags/hive/main.conf": examples.HIVE,
-        f"hive/{db.name}/clicks/main.conf": "gobblin.retention.selection.timeBased.lookbackTime = 4d12h",
-        f"hive/{db.name}/orders/main.conf": "gobblin.retention.is.blacklisted = true",
-        f"hive/{db.name}/wrong/main.conf": "gobblin.retention.selection.timeBased.lookbackTime = 0d",
-    })  # fmt: skip
+    uri = write_store(
+        db.place / "store",
+        {
+            "hive/includes.conf": "tags/hive",
+            "tags/hive/main.conf": examples.HIVE,
+            f"hive/{db.name}/clicks/main.conf": "gobblin.retention.selection.timeBased.lookbackTime = 4d12h",
+            f"hive/{db.name}/orders/main.conf": "gobblin.retention.is.blacklisted = true",
+            f"hive/{db.name}/wrong/main.conf": "gobblin.retention.selection.timeBased.lookbackTime = 0d",
+        },
+    )
     config = {"gobblin.config.management.store.uri": f'"{uri}"', "gobblin.config.management.store.enabled": "true"}
     done = db.run(config=config, code=3)
     assert [len(db.values(name)) for name in ("orders", "clicks", "wrong")] == [2, 1, 2]
@@ -219,10 +241,11 @@ def test_partitions_by_modification_time_and_replacements(db: Dated) -> None:
     os.utime(old, (0, 0))
     config = {
         "gobblin.retention.version.finder.class": "HdfsModifiedTimeHiveVersionFinder",
-        "hive.dataset.database": db.name, "hive.dataset.table.pattern": "live",
+        "hive.dataset.database": db.name,
+        "hive.dataset.table.pattern": "live",
         "gobblin.retention.hive": '{ shouldReplacePartition = true, replacementHiveDbName = "$DB", '
-                                  "replacementHiveTableName = snapshot }",
-    }  # fmt: skip
+        "replacementHiveTableName = snapshot }",
+    }
     assert db.run("--set", DELETES, config=config)["dropped"] == 1
     assert not old.exists() and db.values("live") == set(values)
     (batch,) = db.metastore.partitions(db.name, "live", [f"datepartition={values[1]}"])
@@ -281,9 +304,18 @@ def test_a_killed_run_is_completed_by_the_next_one(db: Dated, fault: Fault) -> N
 
 def test_a_partition_that_moves_while_the_run_is_planned_is_left_alone(db: Dated) -> None:
     values = db.dated("orders", 4, 5)
-    note = {"dataset": "x", "removal": {"path": f"file:{db.home}/orders/datepartition={values[0]}", "what": "partition",
-            "reason": "an earlier run", "object": f"{db.name}.orders", "partition": f"datepartition={values[0]}",
-            "drops": True}, "drops": True}  # fmt: skip
+    note = {
+        "dataset": "x",
+        "removal": {
+            "path": f"file:{db.home}/orders/datepartition={values[0]}",
+            "what": "partition",
+            "reason": "an earlier run",
+            "object": f"{db.name}.orders",
+            "partition": f"datepartition={values[0]}",
+            "drops": True,
+        },
+        "drops": True,
+    }
     (Path(db.cmroot) / "retention").mkdir()
     (Path(db.cmroot) / "retention" / "dropping-1").write_text(json.dumps([note]))
     db.write("elsewhere", {"part-0": values[0]})

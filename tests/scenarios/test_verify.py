@@ -53,11 +53,13 @@ _names = (f"shop{number}" for number in itertools.count())
 
 def storage(location: Path, **more: Any) -> Storage:
     return Storage(
-        columns=COLUMNS, location=f"file:{location}", input_format="org.apache.hadoop.mapred.TextInputFormat",
+        columns=COLUMNS,
+        location=f"file:{location}",
+        input_format="org.apache.hadoop.mapred.TextInputFormat",
         output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
         serde=Serde(name="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe", parameters={"path": f"file:{location}"}),
         **more,
-    )  # fmt: skip
+    )
 
 
 def long_statistics(high: int) -> tuple[ColumnStatistic, ...]:
@@ -76,14 +78,25 @@ def build(metastore: ThriftMetastore, warehouse: Path, db: str) -> None:
     """A database with a table, a partitioned table, an external one elsewhere, a view and a function."""
     home = warehouse / f"{db}.db"
     metastore.create_database(
-        Database(name=db, description="a shop", location=f"file:{home}", parameters={"kept": "yes"}, owner="ann",
-                 owner_type="USER")
-    )  # fmt: skip
+        Database(
+            name=db,
+            description="a shop",
+            location=f"file:{home}",
+            parameters={"kept": "yes"},
+            owner="ann",
+            owner_type="USER",
+        )
+    )
     plain = write(home / "plain", {"f1": "hello" * 50, "f2": "world"})
     metastore.create_table(
-        Table(db=db, name="plain", owner="ann", storage=storage(plain, parameters={"s": "1"}),
-              parameters={"comment": "plain rows", "colour": "red", "seen at": f"file:{plain}/f1", **MARKED})
-    )  # fmt: skip
+        Table(
+            db=db,
+            name="plain",
+            owner="ann",
+            storage=storage(plain, parameters={"s": "1"}),
+            parameters={"comment": "plain rows", "colour": "red", "seen at": f"file:{plain}/f1", **MARKED},
+        )
+    )
     metastore.set_table_statistics(Statistics(db=db, table="plain", columns=long_statistics(9)))
     metastore.create_table(Table(db=db, name="days", storage=storage(home / "days"), partition_keys=KEYS))
     metastore.add_partitions(db, "days", [partition(home, str(day)) for day in range(1, 5)])
@@ -96,9 +109,15 @@ def build(metastore: ThriftMetastore, warehouse: Path, db: str) -> None:
     view = Storage(columns=COLUMNS[:1])
     metastore.create_table(Table(db=db, name="seen", kind=VIEW, storage=view, view_original=text, view_expanded=text))
     metastore.create_function(
-        Function(db=db, name="plus", class_name="org.example.Plus", owner="ann", owner_type="USER",
-                 resources=(("JAR", f"file:{home}/plus.jar"),))
-    )  # fmt: skip
+        Function(
+            db=db,
+            name="plus",
+            class_name="org.example.Plus",
+            owner="ann",
+            owner_type="USER",
+            resources=(("JAR", f"file:{home}/plus.jar"),),
+        )
+    )
 
 
 def partition(home: Path, day: str) -> Partition:
@@ -164,9 +183,8 @@ def sides(source_metastore: Running, target_metastore: Running) -> Iterator[tupl
 
 @pytest.fixture(scope="module")
 def replicate(
-    source_metastore: Running, sides: tuple[ThriftMetastore, ThriftMetastore],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Replicate:  # fmt: skip
+    source_metastore: Running, sides: tuple[ThriftMetastore, ThriftMetastore], tmp_path_factory: pytest.TempPathFactory
+) -> Replicate:
     """Makes a database at the source and replicates it."""
     source, target = sides
 

@@ -38,8 +38,10 @@ def by_bytes(pair: Replication) -> list[str]:
 def test_each_run_compares_its_budget_and_in_the_end_all(pair: Replication) -> None:
     found = [pair.sync().compared for _ in range(3)]
     assert [each and (each.tables, each.sampled, each.never, each.differing) for each in found] == [
-        (3, 2, 1, ()), (3, 2, 0, ()), (3, 2, 0, ())
-    ]  # fmt: skip
+        (3, 2, 1, ()),
+        (3, 2, 0, ()),
+        (3, 2, 0, ()),
+    ]
     last = pair.memory.runs().last
     assert last and last.compared and last.compared.sampled == 2 and "verify" in last.steps
     assert (pair.here / "target/.cmroot/policies" / pair.name / "verified").is_dir()
@@ -64,9 +66,13 @@ def test_a_replica_that_somebody_wrote_to_is_told_everywhere_until_it_is_repaire
     assert sorted(last["compared"]["open"]) == names
 
     repaired = replicator.repair(
-        source=pair.source_uri, target=pair.target_uri, cmroot=pair.keys["cmroot"], db=f"{pair.name}_a",
-        target_cmroot=pair.keys["target_cmroot"], warehouse=pair.keys["warehouse"],
-    )  # fmt: skip
+        source=pair.source_uri,
+        target=pair.target_uri,
+        cmroot=pair.keys["cmroot"],
+        db=f"{pair.name}_a",
+        target_cmroot=pair.keys["target_cmroot"],
+        warehouse=pair.keys["warehouse"],
+    )
     assert repaired.status == "repaired" and repaired.files_copied == 1
     answer = command(*config, "sync", pair.name)
     assert (answer.code, answer.said["compared"]["open"], answer.said["warnings"]) == (0, [], [])
@@ -104,7 +110,7 @@ def test_a_database_that_a_load_is_at_work_on_is_not_judged(pair: Replication) -
     def now() -> Compared | None:
         return compare_now(
             pair.policy, pair.source, pair.target, pair.memory, engines=local_engine(), progress=Silent()
-        )  # fmt: skip
+        )
 
     assert now() is None
     pair.target.alter_database(database.name, database)

@@ -62,18 +62,28 @@ class Replication:
         capture(self.source, self.root, databases=[self.shop.name], engine=ENGINE, progress=Silent())
         place, since = str(self.work / f"dump{len(self.dumps)}"), self.dumps[-1].dump if self.dumps else None
         dumped = write_dump(
-            self.root, place, source=self.source.uri, databases=[self.shop.name], patterns=Patterns(), since=since,
+            self.root,
+            place,
+            source=self.source.uri,
+            databases=[self.shop.name],
+            patterns=Patterns(),
+            since=since,
             progress=Silent(),
-        )  # fmt: skip
+        )
         self.dumps.append(dumped)
         options = LoadOptions(cmroot=str(self.work / "target-cmroot"))
         return load(place, self.target, options, engine=ENGINE, progress=Silent()).to_event
 
     def wait(self, goal: Goal, time: Turned, timeout: timedelta = MINUTE, db: str = "") -> Waited:
         return wait(
-            self.target, db or self.shop.name, goal, timeout=timeout, clock=time.clock, sleep=time.sleep,
+            self.target,
+            db or self.shop.name,
+            goal,
+            timeout=timeout,
+            clock=time.clock,
+            sleep=time.sleep,
             source=self.source if goal.lag is not None else None,
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture(scope="module")

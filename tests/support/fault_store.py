@@ -24,12 +24,22 @@ from cmroot.store.place import is_local, join, local_path, store_for
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT)
 _LOCAL = (
-    "stat", "lstat", "open", "scandir", "listdir", "link", "symlink", "rename", "replace", "unlink", "mkdir", "rmdir",
-    "chmod", "readlink",
-)  # fmt: skip
-_REMOTE = (
-    "cat_file", "pipe_file", "put_file", "cp_file", "rm_file", "rm", "info", "ls", "find", "exists", "open",
-)  # fmt: skip
+    "stat",
+    "lstat",
+    "open",
+    "scandir",
+    "listdir",
+    "link",
+    "symlink",
+    "rename",
+    "replace",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "chmod",
+    "readlink",
+)
+_REMOTE = ("cat_file", "pipe_file", "put_file", "cp_file", "rm_file", "rm", "info", "ls", "find", "exists", "open")
 
 
 class Faults:

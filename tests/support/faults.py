@@ -78,7 +78,7 @@ class Ended:
 
 def run_with(
     fault: Fault | None, arguments: Sequence[str], *, kill_after: float | None = None, must: bool = True
-) -> Ended:  # fmt: skip
+) -> Ended:
     """Runs a command line in a child with a fault, or one that is killed so many seconds after it began.
 
     Raises AssertionError when the scripted fault was never reached, unless it need not be (`must`)."""
@@ -193,9 +193,14 @@ def _install(steps: _Steps) -> None:
         return call
 
     for name, kind, position in (
-        ("rename", "rename", 1), ("replace", "rename", 1), ("link", "link", 1), ("symlink", "symlink", 1),
-        ("unlink", "unlink", 0), ("rmdir", "rmdir", 0), ("mkdir", "mkdir", 0),
-    ):  # fmt: skip
+        ("rename", "rename", 1),
+        ("replace", "rename", 1),
+        ("link", "link", 1),
+        ("symlink", "symlink", 1),
+        ("unlink", "unlink", 0),
+        ("rmdir", "rmdir", 0),
+        ("mkdir", "mkdir", 0),
+    ):
         setattr(os, name, named(kind, getattr(os, name), position))
     if steps.looks:
         for name in LOOKS:

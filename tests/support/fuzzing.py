@@ -13,10 +13,30 @@ from pathlib import Path
 from hostile import reseal
 
 TOKENS: Sequence[bytes] = (
-    b"../../victim", b"/../", b"..", b"\0", b"\\u0000", b"/", b"-1", b"99999999999999999999999", b"1e999", b"null",
-    b"{}", b"[]", b'""', b"true", b"\xff\xfe", b"\\ud800", b"\x1b[2J", b"file:/", b"s3a://..", b"%2e%2e", b'"', b"}",
+    b"../../victim",
+    b"/../",
+    b"..",
+    b"\0",
+    b"\\u0000",
+    b"/",
+    b"-1",
+    b"99999999999999999999999",
+    b"1e999",
+    b"null",
+    b"{}",
+    b"[]",
+    b'""',
+    b"true",
+    b"\xff\xfe",
+    b"\\ud800",
+    b"\x1b[2J",
+    b"file:/",
+    b"s3a://..",
+    b"%2e%2e",
+    b'"',
+    b"}",
     b"[" * 3000,
-)  # fmt: skip
+)
 
 
 def mutated(data: bytes, random: random.Random) -> bytes:
@@ -63,10 +83,38 @@ def mutated_text(data: bytes, random: random.Random) -> bytes:
 
 
 VALUES: Sequence[object] = (
-    "../../victim", "..", ".", "", "/", "/etc/hostname", "a/../b", "x" * 5000, "\0", "\x1b]0;title\x07", "\ud800",
-    "\u202e", "file:/w/../../victim", "file:../x", "s3a://../../x", "://", "hdfs://host:port/x", -1, 0, 1 << 31,
-    1 << 63, 1 << 200, 0.5, None, True, [], {}, [[]], {"": ""}, ["../../victim"], "99999999999999999999",
-)  # fmt: skip
+    "../../victim",
+    "..",
+    ".",
+    "",
+    "/",
+    "/etc/hostname",
+    "a/../b",
+    "x" * 5000,
+    "\0",
+    "\x1b]0;title\x07",
+    "\ud800",
+    "\u202e",
+    "file:/w/../../victim",
+    "file:../x",
+    "s3a://../../x",
+    "://",
+    "hdfs://host:port/x",
+    -1,
+    0,
+    1 << 31,
+    1 << 63,
+    1 << 200,
+    0.5,
+    None,
+    True,
+    [],
+    {},
+    [[]],
+    {"": ""},
+    ["../../victim"],
+    "99999999999999999999",
+)
 
 
 def _with_other(value: object, random: random.Random) -> object:

@@ -95,7 +95,7 @@ class Guarded:
 @contextlib.contextmanager
 def guarded(
     running: Running, here: Path, *, upstream: str | None = None, cmroot: Path | None = None, **options: Any
-) -> Iterator[Guarded]:  # fmt: skip
+) -> Iterator[Guarded]:
     """A gateway with a `$cmroot` of its own, and an empty database behind it. `upstream`: another way to there."""
     root = create_or_open(str(cmroot or here / "cmroot"))
     with connect(running.uri) as direct, connect(upstream or running.uri) as asked:

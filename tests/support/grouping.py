@@ -16,9 +16,13 @@ class InProcess:
         return map(function, tasks)
 
     def group(
-        self, read: Callable[[Any], Iterator[pa.RecordBatch]], sources: Iterable[Any], key: str,
-        decide: Callable[[pa.Table], pa.Table], schema: pa.Schema,
-    ) -> Iterator[pa.RecordBatch]:  # fmt: skip
+        self,
+        read: Callable[[Any], Iterator[pa.RecordBatch]],
+        sources: Iterable[Any],
+        key: str,
+        decide: Callable[[pa.Table], pa.Table],
+        schema: pa.Schema,
+    ) -> Iterator[pa.RecordBatch]:
         batches = [batch for source in sources for batch in read(source)]
         if not batches:
             return

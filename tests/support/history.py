@@ -60,9 +60,14 @@ class History:
     def _row(self, op: str, position: int, name: str, kept: Kept | None) -> dict[str, Any]:
         table, _, path = name.partition("/")
         row = {
-            "position": position, "op": op, "db": "db", "table": table, "partition": "", "path": path,
+            "position": position,
+            "op": op,
+            "db": "db",
+            "table": table,
+            "partition": "",
+            "path": path,
             "location": f"file:{self.source / table}",
-        }  # fmt: skip
+        }
         if kept is None:
             return row
         known = {"size": kept.size, "mtime_ns": kept.mtime_ns, "identity": kept.identity, "checksum": kept.checksum}

@@ -25,9 +25,7 @@ from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal.audit import AuditRow, read_audit
 from replicator.removal.removal import Limits
 
-UNREFERENCED = {
-    "beekeeper.remove.unreferenced.data": "true", "beekeeper.unreferenced.data.retention.period": "P3D",
-}  # fmt: skip
+UNREFERENCED = {"beekeeper.remove.unreferenced.data": "true", "beekeeper.unreferenced.data.retention.period": "P3D"}
 EXPIRED = {"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "P30D"}
 DROPS = {"beekeeper.expired.data.table.deletion.enabled": "true"}
 ALL_EVENTS = {"beekeeper.hive.event.whitelist": "alter_partition, alter_table, drop_partition, DROP_TABLE"}
@@ -92,14 +90,30 @@ class House:
 
     # ---- housekeeping ---------------------------------------------------------------------------------------------
 
-    def run(self, days: float = 0, *, metastore: Metastore | None = None, limits: Limits | None = None,
-            rehearse: bool = False, captures: bool = True, **defaults: Any) -> Housekept:  # fmt: skip
+    def run(
+        self,
+        days: float = 0,
+        *,
+        metastore: Metastore | None = None,
+        limits: Limits | None = None,
+        rehearse: bool = False,
+        captures: bool = True,
+        **defaults: Any,
+    ) -> Housekept:
         """A run so many days from now."""
         options = Options(Defaults(**defaults), limits or Limits(), captures, [self.db.name])
-        with Store(self.url) as store, Housekeeping(
-            metastore or self.metastore, self.root, store, options, engine=ENGINE, progress=Silent(),
-            clock=lambda: time.time() + days * 86_400,
-        ) as housekeeping:  # fmt: skip
+        with (
+            Store(self.url) as store,
+            Housekeeping(
+                metastore or self.metastore,
+                self.root,
+                store,
+                options,
+                engine=ENGINE,
+                progress=Silent(),
+                clock=lambda: time.time() + days * 86_400,
+            ) as housekeeping,
+        ):
             return housekeeping.rehearse() if rehearse else housekeeping.run()
 
     def items(self, **wanted: Any) -> list[Item]:
@@ -115,9 +129,7 @@ class House:
 
     def keeps(self, text: str) -> bool:
         """Whether $cmroot has a file with these contents that housekeeping recycled."""
-        return any(
-            each.what == "file" and self._kept(each) == text.encode() for each in self.audit() if each.checksum
-        )  # fmt: skip
+        return any(each.what == "file" and self._kept(each) == text.encode() for each in self.audit() if each.checksum)
 
     def _kept(self, row: AuditRow) -> bytes:
         from cmroot.keep.content import locate

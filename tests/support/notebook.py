@@ -66,9 +66,14 @@ def main(uri: str, other: str, warehouse: str, cmroot: str, how: str) -> None:
         spark = session if how == "given" else None
         work(uri, other, cmroot, db, spark)
         done = replicator.purge_run(
-            uri, cmroot, f"{db}.gone:member", whitelist=f"{db}.people", field_path="privacy.column", dry_run=True,
+            uri,
+            cmroot,
+            f"{db}.gone:member",
+            whitelist=f"{db}.people",
+            field_path="privacy.column",
+            dry_run=True,
             spark=spark,
-        )  # fmt: skip
+        )
         assert done.status == "planned", done
         assert context._jsc is not None and session.sparkContext is context
         assert not context._jsc.getPersistentRDDs(), "nothing of ours is cached in it"

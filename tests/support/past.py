@@ -50,10 +50,14 @@ class _State:
     def _table(self, table: Any) -> None:
         key = f"table {table.tableName}"
         self.found[key] = {
-            "type": table.tableType, "owner": table.owner, "view": self._text(table.viewExpandedText),
-            "keys": [[each.name, each.type] for each in table.partitionKeys], "parameters": _owned(table.parameters),
-            "statistics": self._statistics(table), **self._storage(table.sd),
-        }  # fmt: skip
+            "type": table.tableType,
+            "owner": table.owner,
+            "view": self._text(table.viewExpandedText),
+            "keys": [[each.name, each.type] for each in table.partitionKeys],
+            "parameters": _owned(table.parameters),
+            "statistics": self._statistics(table),
+            **self._storage(table.sd),
+        }
         if table.tableType == VIEW:
             return
         if not table.partitionKeys:
@@ -67,10 +71,11 @@ class _State:
 
     def _storage(self, sd: Any) -> dict[str, Any]:
         return {
-            "columns": [[each.name, each.type, each.comment] for each in sd.cols], "location": self._place(sd.location),
+            "columns": [[each.name, each.type, each.comment] for each in sd.cols],
+            "location": self._place(sd.location),
             "formats": [sd.inputFormat, sd.outputFormat, sd.serdeInfo.serializationLib],
             "serde": {name: self._place(value) for name, value in (sd.serdeInfo.parameters or {}).items()},
-        }  # fmt: skip
+        }
 
     def _place(self, location: str | None) -> str | None:
         if not location or "/" not in location:
@@ -137,12 +142,30 @@ class Past:
         for _ in range(steps):
             self._random.choice(
                 [
-                    self._write, self._write, self._replace, self._remove, self._create, self._drop,
-                    self._drop_and_return, self._rename, self._alter, self._add, self._add, self._drop_partition,
-                    self._swap_partition, self._rename_partition, self._elsewhere, self._outside_changes,
-                    self._outside_goes, self._view, self._function, self._database, self._analyze, self._several,
+                    self._write,
+                    self._write,
+                    self._replace,
+                    self._remove,
+                    self._create,
+                    self._drop,
+                    self._drop_and_return,
+                    self._rename,
+                    self._alter,
+                    self._add,
+                    self._add,
+                    self._drop_partition,
+                    self._swap_partition,
+                    self._rename_partition,
+                    self._elsewhere,
+                    self._outside_changes,
+                    self._outside_goes,
+                    self._view,
+                    self._function,
+                    self._database,
+                    self._analyze,
+                    self._several,
                 ]
-            )()  # fmt: skip
+            )()
             self._note()
 
     def _note(self) -> None:
@@ -252,9 +275,7 @@ class Past:
     def _rename_partition(self) -> None:
         name = self._random.choice(list(self._parted))
         index = self._random.randrange(len(self._parted[name]))
-        (found,) = self.database.metastore.partitions(
-            self.database.name, name, [f"p={self._parted[name][index]}"]
-        )  # fmt: skip
+        (found,) = self.database.metastore.partitions(self.database.name, name, [f"p={self._parted[name][index]}"])
         new = self._next("v")
         self.database.metastore.rename_partition(
             self.database.name, name, found[0].values, msgspec.structs.replace(found[0], values=(new,))
@@ -286,9 +307,13 @@ class Past:
     def _view(self) -> None:
         text = f"SELECT a FROM {self.database.name}.{self._random.choice(self._flat)}"
         made = Table(
-            db=self.database.name, name=self._next("view"), kind=VIEW, storage=Storage(columns=COLUMNS[:1]),
-            view_original=text, view_expanded=text,
-        )  # fmt: skip
+            db=self.database.name,
+            name=self._next("view"),
+            kind=VIEW,
+            storage=Storage(columns=COLUMNS[:1]),
+            view_original=text,
+            view_expanded=text,
+        )
         self.database.metastore.create_table(made)
 
     def _function(self) -> None:

@@ -126,12 +126,16 @@ class PlainDatabase:
         owned = {key: value for key, value in thing.parameters.items() if not key.startswith((*OURS, SERVERS_OWN))}
         partitioned = isinstance(thing, Table) and thing.partition_keys
         return {
-            "columns": thing.storage.columns, "parameters": owned, "serde": thing.storage.serde,
+            "columns": thing.storage.columns,
+            "parameters": owned,
+            "serde": thing.storage.serde,
             "place": str(place.relative_to(self.home)) if place.is_relative_to(self.home) else str(place),
-            "files": {} if partitioned else {
+            "files": {}
+            if partitioned
+            else {
                 name: digest for name, digest in _files(place).items() if not name.rpartition("/")[2].startswith(".")
             },
-        }  # fmt: skip
+        }
 
     def everything(self) -> dict[str, Any]:
         """All there is: every metadata object as the server tells it, and every file below the database, by digest."""
@@ -139,7 +143,8 @@ class PlainDatabase:
             return {"files": _files(self.home)}
         names = self.metastore.table_names(self.name)
         return {
-            "database": self.metastore.database(self.name), "functions": self.metastore.functions(self.name),
+            "database": self.metastore.database(self.name),
+            "functions": self.metastore.functions(self.name),
             "tables": {name: self.metastore.table(self.name, name) for name in names},
             "partitions": {
                 name: [
@@ -149,10 +154,11 @@ class PlainDatabase:
                     )
                     for partition in batch
                 ]
-                for name in names if self.metastore.table(self.name, name).partition_keys
+                for name in names
+                if self.metastore.table(self.name, name).partition_keys
             },
             "files": _files(self.home),
-        }  # fmt: skip
+        }
 
 
 def _storage(place: Path) -> Storage:

@@ -38,10 +38,16 @@ class Replication:
         self.source_uri, self.target_uri, self.here = source.uri, target.uri, here
         self.source, self.target = connect(source.uri), connect(target.uri)
         self.keys: dict[str, Any] = {
-            "source": source.uri, "target": target.uri, "databases": f"{self.name}_.*",
-            "cmroot": str(here / "cmroot"), "target_cmroot": str(here / "target" / ".cmroot"),
-            "dumps": str(here / "dumps"), "warehouse": str(here / "target"), "engine": "local", **keys,
-        }  # fmt: skip
+            "source": source.uri,
+            "target": target.uri,
+            "databases": f"{self.name}_.*",
+            "cmroot": str(here / "cmroot"),
+            "target_cmroot": str(here / "target" / ".cmroot"),
+            "dumps": str(here / "dumps"),
+            "warehouse": str(here / "target"),
+            "engine": "local",
+            **keys,
+        }
 
     @property
     def policy(self) -> Policy:
@@ -66,14 +72,25 @@ class Replication:
         return found
 
     def sync(
-        self, *, others: Sequence[Policy] = (), remembering: Remembering | None = None,
-        clock: Callable[[], float] | None = None, **options: Any,
-    ) -> SyncRun:  # fmt: skip
+        self,
+        *,
+        others: Sequence[Policy] = (),
+        remembering: Remembering | None = None,
+        clock: Callable[[], float] | None = None,
+        **options: Any,
+    ) -> SyncRun:
         more: dict[str, Any] = {"clock": clock} if clock else {}
         return sync_once(
-            self.policy, self.source, self.target, engines=local_engine(), progress=Silent(),
-            options=SyncOptions(**options), others=others, remembering=remembering, **more,
-        )  # fmt: skip
+            self.policy,
+            self.source,
+            self.target,
+            engines=local_engine(),
+            progress=Silent(),
+            options=SyncOptions(**options),
+            others=others,
+            remembering=remembering,
+            **more,
+        )
 
     def turn(self, name: str = "a") -> None:
         """The roles of both sides change, as a switchover would change them."""

@@ -56,13 +56,19 @@ def running_postgres() -> Iterator[Postgres]:
             shutil.chown(place, user)
         subprocess.run(
             [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"],
-            check=True, stdout=subprocess.DEVNULL, user=user, cwd=place,
-        )  # fmt: skip
+            check=True,
+            stdout=subprocess.DEVNULL,
+            user=user,
+            cwd=place,
+        )
         with open(Path(place) / "log", "wb") as log:
             server = subprocess.Popen(
                 [programs / "postgres", "-D", data, "-k", place, "-c", "listen_addresses=", "-F"],
-                stdout=log, stderr=log, user=user, cwd=place,
-            )  # fmt: skip
+                stdout=log,
+                stderr=log,
+                user=user,
+                cwd=place,
+            )
         try:
             url = f"postgresql://postgres@/{{db}}?host={place}"
             _wait(url.format(db="postgres"), server, Path(place) / "log")

@@ -35,11 +35,8 @@ READINGS = {
     "Spark in UTC": {"spark.sql.session.timeZone": "UTC"},
     "Spark row by row": {"spark.sql.parquet.enableVectorizedReader": "false"},
     "Spark's ORC row by row": {"spark.sql.orc.enableVectorizedReader": "false"},
-    "Hive": {
-        "spark.sql.hive.convertMetastoreParquet": "false",
-        "spark.sql.hive.convertMetastoreOrc": "false",
-    },
-}  # fmt: skip
+    "Hive": {"spark.sql.hive.convertMetastoreParquet": "false", "spark.sql.hive.convertMetastoreOrc": "false"},
+}
 
 
 def read(warehouse: Warehouse, table: str, how: dict[str, str]) -> list[tuple[Any, ...]]:
@@ -108,10 +105,13 @@ def times_of_orc(warehouse: Warehouse) -> None:
     skipped = pa.array([1_772_937_000_000_000_000 + number for number in range(20)], pa.timestamp("ns"))  # 02:30
     table = pa.table(
         {
-            "id": pa.array(range(20), pa.int64()), "t": skipped, "d": pa.array([20_000] * 20, pa.date32()),
-            "c": ["x"] * 20, "v": ["y"] * 20,
+            "id": pa.array(range(20), pa.int64()),
+            "t": skipped,
+            "d": pa.array([20_000] * 20, pa.date32()),
+            "c": ["x"] * 20,
+            "v": ["y"] * 20,
         }
-    )  # fmt: skip
+    )
     orc.write_table(table, place_of(warehouse, "z.orc") / "k=1" / "foreign.orc", compression="lz4")
     for format_ in ("avro", "rcfile"):  # instants
         warehouse.sql(
@@ -120,9 +120,10 @@ def times_of_orc(warehouse: Warehouse) -> None:
             f"INSERT INTO z.{format_} SELECT id, t, d, 1 AS k FROM (SELECT id, {WALL_CLOCKS} FROM range(0, 120, 1, 1))",
         )
     for name, format_, time in (
-        ("far", "STORED AS ORC", "9999-12-31 00:00:00"), ("early", "STORED AS ORC", "1969-12-31 23:59:59.5"),
+        ("far", "STORED AS ORC", "9999-12-31 00:00:00"),
+        ("early", "STORED AS ORC", "1969-12-31 23:59:59.5"),
         ("columnar", f"ROW FORMAT SERDE '{COLUMNAR}' STORED AS RCFILE", "2026-01-01 00:00:00"),
-    ):  # fmt: skip
+    ):
         rows = f"SELECT id, timestamp'{time}' AS t FROM range(0, 20, 1, 1)"
         warehouse.sql(f"CREATE TABLE z.{name} {format_} TBLPROPERTIES ({DESCRIPTOR}) AS {rows}")
 

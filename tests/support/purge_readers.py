@@ -125,8 +125,11 @@ def _snappy(body: bytes) -> bytes:
 
 
 _CODECS: dict[bytes, Callable[[bytes], bytes]] = {
-    b"DefaultCodec": _inflated, b"BZip2Codec": bz2.decompress, b"SnappyCodec": _snappy, b"": bytes,
-}  # fmt: skip
+    b"DefaultCodec": _inflated,
+    b"BZip2Codec": bz2.decompress,
+    b"SnappyCodec": _snappy,
+    b"": bytes,
+}
 
 
 def _metadata(file: Bytes) -> None:

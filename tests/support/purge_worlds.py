@@ -52,8 +52,10 @@ FLAT = "".join(name for name in writers.TYPES if name not in writers.NESTED)
 OLD = "bnxwls"
 """Columns that Hive's own reader of Parquet takes from every writer."""
 PARQUET = (writers.parquet_of_arrow, writers.parquet_of_duckdb)
-HIVES = {"spark.sql.hive.convertMetastoreParquet": ("true", "false"),
-         "spark.sql.hive.convertMetastoreOrc": ("true", "false")}  # fmt: skip
+HIVES = {
+    "spark.sql.hive.convertMetastoreParquet": ("true", "false"),
+    "spark.sql.hive.convertMetastoreOrc": ("true", "false"),
+}
 OF_PARQUET = {
     "spark.sql.parquet.compression.codec": ("none", "snappy", "gzip", "zstd", "lz4_raw"),
     "spark.sql.parquet.outputTimestampType": ("INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"),
@@ -76,14 +78,30 @@ FORMATS = {
     "parquet_of_spark": Format("USING parquet", ALL, PARQUET, conf=OF_PARQUET),
     "orc": Format("STORED AS ORC", ALL, (writers.orc_of_arrow,), conf=OF_ORC | HIVES),
     "orc_of_spark": Format("USING orc", ALL, (writers.orc_of_arrow,), conf=OF_ORC),
-    "text": Format("ROW FORMAT DELIMITED FIELDS TERMINATED BY '|' ESCAPED BY '\\\\'", FLAT, (writers.text_of_python,),
-                   {"separator": "|", "escape": "\\"}, conf=OF_TEXT),
-    "text_of_hive": Format("STORED AS TEXTFILE", ALL, (writers.text_of_python,), {"separator": "\x01", "escape": ""},
-                           conf=OF_TEXT),
-    "csv_of_hive": Format("ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' STORED AS TEXTFILE", "w",
-                          (writers.csv_of_python,), {"separator": ","}, ("STRING",), OF_TEXT),
-    "csv_of_spark": Format("USING csv OPTIONS (header 'true', sep ';')", FLAT.replace("r", ""),
-                           (writers.csv_of_python,), {"separator": ";", "header": "yes"}),
+    "text": Format(
+        "ROW FORMAT DELIMITED FIELDS TERMINATED BY '|' ESCAPED BY '\\\\'",
+        FLAT,
+        (writers.text_of_python,),
+        {"separator": "|", "escape": "\\"},
+        conf=OF_TEXT,
+    ),
+    "text_of_hive": Format(
+        "STORED AS TEXTFILE", ALL, (writers.text_of_python,), {"separator": "\x01", "escape": ""}, conf=OF_TEXT
+    ),
+    "csv_of_hive": Format(
+        "ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.OpenCSVSerde' STORED AS TEXTFILE",
+        "w",
+        (writers.csv_of_python,),
+        {"separator": ","},
+        ("STRING",),
+        OF_TEXT,
+    ),
+    "csv_of_spark": Format(
+        "USING csv OPTIONS (header 'true', sep ';')",
+        FLAT.replace("r", ""),
+        (writers.csv_of_python,),
+        {"separator": ";", "header": "yes"},
+    ),
     "json": Format("USING json", ALL, (writers.json_of_python,)),
     "avro": Format("STORED AS AVRO", ALL, (writers.avro_of_python,)),
     "sequence": Format("STORED AS SEQUENCEFILE", ALL, conf=OF_RECORDS),
@@ -91,7 +109,7 @@ FORMATS = {
     "rcfile_of_text": Format(
         "ROW FORMAT SERDE 'org.apache.hadoop.hive.serde2.columnar.ColumnarSerDe' STORED AS RCFILE", ALL, conf=OF_COLUMNS
     ),
-}  # fmt: skip
+}
 UNDESCRIBED = "without_descriptor"
 MIXED = ("parquet", "orc", "text_of_hive", "avro")
 """Formats that partitions of one table may have together."""
@@ -120,9 +138,10 @@ class World:
         self.numbers = 0
         ids = ", ".join(f"({person})" for person in self.gone)
         warehouse.sql(
-            f"CREATE DATABASE {db} LOCATION '{place}/{db}.db'", "CREATE DATABASE IF NOT EXISTS asked",
+            f"CREATE DATABASE {db} LOCATION '{place}/{db}.db'",
+            "CREATE DATABASE IF NOT EXISTS asked",
             f"CREATE TABLE asked.{db} AS SELECT bigint(col1) AS member FROM VALUES {ids}",
-        )  # fmt: skip
+        )
         self.ids = f"asked.{db}:member"
         self.settings(PLAIN)
         for name in self.random.sample(sorted(FORMATS), tables):
@@ -200,8 +219,10 @@ class World:
                 continue
             shape = f"shapes_{self.db}.{name}_{other}"
             columns = ", ".join(f"`{each}` {type_}" for each, type_ in made.types.items())
-            self.warehouse.sql(f"CREATE DATABASE IF NOT EXISTS shapes_{self.db}",
-                               f"CREATE TABLE IF NOT EXISTS {shape} ({columns}) {FORMATS[other].stored}")  # fmt: skip
+            self.warehouse.sql(
+                f"CREATE DATABASE IF NOT EXISTS shapes_{self.db}",
+                f"CREATE TABLE IF NOT EXISTS {shape} ({columns}) {FORMATS[other].stored}",
+            )
             storage = metastore.table(*shape.split(".")).storage
             assert storage is not None
             storage = msgspec.structs.replace(storage, location=part.location)
@@ -264,8 +285,9 @@ class World:
         """By table and partition, the rows, as independent readers say them."""
         return {
             f"{table}/{part}".rstrip("/"): Counter(row for path in data_files(home) for row in rows_of(path))
-            for table in self.made for part, home in self.homes(table).items()
-        }  # fmt: skip
+            for table in self.made
+            for part, home in self.homes(table).items()
+        }
 
     def by_spark(self) -> dict[str, Counter[str]]:
         """By table, as Spark says them."""

@@ -23,13 +23,19 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 TYPES: dict[str, tuple[str, pa.DataType]] = {
-    "b": ("BOOLEAN", pa.bool_()), "n": ("INT", pa.int32()), "x": ("DOUBLE", pa.float64()),
-    "c": ("DECIMAL(20,4)", pa.decimal128(20, 4)), "d": ("DATE", pa.date32()),
-    "t": ("TIMESTAMP", pa.timestamp("us", "UTC")), "w": ("STRING", pa.string()), "r": ("BINARY", pa.binary()),
-    "l": ("ARRAY<STRING>", pa.list_(pa.string())), "m": ("MAP<STRING,INT>", pa.map_(pa.string(), pa.int32())),
+    "b": ("BOOLEAN", pa.bool_()),
+    "n": ("INT", pa.int32()),
+    "x": ("DOUBLE", pa.float64()),
+    "c": ("DECIMAL(20,4)", pa.decimal128(20, 4)),
+    "d": ("DATE", pa.date32()),
+    "t": ("TIMESTAMP", pa.timestamp("us", "UTC")),
+    "w": ("STRING", pa.string()),
+    "r": ("BINARY", pa.binary()),
+    "l": ("ARRAY<STRING>", pa.list_(pa.string())),
+    "m": ("MAP<STRING,INT>", pa.map_(pa.string(), pa.int32())),
     "s": ("STRUCT<p:INT,q:STRING>", pa.struct({"p": pa.int32(), "q": pa.string()})),
     "e": ("ARRAY<STRUCT<p:BIGINT,q:STRING>>", pa.list_(pa.struct({"p": pa.int64(), "q": pa.string()}))),
-}  # fmt: skip
+}
 """Columns that a table may have beside its id and its `v`: in Spark's words, and in Arrow's."""
 
 NESTED = ("l", "m", "s", "e")
@@ -99,12 +105,18 @@ Write = Callable[[Path, pa.Table, Random, Mapping[str, str]], Path]
 
 def parquet_of_arrow(place: Path, table: pa.Table, random: Random, options: Mapping[str, str]) -> Path:
     pq.write_table(
-        table, place, compression=random.choice(("none", "snappy", "gzip", "zstd", "lz4")),
-        version=random.choice(("1.0", "2.4", "2.6")), data_page_version=random.choice(("1.0", "2.0")),
-        use_dictionary=random.random() < 0.5, row_group_size=random.choice((3, 1000)),
-        use_deprecated_int96_timestamps=random.random() < 0.3 or None, store_schema=random.random() < 0.5,
-        coerce_timestamps=None, write_page_index=random.random() < 0.5,
-    )  # fmt: skip
+        table,
+        place,
+        compression=random.choice(("none", "snappy", "gzip", "zstd", "lz4")),
+        version=random.choice(("1.0", "2.4", "2.6")),
+        data_page_version=random.choice(("1.0", "2.0")),
+        use_dictionary=random.random() < 0.5,
+        row_group_size=random.choice((3, 1000)),
+        use_deprecated_int96_timestamps=random.random() < 0.3 or None,
+        store_schema=random.random() < 0.5,
+        coerce_timestamps=None,
+        write_page_index=random.random() < 0.5,
+    )
     return place
 
 
@@ -120,19 +132,28 @@ def orc_of_arrow(place: Path, table: pa.Table, random: Random, options: Mapping[
     if "t" in table.column_names:  # Hive has no times with a zone in ORC
         table = table.set_column(table.column_names.index("t"), "t", table["t"].cast(pa.timestamp("us")))
     orc.write_table(
-        table, place, compression=random.choice(("uncompressed", "zlib", "snappy", "zstd", "lz4")),
+        table,
+        place,
+        compression=random.choice(("uncompressed", "zlib", "snappy", "zstd", "lz4")),
         dictionary_key_size_threshold=random.choice((0.0, 1.0)),
-    )  # fmt: skip
+    )
     return place
 
 
 _AVRO: dict[str, Any] = {
-    "BOOLEAN": "boolean", "INT": "int", "BIGINT": "long", "DOUBLE": "double", "STRING": "string", "BINARY": "bytes",
+    "BOOLEAN": "boolean",
+    "INT": "int",
+    "BIGINT": "long",
+    "DOUBLE": "double",
+    "STRING": "string",
+    "BINARY": "bytes",
     "DECIMAL(20,4)": {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4},
     "DECIMAL(12,0)": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 0},
-    "DATE": {"type": "int", "logicalType": "date"}, "TIMESTAMP": {"type": "long", "logicalType": "timestamp-millis"},
-    "ARRAY<STRING>": {"type": "array", "items": "string"}, "MAP<STRING,INT>": {"type": "map", "values": "int"},
-}  # fmt: skip
+    "DATE": {"type": "int", "logicalType": "date"},
+    "TIMESTAMP": {"type": "long", "logicalType": "timestamp-millis"},
+    "ARRAY<STRING>": {"type": "array", "items": "string"},
+    "MAP<STRING,INT>": {"type": "map", "values": "int"},
+}
 
 
 def _record(name: str, **fields: Any) -> dict[str, Any]:
@@ -142,9 +163,10 @@ def _record(name: str, **fields: Any) -> dict[str, Any]:
 
 def avro_of_python(place: Path, table: pa.Table, random: Random, options: Mapping[str, str]) -> Path:
     known = {
-        **_AVRO, TYPES["s"][0]: _record("s", p="int", q="string"),
+        **_AVRO,
+        TYPES["s"][0]: _record("s", p="int", q="string"),
         TYPES["e"][0]: {"type": "array", "items": _record("e", p="long", q="string")},
-    }  # fmt: skip
+    }
     schema = _record("person", **{name: known[options[name]] for name in table.column_names})
     rows = table.to_pylist(maps_as_pydicts="strict")
     with place.open("wb") as file:
@@ -192,9 +214,13 @@ def csv_of_python(place: Path, table: pa.Table, random: Random, options: Mapping
     """options: `separator`, and `header` when each file has one."""
     text = io.StringIO()
     writer = csv.writer(
-        text, delimiter=options["separator"], escapechar="\\", doublequote=False, lineterminator="\n",
+        text,
+        delimiter=options["separator"],
+        escapechar="\\",
+        doublequote=False,
+        lineterminator="\n",
         quoting=random.choice((csv.QUOTE_MINIMAL, csv.QUOTE_ALL)),
-    )  # fmt: skip
+    )
     if options.get("header"):
         writer.writerow(table.column_names)
     for row in _oddly(table.to_pylist(), random):
@@ -238,8 +264,11 @@ def _plain(value: Any) -> str:
 
 
 _PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".deflate": zlib.compress
-}  # fmt: skip
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".deflate": zlib.compress,
+}
 
 
 def _packed(place: Path, text: str, random: Random) -> Path:

@@ -12,8 +12,18 @@ import sys
 from collections.abc import Callable
 
 CHANGING = [
-    "link", "symlink", "rename", "replace", "unlink", "mkdir", "rmdir", "write", "fsync", "truncate", "ftruncate",
-]  # fmt: skip
+    "link",
+    "symlink",
+    "rename",
+    "replace",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "write",
+    "fsync",
+    "truncate",
+    "ftruncate",
+]
 
 PRELUDE = """
 import os, signal, sys

@@ -84,8 +84,17 @@ class Story:
         return self.here / f"dump{self.dumps}"
 
     def capture_arguments(self, *, source: str | None = None, cmroot: Path | None = None) -> list[str]:
-        return ["capture", "--source", source or self.source_uri, "--cmroot", str(cmroot or self.cmroot),
-                "--db", self.db, "--engine", "local"]  # fmt: skip
+        return [
+            "capture",
+            "--source",
+            source or self.source_uri,
+            "--cmroot",
+            str(cmroot or self.cmroot),
+            "--db",
+            self.db,
+            "--engine",
+            "local",
+        ]
 
     def dump_arguments(
         self, out: Path, *, since: Path | str | None = None, source: str | None = None, cmroot: Path | None = None
@@ -95,8 +104,16 @@ class Story:
         return ["dump", *rest, "--out", str(out), *begin]
 
     def load_arguments(self, dump: Path, *, target: str | None = None) -> list[str]:
-        return ["load", str(dump), "--target", target or self.target_uri, "--warehouse", str(self.warehouse),
-                "--engine", "local"]  # fmt: skip
+        return [
+            "load",
+            str(dump),
+            "--target",
+            target or self.target_uri,
+            "--warehouse",
+            str(self.warehouse),
+            "--engine",
+            "local",
+        ]
 
     # ---- the two steps most tests begin and end with --------------------------------------------------------------
 

@@ -79,9 +79,21 @@ def restore(story: Story, to: object, *more: str, target: str | None = None) -> 
 
 def restore_arguments(story: Story, to: object, *more: str, target: str | None = None) -> list[str]:
     return [
-        "restore", "--cmroot", str(story.cmroot), "--db", story.db, "--to", str(to), "--target",
-        target or story.source_uri, "--engine", "local", "--jobs", "1", *more,
-    ]  # fmt: skip
+        "restore",
+        "--cmroot",
+        str(story.cmroot),
+        "--db",
+        story.db,
+        "--to",
+        str(to),
+        "--target",
+        target or story.source_uri,
+        "--engine",
+        "local",
+        "--jobs",
+        "1",
+        *more,
+    ]
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[Any]:

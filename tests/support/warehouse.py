@@ -168,9 +168,15 @@ class Pair:
             self.capture(**options)
         self.dumps += 1
         return write_dump(
-            self.root, str(self.work / f"dump{self.dumps}"), source=self.source.uri, databases=[self.db],
-            patterns=Patterns.parse(self.include), since=since, until=until, progress=Silent(),
-        )  # fmt: skip
+            self.root,
+            str(self.work / f"dump{self.dumps}"),
+            source=self.source.uri,
+            databases=[self.db],
+            patterns=Patterns.parse(self.include),
+            since=since,
+            until=until,
+            progress=Silent(),
+        )
 
     def load(self, dump: Dumped | str, **options: Any) -> Loaded:
         place = dump if isinstance(dump, str) else dump.dump
@@ -207,9 +213,15 @@ class Pair:
     def differences(self) -> list[str]:
         """What `compare` finds between the two sides of this pair, and what the product's own verify finds."""
         verified = verify(
-            self.source, self.target, [self.db], rename=[(self.db, self.replica)], map_locations=self.mappings,
-            patterns=Patterns.parse(self.include), engine=local_engine(), progress=Silent(),
-        )  # fmt: skip
+            self.source,
+            self.target,
+            [self.db],
+            rename=[(self.db, self.replica)],
+            map_locations=self.mappings,
+            patterns=Patterns.parse(self.include),
+            engine=local_engine(),
+            progress=Silent(),
+        )
         return [*compare(self), *(f"verify: {each}" for each in verified.differences)]
 
     def cleanup(self) -> None:
@@ -297,12 +309,19 @@ class _Walk:
 
     def _table(self, table: Table) -> Iterator[tuple[str, Any]]:
         key = f"table {table.name}"
-        yield key, {
-            "kind": table.kind, "owner": table.owner, "keys": _columns(table.partition_keys),
-            "retention": table.retention, "view": self._text(table.view_expanded),
-            "view original": self._text(table.view_original),
-            **self._parameters(_own(table.parameters)), **self._storage(table.storage),
-        }  # fmt: skip
+        yield (
+            key,
+            {
+                "kind": table.kind,
+                "owner": table.owner,
+                "keys": _columns(table.partition_keys),
+                "retention": table.retention,
+                "view": self._text(table.view_expanded),
+                "view original": self._text(table.view_original),
+                **self._parameters(_own(table.parameters)),
+                **self._storage(table.storage),
+            },
+        )
         columns = [column.name for column in table.storage.columns] if table.storage else []
         statistics = self._metastore.table_statistics(self._db, table.name, columns)
         if statistics:
@@ -332,12 +351,14 @@ class _Walk:
         if location:
             location = self._rule.place(location) if self._rule else plain(location)
         return {
-            "columns": _columns(storage.columns), "location": location,
+            "columns": _columns(storage.columns),
+            "location": location,
             "formats": [storage.input_format, storage.output_format, storage.serde.name],
             "buckets": [storage.buckets, list(storage.bucket_columns), list(storage.sort_columns)],
             "compressed": storage.compressed,
-            **self._parameters(storage.parameters, "storage "), **self._parameters(storage.serde.parameters, "serde "),
-        }  # fmt: skip
+            **self._parameters(storage.parameters, "storage "),
+            **self._parameters(storage.serde.parameters, "serde "),
+        }
 
     def _parameters(self, parameters: Mapping[str, str], prefix: str = "") -> dict[str, str]:
         return {f"{prefix}parameter {key}": self._value(key, value) for key, value in parameters.items()}

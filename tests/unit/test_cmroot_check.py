@@ -151,7 +151,10 @@ def test_strange_names_are_told_and_no_damage(history: History) -> None:
     report = look(history)
     assert (report.status, report.counts) == ("sound", {"stray": 3})
     assert {each["what"] for each in report.findings} == {
-        str(files / "notes.txt"), str(files / "ab" / "README"), str(beside / "COPY")}  # fmt: skip
+        str(files / "notes.txt"),
+        str(files / "ab" / "README"),
+        str(beside / "COPY"),
+    }
 
 
 def test_an_entry_in_the_wrong_directory_is_damage(history: History) -> None:
@@ -253,9 +256,21 @@ def test_a_version_that_its_bucket_lost_is_found(history: History, s3_endpoint: 
         path = f"s3://{bucket}/v/{name}"
         store.write_bytes(path, name.encode())
         kept = VersionKeeper(history.root).keep(path)
-        rows.append({"position": 2, "op": "add", "db": "db", "table": "v", "partition": "", "path": name,
-                     "location": f"s3a://{bucket}/v", "size": kept.size, "checksum": kept.checksum, "kept": True,
-                     "version": kept.version})  # fmt: skip
+        rows.append(
+            {
+                "position": 2,
+                "op": "add",
+                "db": "db",
+                "table": "v",
+                "partition": "",
+                "path": name,
+                "location": f"s3a://{bucket}/v",
+                "size": kept.size,
+                "checksum": kept.checksum,
+                "kept": True,
+                "version": kept.version,
+            }
+        )
         store.remove(path)
     with SegmentWriter(history.root, 2) as writer:
         writer.append_files(pa.Table.from_pylist(rows, schema=FILES))

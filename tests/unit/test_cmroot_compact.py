@@ -77,7 +77,11 @@ def test_small_segments_become_one_that_says_the_same(root: str) -> None:
     assert (merged.first, merged.last, merged.merged_at) == (1, 9, 5000)
     assert content(root) == before
     assert [(each.first, each.last, each.about["event"]) for each in merged.captures] == [
-        (1, 1, 101), (2, 6, 106), (7, 8, 108), (9, 9, 109)]  # fmt: skip
+        (1, 1, 101),
+        (2, 6, 106),
+        (7, 8, 108),
+        (9, 9, 109),
+    ]
     assert list(merged.records(after=5, until=7)) == before["records"][5:7]
 
 

@@ -47,8 +47,10 @@ def test_a_checkpoint_counts_when_all_of_its_parts_are_there() -> None:
 
 
 def test_what_a_reader_cannot_use_yet_is_beyond() -> None:
-    compacted = ["00000000000000000000.00000000000000000001.compacted.json",
-                 "00000000000000000000.00000000000000000003.compacted.json"]  # fmt: skip
+    compacted = [
+        "00000000000000000000.00000000000000000001.compacted.json",
+        "00000000000000000000.00000000000000000003.compacted.json",
+    ]
     late = [*commits(3), WHOLE.replace("3", "4", 1).replace("parquet", "crc"), compacted[1]]
     assert beyond([*commits(0, 1), compacted[0], LAST_CHECKPOINT]) == set()
     assert beyond([*commits(0, 1), compacted[0], LAST_CHECKPOINT, *late]) == {*late, LAST_CHECKPOINT}

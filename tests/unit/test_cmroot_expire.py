@@ -504,9 +504,11 @@ def test_a_retention_in_the_future_is_refused(local: SmallRoot) -> None:
 @pytest.mark.parametrize("guard", ["slots", "holds", "dumps"])
 def test_a_lost_directory_of_pins_stops_expiry(ground: SmallRoot, guard: str) -> None:
     history(ground)
-    made = {"slots": lambda name: create_slot(ground.root, slot(name, 1)),
-            "holds": lambda name: hold(ground.root, Hold(name, 1, 1, iso(NOW))),
-            "dumps": lambda name: pin_dump(ground.root, DumpPin(name, "/d", 1, 1, iso(NOW)))}[guard]  # fmt: skip
+    made = {
+        "slots": lambda name: create_slot(ground.root, slot(name, 1)),
+        "holds": lambda name: hold(ground.root, Hold(name, 1, 1, iso(NOW))),
+        "dumps": lambda name: pin_dump(ground.root, DumpPin(name, "/d", 1, 1, iso(NOW))),
+    }[guard]
     made("needed")
     before = ground.there()
     store_for(ground.root).remove_tree(join(ground.root, guard))

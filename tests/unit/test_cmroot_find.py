@@ -113,7 +113,11 @@ def test_whether_the_bytes_are_kept_now_is_looked_up(root: str, tmp_path: Path) 
     )
     references = find(root, segments(root), Query(table="db.t")).references
     assert {each.path: each.kept for each in references} == {
-        "here": True, "gone": False, "versioned": True, "unread": False}  # fmt: skip
+        "here": True,
+        "gone": False,
+        "versioned": True,
+        "unread": False,
+    }
     assert references[0].place == "file:/w/t/here"
 
 

@@ -285,9 +285,15 @@ def test_a_recycled_file_is_gone_and_kept_and_a_second_run_says_so(root: str, pl
 
 def test_a_recycled_directory_is_gone_and_all_its_data_kept(root: str, place: str) -> None:
     contents = {
-        "f": b"1", "p=1/f": b"2", "p=1/q=[*]/f": b"2", "_temporary/0/f": b"3", ".env": b"4", "p=1/.f.crc": b"5",
-        ".hoodie/.aux/x": b"6", ".meta/schema.avsc": b"7",
-    }  # fmt: skip
+        "f": b"1",
+        "p=1/f": b"2",
+        "p=1/q=[*]/f": b"2",
+        "_temporary/0/f": b"3",
+        ".env": b"4",
+        "p=1/.f.crc": b"5",
+        ".hoodie/.aux/x": b"6",
+        ".meta/schema.avsc": b"7",
+    }
     for name, data in contents.items():
         store_for(place).write_bytes(join(place, "w/t", name), data)
     store_for(place).write_bytes(join(place, "w/t2/f"), b"stays")

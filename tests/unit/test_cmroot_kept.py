@@ -53,10 +53,14 @@ def test_each_entry_tells_where_it_is_from_and_who_needs_it(history: History) ->
 
     rows = listed(history.root)
     assert {path: (row["reason"], row["released"]) for path, row in rows.items()} == {
-        "a": ("hold audit", 2), "b": ("slot slow", 3), "c": ("live", None), "unreferenced": ("unreferenced", None),
-    }  # fmt: skip
+        "a": ("hold audit", 2),
+        "b": ("slot slow", 3),
+        "c": ("live", None),
+        "unreferenced": ("unreferenced", None),
+    }
     assert {(row["db"], row["table"], row["since"], row["position"]) for row in rows.values() if row["path"]} == {
-        ("db", "t", 1, 1)}  # fmt: skip
+        ("db", "t", 1, 1)
+    }
     assert rows["c"]["state"] == "files" and rows["c"]["bytes"] == rows["c"]["size"] == 10
     assert rows["c"]["location"] == f"file:{history.source / 't'}"
     assert rows["b"]["pins"] == 2
@@ -91,7 +95,9 @@ def test_what_is_needed_and_not_there_is_missing(history: History) -> None:
     assert set(listed(history.root)) == {"stays"}
     rows = listed(history.root, missing=True)
     assert {path: (row["state"], row["reason"]) for path, row in rows.items()} == {
-        "stays": ("files", "live"), "gone": ("missing", "live")}  # fmt: skip
+        "stays": ("files", "live"),
+        "gone": ("missing", "live"),
+    }
     assert rows["gone"]["bytes"] is None
 
 
@@ -107,7 +113,9 @@ def test_what_was_never_kept_in_files_is_not_missing(history: History) -> None:
         store_for(place).remove(place)
     rows = listed(history.root, missing=True)
     assert {path: (row["state"], row["version"]) for path, row in rows.items()} == {
-        "kept": ("files", None), "by-version": ("version", "v7")}  # fmt: skip
+        "kept": ("files", None),
+        "by-version": ("version", "v7"),
+    }
 
 
 def test_an_empty_root_keeps_nothing(history: History) -> None:
@@ -119,15 +127,34 @@ def test_rows_of_a_taking_that_is_not_recorded_yet_are_needed(history: History) 
 
     history.write("t/taken", b"taken")
     content = CopyKeeper(history.root).keep(str(history.source / "t/taken"))
-    row = {"op": "add", "db": "db", "table": "t", "partition": "", "location": "file:/w/t", "path": "taken",
-           "size": content.size, "checksum": content.checksum, "kept": True}  # fmt: skip
+    row = {
+        "op": "add",
+        "db": "db",
+        "table": "t",
+        "partition": "",
+        "location": "file:/w/t",
+        "path": "taken",
+        "size": content.size,
+        "checksum": content.checksum,
+        "kept": True,
+    }
     write_taken(history.root, 7, pa.Table.from_pylist([row], schema=FILES))
     assert listed(history.root)["taken"]["reason"] == "live"
 
 
 def test_an_entry_that_no_capture_writes_is_damage(history: History) -> None:
-    row = {"position": 1, "op": "add", "db": "db", "table": "t", "partition": "", "location": "file:/w/t",
-           "path": "f", "size": -1, "checksum": checksum(b"1")[0], "kept": True}  # fmt: skip
+    row = {
+        "position": 1,
+        "op": "add",
+        "db": "db",
+        "table": "t",
+        "partition": "",
+        "location": "file:/w/t",
+        "path": "f",
+        "size": -1,
+        "checksum": checksum(b"1")[0],
+        "kept": True,
+    }
     with SegmentWriter(history.root, 1) as writer:
         writer.append_record(b'{"position":1}')
         writer.append_files(pa.Table.from_pylist([row], schema=FILES))

@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.store.listing import (
-    DirectoryState,
-    changed_directories,
-    file_state,
-    list_tree,
-    unchanged,
-)
+from cmroot.store.listing import DirectoryState, changed_directories, file_state, list_tree, unchanged
 from cmroot.store.place import is_local, join, store_for
 
 TREE = ["part-0", "_SUCCESS", "p=1/part-1", "p=1/q=a%20b/part-2", "_delta_log/0.json"]

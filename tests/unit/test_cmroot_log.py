@@ -94,7 +94,9 @@ def test_parts_are_read_back_as_they_were_written(place: str) -> None:
     assert list(reader.lines("_metadata/0.gz")) == [b"%d" % number for number in range(1000)] + [b""]
     assert reader.table("_files/0.parquet").to_pylist() == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
     assert [(part.name, part.kind, part.rows) for part in reader.parts] == [
-        ("_files/0.parquet", "parquet", 2), ("_metadata/0.gz", "lines", 1001)]  # fmt: skip
+        ("_files/0.parquet", "parquet", 2),
+        ("_metadata/0.gz", "lines", 1001),
+    ]
     reader.verify()
 
 
@@ -146,7 +148,10 @@ def test_small_tables_become_whole_row_groups(tmp_path: Path) -> None:
             part.write(pa.table({"a": list(range(500))}))
     metadata = pq.ParquetFile(tmp_path / "0.parquet").metadata
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [
-        ROW_GROUP, ROW_GROUP, 150_000 - 2 * ROW_GROUP]  # fmt: skip
+        ROW_GROUP,
+        ROW_GROUP,
+        150_000 - 2 * ROW_GROUP,
+    ]
 
 
 def test_memory_stays_flat_while_lines_are_written_and_read(tmp_path: Path) -> None:

@@ -118,10 +118,17 @@ def test_the_file_of_a_slot_is_what_the_format_says(local_root: str) -> None:
         "version": 1,
         "xxh3_128": "fbc19ea21c638b73559f02a6b79a1338",
         "body": {
-            "name": "replica", "position": 100, "event": 7, "created": DAY, "confirmed": DAY,
-            "consumer": "target west", "given_up": "", "awaits": "", "scopes": {},
+            "name": "replica",
+            "position": 100,
+            "event": 7,
+            "created": DAY,
+            "confirmed": DAY,
+            "consumer": "target west",
+            "given_up": "",
+            "awaits": "",
+            "scopes": {},
         },
-    }  # fmt: skip
+    }
 
 
 def _whole() -> bytes:

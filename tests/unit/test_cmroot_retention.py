@@ -128,7 +128,9 @@ def test_equal_references_are_counted_and_not_repeated() -> None:
     many = rows([Interval(CHECKSUMS[0], 1, 4)] * 1000 + [Interval(CHECKSUMS[0], 2, None)] * 1000)
     counted = count_references(many).to_pylist()
     assert sorted((row["adds"], row["releases"], row["since"], row["end"] or 0) for row in counted) == [
-        (0, 1000, 1, 4), (2000, 0, 1, 0)]  # fmt: skip
+        (0, 1000, 1, 4),
+        (2000, 0, 1, 0),
+    ]
     assert {row[KEY] for row in counted} == {"ab"}
 
 
@@ -142,8 +144,7 @@ def test_rows_of_a_taking_are_references_without_an_end() -> None:
 def test_the_slot_furthest_behind_names_the_reason_and_one_given_up_names_none() -> None:
     slots = [Slot("b", 7, 1, DAY, DAY), Slot("a", 9, 1, DAY, DAY), Slot("c", 1, 1, DAY, DAY, given_up=DAY)]
     pins = Pins(slots, [Hold("h", 3, 1, DAY)], [DumpPin("d", "/d", 2, 1, DAY)], [])
-    assert needing(pins) == (
-        Needing("slot b", 7), Needing("slot a", 9), Needing("hold h", 3), Needing("dump d", 2))  # fmt: skip
+    assert needing(pins) == (Needing("slot b", 7), Needing("slot a", 9), Needing("hold h", 3), Needing("dump d", 2))
 
 
 # Reading
@@ -169,7 +170,10 @@ def test_references_are_read_from_every_segment(root: str, monkeypatch: pytest.M
     assert [row[KEY] for row in read.to_pylist() if row["checksum"] is None] == ["ab", "cd"]
     known = [row for row in read.to_pylist() if row["checksum"]]
     assert sorted((row["checksum"], row["adds"], row["releases"], row["end"]) for row in known) == [
-        (CHECKSUMS[0], 0, 5, 2), (CHECKSUMS[0], 5, 0, None), (CHECKSUMS[1], 1, 0, None)]  # fmt: skip
+        (CHECKSUMS[0], 0, 5, 2),
+        (CHECKSUMS[0], 5, 0, None),
+        (CHECKSUMS[1], 1, 0, None),
+    ]
     assert work(root) == sum(one.file_count for one in segments(root))
 
 
@@ -214,8 +218,17 @@ def test_entries_are_listed_by_prefix_and_other_names_are_counted(root: str) -> 
     assert estimate(root) == 0
 
 
-@pytest.mark.parametrize("name", ["xxh3_128-ab-5", f"md5-{CHECKSUMS[0]}-5", f"xxh3_128-{CHECKSUMS[0].upper()}-5", "",
-                                  f"xxh3_128-{CHECKSUMS[0]}--5", f"xxh3_128-{CHECKSUMS[0]}-{10**19}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "xxh3_128-ab-5",
+        f"md5-{CHECKSUMS[0]}-5",
+        f"xxh3_128-{CHECKSUMS[0].upper()}-5",
+        "",
+        f"xxh3_128-{CHECKSUMS[0]}--5",
+        f"xxh3_128-{CHECKSUMS[0]}-{10**19}",
+    ],
+)
 def test_what_is_no_content_name_is_none(name: str) -> None:
     assert content_of(name) is None
     assert content_of(f"xxh3_128-{CHECKSUMS[0]}-0") == (CHECKSUMS[0], 0)

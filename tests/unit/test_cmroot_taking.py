@@ -39,9 +39,15 @@ class Ground:
         sources = [Source(self.table, "t"), *(Source(join(self.table, f"p={number}"), "t") for number in (1, 2))]
         owners = [Owner("t", f"p={number}", join(self.table, f"p={number}")) for number in (1, 2)]
         return Taking.begin(
-            self.root, before_event=7, call="drop_table", db="db", table="t", sources=sources, owners=owners,
+            self.root,
+            before_event=7,
+            call="drop_table",
+            db="db",
+            table="t",
+            sources=sources,
+            owners=owners,
             **more,  # type: ignore[arg-type]
-        )  # fmt: skip
+        )
 
     def there(self) -> dict[str, bytes]:
         return {
@@ -110,8 +116,10 @@ def test_nobodys_files_are_kept_too(ground: Ground) -> None:
     taking.protect()
     taking.sent()
     taking.settle({"t": 8})
-    kept = {store_for(ground.root).read_bytes(join(ground.root, "files", name))
-            for name in store_for(ground.root).find(join(ground.root, "files"))}  # fmt: skip
+    kept = {
+        store_for(ground.root).read_bytes(join(ground.root, "files", name))
+        for name in store_for(ground.root).find(join(ground.root, "files"))
+    }
     assert kept == set(FILES.values())
 
 
@@ -248,9 +256,14 @@ def test_of_several_tables_only_those_that_were_dropped_stay(tmp_path: Path) -> 
         store_for(ground.table).write_bytes(join(ground.table, name, "file"), name.encode())
     sources = [Source(join(ground.table, name), name) for name in ("dropped", "there")]
     taking = Taking.begin(
-        ground.root, before_event=1, call="drop_database", db="db", table="", sources=sources,
+        ground.root,
+        before_event=1,
+        call="drop_database",
+        db="db",
+        table="",
+        sources=sources,
         owners=[Owner(source.table, "", source.place) for source in sources],
-    )  # fmt: skip
+    )
     taking.protect()
     taking.sent()
     taking.settle({"dropped": 2})
@@ -317,8 +330,10 @@ def test_a_damaged_journal_is_told_by_name(tmp_path: Path) -> None:
     journal.write_bytes(journal.read_bytes()[:40])
     with pytest.raises(FormatError, match=r"journal\.json"):
         takings(ground.root)
-    journal.write_text('{"version": 2, "id": "", "state": "", "before_event": 0, "call": "", "db": "", "table": "",'
-                       ' "created": "", "sources": [], "owners": []}')  # fmt: skip
+    journal.write_text(
+        '{"version": 2, "id": "", "state": "", "before_event": 0, "call": "", "db": "", "table": "",'
+        ' "created": "", "sources": [], "owners": []}'
+    )
     with pytest.raises(FormatError, match="version 2"):
         takings(ground.root)
 

@@ -29,8 +29,10 @@ PROGRAM = [sys.executable, "-m", "replicator.cli.main"]
 def completed(line: str, directory: Path) -> list[str]:
     words = line.split(" ")
     environment = os.environ | {
-        "_REPLICATOR_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1),
-    }  # fmt: skip
+        "_REPLICATOR_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
     done = subprocess.run(PROGRAM, env=environment, cwd=directory, capture_output=True, text=True, check=True)
     return [row.partition(",")[2] for row in done.stdout.splitlines() if row]
 

@@ -69,7 +69,7 @@ def read(*texts: str, **outside: str) -> Any:
         ("a=${?none}\nb=[${?none}, 1]", {"b": ["1"]}),
         ("a=${known}", {"a": "here"}),
     ],
-)  # fmt: skip
+)
 def test_hocon_is_read_as_the_typesafe_library_does(text: str, found: Any) -> None:
     assert read(text, known="here") == found
 
@@ -209,11 +209,15 @@ def test_a_file_of_the_store_may_include_another_beside_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        ({"d/includes.conf": "tags/a", "tags/a/includes.conf": "tags/b", "tags/b/includes.conf": "/tags/a"},
-         r"tags/b/includes.conf:1: keys include each other: /tags/a -> /tags/b -> /tags/a"),
+        (
+            {"d/includes.conf": "tags/a", "tags/a/includes.conf": "tags/b", "tags/b/includes.conf": "/tags/a"},
+            r"tags/b/includes.conf:1: keys include each other: /tags/a -> /tags/b -> /tags/a",
+        ),
         ({"d/includes.conf": "d/e", "d/e/main.conf": ""}, "keys include each other: /d -> /d/e -> /d"),
-        ({"d/includes.conf": "\ntags/timeBased", "tags/timebased/main.conf": ""},
-         r"d/includes.conf:2: includes /tags/timeBased, which is not in the store"),
+        (
+            {"d/includes.conf": "\ntags/timeBased", "tags/timebased/main.conf": ""},
+            r"d/includes.conf:2: includes /tags/timeBased, which is not in the store",
+        ),
         ({"d/includes.conf": "tags/a, tags/b"}, r"d/includes.conf:1: unexpected ','"),
         ({"d/includes.conf": "tags//b"}, r"d/includes.conf:1: what follows // is a comment"),
         ({"d/includes.conf": "../x"}, "has `..`"),
@@ -223,7 +227,7 @@ def test_a_file_of_the_store_may_include_another_beside_it(tmp_path: Path) -> No
         ({"d/main.conf": "x=1\ny=\x00"}, "nothing"),
         ({"d/main.conf": 'include "d.conf"', "d/d.conf": 'include "d.conf"'}, "files include each other"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_store_is_refused_with_file_and_line(tmp_path: Path, files: dict[str, str], told: str) -> None:
     store = opened(tmp_path, files)
     if told == "nothing":
@@ -253,7 +257,7 @@ def test_a_job_file_is_java_properties_or_hocon_and_names_its_store(tmp_path: Pa
     (tmp_path / "job.pull").write_text(
         "# a job\n! too\ngobblin.config.management.store.uri = " + uri + "\n"
         "gobblin.config.runtime.home=/h\nlong = a,\\\n    b\ncolon: 1\n\\u0061\\=b c\nlast=\n"
-    )  # fmt: skip
+    )
     job = read_job(str(tmp_path / "job.pull"), given={"colon": "2"})
     assert job.store and job.store.resolve(("d",)).settings.text("x") == "/h"
     assert [job.settings.text(key) for key in ("long", "colon", "a=b", "last")] == ["a,b", "2", "c", ""]
@@ -289,8 +293,9 @@ def test_explain_says_which_file_and_line_gave_each_value_and_whom_it_hides(
     assert values["lookback"]["hides"] == ["data/events/main.conf:2", "tags/time/main.conf:1"]
     assert (values["old"]["value"], values["old"]["through"]) == ("1d", "tags/time/main.conf:2")
     assert (values["parts[0].name"]["at"], values["parts[0].name"]["through"]) == (
-        "tags/time/main.conf:4", "tags/time/main.conf:3"
-    )  # fmt: skip
+        "tags/time/main.conf:4",
+        "tags/time/main.conf:3",
+    )
     assert values["parts[0].age"]["value"] == "1d" and values["parts[0].age"]["hides"] == []
     # The root is met through the tag, before the directories above the dataset.
     assert (values["zone"]["value"], values["zone"]["far"], values["retries"]["value"]) == ("UTC", True, "2")

@@ -13,10 +13,14 @@ from replicator.core import config
 
 PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
 TABLES = {
-    "metastores.NAME": config.MetastoreConfig, "defaults": config.Defaults, "guard": config.GuardConfig,
-    "housekeeping": config.HousekeepingConfig, "retention": config.RetentionConfig, "purge": config.PurgeConfig,
+    "metastores.NAME": config.MetastoreConfig,
+    "defaults": config.Defaults,
+    "guard": config.GuardConfig,
+    "housekeeping": config.HousekeepingConfig,
+    "retention": config.RetentionConfig,
+    "purge": config.PurgeConfig,
     "dumps": config.DumpsConfig,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TABLES)

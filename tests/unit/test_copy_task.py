@@ -32,10 +32,20 @@ def bucket(tmp_path: Path, count: int) -> Path:
         content = f"content {number}".encode()
         (source / f"part-{number}").write_bytes(content)
         rows.append(
-            {"position": 1, "op": "add", "db": "db", "table": "t", "partition": "", "location": f"file:{source}",
-             "path": f"part-{number}", "size": len(content), "mtime_ns": 1_700_000_000 * 10**9,
-             "checksum": xxhash.xxh3_128_hexdigest(content), "kept": False}
-        )  # fmt: skip
+            {
+                "position": 1,
+                "op": "add",
+                "db": "db",
+                "table": "t",
+                "partition": "",
+                "location": f"file:{source}",
+                "path": f"part-{number}",
+                "size": len(content),
+                "mtime_ns": 1_700_000_000 * 10**9,
+                "checksum": xxhash.xxh3_128_hexdigest(content),
+                "kept": False,
+            }
+        )
     part = tmp_path / "files-0.parquet"
     pq.write_table(pa.Table.from_pylist(rows, FILES), part)
     return part

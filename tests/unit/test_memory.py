@@ -33,9 +33,11 @@ def bucket() -> Iterator[str]:
     host, port = running.get_host_and_port()
     before = dict(os.environ)
     os.environ.update(
-        AWS_ENDPOINT_URL=f"http://{host}:{port}", AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test",
+        AWS_ENDPOINT_URL=f"http://{host}:{port}",
+        AWS_ACCESS_KEY_ID="test",
+        AWS_SECRET_ACCESS_KEY="test",
         AWS_DEFAULT_REGION="us-east-1",
-    )  # fmt: skip
+    )
     s3fs.S3FileSystem(skip_instance_cache=True).mkdir("policies")
     yield "s3://policies"
     os.environ.clear()
@@ -79,9 +81,20 @@ def now() -> float:
 
 def test_a_run_is_remembered_as_it_was(memory: Memory) -> None:
     whole = done(
-        1, from_event=3, to_event=9, position=12, records=6, files=4, bytes=1334, lag_seconds=0.25, reverse=True,
-        epoch=7, dump="/dumps/nightly/9-1", warnings=("slow",), steps={"capture": 1.5, "load": 2.25},
-    )  # fmt: skip
+        1,
+        from_event=3,
+        to_event=9,
+        position=12,
+        records=6,
+        files=4,
+        bytes=1334,
+        lag_seconds=0.25,
+        reverse=True,
+        epoch=7,
+        dump="/dumps/nightly/9-1",
+        warnings=("slow",),
+        steps={"capture": 1.5, "load": 2.25},
+    )
     memory.write_run(whole)
     assert memory.runs().runs == [whole]
     assert list(memory.runs().runs[0].steps) == ["capture", "load"]
@@ -158,9 +171,13 @@ def test_the_scope_of_the_last_run_is_remembered(memory: Memory) -> None:
 
 def test_a_turn_is_taken_up_where_it_was_left(memory: Memory) -> None:
     turn = Turn(
-        id="t1", policy="nightly", verb="switchover", started=iso(NOW), epoch=4,
+        id="t1",
+        policy="nightly",
+        verb="switchover",
+        started=iso(NOW),
+        epoch=4,
         steps=(Step(name="fence"), Step(name="drain"), Step(name="promote")),
-    )  # fmt: skip
+    )
     memory.write_turn(turn)
     memory.write_turn(turn.with_step("fence", status="done", ended=iso(NOW), detail={"epoch": 5}))
     found = memory.unfinished_turn()
@@ -182,9 +199,13 @@ def damaged(data: bytes) -> dict[str, bytes]:
     newer = json.dumps({**file, "version": 2}).encode()
     other = json.dumps({**file, "format": "cmroot-slot"}).encode()
     return {
-        "cut": data[: len(data) // 2], "empty": b"", "binary": bytes(range(256)), "newer": newer,
-        "another value": data.replace(b"nightly", b"nightIy"), "another format": other,
-    }  # fmt: skip
+        "cut": data[: len(data) // 2],
+        "empty": b"",
+        "binary": bytes(range(256)),
+        "newer": newer,
+        "another value": data.replace(b"nightly", b"nightIy"),
+        "another format": other,
+    }
 
 
 def test_a_turns_id_leads_nowhere_else(local: Memory) -> None:

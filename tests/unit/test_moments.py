@@ -12,14 +12,7 @@ from cmroot.root import create_or_open
 from replicator.core.model import Database, Table
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.events.lines import encode
-from replicator.events.record import (
-    Change,
-    ChangeRecord,
-    CreateDatabase,
-    CreateTable,
-    DropTable,
-    EventsLost,
-)
+from replicator.events.record import Change, ChangeRecord, CreateDatabase, CreateTable, DropTable, EventsLost
 from replicator.pitr.moments import moment, retained
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
@@ -105,7 +98,7 @@ def test_no_state_inside_of_a_gap_is_told(log: Log) -> None:
     lost = EventsLost(after=13, next=20, repaired=True)
     log.capture(
         step(19, 1100, lost), step(20, 1030), step(21, 1031), step(21, 1101, observed=True), event=21, time=1102
-    )  # fmt: skip
+    )
     again = log.capture(step(30, 1200), event=30, time=1201) - 1
     assert log.at("13") == log.at("12") == log.at("1970-01-01T00:17:00Z") == before
     for inside in ("14", "18", "19", "20", "1970-01-01T00:17:01Z", "1970-01-01T00:18:20Z"):

@@ -32,9 +32,13 @@ from replicator.text.quantity import duration_text, parse_duration, parse_size, 
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 LEAST: dict[str, Any] = {
-    "source": "thrift://a:9083", "target": "there", "databases": "sales", "cmroot": "/cm", "target_cmroot": "/tcm",
+    "source": "thrift://a:9083",
+    "target": "there",
+    "databases": "sales",
+    "cmroot": "/cm",
+    "target_cmroot": "/tcm",
     "dumps": "/dumps",
-}  # fmt: skip
+}
 
 
 def parse(name: str = "west", **values: Any) -> Policy:
@@ -130,7 +134,7 @@ def test_a_policy_is_asked_for_by_its_name(tmp_path: Path) -> None:
         ({"map_location": {"a": "/b"}}, "policies.west.map_location.'a': not an absolute path"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
-)  # fmt: skip
+)
 def test_an_error_names_file_policy_and_key(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(**values)
@@ -235,9 +239,23 @@ def test_every_condition_of_a_filter_must_hold() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "day", "day =", "day = x", "day = 1x", "day = '1", "day == 1", "day = 1 or day = 2", "day = 1 and",
-     "day = 1 day = 2", "day = 1 andday = 2", "= 1", "day between 1 and 2", "day in (1)"],
-)  # fmt: skip
+    [
+        "",
+        "day",
+        "day =",
+        "day = x",
+        "day = 1x",
+        "day = '1",
+        "day == 1",
+        "day = 1 or day = 2",
+        "day = 1 and",
+        "day = 1 day = 2",
+        "day = 1 andday = 2",
+        "= 1",
+        "day between 1 and 2",
+        "day in (1)",
+    ],
+)
 def test_what_is_no_filter_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"cannot be read at"):
         parse_partition_filter(text)
@@ -251,9 +269,13 @@ def test_any_text_can_be_asked_for_in_quotes(literal: str, value: str, op: str) 
     quoted = "'" + literal.replace("'", "''") + "'"
     found = parse_partition_filter(f"k {op} {quoted}").matches(["k"], [value])
     wanted = {
-        "=": value == literal, "!=": value != literal, "<": value < literal, "<=": value <= literal,
-        ">": value > literal, ">=": value >= literal,
-    }  # fmt: skip
+        "=": value == literal,
+        "!=": value != literal,
+        "<": value < literal,
+        "<=": value <= literal,
+        ">": value > literal,
+        ">=": value >= literal,
+    }
     assert found == (wanted[op] and value != DEFAULT_PARTITION)
 
 

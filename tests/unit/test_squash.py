@@ -301,10 +301,17 @@ steps = st.one_of(
 
 
 FIRST: list[tuple[Any, ...]] = [  # so that most steps find something to do
-    ("create", "a", True, None), ("add", "a", "1", None), ("write", "a", "1", "f"), ("add", "a", "2", None),
-    ("write", "a", "2", "f"), ("create", "b", False, None), ("write", "b", "", "f"),
-    ("create", "c", True, "/outside/x"), ("add", "c", "1", None), ("write", "c", "1", "f"),
-]  # fmt: skip
+    ("create", "a", True, None),
+    ("add", "a", "1", None),
+    ("write", "a", "1", "f"),
+    ("add", "a", "2", None),
+    ("write", "a", "2", "f"),
+    ("create", "b", False, None),
+    ("write", "b", "", "f"),
+    ("create", "c", True, "/outside/x"),
+    ("add", "c", "1", None),
+    ("write", "c", "1", "f"),
+]
 
 
 class History:
@@ -354,11 +361,14 @@ class History:
             return
         number = next(self._numbers)
         table = Table(
-            db=DB, name=name, kind=EXTERNAL if external else "MANAGED_TABLE", create_time=number,
+            db=DB,
+            name=name,
+            kind=EXTERNAL if external else "MANAGED_TABLE",
+            create_time=number,
             partition_keys=KEYS if partitioned else (),
             parameters={"n": str(number), **({"EXTERNAL": "TRUE"} if external else {})},
             storage=Storage(location=place),
-        )  # fmt: skip
+        )
         self.source.create_table(table)
         self._record(CreateTable(table=table))
 
@@ -560,11 +570,22 @@ class History:
                 written[thing.table] = self._record(ChangeFiles(db=DB, table=thing.table), observed=True)
             position = written[thing.table]
         rows = [
-            {"position": position, "op": op, "db": DB, "table": thing.table, "partition": thing.partition, "path": path,
-             "location": thing.location, "size": 1 if text else None, "mtime_ns": 1,
-             "checksum": text, "identity": text, "version": None}
+            {
+                "position": position,
+                "op": op,
+                "db": DB,
+                "table": thing.table,
+                "partition": thing.partition,
+                "path": path,
+                "location": thing.location,
+                "size": 1 if text else None,
+                "mtime_ns": 1,
+                "checksum": text,
+                "identity": text,
+                "version": None,
+            }
             for op, path, text in changed
-        ]  # fmt: skip
+        ]
         return pa.Table.from_pylist(rows, schema=FILES)
 
 
@@ -593,10 +614,23 @@ class ModelPreparation(Preparation):
 def replay(history: History, target: Warehouse, begin: int, end: int, tables: dict[str, Table]) -> None:
     """Loads the records after `begin` up to `end`; `tables` are the source's at `end`."""
     metadata = DumpMetadata(  # what a dump of that range says
-        id=f"{begin}-{end}", kind=INCREMENTAL, created="", scope=Scope((DB,)), source="", root="", root_id="root",
-        begin=Point(begin, begin, 0), end=Point(end, end, 0), locations={DB: SOURCE_HOME}, records=0, files=0,
-        removed=0, bytes=0, observed=0, buckets=1,
-    )  # fmt: skip
+        id=f"{begin}-{end}",
+        kind=INCREMENTAL,
+        created="",
+        scope=Scope((DB,)),
+        source="",
+        root="",
+        root_id="root",
+        begin=Point(begin, begin, 0),
+        end=Point(end, end, 0),
+        locations={DB: SOURCE_HOME},
+        records=0,
+        files=0,
+        removed=0,
+        bytes=0,
+        observed=0,
+        buckets=1,
+    )
     reader: Any = AsReader(target)
     there = read_databases(reader, [DB])
     after = check_target(metadata, PLACEMENT, there, overwrite=False)
@@ -672,7 +706,7 @@ def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begun(
     before: Sequence[tuple[Any, ...]], after: Sequence[tuple[Any, ...]], *, crowded: bool = False
-) -> tuple[History, Warehouse, int]:  # fmt: skip
+) -> tuple[History, Warehouse, int]:
     """A history with both parts, a target that has the first, and where that ended."""
     history = History(crowded=crowded)
     for step in [*FIRST, *before, ("list",)]:
@@ -715,13 +749,19 @@ def test_a_range_record_by_record_leads_to_the_same(before: Any, after: Any) -> 
 
 
 CROWDED = (
-    None, None, "/outside/x", "/outside/x/sub", "/outside/x/p=1", "/outside/x/p=1/sub", f"{SOURCE_HOME}/a",
-    f"{SOURCE_HOME}/a/p=1", f"{SOURCE_HOME}/a/sub", f"{SOURCE_HOME}/b/p=2",
-)  # fmt: skip
+    None,
+    None,
+    "/outside/x",
+    "/outside/x/sub",
+    "/outside/x/p=1",
+    "/outside/x/p=1/sub",
+    f"{SOURCE_HOME}/a",
+    f"{SOURCE_HOME}/a/p=1",
+    f"{SOURCE_HOME}/a/sub",
+    f"{SOURCE_HOME}/b/p=2",
+)
 crowding = st.one_of(
-    st.tuples(
-        st.just("create"), st.sampled_from(NAMES), st.booleans(), st.sampled_from(CROWDED), st.booleans()
-    ),
+    st.tuples(st.just("create"), st.sampled_from(NAMES), st.booleans(), st.sampled_from(CROWDED), st.booleans()),
     st.tuples(st.just("drop"), st.sampled_from(NAMES), st.booleans()),
     st.tuples(st.just("add"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from(CROWDED)),
     st.tuples(st.just("drop part"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.booleans()),
@@ -729,7 +769,7 @@ crowding = st.one_of(
     st.tuples(st.just("remove"), st.sampled_from(NAMES), st.sampled_from(PARTS), st.sampled_from(("f", "sub/g"))),
     st.tuples(st.just("rename"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
     st.tuples(st.just("list")),
-)  # fmt: skip
+)
 
 
 @thorough

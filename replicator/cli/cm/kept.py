@@ -14,16 +14,23 @@ from replicator.pitr.files import FoundList
 from replicator.pitr.kept import KeptList
 
 limit_option = click.option(
-    "--limit", type=click.IntRange(0, 1_000_000), default=1000, show_default=True,
+    "--limit",
+    type=click.IntRange(0, 1_000_000),
+    default=1000,
+    show_default=True,
     help="Maximum number of listed rows; all are counted.",
-)  # fmt: skip
+)
 
 
 @click.command()
 @cmroot_option
 @click.option("--table", default="", metavar="DB.TABLE", help="Only files whose last table is this one.")
-@click.option("--needed-by", default="", metavar="WHO", help="Only files with this reason: live, slot NAME, hold "
-              "NAME, dump ID, or nobody; a prefix is enough.")  # fmt: skip
+@click.option(
+    "--needed-by",
+    default="",
+    metavar="WHO",
+    help="Only files with this reason: live, slot NAME, hold NAME, dump ID, or nobody; a prefix is enough.",
+)
 @limit_option
 @engine_options
 @json_option
@@ -46,11 +53,16 @@ def _kept_lines(listed: KeptList) -> Iterable[str]:
         head = ("bytes", "keeper", "event", "needed by", "until", "was", "checksum")
         rows = [
             (
-                size_text(each["size"]), each["keeper"], each["since_event"], each["needed_by"], each["until"],
-                each["origin"] or "-", each["checksum"],
+                size_text(each["size"]),
+                each["keeper"],
+                each["since_event"],
+                each["needed_by"],
+                each["until"],
+                each["origin"] or "-",
+                each["checksum"],
             )
             for each in listed.entries
-        ]  # fmt: skip
+        ]
         yield from columns(head, rows, right=("bytes", "event"))
         hidden = listed.total["entries"] - len(listed.entries)
         if hidden > 0:
@@ -114,11 +126,15 @@ def _found_lines(found: FoundList) -> Iterable[str]:
 def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
     partition = f"/{each['partition']}" if each["partition"] else ""
     return (
-        "" if each["size"] is None else size_text(each["size"]), each["since_event"],
-        "still there" if each["ended_position"] is None else each["ended_event"], time_text(each["since_time"]),
-        "yes" if each["kept"] else "no", f"{each['db']}.{each['table']}{partition}", each["path"],
+        "" if each["size"] is None else size_text(each["size"]),
+        each["since_event"],
+        "still there" if each["ended_position"] is None else each["ended_event"],
+        time_text(each["since_time"]),
+        "yes" if each["kept"] else "no",
+        f"{each['db']}.{each['table']}{partition}",
+        each["path"],
         each["checksum"] or "never read",
-    )  # fmt: skip
+    )
 
 
 @click.command()
@@ -138,7 +154,13 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator cm restore 6bba86c7 --cmroot /cm --to /tmp/part-0
     """
     restored = session.call(cm_restore, **given)
-    lines = aligned([("restored", restored.place), ("from", restored.origin), ("bytes", size_text(restored.size)),
-                     ("checksum", restored.checksum)])  # fmt: skip
+    lines = aligned(
+        [
+            ("restored", restored.place),
+            ("from", restored.origin),
+            ("bytes", size_text(restored.size)),
+            ("checksum", restored.checksum),
+        ]
+    )
     emit(restored, as_json, lines)
     return 0

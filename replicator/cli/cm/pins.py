@@ -9,14 +9,7 @@ import click
 
 from replicator.cli.options import Session, cmroot_option, engine_options, json_option, pass_session
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
-from replicator.commands.cm.pins import (
-    cm_hold,
-    cm_release,
-    cm_slots,
-    cm_slots_confirm,
-    cm_slots_create,
-    cm_slots_drop,
-)
+from replicator.commands.cm.pins import cm_hold, cm_release, cm_slots, cm_slots_confirm, cm_slots_create, cm_slots_drop
 from replicator.pitr.pins import PinList, Pinned
 from replicator.text.quantity import duration_text
 
@@ -35,9 +28,9 @@ def _root_option(command: F) -> F:
             raise click.MissingParameter(ctx=context, param=parameter)
         return value if value is not None else str(above)
 
-    return click.option(
-        "--cmroot", metavar="PLACE", callback=given, help="The source's change-management root."
-    )(command)  # fmt: skip
+    return click.option("--cmroot", metavar="PLACE", callback=given, help="The source's change-management root.")(
+        command
+    )
 
 
 @click.group(invoke_without_command=True)
@@ -72,11 +65,18 @@ def slots(context: click.Context, session: Session, /, as_json: bool, **given: A
 def _pin_lines(listed: PinList) -> Iterable[str]:
     rows: list[tuple[Any, ...]] = [
         (
-            "slot", each.name, each.position, each.event, f"{count_text(each.lag_events, 'event')}",
-            _after(each.lag_seconds), _after(each.age_seconds), *_held(each.held), _remark(each),
+            "slot",
+            each.name,
+            each.position,
+            each.event,
+            f"{count_text(each.lag_events, 'event')}",
+            _after(each.lag_seconds),
+            _after(each.age_seconds),
+            *_held(each.held),
+            _remark(each),
         )
         for each in listed.slots
-    ]  # fmt: skip
+    ]
     for kind, pins in (("hold", listed.holds), ("dump", listed.dumps)):
         for pin in pins:
             where = pin.get("needs_after", pin.get("position"))
@@ -190,9 +190,15 @@ def release(session: Session, /, as_json: bool, **given: Any) -> int:
 
 def _tell(pinned: Pinned, as_json: bool) -> int:
     pin = pinned.pin or {}
-    emit(pinned, as_json, aligned([
-        (pinned.status, pinned.name),
-        ("at", f"event {pin['event']}, position {pin['position']}, {time_text(pinned.time)}" if pin else None),
-        ("for", pin.get("consumer") or pin.get("reason") or None),
-    ]))  # fmt: skip
+    emit(
+        pinned,
+        as_json,
+        aligned(
+            [
+                (pinned.status, pinned.name),
+                ("at", f"event {pin['event']}, position {pin['position']}, {time_text(pinned.time)}" if pin else None),
+                ("for", pin.get("consumer") or pin.get("reason") or None),
+            ]
+        ),
+    )
     return 0

@@ -71,13 +71,20 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
             ("found", ", ".join(f"{number:,} {kind}" for kind, number in checked.counts.items()) or "nothing wrong"),
             ("kept", f"{count_text(checked.entries, 'entry')}, {size_text(checked.bytes)}{read}"),
             ("versions", f"{checked.versions:,} kept by their buckets" if checked.versions else None),
-            ("log", f"{count_text(checked.segments, 'segment')}, {count_text(checked.records, 'record')}, "
-                    f"{checked.files:,} file entries"),
-            ("note", None if checked.references_checked
-                     else "what is needed was not looked for, as the log cannot be believed"),
+            (
+                "log",
+                f"{count_text(checked.segments, 'segment')}, {count_text(checked.records, 'record')}, "
+                f"{checked.files:,} file entries",
+            ),
+            (
+                "note",
+                None
+                if checked.references_checked
+                else "what is needed was not looked for, as the log cannot be believed",
+            ),
             ("took", took(checked.seconds)),
         ]
-    )  # fmt: skip
+    )
 
 
 @click.command()
@@ -97,8 +104,11 @@ def compact(session: Session, /, as_json: bool, **given: Any) -> int:
     """
     report = session.call(cm_compact, **given)
     if isinstance(report, CompactionPlanned):
-        emit(report, as_json, [f"would merge {report.merged:,} of {count_text(report.segments_before, 'segment')} into "
-                               f"{report.runs:,}"])  # fmt: skip
+        emit(
+            report,
+            as_json,
+            [f"would merge {report.merged:,} of {count_text(report.segments_before, 'segment')} into {report.runs:,}"],
+        )
     else:
         emit(report, as_json, _compacted_lines(report))
     return 0
@@ -109,23 +119,43 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
         [
             (compacted.status, compacted.root),
             ("segments", f"{compacted.segments_before:,} before, {compacted.segments_after:,} now"),
-            ("merged", f"{compacted.merged:,} into {compacted.runs:,}: {count_text(compacted.records, 'record')}, "
-                       f"{compacted.files:,} file entries; {size_text(compacted.bytes_before)} became "
-                       f"{size_text(compacted.bytes_after)}" if compacted.runs else "none are worth it"),
+            (
+                "merged",
+                f"{compacted.merged:,} into {compacted.runs:,}: {count_text(compacted.records, 'record')}, "
+                f"{compacted.files:,} file entries; {size_text(compacted.bytes_before)} became "
+                f"{size_text(compacted.bytes_after)}"
+                if compacted.runs
+                else "none are worth it",
+            ),
             ("removed", f"{len(compacted.swept):,} that were merged an hour ago or more" if compacted.swept else None),
             ("took", took(compacted.seconds)),
         ]
-    )  # fmt: skip
+    )
 
 
 @click.command()
 @cmroot_option
-@click.option("--older-than", type=Duration(), required=True, metavar="DURATION",
-              help="The retention, such as 7d: files that the source had within it stay.")  # fmt: skip
-@click.option("--max-slot-lag", type=Duration(), metavar="DURATION",
-              help="Invalidate slots without confirmation for longer; default: never.")  # fmt: skip
-@click.option("--idle", type=Duration(), default="1d", show_default=True, metavar="DURATION",
-              help="Refuse if the newest capture is older: captures have stopped, or the clock is ahead.")  # fmt: skip
+@click.option(
+    "--older-than",
+    type=Duration(),
+    required=True,
+    metavar="DURATION",
+    help="The retention, such as 7d: files that the source had within it stay.",
+)
+@click.option(
+    "--max-slot-lag",
+    type=Duration(),
+    metavar="DURATION",
+    help="Invalidate slots without confirmation for longer; default: never.",
+)
+@click.option(
+    "--idle",
+    type=Duration(),
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="Refuse if the newest capture is older: captures have stopped, or the clock is ahead.",
+)
 @wait_option
 @dry_run_option
 @engine_options
@@ -151,25 +181,36 @@ def expire(session: Session, /, as_json: bool, **given: Any) -> int:
 def _expired_lines(said: Mapping[str, Any]) -> Iterable[str]:
     planned = said["status"] == "planned"
     back = said.get("taken_back", {})
+    if planned:
+        going = _count(said["going_entries"], said["going_bytes"])
+    else:
+        removed = _count(said["removed_entries"], said["removed_bytes"])
+        going = f"{removed}; {size_text(said['bytes_freed'])} freed"
     return aligned(
         [
-            (said["status"], f"{said['root']}, what was released more than "
-                             f"{duration_text(said['older_than_seconds'])} ago"),
-            ("would go" if planned else "went",
-             _count(said["going_entries"], said["going_bytes"]) if planned
-             else f"{_count(said['removed_entries'], said['removed_bytes'])}; {size_text(said['bytes_freed'])} freed"),
+            (
+                said["status"],
+                f"{said['root']}, what was released more than {duration_text(said['older_than_seconds'])} ago",
+            ),
+            ("would go" if planned else "went", going),
             *((f"  {reason}", _count(**count)) for reason, count in said["going"].items()),
             ("taken back", _count(**back) + ", as they are needed by now" if back.get("entries") else None),
             ("stays", _count(said["kept_entries"], said["kept_bytes"])),
             *((f"  {reason}", _count(**count)) for reason, count in said["kept"].items()),
             ("held by", [_holding(each) for each in said["held"]]),
-            ("GIVEN UP", [f"slot {each['slot']}: confirmed nothing for {duration_text(each['lag_seconds'])}; "
-                          "its consumer must bootstrap" for each in said["given_up"]]),
+            (
+                "GIVEN UP",
+                [
+                    f"slot {each['slot']}: confirmed nothing for {duration_text(each['lag_seconds'])}; "
+                    "its consumer must bootstrap"
+                    for each in said["given_up"]
+                ],
+            ),
             ("forgotten", shortened(f"dump {name}" for name in said.get("forgotten_dumps", []))),
             ("unknown", f"{said['unknown']:,} names in files/ that are none of ours" if said["unknown"] else None),
-            ("took", took(said['seconds'])),
+            ("took", took(said["seconds"])),
         ]
-    )  # fmt: skip
+    )
 
 
 def _count(entries: int, bytes: int) -> str:

@@ -65,9 +65,7 @@ def cm_find(options: CmFindOptions) -> FoundList:
 
     Raises UsageError when neither path, table nor checksum is given; FormatError when the log is damaged."""
     root = open_existing(options.cmroot)
-    return find_files(
-        root, path=options.path, table=options.table, checksum=options.checksum, limit=options.limit
-    )  # fmt: skip
+    return find_files(root, path=options.path, table=options.table, checksum=options.checksum, limit=options.limit)
 
 
 @dataclass(frozen=True, kw_only=True)

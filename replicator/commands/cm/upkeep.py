@@ -112,14 +112,16 @@ def cm_expire(options: CmExpireOptions) -> RootExpired | ExpiryPlanned:
     root = open_existing(options.cmroot)
     with options.engines() as engine:
         return expire_root(
-            root, engine, options.older_than, max_slot_lag=options.max_slot_lag, patience=options.wait,
+            root,
+            engine,
+            options.older_than,
+            max_slot_lag=options.max_slot_lag,
+            patience=options.wait,
             idle=options.idle,
-        )  # fmt: skip
+        )
 
 
 def _planned(options: CmExpireOptions) -> ExpiryPlanned:
     with options.engines() as engine, looked_at(options.cmroot) as (root, words):
-        plan = plan_expired(
-            root, engine, options.older_than, max_slot_lag=options.max_slot_lag, idle=options.idle
-        )  # fmt: skip
+        plan = plan_expired(root, engine, options.older_than, max_slot_lag=options.max_slot_lag, idle=options.idle)
         return replace(plan, root=normal(options.cmroot), warnings=[words] if words else [])

@@ -120,10 +120,15 @@ RETYPED: dict[str, dict[int, str]] = {
 Row = tuple[int, int, str, Any, Any]  # thrift's own shape: id, type, name, type arguments, default
 
 _SCALARS = {
-    "bool": (TType.BOOL, None), "byte": (TType.BYTE, None), "i16": (TType.I16, None), "i32": (TType.I32, None),
-    "i64": (TType.I64, None), "double": (TType.DOUBLE, None), "string": (TType.STRING, "UTF8"),
+    "bool": (TType.BOOL, None),
+    "byte": (TType.BYTE, None),
+    "i16": (TType.I16, None),
+    "i32": (TType.I32, None),
+    "i64": (TType.I64, None),
+    "double": (TType.DOUBLE, None),
+    "string": (TType.STRING, "UTF8"),
     "binary": (TType.STRING, "BINARY"),
-}  # fmt: skip
+}
 _CONTAINER = re.compile(r"(list|set|tuple|map)<(.+)>$")
 
 

@@ -20,11 +20,7 @@ from thrift.transport.TTransport import TMemoryBuffer
 from cmroot.errors import FormatError
 from replicator.core.model import MANAGED, Column, Partition, Storage, Table
 from replicator.metastore.convert.from_thrift import partition_from_thrift, table_from_thrift
-from replicator.metastore.convert.from_tjson import (
-    partition_from_tjson,
-    storage_from_tjson,
-    table_from_tjson,
-)
+from replicator.metastore.convert.from_tjson import partition_from_tjson, storage_from_tjson, table_from_tjson
 from replicator.metastore.convert.homes import PRINCIPALS, columns, named
 
 T = TypeVar("T")

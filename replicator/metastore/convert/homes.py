@@ -35,10 +35,13 @@ TYPED: dict[Any, frozenset[int]] = {
 EXTRA_ROWS = {cls: tuple(row for row in cls.thrift_spec if row and row[0] not in typed) for cls, typed in TYPED.items()}
 TYPED_KEYS = {cls: frozenset(map(str, typed)) for cls, typed in TYPED.items()}
 NEVER_EXTRA = {
-    Database: TYPED_KEYS[ttypes.Database], Table: TYPED_KEYS[ttypes.Table], Partition: TYPED_KEYS[ttypes.Partition],
-    Storage: TYPED_KEYS[ttypes.StorageDescriptor], Serde: TYPED_KEYS[ttypes.SerDeInfo],
+    Database: TYPED_KEYS[ttypes.Database],
+    Table: TYPED_KEYS[ttypes.Table],
+    Partition: TYPED_KEYS[ttypes.Partition],
+    Storage: TYPED_KEYS[ttypes.StorageDescriptor],
+    Serde: TYPED_KEYS[ttypes.SerDeInfo],
     Function: TYPED_KEYS[ttypes.Function],
-}  # fmt: skip
+}
 """What the `extra` of a value must not hold: written back, it would be another name, or another location."""
 
 

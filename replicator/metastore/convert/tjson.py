@@ -15,9 +15,18 @@ from cmroot.errors import FormatError
 from cmroot.names import HINT
 
 _TAGS = {
-    TType.BOOL: "tf", TType.BYTE: "i8", TType.I16: "i16", TType.I32: "i32", TType.I64: "i64", TType.DOUBLE: "dbl",
-    TType.STRING: "str", TType.STRUCT: "rec", TType.LIST: "lst", TType.SET: "set", TType.MAP: "map",
-}  # fmt: skip
+    TType.BOOL: "tf",
+    TType.BYTE: "i8",
+    TType.I16: "i16",
+    TType.I32: "i32",
+    TType.I64: "i64",
+    TType.DOUBLE: "dbl",
+    TType.STRING: "str",
+    TType.STRUCT: "rec",
+    TType.LIST: "lst",
+    TType.SET: "set",
+    TType.MAP: "map",
+}
 _LARGEST = {TType.BYTE: 1 << 7, TType.I16: 1 << 15, TType.I32: 1 << 31, TType.I64: 1 << 63}
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 

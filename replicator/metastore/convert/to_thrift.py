@@ -40,9 +40,7 @@ def _storage_to_thrift(storage: Storage | None) -> Any:
     if storage is None:
         return None
     serde = ttypes.SerDeInfo(
-        name=storage.serde.name,
-        serializationLib=storage.serde.library,
-        parameters=text_map(storage.serde.parameters),
+        name=storage.serde.name, serializationLib=storage.serde.library, parameters=text_map(storage.serde.parameters)
     )
     descriptor = ttypes.StorageDescriptor(
         cols=_fields_to_thrift(storage.columns),

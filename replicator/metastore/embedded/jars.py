@@ -90,17 +90,37 @@ def _ways(version: str, aside: Path, java: Java, jars: Path, env: Mapping[str, s
     """Commands that put the jar into `aside/<name>`. Ivy first: it is always there. Maven with an own settings file
     first: its user has said where jars come from."""
     ivy = [
-        str(java.executable), *trust_options(java, env), f"-Divy.home={aside / 'ivy-home'}",
-        "-cp", str(jars / "*"), "org.apache.ivy.Main", "-cache", str(aside / "ivy-cache"),
-        "-dependency", GROUP, MODULE, version, "-m2compatible", "-types", "jar", "-confs", "default", "-notransitive",
-        "-retrieve", str(aside / "ivy" / "[artifact]-[revision].[ext]"),
-    ]  # fmt: skip
+        str(java.executable),
+        *trust_options(java, env),
+        f"-Divy.home={aside / 'ivy-home'}",
+        "-cp",
+        str(jars / "*"),
+        "org.apache.ivy.Main",
+        "-cache",
+        str(aside / "ivy-cache"),
+        "-dependency",
+        GROUP,
+        MODULE,
+        version,
+        "-m2compatible",
+        "-types",
+        "jar",
+        "-confs",
+        "default",
+        "-notransitive",
+        "-retrieve",
+        str(aside / "ivy" / "[artifact]-[revision].[ext]"),
+    ]
     ways: list[tuple[str, Sequence[str]]] = [("ivy", ivy)]
     if mvn := shutil.which("mvn", path=env.get("PATH", os.defpath)):
         maven = [
-            mvn, "--batch-mode", "--no-transfer-progress", "dependency:copy", f"-Dartifact={GROUP}:{MODULE}:{version}",
+            mvn,
+            "--batch-mode",
+            "--no-transfer-progress",
+            "dependency:copy",
+            f"-Dartifact={GROUP}:{MODULE}:{version}",
             f"-DoutputDirectory={aside / 'mvn'}",
-        ]  # fmt: skip
+        ]
         settings = Path(env.get("HOME") or Path.home()) / ".m2" / "settings.xml"
         ways.insert(0 if settings.is_file() else 1, ("mvn", maven))
     return ways
@@ -118,9 +138,15 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> str:
     """What the command printed last; a failure shows in what did not arrive."""
     try:
         done = subprocess.run(
-            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", timeout=PATIENCE,
-        )  # fmt: skip
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     text = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)

@@ -115,8 +115,15 @@ def start(
         if before and before.pid and began(before.pid) == before.began:
             # Also one whose starter was killed while it waited: the lock is ours, so nobody waits for it any more.
             try:
-                wait(before.pid, before.began, before.port, before.instance, directory / "metastore.log", timeout,
-                     _reached(before.host))  # fmt: skip
+                wait(
+                    before.pid,
+                    before.began,
+                    before.port,
+                    before.instance,
+                    directory / "metastore.log",
+                    timeout,
+                    _reached(before.host),
+                )
                 return _as_running(directory, before, before.pid)
             except MetastoreStartError:
                 if began(before.pid) == before.began:
@@ -162,7 +169,7 @@ def _reached(host: str) -> str:
 
 def _start(
     runtime: Runtime, directory: Path, host: str, port: int, settings: Mapping[str, str], timeout: timedelta
-) -> Running:  # fmt: skip
+) -> Running:
     instance, log = uuid.uuid4().hex, directory / "metastore.log"
     pid = spawn(runtime, directory, port, {**settings, INSTANCE: instance}, host=host)
     start = began(pid)

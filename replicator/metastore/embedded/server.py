@@ -100,9 +100,14 @@ def find_runtime(env: Mapping[str, str]) -> Runtime:
 
 
 def spawn(
-    runtime: Runtime, directory: Path, port: int, settings: Mapping[str, str], *, host: str = LOOPBACK,
+    runtime: Runtime,
+    directory: Path,
+    port: int,
+    settings: Mapping[str, str],
+    *,
+    host: str = LOOPBACK,
     classes_to: Path | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Start a server on `directory` in its own session and return its process id. It may still fail to start:
     what it says is in `directory/metastore.log`, the start before that in `metastore.log.1`. `host`: the address it
     listens on, see `binding`. `classes_to`: where it leaves its classes when it ends, for `Runtime.classes`."""
@@ -115,13 +120,25 @@ def spawn(
     if log.exists():
         os.replace(log, directory / "metastore.log.1")
     command = [
-        str(runtime.java.executable), *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPEN),
+        str(runtime.java.executable),
+        *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPEN),
         # One thread of garbage collection and no file in /tmp: several servers share a small machine.
-        "-Xmx1g", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-Xshare:auto", *_shared_classes(runtime, classes_to),
-        "-Dhive.async.log.enabled=false", f"-D{HOST}={host}", f"-Dlog4j.configurationFile={conf / 'log4j2.properties'}",
-        f"-Dderby.stream.error.file={directory / 'derby.log'}", f"-Djava.io.tmpdir={_temporary(directory)}",
-        "-cp", class_path, "org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port),
-    ]  # fmt: skip
+        "-Xmx1g",
+        "-XX:+UseSerialGC",
+        "-XX:-UsePerfData",
+        "-Xshare:auto",
+        *_shared_classes(runtime, classes_to),
+        "-Dhive.async.log.enabled=false",
+        f"-D{HOST}={host}",
+        f"-Dlog4j.configurationFile={conf / 'log4j2.properties'}",
+        f"-Dderby.stream.error.file={directory / 'derby.log'}",
+        f"-Djava.io.tmpdir={_temporary(directory)}",
+        "-cp",
+        class_path,
+        "org.apache.hadoop.hive.metastore.HiveMetaStore",
+        "-p",
+        str(port),
+    ]
     # A shell in between, which ends at once: the server then is nobody's child here, and never a zombie of ours.
     started = subprocess.run(
         ["/bin/sh", "-c", 'log=$1; shift; "$@" </dev/null >"$log" 2>&1 & echo $!', "sh", str(log), *command],
@@ -133,8 +150,12 @@ def spawn(
             # Hadoop runs chmod for each directory it makes: without it no database can be created.
             "PATH": os.pathsep.join([*filter(None, [runtime.env.get("PATH")]), os.defpath]),
         },
-        cwd=directory, start_new_session=True, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        cwd=directory,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return int(started.stdout)
 
 
@@ -166,7 +187,7 @@ def answers(port: int, instance: str, patience: timedelta = timedelta(seconds=5)
 
 def wait(
     pid: int, start: str | None, port: int, instance: str, log: Path, timeout: timedelta, host: str = LOOPBACK
-) -> None:  # fmt: skip
+) -> None:
     """Return when the server answers. MetastoreStartError when its process ends or `timeout` passes first."""
     deadline = time.monotonic() + timeout.total_seconds()
     while not answers(port, instance, host=host):

@@ -102,10 +102,22 @@ def _repair(runtime: Runtime, directory: Path) -> None:
     script = directory / "repair.sql"
     script.write_text(_REPAIRS.format(database=directory / "metastore_db", lock_tables=_lock_tables(runtime.jars)))
     done = subprocess.run(
-        [runtime.java.executable, f"-Dderby.stream.error.file={directory / 'derby.log'}", "-Dij.showErrorCode=true",
-         "-cp", runtime.class_path, "org.apache.derby.tools.ij", script],
-        env=dict(runtime.env), cwd=directory, capture_output=True, text=True, errors="replace", timeout=120,
-    )  # fmt: skip
+        [
+            runtime.java.executable,
+            f"-Dderby.stream.error.file={directory / 'derby.log'}",
+            "-Dij.showErrorCode=true",
+            "-cp",
+            runtime.class_path,
+            "org.apache.derby.tools.ij",
+            script,
+        ],
+        env=dict(runtime.env),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=120,
+    )
     failed = [line for line in done.stdout.splitlines() if line.startswith("ERROR") and "08006" not in line]
     if failed or done.returncode or "ERROR 08006" not in done.stdout:  # 08006: shut down, as asked for
         raise MetastoreStartError(

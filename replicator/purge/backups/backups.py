@@ -62,11 +62,20 @@ class BackupList(Rows):
 def list_backups(root: str, table: str | None = None) -> BackupList:
     """Those of a table ("db.table"), or all."""
     rows = [
-        {"table": each.unit.table, "partition": each.unit.partition, "path": each.place, "state": each.unit.backup,
-         "time": time_text(each.unit.time), "run": each.directory.id, "rows": each.unit.rows,
-         "rows_erased": each.unit.matched, "trash": each.trash}
-        for each in backups(root) if table is None or each.unit.table == table.lower()
-    ]  # fmt: skip
+        {
+            "table": each.unit.table,
+            "partition": each.unit.partition,
+            "path": each.place,
+            "state": each.unit.backup,
+            "time": time_text(each.unit.time),
+            "run": each.directory.id,
+            "rows": each.unit.rows,
+            "rows_erased": each.unit.matched,
+            "trash": each.trash,
+        }
+        for each in backups(root)
+        if table is None or each.unit.table == table.lower()
+    ]
     return BackupList(backups=rows)
 
 

@@ -78,9 +78,15 @@ def _why(name: Name, newer: int, options: RetainOptions, now: float) -> str:
 def _removal(table: Table, part: Part, name: Name, why: str) -> Removal:
     look = look_at(part.location)
     return Removal(
-        path=part.location, what=name.kind, object=f"{table.db}.{table.name}", partition=part.name, reason=why,
-        files=len(look.files), bytes=sum(state.size for state in look.files), drops=True,
-    )  # fmt: skip
+        path=part.location,
+        what=name.kind,
+        object=f"{table.db}.{table.name}",
+        partition=part.name,
+        reason=why,
+        files=len(look.files),
+        bytes=sum(state.size for state in look.files),
+        drops=True,
+    )
 
 
 def drop_version(metastore: Metastore, version: OldVersion) -> None:

@@ -51,9 +51,16 @@ class Restored(Report):
 
 
 def restore_backup(
-    metastore: Metastore, root: ChangeRoot, table: str, partition: str, *, moment: str | None = None,
-    undo: bool = False, dry_run: bool = False, clock: Callable[[], float] = clocks.time,
-) -> Restored:  # fmt: skip
+    metastore: Metastore,
+    root: ChangeRoot,
+    table: str,
+    partition: str,
+    *,
+    moment: str | None = None,
+    undo: bool = False,
+    dry_run: bool = False,
+    clock: Callable[[], float] = clocks.time,
+) -> Restored:
     """Puts back the newest backup of a partition ("" for an unpartitioned table), or the newest that was swapped out at
     or before `moment` (ISO 8601, or a run's id). undo: what the last restore replaced.
 
@@ -88,17 +95,26 @@ def restore_backup(
         directory, run = new_run(root.place, {"undo" if undo else "restore": table, "metastore": metastore.uri}, clock)
         directory.write_run(run)
         figures = Figures(
-            sum(is_data(state.path_relative) for state in look.files), told.rows,
+            sum(is_data(state.path_relative) for state in look.files),
+            told.rows,
             sum(state.size for state in look.files),
-        )  # fmt: skip
+        )
         replaced = look_at(part.location).files
         unit = Unit(
-            table=f"{db}.{name}", partition=partition, state="VERIFIED", time=clock(), old=part.location,
-            new=backup.place, rows=_rows(part), rows_after=told.rows if told.rows >= 0 else _rows(part),
-            bytes=sum(state.size for state in replaced), bytes_after=figures.bytes, files=figures.files,
+            table=f"{db}.{name}",
+            partition=partition,
+            state="VERIFIED",
+            time=clock(),
+            old=part.location,
+            new=backup.place,
+            rows=_rows(part),
+            rows_after=told.rows if told.rows >= 0 else _rows(part),
+            bytes=sum(state.size for state in replaced),
+            bytes_after=figures.bytes,
+            files=figures.files,
             files_before=sum(is_data(state.path_relative) for state in replaced),
             matched=_matched(known, part),
-        )  # fmt: skip
+        )
         directory.write_files(_files(unit))
         directory.write_units([unit])
         flipped = flip(metastore, current, {partition: (part, purged(part, backup.place, figures, clock()))})
@@ -112,9 +128,13 @@ def restore_backup(
         run = settle_counts(metastore, directory, run, unit.table)
         directory.write_run(msgspec.structs.replace(run, status="done", ended=iso(clock())))
         begin_audit(root.place, PURGE, run=run.id, clock=clock).changed(
-            unit.table, f"restore of the backup of {when}", what="restore", partition=partition, path=backup.place,
+            unit.table,
+            f"restore of the backup of {when}",
+            what="restore",
+            partition=partition,
+            path=backup.place,
             detail=msgspec.to_builtins(unit),
-        )  # fmt: skip
+        )
     told.status, told.run, told.event = "restored", run.id, flipped.event
     return told
 
@@ -168,10 +188,19 @@ def _brought_back(root: str, backup: Backup) -> int:
 def _files(unit: Unit) -> list[dict[str, Any]]:
     """What is replaced, as it lies there."""
     return [
-        {"table": unit.table, "partition": unit.partition, "location": unit.old, "name": state.path_relative,
-         "size": state.size, "mtime_ns": state.mtime_ns, "identity": state.identity, "matched": 0, "checksum": None}
+        {
+            "table": unit.table,
+            "partition": unit.partition,
+            "location": unit.old,
+            "name": state.path_relative,
+            "size": state.size,
+            "mtime_ns": state.mtime_ns,
+            "identity": state.identity,
+            "matched": 0,
+            "checksum": None,
+        }
         for state in look_at(unit.old).files
-    ]  # fmt: skip
+    ]
 
 
 def _matched(known: Iterable[Backup], part: Part) -> int:

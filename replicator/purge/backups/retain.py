@@ -59,9 +59,14 @@ class Retained(Removals):
 
 
 def retain(
-    metastore: Metastore, root: ChangeRoot, options: RetainOptions, *, engines: AutoEngine, dry_run: bool = False,
+    metastore: Metastore,
+    root: ChangeRoot,
+    options: RetainOptions,
+    *,
+    engines: AutoEngine,
+    dry_run: bool = False,
     clock: Callable[[], float] = clocks.time,
-) -> Retained:  # fmt: skip
+) -> Retained:
     """Safe to run twice. A dry run writes nothing. Raises Refused when more would go than the limits allow, LeaseHeld
     while another purge is at work."""
     place = root.place
@@ -126,14 +131,26 @@ def retain(
 def _removal(each: Due, files: int, size: int) -> Removal:
     unit = each.backup.unit
     return Removal(
-        path=each.backup.place, what="trash" if each.backup.trash else "backup", object=unit.table,
-        partition=unit.partition, reason=each.reason, files=files, bytes=size,
-    )  # fmt: skip
+        path=each.backup.place,
+        what="trash" if each.backup.trash else "backup",
+        object=unit.table,
+        partition=unit.partition,
+        reason=each.reason,
+        files=files,
+        bytes=size,
+    )
 
 
 def _told(removal: Removal, why: str = "") -> dict[str, Any]:
-    told = {"object": removal.object, "partition": removal.partition, "path": removal.path, "what": removal.what,
-            "files": removal.files, "bytes": removal.bytes, "reason": removal.reason}  # fmt: skip
+    told = {
+        "object": removal.object,
+        "partition": removal.partition,
+        "path": removal.path,
+        "what": removal.what,
+        "files": removal.files,
+        "bytes": removal.bytes,
+        "reason": removal.reason,
+    }
     return {**told, "refused": why} if why else told
 
 
@@ -150,9 +167,7 @@ def _forget(backup: Backup, dry_run: bool) -> None:
         backup.set(backup="recycled")
 
 
-def _adopted(
-    metastore: Metastore, backup: Backup, what: Late, done: Retained, audit: AuditLog, dry_run: bool
-) -> bool:  # fmt: skip
+def _adopted(metastore: Metastore, backup: Backup, what: Late, done: Retained, audit: AuditLog, dry_run: bool) -> bool:
     """Late files are linked to where their table is now, when nothing else became of either. False: it stays."""
     unit = backup.unit
     told = {"object": unit.table, "partition": unit.partition, "path": backup.place, "what": "backup"}
@@ -178,9 +193,12 @@ def _adopted(
     done.adopted.append({**told, "files": [state.path_relative for state in what.came], "to": there})
     if not dry_run:
         audit.changed(
-            unit.table, f"{len(what.came)} files came after the swap of run {backup.directory.id}", what="adopted",
-            partition=unit.partition, path=there,
-        )  # fmt: skip
+            unit.table,
+            f"{len(what.came)} files came after the swap of run {backup.directory.id}",
+            what="adopted",
+            partition=unit.partition,
+            path=there,
+        )
     return True
 
 

@@ -256,9 +256,18 @@ class _Compiler:
         else:
             item = [f"p += {width} * c"]
         block = [
-            "c, p = number(d, p)", "if c == 0:", " return p", "if c < 0:", " c, (e, p) = -c, number(d, p)", " e += p",
-            "else:", " e = -1", *item, "if e not in (-1, p):", " damaged()",
-        ]  # fmt: skip
+            "c, p = number(d, p)",
+            "if c == 0:",
+            " return p",
+            "if c < 0:",
+            " c, (e, p) = -c, number(d, p)",
+            " e += p",
+            "else:",
+            " e = -1",
+            *item,
+            "if e not in (-1, p):",
+            " damaged()",
+        ]
         return ["while True:", *(f" {line}" for line in block)]
 
     def _function(self, lines: list[str], name: str = "") -> str:

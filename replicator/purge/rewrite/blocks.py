@@ -231,7 +231,8 @@ def _unframed(unpack: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
 
 
 _AVRO = {
-    codec.name: codec for codec in (
+    codec.name: codec
+    for codec in (
         Codec("null", lambda data: data, lambda data: data),
         Codec("deflate", _zlib(-15), _unpack_deflate),
         Codec("snappy", lambda data: _packed("snappy")(data) + zlib.crc32(data).to_bytes(4, "big"), _checked_snappy),
@@ -239,9 +240,10 @@ _AVRO = {
         Codec("zstandard", _packed("zstd"), unpack_zstd),
         Codec("xz", lzma.compress, _streams(lzma.LZMADecompressor)),
     )
-}  # fmt: skip
+}
 _OF_HADOOP = {
-    codec.name: codec for codec in (
+    codec.name: codec
+    for codec in (
         Codec("DefaultCodec", _zlib(15), _streams(lambda: zlib.decompressobj(15))),
         Codec("DeflateCodec", _zlib(15), _streams(lambda: zlib.decompressobj(15))),
         Codec("GzipCodec", _zlib(31), _streams(lambda: zlib.decompressobj(31))),
@@ -250,4 +252,4 @@ _OF_HADOOP = {
         Codec("SnappyCodec", _framed(_packed("snappy")), _unframed(unpack_snappy)),
         Codec("Lz4Codec", _framed(_packed("lz4_raw")), _unframed(unpack_lz4)),
     )
-}  # fmt: skip
+}

@@ -172,12 +172,14 @@ def _as_written(footer: Struct, bare: Bare, schema: pa.Schema) -> dict[str, Any]
         "compression": codecs or "NONE",
         "compression_level": {name: 3 for name, codec in codecs.items() if codec == "ZSTD"} or None,
         "use_dictionary": [
-            name for name, column in zip(names, columns, strict=True)
+            name
+            for name, column in zip(names, columns, strict=True)
             if any(set(elements(chunk, parquet_footer.ENCODINGS)) & parquet_footer.DICTIONARIES for chunk in column)
-        ] or False,
+        ]
+        or False,
         "write_statistics": [name for index, name in enumerate(names) if index not in bare.uncounted] or False,
         "write_page_index": parquet_footer.has_page_index(footer),
-    }  # fmt: skip
+    }
 
 
 def _codec(column: list[Struct]) -> str:
@@ -229,10 +231,14 @@ def rewrite_orc(
     rows, dropped = 0, Counter[int]()
     with target as out, tempfile.TemporaryFile() as aside:
         with orc.ORCWriter(
-            aside, compression=str(file.compression).lower(), row_index_stride=int(file.row_index_stride),
-            compression_block_size=int(file.compression_size) or 65536, file_version="0.12", batch_size=1024,
+            aside,
+            compression=str(file.compression).lower(),
+            row_index_stride=int(file.row_index_stride),
+            compression_block_size=int(file.compression_size) or 65536,
+            file_version="0.12",
+            batch_size=1024,
             bloom_filter_columns=[each for each in blooms if same or kinds[each] != TIMESTAMP],
-        ) as writer:  # fmt: skip
+        ) as writer:
             written = False
             for stripe in range(file.nstripes):
                 batch = file.read_stripe(stripe)

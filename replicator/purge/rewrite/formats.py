@@ -17,9 +17,13 @@ from replicator.purge.rewrite.avro_schema import Names, names_of, parse_schema
 Kind = Literal["parquet", "orc", "text", "csv", "json", "avro", "sequence", "spark"]
 
 _SERDES: dict[str, Kind] = {
-    "ParquetHiveSerDe": "parquet", "OrcSerde": "orc", "LazySimpleSerDe": "text", "OpenCSVSerde": "csv",
-    "JsonSerDe": "json", "AvroSerDe": "avro",
-}  # fmt: skip
+    "ParquetHiveSerDe": "parquet",
+    "OrcSerde": "orc",
+    "LazySimpleSerDe": "text",
+    "OpenCSVSerde": "csv",
+    "JsonSerDe": "json",
+    "AvroSerDe": "avro",
+}
 _PROVIDERS: dict[str, Kind] = {"parquet": "parquet", "orc": "orc", "csv": "csv", "json": "json"}
 _BY_SPARK = ("ColumnarSerDe", "LazyBinaryColumnarSerDe")
 _WHY = {"RegexSerDe": ": its rows are found by a pattern, and nothing writes such: keep them in another format"}
@@ -105,15 +109,25 @@ def _of_rows(kind: Kind, table: Table, storage: Storage, field: tuple[str, ...],
         if encoding not in ("utf-8", "utf8") and (wide or type_.startswith(("string", "char", "varchar"))):
             raise Unsupported(f"text in {encoding} cannot be rewritten")
         return FileFormat(
-            kind, index, field, type_, _letter(separator) or "\x01", escape=_letter(serde.get("escape.delim", "")),
+            kind,
+            index,
+            field,
+            type_,
+            _letter(separator) or "\x01",
+            escape=_letter(serde.get("escape.delim", "")),
             null=serde.get("serialization.null.format", "\\N"),
-        )  # fmt: skip
+        )
     if kind == "csv":
         escape = serde.get("escapeChar", '"')[:1]
         return FileFormat(
-            kind, index, field, "string", serde.get("separatorChar", ",")[:1], serde.get("quoteChar", '"')[:1],
+            kind,
+            index,
+            field,
+            "string",
+            serde.get("separatorChar", ",")[:1],
+            serde.get("quoteChar", '"')[:1],
             "\\" if escape in ('"', "") else escape,  # the serde takes its writer's default for its reader's
-        )  # fmt: skip
+        )
     return FileFormat(kind, index, field, type_)
 
 
@@ -138,21 +152,47 @@ def _spark_csv(
     if "\\" in separator:
         raise Unsupported(f"CSV separated by {separator} cannot be rewritten")
     return FileFormat(
-        "csv", _index(table, storage, field), field, type_, separator, options.get("quote", '"'),
-        options.get("escape", "\\"), options.get("nullvalue", ""), _is_set(options, "header"), by="spark",
-    )  # fmt: skip
+        "csv",
+        _index(table, storage, field),
+        field,
+        type_,
+        separator,
+        options.get("quote", '"'),
+        options.get("escape", "\\"),
+        options.get("nullvalue", ""),
+        _is_set(options, "header"),
+        by="spark",
+    )
 
 
 _JSON_OPTIONS = (
-    "multiline", "linesep", "primitivesasstring", "prefersdecimal", "allowcomments", "allownumericleadingzeros",
-    "allowunquotedfieldnames", "allowbackslashescapinganycharacter", "allowunquotedcontrolchars", "dateformat",
+    "multiline",
+    "linesep",
+    "primitivesasstring",
+    "prefersdecimal",
+    "allowcomments",
+    "allownumericleadingzeros",
+    "allowunquotedfieldnames",
+    "allowbackslashescapinganycharacter",
+    "allowunquotedcontrolchars",
+    "dateformat",
     "locale",
-)  # fmt: skip
+)
 _CSV_OPTIONS = (
-    "multiline", "linesep", "comment", "chartoescapequoteescaping", "unescapedquotehandling", "emptyvalue",
-    "ignoreleadingwhitespace", "ignoretrailingwhitespace", "nanvalue", "positiveinf", "negativeinf", "dateformat",
+    "multiline",
+    "linesep",
+    "comment",
+    "chartoescapequoteescaping",
+    "unescapedquotehandling",
+    "emptyvalue",
+    "ignoreleadingwhitespace",
+    "ignoretrailingwhitespace",
+    "nanvalue",
+    "positiveinf",
+    "negativeinf",
+    "dateformat",
     "locale",
-)  # fmt: skip
+)
 
 
 def _refuse_options(options: dict[str, str], what: str, names: tuple[str, ...]) -> None:

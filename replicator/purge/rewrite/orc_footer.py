@@ -224,5 +224,8 @@ def decompressed(data: bytes, codec: int) -> bytes:
 
 
 _CODECS: dict[int, Callable[[bytes], bytes]] = {
-    1: lambda chunk: zlib.decompress(chunk, -15), 2: unpack_snappy, 4: unpack_lz4, 5: unpack_zstd,
-}  # fmt: skip
+    1: lambda chunk: zlib.decompress(chunk, -15),
+    2: unpack_snappy,
+    4: unpack_lz4,
+    5: unpack_zstd,
+}

@@ -88,9 +88,8 @@ def with_zone(file: BinaryIO, tail: Tail, zone: bytes, footer: Message, widened:
     length = dict_of(tail.postscript).get(METADATA_LENGTH, 0)
     metadata = _metadata(file, tail, length, times)
     postscript = [
-        (number, wire, len(metadata) if number == METADATA_LENGTH else value)
-        for number, wire, value in tail.postscript
-    ]  # fmt: skip
+        (number, wire, len(metadata) if number == METADATA_LENGTH else value) for number, wire, value in tail.postscript
+    ]
     said = _widened(all_of(footer, STATISTICS), times)
     last = [field for field in footer if field[0] not in (STRIPES, STATISTICS)]
     last += [(STRIPES, BYTES, write_message(stripe)) for stripe in stripes]
@@ -133,9 +132,7 @@ def _indexes(
 def _row_index(index: Message, tail: Tail) -> bytes:
     entries: Message = []
     for number, wire, entry in index:
-        fields = [
-            (field, kind, _widen(value) if field == 2 else value) for field, kind, value in read_message(entry)
-        ]  # fmt: skip
+        fields = [(field, kind, _widen(value) if field == 2 else value) for field, kind, value in read_message(entry)]
         entries.append((number, wire, write_message(fields)))
     return uncompressed(entries, tail.postscript)
 
@@ -163,8 +160,9 @@ def _widen(statistics: bytes) -> bytes:
         if number == 9:
             found = [
                 (field, VARINT, zigzag(unzigzag(each) + (-_LEEWAY if field in (1, 3) else _LEEWAY)))
-                for field, _, each in read_message(value) if field in (1, 2, 3, 4)
-            ]  # fmt: skip
+                for field, _, each in read_message(value)
+                if field in (1, 2, 3, 4)
+            ]
             value = write_message(found)
         made.append((number, wire, value))
     return write_message(made)

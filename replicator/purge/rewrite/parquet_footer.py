@@ -174,8 +174,9 @@ def bare(footer: Struct, field: Sequence[str]) -> Bare:
     made.pop(KEYS, None)
     times = {index for index, leaf in enumerate(columns) if leaf.physical == INT96}
     if times:
-        made[GROUPS] = _each_column(footer, lambda index, column: {**column, TYPE: (I32, FIXED)}
-                                    if index in times else column)  # fmt: skip
+        made[GROUPS] = _each_column(
+            footer, lambda index, column: {**column, TYPE: (I32, FIXED)} if index in times else column
+        )
     return Bare(made, frozenset(uncounted), integers)
 
 

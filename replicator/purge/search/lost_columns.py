@@ -45,11 +45,13 @@ def lost_columns(engines: AutoEngine, staging: Staging, schema: Mapping[str, Any
     files = [state.path_relative for state in staging.look.files if state.size and is_data(state.path_relative)]
     tasks = [
         ColumnsTask(
-            staging.part.storage.serde.library or "", columns, known,
+            staging.part.storage.serde.library or "",
+            columns,
+            known,
             tuple(join(home, name) for name in files[at : at + FILES]),
         )
         for at in range(0, len(files), FILES)
-    ]  # fmt: skip
+    ]
     return next(filter(None, engines.for_work(len(files)).run(run_columns_task, tasks)), "")
 
 

@@ -23,12 +23,14 @@ def by_serde(session: Any, table: Table, storage: Storage, place: str) -> Any:
     catalog, sql = state.catalog(), jvm.org.apache.spark.sql
     described = catalog.getTableMetadata(sql.catalyst.TableIdentifier(table.name, _some(jvm, table.db)))
     stored = _copied(
-        session, described.storage(),
+        session,
+        described.storage(),
         locationUri=_some(jvm, jvm.org.apache.hadoop.fs.Path(hadoop_place(place)).toUri()),
-        inputFormat=_some(jvm, storage.input_format), outputFormat=_some(jvm, storage.output_format),
+        inputFormat=_some(jvm, storage.input_format),
+        outputFormat=_some(jvm, storage.output_format),
         serde=_some(jvm, storage.serde.library),
         properties=jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(dict(storage.serde.parameters)),
-    )  # fmt: skip
+    )
     copy = _copied(
         session,
         described,

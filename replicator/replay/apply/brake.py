@@ -87,11 +87,13 @@ def excess(plan: Plan, weight: Weight, brake: Brake) -> Refused | None:
         return Refused(
             f"{lost:,} of {had:,} bytes of the replica would go, {lost / had:.0%}; one load may take away "
             f"{brake.max_share:.0%} ({some})",
-            hint=hint.format("--max-share"), details={**details, "max_share": brake.max_share},
-        )  # fmt: skip
+            hint=hint.format("--max-share"),
+            details={**details, "max_share": brake.max_share},
+        )
     if brake.max_bytes is not None and lost > brake.max_bytes:
         return Refused(
             f"{lost:,} bytes of the replica would go; one load may take away {brake.max_bytes:,} ({some})",
-            hint=hint.format("--max-bytes"), details={**details, "max_bytes": brake.max_bytes},
-        )  # fmt: skip
+            hint=hint.format("--max-bytes"),
+            details={**details, "max_bytes": brake.max_bytes},
+        )
     return None

@@ -135,10 +135,15 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
 def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
     metadata, lacking = reader.metadata, plan.not_replicated
     return Loaded(
-        dump=reader.place, kind=metadata.kind, from_event=metadata.begin.event if metadata.begin else None,
-        to_event=metadata.end.event, records=plan.squashed.records, squashed=plan.squashed.squashed,
-        not_replicated=lacking, status=INCOMPLETE if lacking else "loaded",
-    )  # fmt: skip
+        dump=reader.place,
+        kind=metadata.kind,
+        from_event=metadata.begin.event if metadata.begin else None,
+        to_event=metadata.end.event,
+        records=plan.squashed.records,
+        squashed=plan.squashed.squashed,
+        not_replicated=lacking,
+        status=INCOMPLETE if lacking else "loaded",
+    )
 
 
 def _count(report: CopyReport, outcome: Loaded) -> None:
@@ -174,8 +179,13 @@ def _acknowledge(reader: DumpReader, target: MetastoreReader, plan: Plan) -> Non
     name = "-".join([*databases, target.uri.replace("://", "-").replace(":", "-").replace(",", "-").replace("/", "-")])
     end = reader.metadata.end
     says = {
-        "format": layout.FORMAT, "version": layout.VERSION, "dump": reader.metadata.id, "target": target.uri,
-        "databases": databases, "position": end.position, "event": end.event,
-    }  # fmt: skip
+        "format": layout.FORMAT,
+        "version": layout.VERSION,
+        "dump": reader.metadata.id,
+        "target": target.uri,
+        "databases": databases,
+        "position": end.position,
+        "event": end.event,
+    }
     store = store_for(reader.place)
     store.write_bytes(join(reader.place, layout.LOADS, f"{name}.json"), msgspec.json.encode(says) + b"\n")

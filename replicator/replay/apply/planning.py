@@ -96,9 +96,13 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     if options.by_difference is not None:
         placement = stay(placement, reader.tables(), there, sharing.of, back=not snapshots)
     after = check_target(
-        reader.metadata, placement, there, overwrite=options.overwrite, exact=options.exact,
+        reader.metadata,
+        placement,
+        there,
+        overwrite=options.overwrite,
+        exact=options.exact,
         by_difference=options.by_difference is not None,
-    )  # fmt: skip
+    )
     position = reader.metadata.end.position if after is None else after
     squashed = squash(
         reader.records(0 if bootstrap and after is not None else position), reader.tables(), bootstrap=bootstrap
@@ -111,10 +115,17 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
         placement = stay(placement, tables, there, sharing.of, back=False)  # what was adopted where it lay
     placement = of_published_tables(placement, squashed)
     plan = make_plan(
-        reader.metadata, squashed if after is not None else squash((), (), bootstrap=False), placement, there,
-        after=position if not bootstrap else 0, overwrite=options.overwrite, exact=options.exact,
-        by_difference=options.by_difference if bootstrap else None, sharing=sharing, as_they_are=options.as_they_are,
-    )  # fmt: skip
+        reader.metadata,
+        squashed if after is not None else squash((), (), bootstrap=False),
+        placement,
+        there,
+        after=position if not bootstrap else 0,
+        overwrite=options.overwrite,
+        exact=options.exact,
+        by_difference=options.by_difference if bootstrap else None,
+        sharing=sharing,
+        as_they_are=options.as_they_are,
+    )
     plan.seen = seen
     plan.back = plan.by_difference is not None and not snapshots
     if snapshots:
@@ -190,9 +201,14 @@ def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: 
     if external is None and not options.exact:
         external = join(warehouse, "external")
     return Placement(
-        databases=names, source_locations=metadata.locations, target_locations=locations, external=external,
-        mappings=tuple(options.map_locations), root=root_of(target, options), apart=frozenset(apart),
-    )  # fmt: skip
+        databases=names,
+        source_locations=metadata.locations,
+        target_locations=locations,
+        external=external,
+        mappings=tuple(options.map_locations),
+        root=root_of(target, options),
+        apart=frozenset(apart),
+    )
 
 
 def _lies_apart(target: MetastoreReader, there: Database | None) -> bool:

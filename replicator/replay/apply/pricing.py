@@ -42,19 +42,29 @@ class Price:
 
 def price(
     plan: Plan, reader: DumpReader, target: MetastoreReader, roots: Roots, *, engine: AutoEngine, progress: Progress
-) -> Price:  # fmt: skip
+) -> Price:
     """Compares every file of a dump with what lies at its place on the target. Changes nothing."""
     metadata, reread = reader.metadata, bool(plan.by_difference and plan.by_difference.reread)
     compare(plan, reader, target, engine)
     rules = plan.file_rules()
-    report = run_files(
-        reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COMPARE, reread=reread
-    ) if metadata.files else CopyReport()  # fmt: skip
+    report = (
+        run_files(reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COMPARE, reread=reread)
+        if metadata.files
+        else CopyReport()
+    )
     weight = weigh(plan, reader, target, engine, Neighbours(target))
     return Price(
-        report.copied, report.bytes_copied, weight.files, weight.bytes, weight.partitions, report.missing_count,
-        report.from_source, report.from_cmroot, report.from_target, weight,
-    )  # fmt: skip
+        report.copied,
+        report.bytes_copied,
+        weight.files,
+        weight.bytes,
+        weight.partitions,
+        report.missing_count,
+        report.from_source,
+        report.from_cmroot,
+        report.from_target,
+        weight,
+    )
 
 
 @dataclass(kw_only=True)

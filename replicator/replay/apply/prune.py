@@ -22,13 +22,7 @@ from replicator.errors import ObjectNotFound
 from replicator.events.scope import matches_name
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.unlike import named_files
-from replicator.replay.apply.work import (
-    RecycleTask,
-    leaving_partitions,
-    own_places,
-    run_recycle_task,
-    to_recycle,
-)
+from replicator.replay.apply.work import RecycleTask, leaving_partitions, own_places, run_recycle_task, to_recycle
 from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.emptied import sweep_empty
@@ -75,9 +69,15 @@ class Pruned:
 
 
 def prune(
-    plan: Plan, reader: DumpReader, target: Metastore, roots: Roots, engine: AutoEngine, neighbours: Neighbours, *,
+    plan: Plan,
+    reader: DumpReader,
+    target: Metastore,
+    roots: Roots,
+    engine: AutoEngine,
+    neighbours: Neighbours,
+    *,
     logs: bool = False,
-) -> Pruned:  # fmt: skip
+) -> Pruned:
     """Takes away what tables of the target hold besides the dump; the files lie in the target's $cmroot then. What
     tables that are not in the dump have there stays. `logs`: of Delta tables, whose readers need the old files until
     the new log is there; else of all others."""
@@ -91,7 +91,7 @@ def prune(
 
 def surplus(
     plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine, neighbours: Neighbours
-) -> Pruned:  # fmt: skip
+) -> Pruned:
     """What `prune` would take away. Changes nothing."""
     found = Pruned()
     homes = _walk(plan, reader, target, found, _Counting(found, neighbours))
@@ -135,17 +135,22 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
 
 
 def _walk(
-    plan: Plan, reader: DumpReader, target: MetastoreReader, done: Pruned, extra: _Dropping | _Counting,
+    plan: Plan,
+    reader: DumpReader,
+    target: MetastoreReader,
+    done: Pruned,
+    extra: _Dropping | _Counting,
     logs: bool | None = None,
-) -> Iterator[tuple[str, str, str]]:  # fmt: skip
+) -> Iterator[tuple[str, str, str]]:
     """Directories of all tables that are pruned, and of their partitions; partitions that the dump does not have are
     handed to `extra` on the way. Holds the names of one table's partitions at a time. `logs`: only of Delta tables, or
     only of others."""
     waiting = {
-        id(step.lineage): step for step in plan.tables
+        id(step.lineage): step
+        for step in plan.tables
         if step.prune and step.table and not step.table.is_view
         if logs is None or logs == (table_format(step.table) == DELTA)
-    }  # fmt: skip
+    }
     partitioned = {key for key, step in waiting.items() if step.table and step.table.is_partitioned}
     current: TablePlan | None = None
     wanted: set[str] = set()
@@ -189,7 +194,7 @@ def _place(plan: Plan, step: TablePlan, location: str, partition: str) -> str | 
 
 def _extra_partitions(
     plan: Plan, step: TablePlan, wanted: set[str], target: MetastoreReader
-) -> Iterator[list[Partition]]:  # fmt: skip
+) -> Iterator[list[Partition]]:
     """Those that the dump says are not there; of what is outside its filter it says nothing."""
     if not step.exists or step.lineage.now is None:
         return
@@ -305,9 +310,14 @@ class _OwnHomes:
 
 
 def _clear_homes(
-    homes: Iterator[tuple[str, Clearing, str]], reader: DumpReader, roots: Roots | None, engines: AutoEngine,
-    done: Pruned, *, private: bool = False,
-) -> None:  # fmt: skip
+    homes: Iterator[tuple[str, Clearing, str]],
+    reader: DumpReader,
+    roots: Roots | None,
+    engines: AutoEngine,
+    done: Pruned,
+    *,
+    private: bool = False,
+) -> None:
     """Runs the tasks; partitions are dropped while `homes` are drawn."""
     parts = [place for place, _ in reader.buckets()]
     for some in batched(homes, 4 * HOMES):

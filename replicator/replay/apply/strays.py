@@ -89,7 +89,7 @@ def _by_place(places: Iterable[tuple[str, tuple[str, str, str]]]) -> dict[str, s
 
 def begun_places(
     plan: Plan, survivors: Iterable[tuple[Lineage, list[tuple[str, Partition]]]]
-) -> Iterator[tuple[str, tuple[str, str, str]]]:  # fmt: skip
+) -> Iterator[tuple[str, tuple[str, str, str]]]:
     """Where on the target the partitions (database, table, name) lie of which the range has all files. Not where
     databases, or tables of the range, lie in them."""
     steps = {id(step.lineage): step for step in plan.tables}

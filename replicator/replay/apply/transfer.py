@@ -25,9 +25,15 @@ TASK_FILES = 20_000
 
 
 def copy_files(
-    reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress, check: Callable[[], None], *,
+    reader: DumpReader,
+    plan: Plan,
+    roots: Roots,
+    engine: AutoEngine,
+    progress: Progress,
+    check: Callable[[], None],
+    *,
     allow_missing: bool,
-) -> CopyReport:  # fmt: skip
+) -> CopyReport:
     """Publishes every file, Delta logs after all data, then recycles those the source removed, each unless `check`
     raises. Raises FilesMissing, unless they are allowed, and Refused where others have committed to a Delta table of
     the target."""
@@ -37,7 +43,7 @@ def copy_files(
         check()
         report = run_files(
             reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COPY, reread=reread, private=private
-        )  # fmt: skip
+        )
         sweep_asides(roots.target)  # of attempts that were given up: from here on they publish nothing
         if report.missing_count and not allow_missing:
             raise _files_missing(report, roots)
@@ -63,9 +69,7 @@ def _sync(plan: Plan) -> None:
             store_for(place).sync(place)
 
 
-def probe_files(
-    reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress
-) -> None:  # fmt: skip
+def probe_files(reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress) -> None:
     """Before anything that the target shows is changed: are all bytes to be had? Raises FilesMissing."""
     metadata = reader.metadata
     if plan.changes_shown and metadata.files:
@@ -78,7 +82,7 @@ def probe_files(
 
 def _publish_logs(
     parts: Iterable[str], plan: Plan, rules: FileRules, roots: Roots, engines: AutoEngine, progress: Progress
-) -> CopyReport:  # fmt: skip
+) -> CopyReport:
     """The Delta logs among some parts of a dump. Small files, and few: what counts is their order."""
     places, done = sorted(parts), CopyReport()
     if not places:
@@ -114,9 +118,18 @@ _TITLES = {COPY: "copy files", REMOVE: "recycle removed files", PROBE: "look for
 
 
 def run_files(
-    reader: DumpReader, rules: FileRules, roots: Roots, engines: AutoEngine, progress: Progress, files: int, size: int,
-    purpose: str, *, reread: bool = False, private: bool = False,
-) -> CopyReport:  # fmt: skip
+    reader: DumpReader,
+    rules: FileRules,
+    roots: Roots,
+    engines: AutoEngine,
+    progress: Progress,
+    files: int,
+    size: int,
+    purpose: str,
+    *,
+    reread: bool = False,
+    private: bool = False,
+) -> CopyReport:
     """One purpose (see CopyTask) for every file of a dump; files, size: what is expected, to choose an engine by."""
     engine = engines.for_work(files, size)
     buckets = reader.buckets()

@@ -53,7 +53,7 @@ def run_unlike_task(task: UnlikeTask) -> list[int]:
 
 def unlike_objects(
     plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine
-) -> dict[Name, set[str]]:  # fmt: skip
+) -> dict[Name, set[str]]:
     """Of the tables that the target has, those that differ and their partitions that do ("": the table itself)."""
     found: dict[Name, set[str]] = {}
     parts = [place for place, _ in reader.buckets()]
@@ -68,9 +68,7 @@ def unlike_objects(
     return found
 
 
-def _homes(
-    plan: Plan, reader: DumpReader, target: MetastoreReader
-) -> Iterator[tuple[Name, str, tuple[str, str]]]:  # fmt: skip
+def _homes(plan: Plan, reader: DumpReader, target: MetastoreReader) -> Iterator[tuple[Name, str, tuple[str, str]]]:
     steps = {
         id(step.lineage): step
         for step in plan.tables

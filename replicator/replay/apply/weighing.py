@@ -90,9 +90,14 @@ class Weight:
 
 
 def weigh(
-    plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine, neighbours: Neighbours,
-    *, dropped: bool = True,
-) -> Weight:  # fmt: skip
+    plan: Plan,
+    reader: DumpReader,
+    target: MetastoreReader,
+    engines: AutoEngine,
+    neighbours: Neighbours,
+    *,
+    dropped: bool = True,
+) -> Weight:
     """Everything that the plan takes away. dropped: False leaves out what was dropped at the source, which costs most
     of the questions to the metastore."""
     work = _Weighing(plan, reader, target, engines, neighbours, dropped)
@@ -108,9 +113,14 @@ def weigh(
 
 class _Weighing:
     def __init__(
-        self, plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine, neighbours: Neighbours,
+        self,
+        plan: Plan,
+        reader: DumpReader,
+        target: MetastoreReader,
+        engines: AutoEngine,
+        neighbours: Neighbours,
         dropped: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._plan, self._reader, self._target = plan, reader, target
         self._engines, self._neighbours, self._dropped = engines, neighbours, dropped
         self._seen: set[str] = set()  # directories that were weighed: those of a dropped table may be cleared, too

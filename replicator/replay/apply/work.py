@@ -76,9 +76,15 @@ class Work:
     """A plan, the target it is carried out on, and what was `changed` there so far."""
 
     def __init__(
-        self, plan: Plan, target: Metastore, root: str, engine: AutoEngine, jobs: int,
-        check: Callable[[], None] = lambda: None, claims: Claims | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        target: Metastore,
+        root: str,
+        engine: AutoEngine,
+        jobs: int,
+        check: Callable[[], None] = lambda: None,
+        claims: Claims | None = None,
+    ) -> None:
         """`root`: the target's $cmroot. `jobs`: tables worked on side by side. `check`: raises LeaseHeld when the lease
         of the root was lost; asked before each change of the target and each batch of removals. `claims`: of a load."""
         self.plan, self.root, self.engine, self.jobs, self.check = plan, root, engine, jobs, check

@@ -83,9 +83,12 @@ class Attempt:
 
 
 def fenced(
-    engine: Engine, root: str, function: Callable[[Task, Fence], Result], tasks: Iterable[Task],
+    engine: Engine,
+    root: str,
+    function: Callable[[Task, Fence], Result],
+    tasks: Iterable[Task],
     ask: Callable[[], None] = lambda: None,
-) -> Iterator[Result]:  # fmt: skip
+) -> Iterator[Result]:
     """Runs tasks that change files of a target. When it ends, however it ends, attempts that were given up change
     nothing any more, even those that have not begun: an executor that was lost may find itself again. `ask`: raises
     LeaseHeld when a lease besides the root's was lost; before each task, and where tasks run here before each step."""

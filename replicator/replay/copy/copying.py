@@ -69,9 +69,14 @@ EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
 
 
 def place_file(
-    wanted: Wanted, roots: Roots, attempt: Attempt, kept: frozenset[str] = EVERY_PREFIX, *, reread: bool = False,
+    wanted: Wanted,
+    roots: Roots,
+    attempt: Attempt,
+    kept: frozenset[str] = EVERY_PREFIX,
+    *,
+    reread: bool = False,
     private: bool = False,
-) -> Placed:  # fmt: skip
+) -> Placed:
     """Makes the target file what it has to be. May run twice, and twice at once: a file that is right already is left
     alone, and only the very file that this attempt has written and read back gets the name. Raises LeaseHeld when the
     attempt was given up.
@@ -138,9 +143,16 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
 
 
 def _place_local(
-    target: str, wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, kept: frozenset[str],
-    reread: bool, private: bool,
-) -> Placed:  # fmt: skip
+    target: str,
+    wanted: Wanted,
+    checksum: str,
+    size: int,
+    roots: Roots,
+    attempt: Attempt,
+    kept: frozenset[str],
+    reread: bool,
+    private: bool,
+) -> Placed:
     there = _status(target)
     if there is not None and there.st_size == size:
         if there.st_mtime_ns == wanted.mtime_ns and not reread and is_stamped(target, checksum):
@@ -322,9 +334,7 @@ def _drop_sidecar(target: str) -> None:
             raise
 
 
-def _place_object(
-    wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, private: bool
-) -> Placed:  # fmt: skip
+def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, private: bool) -> Placed:
     """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
     store = store_for(wanted.target)
     try:

@@ -83,8 +83,16 @@ class CopyReport:
     foreign: list[str] = field(default_factory=list)
 
     def add(self, other: CopyReport) -> None:
-        for name in ("copied", "bytes_copied", "from_source", "from_cmroot", "from_target", "skipped", "removed",
-                     "missing_count"):  # fmt: skip
+        for name in (
+            "copied",
+            "bytes_copied",
+            "from_source",
+            "from_cmroot",
+            "from_target",
+            "skipped",
+            "removed",
+            "missing_count",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.missing = (self.missing + other.missing)[:MISSING_SHOWN]
         self.foreign = (self.foreign + other.foreign)[:MISSING_SHOWN]
@@ -154,9 +162,11 @@ def _handed_out(queue: Iterator[Wanted], guard: threading.Lock) -> Iterator[Want
 
 
 def fold_entries(
-    rows: Iterable[pa.Table], rules: FileRules, owners: dict[str, tuple[tuple[str, str], str]] | None = None,
+    rows: Iterable[pa.Table],
+    rules: FileRules,
+    owners: dict[str, tuple[tuple[str, str], str]] | None = None,
     homes: set[str] | None = None,
-) -> tuple[list[Wanted], list[str]]:  # fmt: skip
+) -> tuple[list[Wanted], list[str]]:
     """Files that the target must have, and those it must not, after all entries: the last about a path counts.
     owners: is filled with directories of the target, and the table and partition that each is of; homes: with all of
     those, with a slash."""

@@ -79,7 +79,7 @@ def _digest(place: str) -> int:
 
 def _publish(
     files: Sequence[Wanted], task: LogTask, attempt: Attempt, kept: frozenset[str], report: CopyReport
-) -> None:  # fmt: skip
+) -> None:
     broken = ""
     for file in files:
         if broken:

@@ -28,9 +28,7 @@ class NamedPath:
         return not _exists(self.target) and _exists(self.source)
 
 
-def named_paths(
-    source: Table | Partition | Function, replica: Table | Partition | Function
-) -> Iterator[NamedPath]:  # fmt: skip
+def named_paths(source: Table | Partition | Function, replica: Table | Partition | Function) -> Iterator[NamedPath]:
     """Every path that was rewritten between an object and its replica, but for places of data. Pure."""
     if isinstance(source, Function) and isinstance(replica, Function):
         for (kind, before), (_, after) in zip(source.resources, replica.resources, strict=True):
@@ -51,9 +49,7 @@ def _location(storage: Storage | None) -> str | None:
     return storage.location if storage else None
 
 
-def _maps(
-    before: Storage | None, after: Storage | None
-) -> Iterator[tuple[Mapping[str, str], Mapping[str, str]]]:  # fmt: skip
+def _maps(before: Storage | None, after: Storage | None) -> Iterator[tuple[Mapping[str, str], Mapping[str, str]]]:
     if before and after:
         yield before.parameters, after.parameters
         yield before.serde.parameters, after.serde.parameters

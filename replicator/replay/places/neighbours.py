@@ -172,7 +172,7 @@ class Neighbours:
 
     def _asked_by_name(
         self, name: Name, belows: Mapping[str, Sequence[str]], leaving: Leaving
-    ) -> Iterator[tuple[str, Holder]]:  # fmt: skip
+    ) -> Iterator[tuple[str, Holder]]:
         """Of places in a table's directory, those that a partition has which lies there by its name."""
         depth = self._depth.get(name, 0)
         wanted: dict[str, list[str]] = {}

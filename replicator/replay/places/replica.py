@@ -88,9 +88,7 @@ def replica_table(table: Table, placement: Placement, mark: Mark, *, shared: boo
     )
 
 
-def replica_partition(
-    partition: Partition, table: Table, placement: Placement, *, shared: bool = False
-) -> Partition:  # fmt: skip
+def replica_partition(partition: Partition, table: Table, placement: Placement, *, shared: bool = False) -> Partition:
     """A partition of the (source's) table as it stands on the target."""
     placement = placement.staying if shared else placement
     parameters = _paths(own_parameters(partition.parameters), placement, table.db, table.location)

@@ -25,9 +25,7 @@ class Stays:
             first, reason, count = self._found.get(table, (place, why, 0))
             self._found[table] = first, reason, count + 1
 
-    def add_held(
-        self, held: Sequence[tuple[str, Holder]], whose: Mapping[str, Name], source: str
-    ) -> Iterator[str]:  # fmt: skip
+    def add_held(self, held: Sequence[tuple[str, Holder]], whose: Mapping[str, Name], source: str) -> Iterator[str]:
         """whose: the tables that the directories were of. Warnings of those that another replica of the source (its
         root's id) has: at the source they stay for that, too."""
         shared = []

@@ -112,9 +112,13 @@ class Swept:
 
 
 def sweep_superseded(
-    root: str, target: MetastoreReader, delay: timedelta, *, now: Callable[[], float],
+    root: str,
+    target: MetastoreReader,
+    delay: timedelta,
+    *,
+    now: Callable[[], float],
     check: Callable[[], None] = lambda: None,
-) -> Swept:  # fmt: skip
+) -> Swept:
     """Takes away what was superseded longer than `delay` ago. Under the lease of the target's root, while no load is at
     work, which `check` asks again before each note. May run twice, and again after a crash. Raises FormatError for a
     damaged note."""

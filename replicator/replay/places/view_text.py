@@ -15,8 +15,24 @@ _TOKENS = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _OPENS_RELATIONS = {"from", "join"}
-_ENDS_RELATIONS = {"select", "where", "group", "having", "order", "on", "using", "window", "union", "limit", "sort",
-                   "cluster", "distribute", "except", "intersect", "minus"}  # fmt: skip
+_ENDS_RELATIONS = {
+    "select",
+    "where",
+    "group",
+    "having",
+    "order",
+    "on",
+    "using",
+    "window",
+    "union",
+    "limit",
+    "sort",
+    "cluster",
+    "distribute",
+    "except",
+    "intersect",
+    "minus",
+}
 _CATALOGS = {"spark_catalog", "hive", "hive_metastore"}
 
 

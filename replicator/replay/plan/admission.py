@@ -14,9 +14,14 @@ from replicator.text.quantity import count_text
 
 
 def check_target(
-    metadata: DumpMetadata, placement: Placement, target: Mapping[str, TargetDatabase], *, overwrite: bool,
-    exact: bool = False, by_difference: bool = False,
-) -> int | None:  # fmt: skip
+    metadata: DumpMetadata,
+    placement: Placement,
+    target: Mapping[str, TargetDatabase],
+    *,
+    overwrite: bool,
+    exact: bool = False,
+    by_difference: bool = False,
+) -> int | None:
     """The position after which the dump's records are to be applied; None when the target has them all.
 
     Raises Refused for a target that replication did not make, that replicates another source, that is the source, or
@@ -74,9 +79,7 @@ def _refuse_wider(metadata: DumpMetadata, source_name: str, there: TargetDatabas
         )
 
 
-def _refuse_role(
-    metadata: DumpMetadata, source_name: str, name: str, there: TargetDatabase, *, exact: bool
-) -> None:  # fmt: skip
+def _refuse_role(metadata: DumpMetadata, source_name: str, name: str, there: TargetDatabase, *, exact: bool) -> None:
     label = f"database {name} of the target"
     if exact:
         after_restore(there.role(label), label)

@@ -28,18 +28,33 @@ from replicator.text.quantity import count_text
 
 
 def make_plan(
-    metadata: DumpMetadata, squashed: Squashed, placement: Placement, target: Mapping[str, TargetDatabase],
-    *, after: int, overwrite: bool = False, exact: bool = False, by_difference: ByDifference | None = None,
-    sharing: Sharing = AS_THEY_SHARE, as_they_are: bool = False,
-) -> Plan:  # fmt: skip
+    metadata: DumpMetadata,
+    squashed: Squashed,
+    placement: Placement,
+    target: Mapping[str, TargetDatabase],
+    *,
+    after: int,
+    overwrite: bool = False,
+    exact: bool = False,
+    by_difference: ByDifference | None = None,
+    sharing: Sharing = AS_THEY_SHARE,
+    as_they_are: bool = False,
+) -> Plan:
     """The plan. Raises Refused for tables that replication did not make or that are newer than the dump, and for
     locations of the target that are the source's; BootstrapNeeded when the target lacks what the range builds on."""
     mark = Mark(event=metadata.end.event, position=metadata.end.position, source=metadata.root_id)
     plan = Plan(
-        metadata=metadata, placement=placement, mark=mark, after=after, squashed=squashed, exact=exact,
+        metadata=metadata,
+        placement=placement,
+        mark=mark,
+        after=after,
+        squashed=squashed,
+        exact=exact,
         overwrite=overwrite,
-        by_difference=by_difference, sharing=sharing, as_they_are=as_they_are,
-    )  # fmt: skip
+        by_difference=by_difference,
+        sharing=sharing,
+        as_they_are=as_they_are,
+    )
     _plan_databases(plan, target)
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
         _plan_lineage(plan, lineage, target, overwrite)
@@ -143,9 +158,7 @@ def _leaving(plan: Plan) -> set[Name]:
     }
 
 
-def _plan_created(
-    plan: Plan, step: TablePlan, there: Table | None, target: Mapping[str, TargetDatabase]
-) -> None:  # fmt: skip
+def _plan_created(plan: Plan, step: TablePlan, there: Table | None, target: Mapping[str, TargetDatabase]) -> None:
     """A table whose whole content is in the dump. One of its name makes room, if it is not what an earlier attempt to
     load this very dump has committed: of another dump's table nobody knows what of it the source has no more."""
     assert step.table is not None

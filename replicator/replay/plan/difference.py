@@ -25,9 +25,13 @@ class ByDifference:
 
 
 def stay(
-    placement: Placement, tables: Iterable[Table], target: Mapping[str, TargetDatabase],
-    shared: Callable[[Table, Table | None], bool], *, back: bool,
-) -> Placement:  # fmt: skip
+    placement: Placement,
+    tables: Iterable[Table],
+    target: Mapping[str, TargetDatabase],
+    shared: Callable[[Table, Table | None], bool],
+    *,
+    back: bool,
+) -> Placement:
     """A placement by which tables that the target has lie where they lie there, unless that is a place of the
     source. `tables`: the source's. shared: whether a table, of which the target has the second, keeps its data at the
     source. back: those in published places go back into the source's layout."""

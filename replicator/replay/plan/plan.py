@@ -14,10 +14,7 @@ from replicator.core.model import Database, Function, Table
 from replicator.core.not_replicated import NotReplicated, merged
 from replicator.dumps.layout import DumpMetadata
 from replicator.replay.places.placement import Placement
-from replicator.replay.places.replica import (
-    Mark,
-    has_sources_data,
-)
+from replicator.replay.places.replica import Mark, has_sources_data
 from replicator.replay.places.stays import Stays
 from replicator.replay.plan.difference import ByDifference
 from replicator.replay.plan.rules import FileRules, PartitionRule, TableRule

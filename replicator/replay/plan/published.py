@@ -64,7 +64,7 @@ def table_at_place(table: Table, old: str, place: str) -> Table:
     serde = {key: _moved(value, old, place) for key, value in storage.serde.parameters.items()}
     storage = msgspec.structs.replace(
         storage, location=uri(place), serde=msgspec.structs.replace(storage.serde, parameters=serde)
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(table, storage=storage)
 
 
@@ -102,9 +102,7 @@ def at_place(partition: Partition, place: str) -> Partition:
         return {key: _moved(value, old, place) for key, value in values.items()}
 
     serde = msgspec.structs.replace(storage.serde, parameters=moved(storage.serde.parameters))
-    storage = msgspec.structs.replace(
-        storage, location=uri(place), serde=serde, parameters=moved(storage.parameters)
-    )  # fmt: skip
+    storage = msgspec.structs.replace(storage, location=uri(place), serde=serde, parameters=moved(storage.parameters))
     return msgspec.structs.replace(partition, storage=storage, parameters=moved(partition.parameters))
 
 

@@ -79,7 +79,7 @@ class FileRules:
 
     def _rules(
         self, position: int, db: str, table: str, partition: str
-    ) -> tuple[TableRule, PartitionRule | None] | None:  # fmt: skip
+    ) -> tuple[TableRule, PartitionRule | None] | None:
         rule = None
         for candidate in self.tables.get((db, table), ()):
             if candidate.begin <= position and (candidate.end is None or position <= candidate.end):

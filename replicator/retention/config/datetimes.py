@@ -16,8 +16,19 @@ DEFAULT_ZONE = "America/Los_Angeles"
 
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _TOKEN = re.compile(r"([a-zA-Z])\1*|'((?:[^']|'')*)'|[^a-zA-Z']+")
-_NUMBERS = {"y": "year", "Y": "year", "u": "year", "M": "month", "d": "day", "H": "hour", "h": "hour12", "m": "minute",
-            "s": "second", "S": "fraction", "D": "yearday"}  # fmt: skip
+_NUMBERS = {
+    "y": "year",
+    "Y": "year",
+    "u": "year",
+    "M": "month",
+    "d": "day",
+    "H": "hour",
+    "h": "hour12",
+    "m": "minute",
+    "s": "second",
+    "S": "fraction",
+    "D": "yearday",
+}
 
 
 class Unreadable(ValueError):
@@ -170,10 +181,15 @@ def _moment(found: dict[str, str], text: str, zone: tzinfo) -> datetime:
 def _writer(tokens: list[tuple[str, str, int]]) -> Callable[[datetime], str]:
     def one(name: str, text: str, size: int, moment: datetime) -> str:
         values = {
-            "year": moment.year % 100 if size == 2 else moment.year, "month": moment.month, "day": moment.day,
-            "hour": moment.hour, "hour12": moment.hour % 12 or 12, "minute": moment.minute, "second": moment.second,
+            "year": moment.year % 100 if size == 2 else moment.year,
+            "month": moment.month,
+            "day": moment.day,
+            "hour": moment.hour,
+            "hour12": moment.hour % 12 or 12,
+            "minute": moment.minute,
+            "second": moment.second,
             "yearday": moment.timetuple().tm_yday,
-        }  # fmt: skip
+        }
         match name:
             case "":
                 return text

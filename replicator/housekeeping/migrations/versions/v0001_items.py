@@ -43,9 +43,12 @@ def upgrade() -> None:
     )
     op.create_index("housekeeping_item_slot", "housekeeping_item", ["slot"], unique=True)
     op.create_index(
-        "housekeeping_item_due", "housekeeping_item", ["cleanup_timestamp", "id"], sqlite_where=_ACTIVE,
+        "housekeeping_item_due",
+        "housekeeping_item",
+        ["cleanup_timestamp", "id"],
+        sqlite_where=_ACTIVE,
         postgresql_where=_ACTIVE,
-    )  # fmt: skip
+    )
     op.create_index(
         "housekeeping_item_below", "housekeeping_item", ["place_head"], sqlite_where=_ACTIVE, postgresql_where=_ACTIVE
     )
