@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import Session, dry_run_option, json_option, parse_settings, pass_session, policy_argument
+from replicator.cli.options import (
+    Session,
+    dry_run_option,
+    json_option,
+    master_option,
+    pass_session,
+    policy_argument,
+    spark_conf_option,
+)
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, took
 from replicator.commands.drill import drill as run
 from replicator.drills.drill_record import Asked, Drill, DrillPlan, ShownDrills
@@ -55,12 +63,12 @@ NOT_ALL_GOOD = 3
 @click.option(
     "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Number of tables created concurrently."
 )
-@click.option("--master", metavar="URL", help="Spark master; default: Spark's configuration, or local[*].")
-@click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; repeatable.")
+@master_option
+@spark_conf_option
 @dry_run_option
 @json_option
 @pass_session
-def drill(session: Session, /, as_json: bool, spark_conf: tuple[str, ...], **given: Any) -> int:
+def drill(session: Session, /, as_json: bool, **given: Any) -> int:
     """Rehearse a failover: create shadow databases over a policy's replica, run queries on them, measure the time to
     the first good answer, and drop them.
 
@@ -75,7 +83,7 @@ def drill(session: Session, /, as_json: bool, spark_conf: tuple[str, ...], **giv
       replicator drill west --clean
       replicator drill west --list
     """
-    done = session.call(run, spark_conf=parse_settings(spark_conf, "--spark-conf"), **given)
+    done = session.call(run, **given)
     match done:
         case ShownDrills():
             for path in done.damaged:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import Session, json_option, parse_settings, pass_session
+from replicator.cli.options import Session, json_option, pass_session, settings_option
 from replicator.cli.output import emit
 from replicator.commands.metastore import metastore_start, metastore_status, metastore_stop
 
@@ -40,25 +40,19 @@ def metastore() -> None:
     metavar="ADDRESS",
     help="Address to listen on, 0.0.0.0 for all interfaces. Every client that can connect has full access to the data.",
 )
-@click.option(
-    "--set",
-    "hive_settings",
-    envvar="REPLICATOR_METASTORE_START_SETTINGS",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A Hive setting for this start.",
+@settings_option(
+    "--set", "hive_settings", envvar="REPLICATOR_METASTORE_START_SETTINGS", help="A Hive setting for this start."
 )
 @click.option("--timeout", type=float, default=90, show_default=True, help="Seconds to wait for the first answer.")
 @json_option
 @pass_session
-def start(session: Session, /, hive_settings: tuple[str, ...], timeout: float, as_json: bool, **given: Any) -> int:
+def start(session: Session, /, timeout: float, as_json: bool, **given: Any) -> int:
     """Start the metastore of a directory, with its existing data, and return when it answers.
 
     \b
     Example: replicator metastore start --dir /tmp/source --port 9083
     """
-    settings, seconds = parse_settings(hive_settings), timedelta(seconds=timeout)
-    emit(session.call(metastore_start, hive_settings=settings, timeout=seconds, **given), as_json)
+    emit(session.call(metastore_start, timeout=timedelta(seconds=timeout), **given), as_json)
     return 0
 
 

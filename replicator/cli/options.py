@@ -2,91 +2,43 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from replicator.core.config import Config
-from replicator.core.config import parse_settings as parse_settings
+from replicator.core.config import Config, parse_settings
 from replicator.core.progress import Bars, Progress, Silent
 from replicator.text.quantity import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from replicator.commands.base import Verb
-    from replicator.core.engine import AutoEngine
-    from replicator.metastore.thrift import ThriftMetastore
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class EngineChoice:
-    """What the command line says about where work runs."""
-
-    engine: str
-    master: str | None
-    spark_conf: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Session:
-    """One run of the program: its configuration, and what is opened by it."""
+    """One run of the program: its configuration, and how it shows its work."""
 
     config: Config
     verbose: bool = False
     began: float = 0.0  # of the monotonic clock: when the program was started
 
-    @contextmanager
-    def metastore(self, text: str) -> Iterator[ThriftMetastore]:
-        """A metastore by URI or configured name; closed at the end of the block."""
-        from replicator.metastore.thrift import connect
-
-        with connect(self.config.metastore_uri(text)) as metastore:
-            yield metastore
-
-    @contextmanager
-    def engines(self, choice: EngineChoice, zone: str = "") -> Iterator[AutoEngine]:
-        """Threads and Spark; Java is looked for, and Spark started, only when work is large enough. zone: of its Java,
-        else the machine's."""
-        from replicator.core.engine import AutoEngine, LocalEngine
-        from replicator.core.spark import SparkEngine
-
-        def environment() -> Mapping[str, str]:
-            return {**java_environment(), **({"TZ": zone} if zone else {})}
-
-        settings = self.config.spark | parse_settings(choice.spark_conf, "--spark-conf")
-        engines = AutoEngine(LocalEngine(), SparkEngine(choice.master, settings, environment), choice.engine)
-        try:
-            yield engines
-        finally:
-            engines.stop()
-
-    def call(self, verb: Verb[..., Any, R], engine: EngineChoice | AutoEngine | None = None, **given: Any) -> R:
+    def call(self, verb: Verb[..., Any, R], **given: Any) -> R:
         """A verb with what the command line gave: each option is the field of its name, `--no-x` the field `x`."""
         fields = {
             name.removeprefix("no_"): not value if name.startswith("no_") else value for name, value in given.items()
         }
-        opened = self.engines(engine, verb.options.zone) if isinstance(engine, EngineChoice) else nullcontext(engine)
-        with opened as engines:
-            return verb(config=self.config, engine=engines, progress=self.progress, **fields)
+        return verb(config=self.config, progress=self.progress, **fields)
 
     @property
     def progress(self) -> Progress:
         return Bars() if sys.stderr.isatty() else Silent()
-
-
-def java_environment() -> Mapping[str, str]:
-    from replicator.metastore.java import find_java, spark_environment
-
-    return spark_environment(find_java(os.environ))
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
@@ -117,6 +69,15 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8
             return parse_size(value)
         except ValueError as error:
             self.fail(str(error), parameter, context)
+
+
+def settings_option(name: str, *names: str, **attributes: Any) -> Callable[[F], F]:
+    """A repeatable option of KEY=VALUE texts, which arrive as a mapping."""
+
+    def settings(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+        return parse_settings(texts, name)
+
+    return click.option(name, *names, multiple=True, metavar="KEY=VALUE", callback=settings, **attributes)
 
 
 pass_session = click.make_pass_decorator(Session)
@@ -192,20 +153,19 @@ empty_option = click.option(
 deep_option = click.option("--deep", is_flag=True, help="Also compare each partition with the metastore.")
 
 
-def engine_options(command: F) -> F:
-    """`--engine`, `--master` and `--spark-conf`, handed to the command as `engine: EngineChoice`."""
+master_option = click.option(
+    "--master", metavar="URL", help="Spark master; default: Spark's configuration, or local[*]."
+)
+spark_conf_option = settings_option("--spark-conf", help="Spark setting; repeatable.")
 
-    @click.option(
+
+def engine_options(command: F) -> F:
+    """`--engine`, `--master` and `--spark-conf`: fields of every `Options`."""
+    engine_option = click.option(
         "--engine",
         type=click.Choice(["auto", "local", "spark"]),
         default="auto",
         show_default=True,
         help="Executor of listing, hashing and copying: threads, Spark, or chosen by the amount of work.",
     )
-    @click.option("--master", metavar="URL", help="Spark master; default: Spark's configuration, or local[*].")
-    @click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark setting; repeatable.")
-    @functools.wraps(command)
-    def wrapped(*arguments: Any, engine: str, master: str | None, spark_conf: tuple[str, ...], **options: Any) -> Any:
-        return command(*arguments, engine=EngineChoice(engine, master, spark_conf), **options)
-
-    return wrapped  # type: ignore[return-value]
+    return engine_option(master_option(spark_conf_option(command)))

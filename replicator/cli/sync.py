@@ -12,7 +12,6 @@ import click
 from replicator.cli.brake import removal_options
 from replicator.cli.options import (
     Duration,
-    EngineChoice,
     Session,
     empty_option,
     engine_options,
@@ -62,7 +61,7 @@ drop_left_option = click.option(
 @engine_options
 @json_option
 @pass_session
-def sync(session: Session, /, as_json: bool, once: bool, engine: EngineChoice, **given: Any) -> int:
+def sync(session: Session, /, as_json: bool, once: bool, **given: Any) -> int:
     """Run a policy: a bootstrap if necessary, else the changes since the last run. Safe to kill and to run again.
 
     With --follow one Spark session is kept, failures are retried, and SIGTERM or Ctrl-C end it after the current run
@@ -74,9 +73,8 @@ def sync(session: Session, /, as_json: bool, once: bool, engine: EngineChoice, *
       replicator sync west --follow --schedule 10s
     """
     if not once:
-        with session.engines(engine) as engines:
-            return _follow(session, as_json, engine=engines, **given)
-    done = session.call(run_sync, engine, **given)
+        return _follow(session, as_json, **given)
+    done = session.call(run_sync, **given)
     assert isinstance(done, SyncRun)
     emit(done, as_json, run_lines(done))
     if done.not_replicated:

@@ -18,7 +18,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
@@ -54,6 +54,8 @@ class Options:
     engine: where work that grows with the data runs: "auto" (by the amount of work), "local", "spark", or engines
       that `replicator.engines()` has opened, to keep one Spark over several calls.
     spark: a SparkSession to work in; None: the one that this process runs, else one of our own, which is stopped.
+    master, spark_conf: of a Spark of our own: its master (None: as Spark is configured, or local[*]), and settings
+      beside those of the configuration.
     progress: receives the state of the work; None: no reports of progress.
     """
 
@@ -62,6 +64,8 @@ class Options:
     config: Config | str | os.PathLike[str] | None = None
     engine: EngineGiven = None
     spark: Any = None
+    master: str | None = None
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
     progress: Progress | None = None
 
     @functools.cached_property
@@ -95,9 +99,14 @@ class Options:
                 raise UsageError("engine and spark are both given", hint="give spark= to engines() instead")
             yield self.engine
         else:
-            choice, settings = self.engine or "auto", self.settings.spark
-            with engines(choice, spark=settings, session=self.spark, zone=self.zone) as own:
+            choice = self.engine or "auto"
+            with engines(choice, self.master, self.own_spark, session=self.spark, zone=self.zone) as own:
                 yield own
+
+    @property
+    def own_spark(self) -> dict[str, str]:
+        """Settings for a Spark of our own."""
+        return {**self.settings.spark, **self.spark_conf}
 
 
 @dataclass(frozen=True, kw_only=True)

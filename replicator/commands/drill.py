@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -32,8 +32,6 @@ class DrillOptions(Options):
     clean: only take down what drills of the policy left.
     listing: only show the drills that were made. limit: the newest, so many; None: all.
     jobs: tables made side by side.
-    master: Spark's; None: as Spark is configured, or local[*].
-    spark_conf: settings for Spark, beside those of the configuration.
     dry_run: only tell what would be shown.
     """
 
@@ -47,8 +45,6 @@ class DrillOptions(Options):
     listing: bool = False
     limit: int | None = 20
     jobs: int = 4
-    master: str | None = None
-    spark_conf: Mapping[str, str] = field(default_factory=dict)
     dry_run: bool = False
 
 
@@ -85,9 +81,8 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | Swept:
             return clean(policy, source, target, jobs=options.jobs)
         if options.dry_run:
             return drills.plan(policy, source, target, wanted)
-        settings = {**options.settings.spark, **options.spark_conf}
 
         def asking(metastore: Metastore) -> Asking:
-            return stack.enter_context(spark_on(metastore, options.master, settings, options.spark))
+            return stack.enter_context(spark_on(metastore, options.master, options.own_spark, options.spark))
 
         return drills.drill(policy, source, target, asking, wanted)

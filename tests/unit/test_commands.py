@@ -15,8 +15,8 @@ from replicator.cli import table
 from replicator.commands.base import Options, pairs, renames
 from replicator.errors import UsageError
 
-DOOR_ONLY = {"as_json", "engine", "master", "spark_conf", "nagios", "allow_gaps"}
-"""Options about the door itself: how an answer looks and ends, and how Spark is started."""
+DOOR_ONLY = {"as_json", "nagios", "allow_gaps"}
+"""Options about the door itself: how an answer looks and ends."""
 
 NOT_YET = {"completion"}
 """Commands without a function, or paths of them such as "purge_certify"."""

@@ -104,3 +104,14 @@ def test_no_room_is_a_hall() -> None:
 
 HALLS = {"replicator.cli", "replicator.commands"}
 """One module a command."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "replicator/cli").rglob("*.py")), ids=lambda path: path.name)
+def test_the_command_line_imports_at_the_top(path: Path) -> None:
+    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS))
+    inside = {node for function in functions for node in ast.walk(function)}
+    assert not [node.lineno for node in inside if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+"""`import_module` in `table.command` is the one late import."""
