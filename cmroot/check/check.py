@@ -74,7 +74,7 @@ def check(root: str, engine: Workers, *, bytes: bool = True, limit: int = FINDIN
         found.add(finding)
     report.counts = found.counts
     report.status = "damaged" if DAMAGE & report.counts.keys() else "sound"
-    report.findings = [msgspec.to_builtins(finding) for finding in found.told()]
+    report.findings = [msgspec.to_builtins(finding) for finding in found.reported()]
     report.seconds = round(time.monotonic() - began, 3)
     return report
 

@@ -81,12 +81,12 @@ def _damaged(place: str, holds: tuple[str, int]) -> Finding:
 def _strange(root: str, prefix: str) -> Iterator[Finding]:
     """Names that are none of this directory; at most as many as are shown."""
     directory = join(root, "files", prefix)
-    told = 0
+    reported = 0
     for name in store_for(root).list(directory):
         content = content_of(name)
-        if name.startswith(".") or (content and content[0][:2] == prefix) or told == SHOWN:
+        if name.startswith(".") or (content and content[0][:2] == prefix) or reported == SHOWN:
             continue
-        told += 1
+        reported += 1
         if content is None:
             yield Finding("stray", join(directory, name), "is no content name", "nothing reads it: move it away")
         else:

@@ -55,7 +55,7 @@ class Found:
     def counts(self) -> dict[str, int]:
         return dict(sorted(self._counts.items()))
 
-    def told(self) -> list[Finding]:
+    def reported(self) -> list[Finding]:
         """The gravest first, at most as many as the limit."""
         every = [*self._first, *self.damaged.values()]
         every.sort(key=lambda finding: (finding.kind not in DAMAGE, finding.kind, finding.what))

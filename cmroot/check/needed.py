@@ -86,18 +86,18 @@ class _Absent:
 
 
 def _tell(root: str, absent: _Absent, engine: _Workers, found: Found) -> None:
-    told = 0
+    reported = 0
     for row, elsewhere in engine.run(look, map(LookTask, absent.rows)):
         content = row["checksum"], row["size"]
         if row["state"] == MISSING:
-            told += 1
+            reported += 1
             found.add(_missing(root, row, elsewhere))
         elif content in found.damaged:
             before = found.damaged[content]
             needed = "" if row["reason"] in GOING else row["reason"]
             repair = f"{before.repair}; {_again(row, elsewhere) if needed else 'nobody needs the bytes of its name'}"
             found.damaged[content] = msgspec.structs.replace(before, repair=repair, needed_by=needed)
-    found.add_untold("missing", absent.missing - told)
+    found.add_untold("missing", absent.missing - reported)
 
 
 def _missing(root: str, row: dict[str, Any], elsewhere: str) -> Finding:

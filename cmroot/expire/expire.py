@@ -122,8 +122,8 @@ def cutoff_position(log: Sequence[Segment], limit: float, moment: float) -> int:
     position, latest = 0, -math.inf
     for segment in log:
         for capture in segment.captures:
-            told = capture.about.get("time")
-            latest = max(latest, float(told) if isinstance(told, int | float) else moment)
+            reported = capture.about.get("time")
+            latest = max(latest, float(reported) if isinstance(reported, int | float) else moment)
             if latest > limit:
                 return position
             position = capture.last
@@ -195,7 +195,7 @@ class _Decider:
         prefix = group.column(KEY)[0].as_py()
         listed = list_entries(self.root, prefix)
         decided = decide(group, listed.entries, self.rules)
-        told: list[dict[str, object]] = [{"what": "unknown", "entries": listed.unknown}]
+        reported: list[dict[str, object]] = [{"what": "unknown", "entries": listed.unknown}]
         if self.place is not None:
             for kind, rows in (
                 ("keep", decided.filter(decided["keep"])),
@@ -203,8 +203,8 @@ class _Decider:
             ):
                 if rows.num_rows:
                     name = write_part(self.place, kind, prefix, rows.select(DECIDED.names).cast(DECIDED))
-                    told.append({"what": "part", "name": name, "entries": rows.num_rows})
-        return pa.concat_tables([tally(decided, self.rules), pa.Table.from_pylist(told, schema=TALLY)])
+                    reported.append({"what": "part", "name": name, "entries": rows.num_rows})
+        return pa.concat_tables([tally(decided, self.rules), pa.Table.from_pylist(reported, schema=TALLY)])
 
 
 def _decide(root: str, log: list[Segment], engine: Grouping, rules: Rules, place: str | None) -> _Counts:

@@ -141,10 +141,10 @@ def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
         join(directory, checksum[:2], content_name(checksum, size)) for checksum, size in zip(*columns, strict=True)
     ]
     going = []
-    for path, told, size in zip(paths, store.infos(paths), rows["bytes"].to_pylist(), strict=True):
-        if told is None:
+    for path, reported, size in zip(paths, store.infos(paths), rows["bytes"].to_pylist(), strict=True):
+        if reported is None:
             removed.missing += 1
-        elif (object_time_ns(told) or NEVER) > cutoff_ns:  # it was filed anew, or nobody knows
+        elif (object_time_ns(reported) or NEVER) > cutoff_ns:  # it was filed anew, or nobody knows
             removed.taken_back += 1
             removed.taken_back_bytes += size
         else:

@@ -119,7 +119,7 @@ class Contents:
             self._record_listing(nothing_left(gone, self._known_files(gone)))
         still = self._still_empty([thing for thing, _ in missing])
         sight = Sight(gathered(unseen, self._log.before, self._log.now()), tuple(dict.fromkeys([*still, *declared])))
-        self._log.report.not_replicated += [each.told() for each in sight.unseen]
+        self._log.report.not_replicated += [each.reported() for each in sight.unseen]
         return sight
 
     def _is_partitioned(self, key: Key) -> bool:

@@ -46,13 +46,13 @@ def follow(
     once: Callable[[], Captured],
     interval: timedelta,
     *,
-    told: Callable[[Captured], None],
+    reported: Callable[[Captured], None],
     failed: Callable[[BaseException, float], None],
 ) -> NoReturn:
     """Captures until an exception ends it: that of a signal, or an error that trying again does not help. told: is
     given each capture; failed: each error that can pass, and the seconds to the next try."""
     while True:
-        told(_patiently(once, failed))
+        reported(_patiently(once, failed))
         clocks.sleep(interval.total_seconds() * random.uniform(0.9, 1.1))
 
 

@@ -46,7 +46,7 @@ class Unseen(Value, frozen=True, omit_defaults=True):
         name = f"{self.db}.{self.table}" + (f"/{self.partition}" if self.partition else "")
         return f"{name} at {self.location}" if self.location else name
 
-    def told(self) -> NotReplicated:
+    def reported(self) -> NotReplicated:
         return NotReplicated(
             f"{self.db}.{self.table}", self.reason, self.partition, self.bytes or None, self.since or None, unknown=True
         )

@@ -16,7 +16,7 @@ from cmroot.errors import Error
 from cmroot.store.place import join
 from replicator.checks import formats, lacking, metastores, places, proofs, standing
 from replicator.checks.finding import Finding, Health, worst
-from replicator.checks.places import Probed, Room, told
+from replicator.checks.places import Probed, Room, reported
 from replicator.core.not_replicated import NotReplicated, merged
 from replicator.core.policy import Policy, same_metastore
 from replicator.core.report import Report
@@ -125,7 +125,7 @@ class _Check:
             found = look()
             self.findings += [found] if isinstance(found, Finding) else list(found)
         except (Error, OSError) as error:
-            self.findings.append(Finding(name, failed, *told(error)))
+            self.findings.append(Finding(name, failed, *reported(error)))
 
     def reach(self, side: str, uri: str, connect: Connect, stack: ExitStack) -> MetastoreReader | None:
         """The metastore, or None, and then that is critical."""
@@ -135,7 +135,7 @@ class _Check:
             metastore = stack.enter_context(connect(uri))
             self.findings.append(metastores.answers(side, metastore, clocks.monotonic))
         except (Error, OSError) as error:
-            self.findings.append(Finding(side, "critical", *told(error)))
+            self.findings.append(Finding(side, "critical", *reported(error)))
         return metastore if self.findings[before].health != "critical" else None
 
     def scope(self, source: MetastoreReader, target: MetastoreReader) -> _Way | None:
@@ -144,12 +144,12 @@ class _Check:
             root = standing.root_of(self.policy.target_cmroot)
             remembered = Memory(root, self.policy.name).read_scope() if root else None
         except (Error, OSError) as error:
-            self.findings.append(Finding("scope", "warning", *told(error)))
+            self.findings.append(Finding("scope", "warning", *reported(error)))
             remembered = None
         try:
             pairs = survey(self.policy, source, target, remembered)
         except (Error, OSError) as error:
-            self.findings.append(Finding("databases", "unknown", *told(error)))
+            self.findings.append(Finding("databases", "unknown", *reported(error)))
             return None
         way = _way(self.policy, source, target, pairs)
         if not way.backwards:  # else what left is looked for at the other side
@@ -179,7 +179,7 @@ class _Check:
             root = standing.root_of(way.cmroot)
             cursor = standing.captured_event(root)
         except (Error, OSError) as error:
-            self.findings.append(Finding("cmroot", "critical", *told(error)))
+            self.findings.append(Finding("cmroot", "critical", *reported(error)))
             return
         root_id = root.id if root else None
         self._look("formats", lambda: self._formats(way))
@@ -206,7 +206,7 @@ class _Check:
             root = standing.root_of(self.policy.target_cmroot)
             history = Memory(root, self.policy.name).runs(RUNS) if root else History([], [])
         except (Error, OSError) as error:
-            self.findings.append(Finding("last run", "unknown", *told(error)))
+            self.findings.append(Finding("last run", "unknown", *reported(error)))
             return
         schedule = self.policy.schedule
         self._look("last run", lambda: standing.judge_runs(history, schedule=schedule, now=self._clock()))
@@ -264,7 +264,7 @@ class _Check:
             try:
                 yield "warehouse", default_warehouse(receiver)
             except Error as error:
-                self.findings.append(Finding("write warehouse", "unknown", *told(error)))
+                self.findings.append(Finding("write warehouse", "unknown", *reported(error)))
         if policy.external_base and not backwards:
             yield "external", policy.external_base
         for before, after in policy.map_location.items():

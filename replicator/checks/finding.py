@@ -46,9 +46,9 @@ def nagios_line(policy: str, findings: Sequence[Finding]) -> str:
     """`REPLICATOR <STATE> - <policy>: <what is wrong> | <figures>`."""
     state = worst(finding.health for finding in findings)
     wrong = [finding for health in reversed(_GRAVITY[1:]) for finding in findings if finding.health == health]
-    told = "; ".join(f"{finding.name}: {finding.text}" for finding in wrong) or f"{len(findings)} checks passed"
+    reported = "; ".join(f"{finding.name}: {finding.text}" for finding in wrong) or f"{len(findings)} checks passed"
     figures = " ".join(_figure(figure) for finding in findings for figure in finding.figures)
-    return _plain(f"REPLICATOR {state.upper()} - {policy}: {told}") + (f" | {figures}" if figures else "")
+    return _plain(f"REPLICATOR {state.upper()} - {policy}: {reported}") + (f" | {figures}" if figures else "")
 
 
 def nagios_failure(message: str) -> str:

@@ -31,18 +31,18 @@ def answers(side: str, metastore: MetastoreReader, stopwatch: Callable[[], float
     began = stopwatch()
     names = metastore.database_names()
     seconds = stopwatch() - began
-    told = f"{metastore.uri}: {level(default_database(metastore))}, {count_text(len(names), 'database')}"
+    reported = f"{metastore.uri}: {level(default_database(metastore))}, {count_text(len(names), 'database')}"
     unknown = metastore.unknown_fields()
     if unknown:
         lost = ", ".join(f"{struct} {fields}" for struct, fields in unknown.items())
         return Finding(
             side,
             "warning",
-            f"{told}; sends fields that would be lost: {lost}",
+            f"{reported}; sends fields that would be lost: {lost}",
             "use a newer release, which knows them",
             (Figure(f"{side}_answer", seconds, "s"),),
         )
-    return Finding(side, "ok", told, figures=(Figure(f"{side}_answer", seconds, "s"),))
+    return Finding(side, "ok", reported, figures=(Figure(f"{side}_answer", seconds, "s"),))
 
 
 def default_database(metastore: MetastoreReader) -> Database | None:

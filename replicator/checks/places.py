@@ -80,7 +80,7 @@ def judge_place(
         state = _root_state(place) if root else ""
         probed = probe(place, exclusive=root, clock=clock)
     except (Error, OSError) as error:
-        message, hint = told(error)
+        message, hint = reported(error)
         return Finding(name, "critical", message, hint or "give this user the right to write there"), None
     return Finding(name, "ok", f"{place}{state}"), probed
 
@@ -202,7 +202,7 @@ def _judge_keeper(root: str, locations: Sequence[str], requested: str) -> Findin
         readable(example)
         keeper = choose_keeper(root, example, requested, tell=said.append)
     except (Error, OSError) as error:
-        return Finding(name, "critical", *told(error))
+        return Finding(name, "critical", *reported(error))
     if said:
         return Finding(
             name, "warning", f"{keeper.name}: {'; '.join(said)}", "see docs/cmroot-format.md, what keeps what"
@@ -239,7 +239,7 @@ def store_name(location: str) -> str:
     return path
 
 
-def told(error: Exception) -> tuple[str, str]:
+def reported(error: Exception) -> tuple[str, str]:
     """What an error says, and its hint."""
     if isinstance(error, Error):
         return error.message, error.hint

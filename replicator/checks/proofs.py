@@ -53,17 +53,17 @@ def judge_drills(drills: Sequence[Drill], *, now: float) -> list[Finding]:
     if not ended:
         return []
     last, good = ended[0], next((drill for drill in ended if drill.status == "done"), None)
-    told, figures = "none was good", tuple[Figure, ...]()
+    reported, figures = "none was good", tuple[Figure, ...]()
     if good is not None:
         age = max(0.0, now - datetime.fromisoformat(good.ended or good.started).timestamp())
         first = good.first_answer_seconds
-        told = f"the last good one {duration_text(age)} ago"
-        told += f", its first answer after {duration_text(first)}" if first is not None else ", nothing was asked"
+        reported = f"the last good one {duration_text(age)} ago"
+        reported += f", its first answer after {duration_text(first)}" if first is not None else ", nothing was asked"
         figures = (Figure("since_drill", age, "s"), Figure("first_answer", first or 0.0, "s"))
     if last.status != "done":
         hint = f"`replicator drill {last.policy} --list` shows it; run it again"
-        text = f"that of {last.started[:16]} {last.status}: {last.error or 'a query was not good'}; {told}"
+        text = f"that of {last.started[:16]} {last.status}: {last.error or 'a query was not good'}; {reported}"
         return [Finding("drill", "warning", text, hint, figures)]
     if last.kept and not last.torn_down:
-        told += f"; its shadows are kept: {', '.join(last.databases.values())}"
-    return [Finding("drill", "ok", told, "", figures)]
+        reported += f"; its shadows are kept: {', '.join(last.databases.values())}"
+    return [Finding("drill", "ok", reported, "", figures)]

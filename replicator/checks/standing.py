@@ -135,8 +135,8 @@ def judge_roles(pairs: Sequence[Pair]) -> list[Finding]:
             found.append(Finding(f"role {pair.name}", health, text, hint))
     if found:
         return found
-    told = sorted({judge_marks(pair.here_mark, pair.there_mark)[1] for pair in pairs})
-    return [Finding("roles", "ok", "; ".join(told) or "there is no database")]
+    reported = sorted({judge_marks(pair.here_mark, pair.there_mark)[1] for pair in pairs})
+    return [Finding("roles", "ok", "; ".join(reported) or "there is no database")]
 
 
 def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:

@@ -94,7 +94,7 @@ def _follow(session: Session, as_json: bool, given: Mapping[str, Any]) -> int:
     """Captures until a signal comes, which is the way it ends; an error that trying again cannot help is raised."""
     total = Followed()
 
-    def told(captured: Captured) -> None:
+    def reported(captured: Captured) -> None:
         total.add(captured)
         if captured.records and not as_json:
             write(
@@ -110,7 +110,7 @@ def _follow(session: Session, as_json: bool, given: Mapping[str, Any]) -> int:
 
     code = 0
     try:
-        session.call(run, told=told, failed=failed, **given)
+        session.call(run, reported=reported, failed=failed, **given)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Terminated:

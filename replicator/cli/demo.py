@@ -38,6 +38,6 @@ def demo(session: Session, /, as_json: bool, **given: Any) -> int:
     def say(line: str) -> None:
         print(line, file=stream, flush=True)
 
-    told = session.call(run, say=say, **given)
-    emit(told, as_json, ())
+    reported = session.call(run, say=say, **given)
+    emit(reported, as_json, ())
     return 0

@@ -153,7 +153,7 @@ def vacuum(session: Session, /, as_json: bool, **given: Any) -> int:
 # ---- for people ---------------------------------------------------------------------------------------------------
 
 
-def _lines(done: Housekept, told: str = "") -> Iterable[str]:
+def _lines(done: Housekept, reported: str = "") -> Iterable[str]:
     """told: a warning that was shown before."""
     planned = done.status == "planned"
     went = f"{count_text(done.removed, 'item')}: {count_text(done.files, 'file')}, {size_text(done.bytes)}"
@@ -186,7 +186,7 @@ def _lines(done: Housekept, told: str = "") -> Iterable[str]:
             ("refused", shortened(done.refused) if not planned else None),
             ("failed", shortened(done.failed)),
             ("databases", shortened(done.databases) or "unknown until the next capture"),
-            ("warning", shortened(each for each in done.warnings if each != told)),
+            ("warning", shortened(each for each in done.warnings if each != reported)),
             ("audit", f"run {done.run}" if done.run and done.removed else None),
         ]
     )

@@ -107,7 +107,7 @@ def _item_line(item: Item) -> str:
     return f"remove {removal.path}{size}: {removal.reason}"
 
 
-def _run_lines(done: RetentionRun, told: str = "") -> Iterable[str]:
+def _run_lines(done: RetentionRun, reported: str = "") -> Iterable[str]:
     """told: a warning that was shown before."""
     versions = f"{count_text(done.removed, 'version')}, " if done.status != "planned" else ""
     went = f"{versions}{count_text(done.files, 'file')}, {size_text(done.bytes)}"
@@ -124,7 +124,7 @@ def _run_lines(done: RetentionRun, told: str = "") -> Iterable[str]:
             ("", shortened(f"{each['object'] or each['path']}: {each['why']}" for each in done.refused)),
             ("failed", shortened(f"{each['what']}: {each['why']}" for each in done.failed)),
             ("captures", shortened(done.databases) if done.databases else "no database"),
-            ("warning", shortened(each for each in done.warnings if each != told)),
+            ("warning", shortened(each for each in done.warnings if each != reported)),
             ("took", took(done.seconds)),
         ]
     )

@@ -129,7 +129,7 @@ def _compared_line(compared: Compared) -> str:
 
 
 def _follow(session: Session, as_json: bool, **given: Any) -> int:
-    def told(done: SyncRun) -> None:
+    def reported(done: SyncRun) -> None:
         if not as_json:
             copied = f"{count_text(done.files_copied, 'file')}, {size_text(done.bytes_copied)}"
             records = count_text(done.records, "record")
@@ -144,7 +144,7 @@ def _follow(session: Session, as_json: bool, **given: Any) -> int:
             note("".join(traceback.format_exception(error)))
 
     with Stopping(GRACE) as stop:
-        total = session.call(run_sync, once=False, stop=stop, told=told, failed=failed, **given)
+        total = session.call(run_sync, once=False, stop=stop, reported=reported, failed=failed, **given)
     assert isinstance(total, Followed)
     total.exit_code = stop.code
     emit(total, as_json, _followed_lines(total))

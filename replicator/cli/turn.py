@@ -22,7 +22,7 @@ from replicator.commands.turn import failback as run_failback
 from replicator.commands.turn import failover as run_failover
 from replicator.commands.turn import loss as run_loss
 from replicator.commands.turn import switchover as run_switchover
-from replicator.turnover.turn import StepTold, Turned
+from replicator.turnover.turn import StepReport, Turned
 
 to_option = click.option(
     "--to",
@@ -67,7 +67,7 @@ def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator switchover west
       replicator switchover west --abort
     """
-    done = session.call(run_switchover, told=_told(as_json), **given)
+    done = session.call(run_switchover, reported=_reported(as_json), **given)
     emit(done, as_json, turned_lines(done))
     return 6 if done.problems else 0
 
@@ -108,7 +108,7 @@ def failover(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator failover west
       replicator failover west --force
     """
-    done = session.call(run_failover, told=_told(as_json), **given)
+    done = session.call(run_failover, reported=_reported(as_json), **given)
     emit(done, as_json, [*loss_lines(done.loss or {}), *turned_lines(done)])
     return 6 if done.status == "refused" else 0
 
@@ -135,7 +135,7 @@ def failback(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator failback west
       replicator switchover west
     """
-    done = session.call(run_failback, told=_told(as_json), **given)
+    done = session.call(run_failback, reported=_reported(as_json), **given)
     emit(done, as_json, [*own_lines(done.own or {}), *turned_lines(done)])
     return 0
 
@@ -237,12 +237,12 @@ def _lost_table(each: Mapping[str, Any]) -> str:
     )
 
 
-def _told(as_json: bool) -> Callable[[StepTold], None] | None:
+def _reported(as_json: bool) -> Callable[[StepReport], None] | None:
     """Prints each step when it ends; JSON has them all in the answer."""
     return None if as_json else lambda step: write([step_line(step)])
 
 
-def step_line(step: StepTold) -> str:
+def step_line(step: StepReport) -> str:
     took = "before" if step.seconds is None else f"{step.seconds:.1f} s"
     return f"{step.name:<10} {took:>8}  {step.does}"
 

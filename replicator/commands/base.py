@@ -153,8 +153,8 @@ def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
 
         result = inspect.signature(run).return_annotation
         call.__signature__ = inspect.signature(make).replace(return_annotation=result)  # type: ignore[attr-defined]
-        told = (run, *(each for each in inspect.getmro(make) if issubclass(each, Options)))  # type: ignore[arg-type]
-        call.__doc__ = "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in told)
+        reported = (run, *(each for each in inspect.getmro(make) if issubclass(each, Options)))  # type: ignore[arg-type]
+        call.__doc__ = "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in reported)
         call.run, call.options = run, make  # type: ignore[attr-defined]
         return cast("Verb[P, O, R]", call)
 

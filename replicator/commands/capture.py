@@ -32,7 +32,7 @@ class CaptureOptions(Options):
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     follow: capture again and again, until an exception such as KeyboardInterrupt ends it.
     interval: the time between two captures of a following.
-    told: called with the report of each capture of a following.
+    reported: called with the report of each capture of a following.
     failed: called with each error that may pass while following, and the seconds to the next try.
     """
 
@@ -47,7 +47,7 @@ class CaptureOptions(Options):
     empty: Sequence[str] = ()
     follow: bool = False
     interval: timedelta = timedelta(seconds=10)
-    told: Callable[[Captured], None] = _nobody
+    reported: Callable[[Captured], None] = _nobody
     failed: Callable[[BaseException, float], None] = _nobody
 
 
@@ -81,5 +81,5 @@ def capture(options: CaptureOptions) -> Captured:
             )
 
         if options.follow:
-            follow(once, options.interval, told=options.told, failed=options.failed)
+            follow(once, options.interval, reported=options.reported, failed=options.failed)
         return once()

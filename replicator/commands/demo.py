@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replicator.commands.base import Options, verb
-from replicator.demos.story import Told, tell
+from replicator.demos.story import DemoReport, tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class DemoOptions(Options):
 
 
 @verb(DemoOptions)
-def demo(options: DemoOptions) -> Told:
+def demo(options: DemoOptions) -> DemoReport:
     """Shows what this tool does, on two real Hive metastores with real Spark tables, in about a minute: bootstrap,
     changes of every kind, an incremental dump, the rubber-banding case, a verification of every byte. It has a
     Spark of its own. May run twice.

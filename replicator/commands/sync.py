@@ -37,7 +37,7 @@ class SyncOptions(Braked):
     deep: scan partitions one by one, too.
     jobs: tables committed side by side.
     stop: says when a following is to end, such as a `threading.Event`; None: nobody does.
-    told: while following, is given each run that loaded something, or found what differs or is not replicated.
+    reported: while following, is given each run that loaded something, or found what differs or is not replicated.
     failed: while following, is given each error, and the seconds to the next try.
     """
 
@@ -50,7 +50,7 @@ class SyncOptions(Braked):
     deep: bool = False
     jobs: int = 2
     stop: Stop | None = None
-    told: Callable[[SyncRun], None] = _nobody
+    reported: Callable[[SyncRun], None] = _nobody
     failed: Callable[[Exception, float], None] = _nobody
 
 
@@ -96,7 +96,7 @@ def sync(options: SyncOptions) -> SyncRun | Followed:
             others=work.others,
             schedule=options.schedule or work.policy.schedule,
             stop=options.stop or Event(),
-            told=options.told,
+            reported=options.reported,
             failed=options.failed,
         )
 

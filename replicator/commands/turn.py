@@ -16,7 +16,7 @@ from replicator.turnover import failover as failovers
 from replicator.turnover import switchover as switchovers
 from replicator.turnover import switchover_steps
 from replicator.turnover.failover import LastFailover
-from replicator.turnover.turn import Sides, Told, Turned
+from replicator.turnover.turn import Reporter, Sides, Turned
 
 SIDES = ("source", "target")
 
@@ -34,7 +34,7 @@ class SwitchoverOptions(Options):
     wait: how long to wait for a run that is at work.
     dry_run: only look what is in the way; the answer is `ready`, with `problems`.
     jobs: tables committed side by side.
-    told: is given each step when it is done.
+    reported: is given each step when it is done.
     """
 
     policy: str = field(kw_only=False)
@@ -45,7 +45,7 @@ class SwitchoverOptions(Options):
     wait: timedelta = timedelta(seconds=10)
     dry_run: bool = False
     jobs: int = 2
-    told: Told | None = None
+    reported: Reporter | None = None
 
 
 @verb(SwitchoverOptions)
@@ -65,7 +65,7 @@ def switchover(options: SwitchoverOptions) -> Turned:
     wanted = switchover_steps.SwitchoverOptions(
         to=options.to or "", anyway=options.anyway, drain=options.drain, patience=options.wait, jobs=options.jobs
     )
-    with _sides(options, options.policy, options.told) as sides:
+    with _sides(options, options.policy, options.reported) as sides:
         if options.abort:
             return switchovers.abort(sides, wanted)
         return switchovers.switchover(sides, wanted, dry_run=options.dry_run)
@@ -82,7 +82,7 @@ class FailoverOptions(Options):
     patience: how long anything of the lost side may take to answer.
     reading: how long its log may take to be read, and with look its directories to be listed.
     jobs: tables committed side by side.
-    told: is given each step when it is done.
+    reported: is given each step when it is done.
     """
 
     policy: str = field(kw_only=False)
@@ -92,7 +92,7 @@ class FailoverOptions(Options):
     patience: timedelta = timedelta(seconds=5)
     reading: timedelta = timedelta(minutes=1)
     jobs: int = 2
-    told: Told | None = None
+    reported: Reporter | None = None
 
 
 @verb(FailoverOptions)
@@ -113,7 +113,7 @@ def failover(options: FailoverOptions) -> Turned:
         reading=options.reading,
         jobs=options.jobs,
     )
-    with _sides(options, options.policy, options.told) as sides:
+    with _sides(options, options.policy, options.reported) as sides:
         seconds = options.patience.total_seconds()
         with (
             ThriftMetastore(sides.source.uri, timeout=seconds, retries=0) as here,
@@ -131,7 +131,7 @@ class FailbackOptions(Options):
     wait: how long to wait for a run that is at work.
     dry_run: only list its own changes, as far as they are captured or announced.
     jobs: tables committed side by side.
-    told: is given each step when it is done.
+    reported: is given each step when it is done.
     """
 
     policy: str = field(kw_only=False)
@@ -139,7 +139,7 @@ class FailbackOptions(Options):
     wait: timedelta = timedelta(seconds=10)
     dry_run: bool = False
     jobs: int = 2
-    told: Told | None = None
+    reported: Reporter | None = None
 
 
 @verb(FailbackOptions)
@@ -153,7 +153,7 @@ def failback(options: FailbackOptions) -> Turned:
     Raises Refused where it is not known who is right, LeaseHeld while the policy is at work or being turned, and what
     capture and load raise."""
     wanted = failbacks.FailbackOptions(patience=options.wait, jobs=options.jobs)
-    with _sides(options, options.policy, options.told) as sides:
+    with _sides(options, options.policy, options.reported) as sides:
         if options.switch and not options.dry_run:
             return failbacks.failback_and_switch(sides, wanted)
         return failbacks.failback(sides, wanted, dry_run=options.dry_run)
@@ -180,7 +180,7 @@ def loss(options: LossOptions) -> LastFailover:
 
 
 @contextmanager
-def _sides(options: Options, policy: str, told: Told | None) -> Iterator[Sides]:
+def _sides(options: Options, policy: str, reported: Reporter | None) -> Iterator[Sides]:
     """What a verb works on."""
     with opened(options, policy) as work:
         yield Sides(
@@ -190,5 +190,5 @@ def _sides(options: Options, policy: str, told: Told | None) -> Iterator[Sides]:
             work.engines,
             options.teller,
             work.others,
-            told=told or (lambda step: None),
+            reported=reported or (lambda step: None),
         )

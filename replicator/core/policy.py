@@ -208,7 +208,7 @@ def parse_policy(name: str, values: Any, uri: Callable[[str], str]) -> Policy:
     try:
         written = msgspec.convert(values, _InFile)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"policies.{name}: {_told(str(error))}", hint=f"keys: {', '.join(KEYS)}") from error
+        raise ConfigError(f"policies.{name}: {_reported(str(error))}", hint=f"keys: {', '.join(KEYS)}") from error
     reading = _Reading(name)
     policy = Policy(
         name=name,
@@ -335,7 +335,7 @@ class _Reading:
         }
 
 
-def _told(text: str) -> str:
+def _reported(text: str) -> str:
     """msgspec's words with ours for a key: "unknown key `x`", "`x` is missing"."""
     text = text.replace("Object contains unknown field", "unknown key")
     text = re.sub(r"Object missing required field (`\w+`)", r"\1 is missing", text)

@@ -60,7 +60,7 @@ _QUERIES = (
 
 
 @dataclass
-class Told(Report):
+class DemoReport(Report):
     """What the demo did: each step with its seconds, and whether both sides were the same at the end."""
 
     status: str = "done"
@@ -71,7 +71,7 @@ class Told(Report):
     seconds: float = 0.0
 
 
-def tell(keep: Path | None, say: Callable[[str], object]) -> Told:
+def tell(keep: Path | None, say: Callable[[str], object]) -> DemoReport:
     """Runs the demo below a directory, new or empty, or in one that goes at the end. Raises Error when a step does not
     end as it must, UsageError for a directory with something in it."""
     began = time.monotonic()
@@ -87,18 +87,18 @@ def tell(keep: Path | None, say: Callable[[str], object]) -> Told:
         story.close()
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)
-    story.told.seconds = round(time.monotonic() - began, 1)
+    story.reported.seconds = round(time.monotonic() - began, 1)
     say(
-        f"\nThe same on both sides, after {story.told.seconds} s."
+        f"\nThe same on both sides, after {story.reported.seconds} s."
         + (f" Kept in {printable(str(directory))}." if keep is not None else "")
     )
-    return story.told
+    return story.reported
 
 
 class _Story:
     def __init__(self, directory: Path, say: Callable[[str], object]) -> None:
         self._directory, self._say = directory, say
-        self.told = Told(directory=str(directory))
+        self.reported = DemoReport(directory=str(directory))
         self._sides: list[embedded.Running] = []
         self._sparks: list[SparkSql] = []
         self._open: list[SparkSql] = []
@@ -190,7 +190,7 @@ class _Story:
         with_b = self._dump(since=with_a)
         self._say("    now the dump that ends before the drop is loaded, long after:")
         report = self._load(with_a)
-        self.told.files_from_cmroot = report.files_from_cmroot
+        self.reported.files_from_cmroot = report.files_from_cmroot
         self._expect(table, [["A"]])
         if not report.files_from_cmroot:
             raise Error("data A did not come from $cmroot", hint="this is a bug: report it")
@@ -210,7 +210,7 @@ class _Story:
         self._say(
             f"    {report.objects} objects and {report.files} files compared, {len(report.differences)} differences"
         )
-        self.told.differences = len(report.differences)
+        self.reported.differences = len(report.differences)
         if report.differences:
             raise Error(f"the two sides differ: {report.differences[:5]}", hint="this is a bug: report it")
         return report
@@ -220,7 +220,7 @@ class _Story:
         self._say(title)
         result = work()
         seconds = round(time.monotonic() - began, 1)
-        self.told.steps.append({"step": title, "seconds": seconds})
+        self.reported.steps.append({"step": title, "seconds": seconds})
         return result
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from replicator.core.report import Report
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.dumps import layout
 from replicator.dumps.points import resolve_since, resolve_until, scope_of_dump
-from replicator.dumps.reached import covers, reached, scope_of, told
+from replicator.dumps.reached import covers, reached, scope_of, scope_text
 from replicator.dumps.selection import Entering, Selection
 from replicator.dumps.signing import Keys
 from replicator.dumps.slots import begin_of, confirmed, pinned, refuse_wider
@@ -169,8 +169,8 @@ def _refuse_wider(since: str, databases: Sequence[str], patterns: Patterns) -> N
         wanted = reached(scope_of(databases, patterns), db)
         if earlier is not None and db in earlier.databases and not covers(reached(earlier, db), wanted):
             raise BootstrapNeeded(
-                f"--since {since}: that dump has of {db} {told(reached(earlier, db))}, this one is to have "
-                f"{told(wanted)}",
+                f"--since {since}: that dump has of {db} {scope_text(reached(earlier, db))}, this one is to have "
+                f"{scope_text(wanted)}",
                 hint="dump without --since, a bootstrap of all; or --since its event, for targets that have the others",
             )
 
@@ -319,18 +319,18 @@ class _Dump:
             return
         if change.lost and not change.is_repaired:
             raise BootstrapNeeded(f"{change.detail} were lost within the range", hint="dump without --since")
-        told = entering.told(change, record.position)
-        if told is None:
+        reported = entering.reported(change, record.position)
+        if reported is None:
             return
-        if told.touched is not None:
-            self._touched.add(told.touched)
-        self._writer.record(record if told is change else msgspec.structs.replace(record, change=told))
+        if reported.touched is not None:
+            self._touched.add(reported.touched)
+        self._writer.record(record if reported is change else msgspec.structs.replace(record, change=reported))
 
     def _incremental_entries(self, rows: pa.Table, after: int, until: int, entering: Entering) -> None:
         replayed = pc.and_(pc.less_equal(rows["position"], until), pc.not_equal(rows["op"], RELEASE))
-        told, named = entering.told_rows(rows.filter(pc.and_(pc.greater(rows["position"], after), replayed)))
+        reported, named = entering.reported_rows(rows.filter(pc.and_(pc.greater(rows["position"], after), replayed)))
         self._touched |= named
-        self._writer.entries(told)
+        self._writer.entries(reported)
 
     # ---- both -----------------------------------------------------------------------------------------------------
 
@@ -365,8 +365,8 @@ class _Dump:
         locations = {}
         unseen = list(self._unseen())
         formats = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
-        told = (thing.told() for thing in unseen)
-        lacking = merged(self._unnamed(), told, gaps(formats) if choice == SUPPORTED else ())
+        reported = (thing.reported() for thing in unseen)
+        lacking = merged(self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
         for db in self._selection.databases:
             database = self._manifest.database(db)
             if database is not None and database.location:

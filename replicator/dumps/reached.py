@@ -78,7 +78,7 @@ def after_load(parameters: Mapping[str, str], wanted: str, *, moves: bool, whole
     return {**parameters, SCOPE: wanted}
 
 
-def told(scope: str) -> str:
+def scope_text(scope: str) -> str:
     """For people."""
     part = _part(scope)
     if part is None:

@@ -109,7 +109,7 @@ class Entering:
 
     # ---- telling --------------------------------------------------------------------------------------------------
 
-    def told(self, change: Change, at: int) -> Change | None:
+    def reported(self, change: Change, at: int) -> Change | None:
         """What of a record's change is in the dump; None: nothing."""
         name = change.touched
         if name is None:
@@ -129,7 +129,7 @@ class Entering:
         wanted = self.selection.filter_of(name)
         return change if wanted is None else _filtered(change, wanted)
 
-    def told_rows(self, rows: pa.Table) -> tuple[pa.Table, set[Name]]:
+    def reported_rows(self, rows: pa.Table) -> tuple[pa.Table, set[Name]]:
         """Which file entries are in the dump, and the tables that they are about. Columns as of cmroot.log.FILES."""
         named: set[Name] = set()
         for db, table in sorted(set(zip(rows["db"].to_pylist(), rows["table"].to_pylist(), strict=True))):
@@ -138,26 +138,30 @@ class Entering:
                 named.add((db, table))
                 continue
             theirs = pc.and_(pc.equal(rows["db"], db), pc.equal(rows["table"], table))
-            told = pc.and_(theirs, self._told_of(rows, rows.filter(theirs), (db, table), wanted)) if held else None
-            if told is not None and pc.any(told).as_py():
+            reported = (
+                pc.and_(theirs, self._reported_of(rows, rows.filter(theirs), (db, table), wanted)) if held else None
+            )
+            if reported is not None and pc.any(reported).as_py():
                 named.add((db, table))
             out = pc.invert(theirs)
-            rows = rows.filter(out if told is None else pc.or_(out, told))
+            rows = rows.filter(out if reported is None else pc.or_(out, reported))
         return rows, named
 
-    def _told_of(self, rows: pa.Table, theirs: pa.Table, name: Name, wanted: PartitionFilter | None) -> pa.ChunkedArray:
+    def _reported_of(
+        self, rows: pa.Table, theirs: pa.Table, name: Name, wanted: PartitionFilter | None
+    ) -> pa.ChunkedArray:
         """Of all rows, which are told if they are about this table. `theirs`: those that are."""
-        told = pc.is_valid(rows["position"])
+        reported = pc.is_valid(rows["position"])
         for begin, end in self.spells(name):
             outside = pc.less(rows["position"], begin)
             if end is not None:
                 outside = pc.or_(outside, pc.greater_equal(rows["position"], end))
-            told = pc.and_(told, outside)
+            reported = pc.and_(reported, outside)
         if wanted is not None:
             partitions = pc.unique(theirs["partition"]).to_pylist()
             held = [each for each in partitions if not each or matches_name(wanted, each)]
-            told = pc.and_(told, pc.is_in(rows["partition"].cast(pa.string()), pa.array(held, pa.string())))
-        return told
+            reported = pc.and_(reported, pc.is_in(rows["partition"].cast(pa.string()), pa.array(held, pa.string())))
+        return reported
 
 
 def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:

@@ -16,7 +16,7 @@ from cmroot.pins import DumpPin, Slot, confirm_slot, create_slot, drop_slot, fin
 from cmroot.root import open_existing
 from replicator.dumps.layout import DumpMetadata, Point, Scope
 from replicator.dumps.points import point_at
-from replicator.dumps.reached import covers, reached, told
+from replicator.dumps.reached import covers, reached, scope_text
 from replicator.errors import BootstrapNeeded, Error, FormatError
 
 BOOTSTRAP = "a bootstrap"  # what the consumer of a slot awaits that was made with a bootstrap dump
@@ -51,9 +51,9 @@ def refuse_wider(slot: Slot, scope: Scope) -> None:
     for db in scope.databases if slot.scopes else ():
         wanted, known = reached(scope, db), slot.scopes.get(db)
         if known is None or not covers(known, wanted):
-            has = "nothing" if known is None else told(known)
+            has = "nothing" if known is None else scope_text(known)
             raise BootstrapNeeded(
-                f"slot {slot.name}: its consumer has of {db} {has}, this dump is to have {told(wanted)}",
+                f"slot {slot.name}: its consumer has of {db} {has}, this dump is to have {scope_text(wanted)}",
                 hint=f"drop the slot (`replicator cm slots drop {slot.name}`) and dump with it again, a bootstrap; or "
                 "name with --since the dump that the consumer came to",
             )

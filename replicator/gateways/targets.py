@@ -192,7 +192,7 @@ def find_outcome(upstream: MetastoreReader, journal: Journal, kind: str) -> Outc
     tables = {source.table for source in journal.sources}
     newest = upstream.current_event_id()
     for event in _events(upstream, journal.before_event):
-        for table in _told(event, journal, kind, tables) - outcome.announced:
+        for table in _reported(event, journal, kind, tables) - outcome.announced:
             outcome.events[table] = event.id
             outcome.announced.add(table)
     if kind != "truncate":
@@ -208,7 +208,7 @@ def _events(upstream: MetastoreReader, after: int) -> Iterable[NotificationEvent
         after = page[-1].id
 
 
-def _told(event: NotificationEvent, journal: Journal, kind: str, tables: set[str]) -> set[str]:
+def _reported(event: NotificationEvent, journal: Journal, kind: str, tables: set[str]) -> set[str]:
     """The tables among these that an event says to be dropped, to have lost one of the partitions, or to be changed
     after a truncation."""
     if (event.db or "").lower() != journal.db:

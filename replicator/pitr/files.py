@@ -44,10 +44,12 @@ def find_files(
         raise UsageError("find what?", hint="give --path, --table or --checksum")
     log = segments(root.place)
     findings = find(root.place, log, Query(path, table, checksum), limit=limit)
-    return FoundList("found" if findings.total else "nothing found", root.place, findings.total, _told(log, findings))
+    return FoundList(
+        "found" if findings.total else "nothing found", root.place, findings.total, _reported(log, findings)
+    )
 
 
-def _told(log: Sequence[Segment], findings: Findings) -> list[dict[str, Any]]:
+def _reported(log: Sequence[Segment], findings: Findings) -> list[dict[str, Any]]:
     positions = {each.since for each in findings.references}
     positions |= {each.ended for each in findings.references if each.ended is not None}
     records = events_at(log, positions)

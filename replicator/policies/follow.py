@@ -137,7 +137,7 @@ def follow(
     pace: Pace,
     stop: Stop,
     engines: AutoEngine,
-    told: Callable[[SyncRun], None],
+    reported: Callable[[SyncRun], None],
     failed: Callable[[Exception, float], None],
     unreached: Callable[[Exception], None] = lambda error: None,
     beside: Beside | None = None,
@@ -169,7 +169,7 @@ def follow(
                 pace.scanned(scan, run)
                 lacks = {each.name for each in run.not_replicated} != lacked
                 if run.moved or lacks or (run.compared and run.compared.differing):
-                    told(run)
+                    reported(run)
             wait = pace.succeeded()
         except (ConfigError, UsageError):
             raise
@@ -195,7 +195,7 @@ def follow_policy(
     others: Sequence[Policy],
     schedule: timedelta,
     stop: Stop,
-    told: Callable[[SyncRun], None],
+    reported: Callable[[SyncRun], None],
     failed: Callable[[Exception, float], None],
 ) -> Followed:
     """Runs a policy again and again, with its verification beside; arguments as `sync_once` and `follow`. `schedule`:
@@ -235,7 +235,7 @@ def follow_policy(
                 pace=Pace(schedule),
                 stop=stop,
                 engines=engines,
-                told=told,
+                reported=reported,
                 failed=failed,
                 unreached=lambda error: record_unreached(remembering, error),
                 beside=remembering.beside,

@@ -25,7 +25,7 @@ from replicator.errors import Error, MetastoreUnreachable
 from replicator.events.reach import read_reach
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.memory import History, Memory, RememberedScope, Run
-from replicator.policies.verifying import told
+from replicator.policies.verifying import reported
 from replicator.policies.way import Pair, patterns_of, runs_backwards, survey
 from replicator.replay.places.replica import LAST_ID
 from replicator.text.quantity import duration_text
@@ -241,7 +241,7 @@ class _Counted:
                 db, table = record.change.touched_db, record.change.touched
                 if db is None or db not in after or record.position <= after[db]:
                     continue
-                if self._chosen.told(record.change, record.position) is None:
+                if self._chosen.reported(record.change, record.position) is None:
                     continue
                 found = self._of(db, table[1] if table else None)
                 if found is not None:
@@ -250,7 +250,7 @@ class _Counted:
                 self._bytes(pa.Table.from_batches([batch]), after)
 
     def _bytes(self, rows: pa.Table, after: dict[str, int]) -> None:
-        added, _ = self._chosen.told_rows(rows.filter(pc.equal(rows["op"], ADD)))
+        added, _ = self._chosen.reported_rows(rows.filter(pc.equal(rows["op"], ADD)))
         for db, position in after.items():
             theirs = added.filter(pc.and_(pc.equal(added["db"], db), pc.greater(added["position"], position)))
             sums = theirs.group_by("table").aggregate([("size", "sum")]).to_pylist()
@@ -266,7 +266,7 @@ class _Counted:
         ]
         selection = self._chosen.selection
         unseen = [
-            each.told()
+            each.reported()
             for each in (sight_at(log, log[-1].last).unseen if log else ())
             if selection.holds_partition((each.db, each.table), each.partition)
         ]
@@ -370,7 +370,7 @@ def _find_blocks(
     if history is None or last is None:
         return
     report.last_run = last.ended or last.started
-    report.warnings += told(next((run.compared for run in history.runs if run.compared), None))
+    report.warnings += reported(next((run.compared for run in history.runs if run.compared), None))
     failed = _failing(history.runs)
     if failed is not None:
         report.last_error = failed.error

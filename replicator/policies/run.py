@@ -29,7 +29,7 @@ from replicator.policies.leaving import Leaving, drop, plan_database, plan_table
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.pieces import Piece, Work
 from replicator.policies.steps import Steps, SyncOptions, scope_of
-from replicator.policies.verifying import Beside, compare_some, told
+from replicator.policies.verifying import Beside, compare_some, reported
 from replicator.policies.way import Way, find_way
 from replicator.replay.apply.load import Loaded
 
@@ -323,7 +323,7 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
     and makes no failure of the run."""
     if kept.beside is not None:
         report.compared = kept.beside.take()
-        steps.warnings += told(report.compared or kept.beside.last)
+        steps.warnings += reported(report.compared or kept.beside.last)
         steps.warnings += [f"verifying failed: {kept.beside.error}"] if kept.beside.error else []
     elif steps.policy.verify is not None and not steps.options.draining:
         try:
@@ -331,7 +331,7 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
                 report.compared = compare_some(steps, kept.memory)
         except (Error, OSError) as error:
             steps.warnings.append(f"verifying failed: {error}")
-        steps.warnings += told(report.compared)
+        steps.warnings += reported(report.compared)
 
 
 def tidy(steps: Steps, kept: Remembering, report: SyncRun, clock: Callable[[], float]) -> None:

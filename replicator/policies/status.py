@@ -25,7 +25,7 @@ from replicator.text.quantity import time_text
 class Status(Report):
     """`status`: current, behind, loading (a load has begun and not ended), replica (there is no source to compare
     with), or `no replica`. `time` is that of the last record applied, in seconds; lags are None where they cannot be
-    told: events and seconds need the source, bytes and time its $cmroot. `lag_events` counts all databases' events.
+    reported: events and seconds need the source, bytes and time its $cmroot. `lag_events` counts all databases' events.
     `not_replicated`: what the target says that it does not have as the source has it; what nobody could see there
     counts as behind since then."""
 

@@ -330,7 +330,7 @@ class Steps:
             mark = Mark(end.event, end.position, self.way.root.id).parameters()
             lacking = [each for each in from_property(there.parameters.get(PROPERTY), pair.name) if not each.unknown]
             seen = sight_at(segments(self.way.root.place), end.position).unseen
-            lacking += self.concerning(each.told() for each in seen if each.db == pair.name)
+            lacking += self.concerning(each.reported() for each in seen if each.db == pair.name)
             parameters = with_property(there.parameters | mark, lacking)
             moved = msgspec.structs.replace(there, parameters=parameters)
             self.way.target.alter_database(pair.replica, moved)

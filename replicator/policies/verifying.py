@@ -134,7 +134,7 @@ def _compared(sampled: Sampled, now: float) -> Compared:
     )
 
 
-def told(compared: Compared | None) -> list[str]:
+def reported(compared: Compared | None) -> list[str]:
     """What a person should know of it, as a warning; nothing when all is the same."""
     names = list(dict.fromkeys([*compared.differing, *compared.open])) if compared else []
     if compared is None or not names:

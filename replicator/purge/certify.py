@@ -336,7 +336,7 @@ def _left_at(
 ) -> Iterator[Holding]:
     """Files with such contents in the directories of purged tables, in tables or in none. Backups are told as such."""
     kept = {normal(unit.old) for units in swapped.values() for unit in units if unit.backup == "kept"}
-    told = kept if what == "table" else set()
+    reported = kept if what == "table" else set()
     for name, units in swapped.items():
         db, table_name = _split(name)
         try:
@@ -346,7 +346,7 @@ def _left_at(
         except ObjectNotFound:
             continue
         for copy in copies(directories_of(table, parts, home), contents, engines):
-            if not is_below(copy.place, told):
+            if not is_below(copy.place, reported):
                 until = "its next run" if what == "replica" else "it is removed by hand"
                 yield Holding(
                     what,

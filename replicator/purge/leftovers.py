@@ -24,9 +24,9 @@ def leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLoca
         run = directory.read_run()
         if run.status == "running" or "ids" not in run.request or run.request["metastore"] != metastore.uri:
             continue
-        told = list(directory.told())
-        swapped = {normal(unit.new) for unit in told if unit.backup}
-        for place in sorted({normal(unit.new) for unit in told if unit.new} - swapped - kept):
+        reported = list(directory.reported())
+        swapped = {normal(unit.new) for unit in reported if unit.backup}
+        for place in sorted({normal(unit.new) for unit in reported if unit.new} - swapped - kept):
             ours = name_of(parent(place)).startswith(SIBLING)
             if ours and not look_at(place).missing and live().blocking(place) is None:
                 yield place

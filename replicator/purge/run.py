@@ -201,16 +201,16 @@ def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Calla
             now: dict[str, str] = {}
         else:
             now = locations_now(metastore, table, [unit.partition for unit in units])
-        told = []
+        reported = []
         for unit in units:
             there = now.get(unit.partition)
             if unit.new and there is not None and normal(there) == normal(unit.new):
-                told.append(at(unit, "DONE", clock, backup="kept", reason="swapped before the run was killed"))
+                reported.append(at(unit, "DONE", clock, backup="kept", reason="swapped before the run was killed"))
             else:
-                told.append(at(unit, "FAILED", clock, reason="the run was killed before the swap"))
-        directory.write_units(told)
-        if told and now:
-            swapped = [unit.partition for unit in told if unit.state == "DONE"]
+                reported.append(at(unit, "FAILED", clock, reason="the run was killed before the swap"))
+        directory.write_units(reported)
+        if reported and now:
+            swapped = [unit.partition for unit in reported if unit.state == "DONE"]
             drop_column_statistics(metastore, table, swapped)
     for name in sorted({unit.table for unit in directory.units().values() if unit.state == "DONE"}):
         run = settle_counts(metastore, directory, run, name)

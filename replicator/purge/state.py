@@ -151,9 +151,9 @@ class RunDirectory:
 
     def units(self) -> dict[tuple[str, str], Unit]:
         """The last state of each partition."""
-        return {unit.key: unit for unit in self.told()}
+        return {unit.key: unit for unit in self.reported()}
 
-    def told(self) -> Iterator[Unit]:
+    def reported(self) -> Iterator[Unit]:
         """Every state of every partition, in order."""
         store, place = store_for(self.root), join(self.place, "units")
         decode = msgspec.json.Decoder(Unit).decode

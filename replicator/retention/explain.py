@@ -12,7 +12,7 @@ from replicator.retention.config.store import Resolved, text_of
 
 
 @dataclass(frozen=True)
-class Told:
+class ExplainedValue:
     """One value. `at`: where it is written; `through`: where the `${...}` stands that led there; `hides`: where weaker
     nodes set the same key. `far`: the store's root won over a node that is nearer to the dataset."""
 
@@ -33,32 +33,35 @@ class Explained(Rows):
     store: str | None
     version: str | None
     nodes: list[str]
-    values: list[Told]
+    values: list[ExplainedValue]
     warnings: list[str]
     status: str = "explained"
 
 
 def explain_key(resolved: Resolved, path: str, store: str, version: str) -> Explained:
     """What the config store says about a key."""
-    told = [_told(resolved, path_, value.origin, shown(value), value) for path_, value in resolved.settings.leaves()]
-    far = [each for each in told if each.far]
+    reported = [
+        _reported(resolved, path_, value.origin, shown(value), value) for path_, value in resolved.settings.leaves()
+    ]
+    far = [each for each in reported if each.far]
     warnings = [
         f"{each.key}: the store's root decides ({each.at}), though a nearer key sets it too ({each.hides[0]})"
         for each in far
     ]
     names = [text_of(node.key) + ("" if node.main.fields or node.includes else " (no file)") for node in resolved.nodes]
-    return Explained(path, store, version, names, told, warnings)
+    return Explained(path, store, version, names, reported, warnings)
 
 
 def explain_job(settings: Settings, path: str) -> Explained:
     """The same where there is no store: all is the job file's."""
-    told = [
-        Told(".".join(names), shown(value), str(value.origin), _through(value)) for names, value in settings.leaves()
+    reported = [
+        ExplainedValue(".".join(names), shown(value), str(value.origin), _through(value))
+        for names, value in settings.leaves()
     ]
-    return Explained(path, None, None, [], told, [])
+    return Explained(path, None, None, [], reported, [])
 
 
-def _told(resolved: Resolved, path: tuple[str, ...], origin: Origin, text: str, value: object) -> Told:
+def _reported(resolved: Resolved, path: tuple[str, ...], origin: Origin, text: str, value: object) -> ExplainedValue:
     assigned = value.assigned if isinstance(value, Scalar) else None
     setting = [(node.key, where) for node in resolved.nodes for where in _set_at(node.main, path)]
     number = next((number for number, (_, where) in enumerate(setting) if where in (origin, assigned)), 0)
@@ -66,7 +69,9 @@ def _told(resolved: Resolved, path: tuple[str, ...], origin: Origin, text: str, 
     through = assigned or (where if where != origin else None)
     hidden = [str(other) for key, other in setting[number + 1 :] if key != winner]
     nearer = any(key and resolved.key[: len(key)] == key for key, _ in setting)
-    return Told(".".join(path), text, str(origin), str(through) if through else None, hidden, not winner and nearer)
+    return ExplainedValue(
+        ".".join(path), text, str(origin), str(through) if through else None, hidden, not winner and nearer
+    )
 
 
 def _through(value: object) -> str | None:

@@ -9,7 +9,7 @@ from replicator.core.report import Rows
 from replicator.removal.removal import Refusal
 from replicator.removal.report import Removals
 
-TOLD = 1000  # refusals that a result lists; the record has all
+REPORTED = 1000  # refusals that a result lists; the record has all
 
 
 @dataclass
@@ -45,7 +45,7 @@ class RetentionRun(Removals):
 
     def refuse(self, refusal: Refusal) -> None:
         self.refused_count += 1
-        if len(self.refused) < TOLD:
+        if len(self.refused) < REPORTED:
             removal = refusal.removal
             self.refused.append({"path": removal.path, "object": removal.name, "why": refusal.why})
 

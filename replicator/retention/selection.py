@@ -78,7 +78,7 @@ def before(versions: Sequence[Version], back: Period, now: datetime) -> Chosen:
         assert each.time
         bound = back.after(each.time)
         if bound < now:
-            found[number] = f"{told(each.time)} + {back.text} = {told(bound)} is before {told(now)}"
+            found[number] = f"{reported(each.time)} + {back.text} = {reported(bound)} is before {reported(now)}"
     return found
 
 
@@ -89,7 +89,9 @@ def _between(versions: Sequence[Version], least: Period | None, most: Period | N
         assert each.time
         end = most.after(each.time) if most else None
         if (end > now if end else each.time > _EPOCH) and (least.after(each.time) if least else each.time) < now:
-            younger = f"{told(each.time)} + {most.text} is after {told(now)}" if most else f"{told(each.time)}"
+            younger = (
+                f"{reported(each.time)} + {most.text} is after {reported(now)}" if most else f"{reported(each.time)}"
+            )
             found[number] = younger + (f", and + {least.text} before it" if least else " lies in the past")
     return found
 
@@ -178,5 +180,5 @@ def _unhidden(versions: Sequence[Version], prefixes: Sequence[str]) -> Chosen:
     return found
 
 
-def told(moment: datetime) -> str:
+def reported(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

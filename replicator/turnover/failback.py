@@ -90,7 +90,7 @@ def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: b
             return report
         if turn is None:
             turn = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
-        turn = carry_out(kept.memory, turn, work.actions, lease=lease, clock=sides.clock, told=sides.told)
+        turn = carry_out(kept.memory, turn, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
         work.sum_up(turn, report)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report

@@ -75,7 +75,7 @@ def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: Failover
     side is the primary already, or for what lies between two states without consent."""
     began, options = clocks.monotonic(), options or FailoverOptions()
     if not options.force:
-        report = _only_told(sides, hasty, options)
+        report = _only_reported(sides, hasty, options)
         report.seconds = round(clocks.monotonic() - began, 3)
         return report
     memory = _memory(sides.policy, options)
@@ -94,13 +94,13 @@ def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: Failover
                 memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, forced=True, detail=detail, clock=sides.clock
             )
         work.turn = turn
-        turn = carry_out(memory, turn, work.actions, lease=lease, clock=sides.clock, told=sides.told)
+        turn = carry_out(memory, turn, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
         report = work.sum_up(turn)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
 
-def _only_told(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions) -> Turned:
+def _only_reported(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions) -> Turned:
     memory = _memory(sides.policy, options)
     seen = look(sides, hasty, memory)
     work = _Failover(sides, options, seen, memory, None)

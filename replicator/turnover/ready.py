@@ -13,7 +13,7 @@ from replicator.policies.memory import Memory
 from replicator.policies.way import Pair, Way
 from replicator.replay.places.replica import RESTORING
 from replicator.text.quantity import count_text
-from replicator.turnover.turn import Sides, StepTold, Turned, highest_epoch, side
+from replicator.turnover.turn import Sides, StepReport, Turned, highest_epoch, side
 
 
 def check_switchover(sides: Sides, way: Way, memory: Memory, report: Turned, *, anyway: bool) -> None:
@@ -38,9 +38,9 @@ def check_switchover(sides: Sides, way: Way, memory: Memory, report: Turned, *, 
     report.warnings += found.blocks  # what made the last run fail, the run that comes now may have behind it
     took = round(clocks.monotonic() - began, 3)
     does = f"{count_text(found.events, 'event')}, {found.seconds:.0f} s behind"
-    told = StepTold("check", does, "failed" if report.problems else "done", took, {"problems": report.problems})
-    report.steps.append(told)
-    sides.told(told)
+    reported = StepReport("check", does, "failed" if report.problems else "done", took, {"problems": report.problems})
+    report.steps.append(reported)
+    sides.reported(reported)
 
 
 def _problems(pair: Pair, way: Way) -> list[str]:

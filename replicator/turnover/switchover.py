@@ -32,7 +32,7 @@ from replicator.turnover.ready import check_switchover
 from replicator.turnover.switchover_steps import STEPS, SwitchoverOptions, SwitchoverSteps
 from replicator.turnover.turn import (
     Sides,
-    StepTold,
+    StepReport,
     Turned,
     begin,
     carry_out,
@@ -83,7 +83,7 @@ def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_ru
         elif dry_run:
             return _planned(report, turn, sides)
         work = SwitchoverSteps(sides, options, turn, lease, kept)
-        turn = carry_out(kept.memory, turn, work.actions, lease=lease, clock=sides.clock, told=sides.told)
+        turn = carry_out(kept.memory, turn, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
         report.steps += steps_of(turn, work.actions)
         work.sum_up(turn, report)
     report.seconds = round(clocks.monotonic() - began, 3)
@@ -138,7 +138,7 @@ def _nothing(report: Turned, way: Way, to: str) -> Turned:
 def _planned(report: Turned, turn: Turn, sides: Sides) -> Turned:
     """A dry run while a turn is under way: what is left to be done."""
     report.status, report.turn = "ready", turn.id
-    report.steps = [StepTold(step.name, "", step.status, None, step.detail) for step in turn.steps]
+    report.steps = [StepReport(step.name, "", step.status, None, step.detail) for step in turn.steps]
     report.warnings.append(f"a switchover was begun at {turn.started} by {turn.by}: this completes it")
     report.primary = "source" if turn.reverse else "target"
     report.uri = (sides.source if turn.reverse else sides.target).uri
@@ -180,6 +180,6 @@ def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: Switchover
         )
     report.warnings += run.warnings
     detail = {"files_copied": run.files_copied, "bytes_copied": run.bytes_copied, "to_event": run.to_event}
-    told = StepTold("catch up", f"to event {run.to_event}", "done", round(clocks.monotonic() - began, 3), detail)
-    report.steps.append(told)
-    sides.told(told)
+    reported = StepReport("catch up", f"to event {run.to_event}", "done", round(clocks.monotonic() - began, 3), detail)
+    report.steps.append(reported)
+    sides.reported(reported)

@@ -50,7 +50,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class StepTold:
+class StepReport:
     """A step as it is reported. `seconds`: it took, in the run that ended it; None: it was done by an earlier run."""
 
     name: str
@@ -60,7 +60,7 @@ class StepTold:
     detail: Details = field(default_factory=dict)
 
 
-Told = Callable[[StepTold], None]
+Reporter = Callable[[StepReport], None]
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Turned(Report):
     lag_seconds: float | None = None
     lag_events: int | None = None
     databases: list[str] = field(default_factory=list)
-    steps: list[StepTold] = field(default_factory=list)
+    steps: list[StepReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     loss: Details | None = None
@@ -103,7 +103,7 @@ class Sides:
     progress: Progress
     others: Sequence[Policy] = ()
     clock: Callable[[], float] = clocks.time
-    told: Told = field(default=lambda step: None)
+    reported: Reporter = field(default=lambda step: None)
 
     def way(self, memory: Memory, *, reverse: bool | None = None) -> Way:
         return find_way(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
@@ -141,7 +141,13 @@ def begin(
 
 
 def carry_out(
-    memory: Memory, turn: Turn, actions: Sequence[Action], *, lease: Lease, clock: Callable[[], float], told: Told
+    memory: Memory,
+    turn: Turn,
+    actions: Sequence[Action],
+    *,
+    lease: Lease,
+    clock: Callable[[], float],
+    reported: Reporter,
 ) -> Turn:
     """Carries out what is not done, in order, and writes each step before and after. Returns the turn, ended.
 
@@ -150,7 +156,7 @@ def carry_out(
     for action in actions:
         remembered = next(step for step in turn.steps if step.name == action.name)
         if remembered.status == "done":
-            told(StepTold(action.name, action.does, "done", None, remembered.detail))
+            reported(StepReport(action.name, action.does, "done", None, remembered.detail))
             continue
         lease.check()
         turn = turn.with_step(action.name, status="running", started=remembered.started or iso(clock()), detail={})
@@ -165,7 +171,7 @@ def carry_out(
         detail = {**detail, "seconds": seconds, "host": socket.gethostname()}
         turn = turn.with_step(action.name, status="done", ended=iso(clock()), detail=detail)
         memory.write_turn(turn)
-        told(StepTold(action.name, action.does, "done", seconds, detail))
+        reported(StepReport(action.name, action.does, "done", seconds, detail))
     return end(memory, turn, clock=clock)
 
 
@@ -188,11 +194,11 @@ def unfinished(memory: Memory, verb: str) -> Turn | None:
     return turn
 
 
-def steps_of(turn: Turn, actions: Sequence[Action]) -> list[StepTold]:
+def steps_of(turn: Turn, actions: Sequence[Action]) -> list[StepReport]:
     """All steps with what became of them."""
     does = {action.name: action.does for action in actions}
     return [
-        StepTold(step.name, does.get(step.name, ""), step.status, step.detail.get("seconds"), step.detail)
+        StepReport(step.name, does.get(step.name, ""), step.status, step.detail.get("seconds"), step.detail)
         for step in turn.steps
     ]
 

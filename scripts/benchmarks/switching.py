@@ -18,7 +18,7 @@ from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
 from replicator.turnover.switchover import SwitchoverOptions, switchover
-from replicator.turnover.turn import Sides, StepTold, Turned
+from replicator.turnover.turn import Sides, StepReport, Turned
 
 TABLES = {"full": 500, "small": 20}  # beside the one that is written to
 TURNS = {"full": 6, "small": 2}  # there and back, and so on
@@ -39,7 +39,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         with writer.at_work():
             for _ in range(TURNS[size]):
                 time.sleep(WRITES)
-                turns.append(switchover(replace(sides, told=writer.told), SwitchoverOptions()))
+                turns.append(switchover(replace(sides, reported=writer.reported), SwitchoverOptions()))
                 writer.move()
         sync_once(sides.policy, source, target, engines=sides.engines, progress=Silent())
         lost = [writer.lost(side) for side in (source, target)]
@@ -86,7 +86,7 @@ class _Writer:
             self._may.set()
             thread.join()
 
-    def told(self, step: StepTold) -> None:
+    def reported(self, step: StepReport) -> None:
         """At the fence: returns when nothing is being written any more, and looks for the new primary from then on."""
         if step.name != "fence":
             return

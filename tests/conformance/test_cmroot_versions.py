@@ -241,10 +241,10 @@ def test_places_without_versions_say_why() -> None:
 def test_not_being_allowed_to_ask_counts_as_no_versions(versioned: str, user: Callable[..., None]) -> None:
     root = create_or_open(f"{versioned}/cmroot").place
     user("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")
-    told: list[str] = []
+    reported: list[str] = []
     assert "s3:GetBucketVersioning" in why_unversioned(versioned)
-    assert choose_keeper(root, f"{versioned}/t", tell=told.append) == CopyKeeper(root)
-    assert len(told) == 1 and "s3:GetBucketVersioning" in told[0]
+    assert choose_keeper(root, f"{versioned}/t", tell=reported.append) == CopyKeeper(root)
+    assert len(reported) == 1 and "s3:GetBucketVersioning" in reported[0]
     with pytest.raises(KeepError, match="s3:GetBucketVersioning"):
         choose_keeper(root, f"{versioned}/t", "version")
 
@@ -262,9 +262,9 @@ def test_a_rule_that_expires_old_versions_is_told(versioned: str) -> None:
     ]
     name = versioned.rpartition("/")[2]
     s3("put_bucket_lifecycle_configuration", Bucket=name, LifecycleConfiguration={"Rules": rules})
-    told: list[str] = []
-    assert choose_keeper("/r", f"{versioned}/t", tell=told.append) == VersionKeeper("/r")
-    assert len(told) == 1 and "after 9 days" in told[0]
+    reported: list[str] = []
+    assert choose_keeper("/r", f"{versioned}/t", tell=reported.append) == VersionKeeper("/r")
+    assert len(reported) == 1 and "after 9 days" in reported[0]
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,8 @@ def replica(pair: Replication, name: str) -> Table:
 
 
 def compared(pair: Replication) -> Verified:
-    told: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
-    return verify(pair.source, pair.target, [pair.db("a").name], **told)
+    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
+    return verify(pair.source, pair.target, [pair.db("a").name], **reported)
 
 
 def everything(place: Path) -> dict[str, str]:
@@ -152,10 +152,10 @@ def test_a_repair_and_a_turned_policy_leave_the_data_where_it_is(pair: Replicati
     a = pair.db("a")
     pair.replica("a").alter("landing", note="by hand")
     before = everything(pair.here / "lake")
-    told: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
+    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
     options = RepairOptions(a.name, cmroot=pair.keys["target_cmroot"])
 
-    done = repair(open_existing(pair.keys["cmroot"]), pair.source, pair.target, options, **told)
+    done = repair(open_existing(pair.keys["cmroot"]), pair.source, pair.target, options, **reported)
     assert (done.status, done.files_copied) == ("repaired", 0)
     pair.turn()
     pair.replica("a").alter("landing", note="by the new primary")

@@ -275,8 +275,8 @@ def test_equal_columns_are_one_object() -> None:
     storage = Storage(columns=tuple(Column(name=f"c{i}", type="int") for i in range(20)))
     structs = [values.partition_to_thrift("d", "t", Partition(values=(str(i),), storage=storage)) for i in range(2)]
     read = [values.partition_from_thrift(over_the_wire(struct, TBinaryProtocolAccelerated)) for struct in structs]
-    told = [values.partition_from_tjson(as_tjson(struct)) for struct in structs]
-    of = [part.storage for part in read + told]
+    reported = [values.partition_from_tjson(as_tjson(struct)) for struct in structs]
+    of = [part.storage for part in read + reported]
     assert len({id(storage.columns) for storage in of if storage}) == 1
     assert len({id(storage.serde) for storage in of if storage}) == 1
 

@@ -68,10 +68,10 @@ def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others
     assert (run.status, replicated(pair)) == ("synced", {"p=2027": ["newer"]})
 
     way = look(pair.policy, pair.source, pair.target, None, ())
-    told: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
-    same = verify(pair.source, pair.target, [a.name], patterns=way.patterns, **told)
+    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
+    same = verify(pair.source, pair.target, [a.name], patterns=way.patterns, **reported)
     assert (same.status, same.difference_count) == ("same", 0)
-    assert verify(pair.source, pair.target, [a.name], **told).differences[0].kind == "partition missing"
+    assert verify(pair.source, pair.target, [a.name], **reported).differences[0].kind == "partition missing"
     sampled = verify_sample(
         pair.source,
         pair.target,
@@ -79,13 +79,13 @@ def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others
         Budget(tables=10),
         str(pair.here / "verified"),
         patterns=way.patterns,
-        **told,
+        **reported,
     )
     assert sampled.status == "same"
     damaged = pair.replica("a").home / "t" / "p=2027" / "newer"
     damaged.write_text("rotten")
     options = RepairOptions(a.name, patterns=way.patterns, cmroot=pair.keys["target_cmroot"])
-    repaired = repair(open_existing(pair.keys["cmroot"]), pair.source, pair.target, options, **told)
+    repaired = repair(open_existing(pair.keys["cmroot"]), pair.source, pair.target, options, **reported)
     assert (repaired.status, repaired.files_copied, replicated(pair)) == ("repaired", 1, {"p=2027": ["newer"]})
 
 

@@ -373,7 +373,7 @@ def test_a_damaged_footer_is_told(tmp_path: Path) -> None:
     pq.write_table(table, whole["parquet"])
     orc.write_table(table, whole["orc"])
     sizes = {kind: path.stat().st_size for kind, path in whole.items()}
-    told = 0
+    reported = 0
     for seed in range(600):
         chance = random.Random(seed)
         kind, rewrite = chance.choice([("parquet", rewrite_parquet), ("orc", rewrite_orc)])
@@ -383,8 +383,8 @@ def test_a_damaged_footer_is_told(tmp_path: Path) -> None:
         try:
             rewrite(io.BytesIO(bytes(data)), contextlib.nullcontext(io.BytesIO()), ("id",), IDS)
         except (Unsupported, OSError, pa.ArrowException):
-            told += 1
-    assert told > 100
+            reported += 1
+    assert reported > 100
 
 
 def test_a_footer_is_written_as_it_was_read() -> None:

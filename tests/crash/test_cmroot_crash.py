@@ -68,7 +68,7 @@ def ground(tmp_path: Path) -> Ground:
 
 
 def test_a_killed_recycling_of_a_directory_is_finished_by_the_sweep(ground: Ground) -> None:
-    told: set[int] = set()
+    reported: set[int] = set()
     notes = ground.top / "notes"
 
     def lay() -> None:
@@ -85,7 +85,7 @@ def test_a_killed_recycling_of_a_directory_is_finished_by_the_sweep(ground: Grou
         for one in swept.finished:
             assert one.path.startswith(str(ground.table))
             assert one.kept.size == len(CONTENT[one.path.removeprefix(f"{ground.table}/")])
-        told.add(len(swept.finished))
+        reported.add(len(swept.finished))
         assert not ground.table.exists() or (ground.table / "p=1/part-1").exists()  # all of it or nothing
 
     work = f"""
@@ -95,7 +95,7 @@ def record(recycled):
 cmroot.keep.keepers.recycle_tree({ground.root!r}, {str(ground.table)!r}, record=record)
 """
     assert at_every_step(work, lay, check) > 15
-    assert told == set(range(len(CONTENT) + 1))
+    assert reported == set(range(len(CONTENT) + 1))
 
 
 def test_a_killed_recycling_of_a_file_is_finished_by_the_sweep(ground: Ground) -> None:

@@ -97,8 +97,8 @@ def test_a_page_that_says_what_happens_passes(page: Path, tmp_path: Path) -> Non
         ("{dir}/nosuch\n", "{place}/nosuch\n", "nobody gave a value for {place}"),
     ],
 )
-def test_a_page_that_says_something_else_fails(page: Path, tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_a_page_that_says_something_else_fails(page: Path, tmp_path: Path, old: str, new: str, reported: str) -> None:
     page.write_text(PAGE.replace(old, new, 1))
     with pytest.raises(AssertionError) as raised:
         play(page, {"dir": tmp_path})
-    assert told in str(raised.value)
+    assert reported in str(raised.value)

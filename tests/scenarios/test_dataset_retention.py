@@ -486,8 +486,8 @@ GOOD = "version.finder.class = GlobModTimeDatasetVersionFinder\nselection.policy
         ("gobblin.config.management.store.uri = nowhere", "there is no _CONFIG_STORE"),
     ],
 )
-def test_a_job_that_cannot_be_meant_is_refused(lake: Lake, config: str, told: str) -> None:
-    assert told in lake.run(lake.job(config), code=2)["message"]
+def test_a_job_that_cannot_be_meant_is_refused(lake: Lake, config: str, reported: str) -> None:
+    assert reported in lake.run(lake.job(config), code=2)["message"]
 
 
 @pytest.mark.parametrize(
@@ -517,10 +517,12 @@ def test_a_job_that_cannot_be_meant_is_refused(lake: Lake, config: str, told: st
         (MODIFIED + "accessControl { policies = [x], x { mode = 999 } }", "is no mode"),
     ],
 )
-def test_a_policy_that_cannot_be_meant_fails_its_dataset_and_removes_nothing(lake: Lake, text: str, told: str) -> None:
+def test_a_policy_that_cannot_be_meant_fails_its_dataset_and_removes_nothing(
+    lake: Lake, text: str, reported: str
+) -> None:
     lake.write("data/set/v", age=days(1000))
     done = lake.run(lake.job(policy("/data/*", text)), code=3)
-    assert [told in each["why"] for each in done["failed"]] == [True], done["failed"]
+    assert [reported in each["why"] for each in done["failed"]] == [True], done["failed"]
     assert lake.dirs() == {"data/set/v"}
 
 

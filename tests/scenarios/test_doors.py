@@ -76,18 +76,18 @@ def test_the_configuration_guards_a_load_from_python_too(story: Story, tmp_path:
 
 
 def test_a_following_ends_with_an_exception_of_who_is_told(story: Story) -> None:
-    told: list[Captured] = []
+    reported: list[Captured] = []
 
     def tell(captured: Captured) -> None:
-        told.append(captured)
-        story.source.write("t", {f"more{len(told)}": TEXT})
-        if len(told) == 3:
+        reported.append(captured)
+        story.source.write("t", {f"more{len(reported)}": TEXT})
+        if len(reported) == 3:
             raise KeyboardInterrupt
 
     given = {"source": "prod", "cmroot": str(story.cmroot), "engine": "local", "config": names(story)}
     with pytest.raises(KeyboardInterrupt):
-        replicator.capture(**given, follow=True, interval=timedelta(milliseconds=1), told=tell)
-    assert [each.files for each in told] == [0, 1, 1]
+        replicator.capture(**given, follow=True, interval=timedelta(milliseconds=1), reported=tell)
+    assert [each.files for each in reported] == [0, 1, 1]
     assert replicator.capture(**given).files == 1
 
 

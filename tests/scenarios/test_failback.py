@@ -76,8 +76,8 @@ def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(
         pair.sync()
     pair.replica("a").write("t", {"there": "12345"})
     pair.replica("a").drop_partitions("days", ["2"])
-    told = come_back(pair, dry_run=True)
-    assert told.status == "ready" and told.own and told.own["not_captured"] == 2
+    reported = come_back(pair, dry_run=True)
+    assert reported.status == "ready" and reported.own and reported.own["not_captured"] == 2
     assert sources(pair) == {"primary at epoch 1"}
     done = come_back(pair)
     assert (done.status, done.primary) == ("done", "target")

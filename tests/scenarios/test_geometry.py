@@ -424,9 +424,9 @@ def test_a_directory_goes_with_its_last_file(story: Story, partitioned: bool) ->
 
     (there / "left" / "over").mkdir(parents=True)  # as releases before left them
     verify = ("verify", "--source", story.source_uri, "--target", story.target_uri, "--db", story.db)
-    told = command(*verify)
-    assert told.code == 4 and {each["kind"] for each in told.said["differences"]} == {"directory extra"}
-    assert {each["field"] for each in told.said["differences"]} == {"left", "left/over"}
+    reported = command(*verify)
+    assert reported.code == 4 and {each["kind"] for each in reported.said["differences"]} == {"directory extra"}
+    assert {each["field"] for each in reported.said["differences"]} == {"left", "left/over"}
     repaired = command(
         "repair",
         "--source",

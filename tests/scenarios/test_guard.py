@@ -64,9 +64,9 @@ def hold(name: str, pattern: str, until: str = "") -> LegalHold:
         ("s3a://bucket/a/b/../c/..", Limits(), "1 deep"),
     ],
 )
-def test_depth_and_protected_places(path: str, limits: Limits, told: str) -> None:
+def test_depth_and_protected_places(path: str, limits: Limits, reported: str) -> None:
     judged = judge([removal(path)], limits, [])
-    assert (told in judged.refused[0].why) if told else judged.allowed
+    assert (reported in judged.refused[0].why) if reported else judged.allowed
 
 
 @pytest.mark.parametrize(
@@ -245,11 +245,11 @@ def test_a_held_place_is_held_by_every_name(tmp_path: Path, spelled: str, rule: 
     (home / "held" / "t" / "p=1").mkdir(parents=True)
     (home / "sales").mkdir()
     (home / "link").symlink_to(home / "held")
-    asked, told = removal(f"file:{spelled.format(home=home)}"), rule.format(home=home)
-    assert "legal hold" in judge([asked], Limits(), [hold("h", told)]).refused[0].why
-    assert "protected" in judge([asked], Limits(protected=(told,)), []).refused[0].why
+    asked, reported = removal(f"file:{spelled.format(home=home)}"), rule.format(home=home)
+    assert "legal hold" in judge([asked], Limits(), [hold("h", reported)]).refused[0].why
+    assert "protected" in judge([asked], Limits(protected=(reported,)), []).refused[0].why
     beside = removal(f"{home}/sales/../held2")
-    assert judge([beside], Limits(protected=(told,)), [hold("h", told)]).allowed == [beside]
+    assert judge([beside], Limits(protected=(reported,)), [hold("h", reported)]).allowed == [beside]
 
 
 def test_a_place_of_which_nobody_can_tell_where_it_leads_stays(tmp_path: Path) -> None:

@@ -422,8 +422,8 @@ def test_what_is_not_due_yet_keeps_what_lies_above_it(house: House) -> None:
 def test_limits_refuse_the_whole_run_and_holds_single_paths(house: House) -> None:
     house.partitioned("t", ["1", "2", "3"], **EXPIRED)
     house.run()
-    for limits, told in ((Limits(max_bytes=20), "bytes"), (Limits(max_share=0.01), "%")):
-        with pytest.raises(Refused, match=told):
+    for limits, reported in ((Limits(max_bytes=20), "bytes"), (Limits(max_share=0.01), "%")):
+        with pytest.raises(Refused, match=reported):
             house.run(31, limits=limits)
     assert house.values("t") == ["1", "2", "3"]
     add_hold(

@@ -355,8 +355,8 @@ def test_following_from_python_ends_when_it_is_told_to(house: House) -> None:
     stop, runs, failures = threading.Event(), [], []
     asked: dict[str, Any] = {"db": house.db.name, "engine": "local", "follow": True, "stop": stop}
 
-    def end_after(told: list[Any], *what: Any) -> None:
-        told.append(what)
+    def end_after(reported: list[Any], *what: Any) -> None:
+        reported.append(what)
         stop.set()
 
     uri, root = house.metastore.uri, house.root.place

@@ -217,10 +217,10 @@ def test_nothing_that_is_referred_to_goes_and_nothing_is_lost(metastore: ThriftM
         house = House(metastore, f"life{next(_numbers)}", Path(here))
         life = Life(house, seed)
         life.create()
-        told = [life.step() for _ in range(25)]
+        reported = [life.step() for _ in range(25)]
         life.day += 40
         life.run()
-        print(life.removed, told)  # shown with a failure
+        print(life.removed, reported)  # shown with a failure
         for name in house.metastore.table_names(house.db.name):
             metastore.drop_table(house.db.name, name)
         metastore.drop_database(house.db.name)

@@ -82,13 +82,13 @@ def engines() -> Iterator[AutoEngine]:
 
 @dataclass
 class Life:
-    """One history. `was`: places that a table or partition has had, to go back to. `told`: what was done."""
+    """One history. `was`: places that a table or partition has had, to go back to. `reported`: what was done."""
 
     house: House
     engines: AutoEngine
     rng: random.Random
     was: list[Path] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     written: int = 0
 
     # ---- what owners do -------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Life:
         act()
 
     def say(self, *words: object) -> None:
-        self.told.append(" ".join(map(str, words)))
+        self.reported.append(" ".join(map(str, words)))
 
     def tables(self) -> list[str]:
         return self.house.metastore.table_names(self.house.db.name)
@@ -157,7 +157,7 @@ class Life:
         if back and self.rng.random() < 0.5:
             there = self.rng.choice(back)
         else:
-            there = self.house.place(f"{table}_moved") / f"v{len(self.told)}"
+            there = self.house.place(f"{table}_moved") / f"v{len(self.reported)}"
             there.mkdir(parents=True)
             for path in sorted(here.glob("f*")):
                 (there / path.name).write_bytes(path.read_bytes())
@@ -334,7 +334,7 @@ def test_jobs_take_nothing_that_is_referred_to_and_lose_nothing(
                 life.clean_up()
         life.housekeep()
     except BaseException:
-        print("\n".join(life.told))
+        print("\n".join(life.reported))
         raise
 
 

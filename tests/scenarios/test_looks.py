@@ -136,11 +136,11 @@ def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes
     os.mkdir(os.path.join(os.fsencode(story.source.home / "t"), b"sub\xfe"))
     captured = story.capture()
     assert captured.code == 3, captured
-    (told,) = reasons(captured)
-    assert "not UTF-8" in told and r"bad\xff.parquet" in told and r"sub\xfe/" in told
+    (reported,) = reasons(captured)
+    assert "not UTF-8" in reported and r"bad\xff.parquet" in reported and r"sub\xfe/" in reported
     for answer in (story.dump(), story.load(), story.dump(since=story.last), story.load()):
         assert answer.code == 3, answer
-        assert reasons(answer) == [told] and answer.said["not_replicated"][0]["object"] == f"{story.db}.t"
+        assert reasons(answer) == [reported] and answer.said["not_replicated"][0]["object"] == f"{story.db}.t"
     assert set(names_at(story.target.home / "t")) == {b"f", b"other"}
     assert story.capture("--no-scan").code == 3
     found = verified(story)

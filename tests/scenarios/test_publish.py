@@ -39,8 +39,8 @@ def fill(pair: Replication, place: str, generation: int, count: int = FILES) -> 
 
 def is_same(pair: Replication) -> None:
     """Files and metadata, whatever the places."""
-    told: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
-    found = verify(pair.source, pair.target, [pair.db("a").name], **told)
+    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
+    found = verify(pair.source, pair.target, [pair.db("a").name], **reported)
     assert found.difference_count == 0, found.differences[:5]
 
 
@@ -335,8 +335,8 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     run = pair.sync()
     assert not has_superseded(pair.keys["target_cmroot"])
     assert run.reverse and run.files_copied == 5  # three are of the table that has another name now
-    told: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
-    assert verify(pair.target, pair.source, [a.name], **told).differences == []
+    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
+    assert verify(pair.target, pair.source, [a.name], **reported).differences == []
     assert pair.source.table(a.name, "days").location == home["days"]
     (found,) = pair.source.partitions(a.name, "days", ["p=1"])
     assert found[0].location == f"{home['days']}/p=1"
@@ -345,7 +345,7 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     assert not any(".published" in str(place) for place in locations)
     (places(pair, "days")["p=1"] / "increment").write_text("6")
     assert pair.sync().kind == "incremental"
-    assert verify(pair.target, pair.source, [a.name], **told).differences == []
+    assert verify(pair.target, pair.source, [a.name], **reported).differences == []
 
 
 def test_what_somebody_lies_in_again_is_not_swept(pair: Replication) -> None:

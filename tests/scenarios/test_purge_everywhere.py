@@ -136,8 +136,8 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
         path.write_bytes(body)
     found = certify(warehouse.metastore, root, asked, **hours)
     assert found.status == "remaining" and {each["path"] for each in found.holding} == {str(path) for path in left}
-    told = {(each["why"], each["until"]) for each in found.holding}
-    assert told == {("rows were erased from it", "it is removed by hand")}
+    reported = {(each["why"], each["until"]) for each in found.holding}
+    assert reported == {("rows were erased from it", "it is removed by hand")}
 
 
 def test_what_nobody_read_of_a_purged_partition_is_not_certified_until_it_is_gone(
@@ -218,9 +218,9 @@ def test_gaps_are_not_certified_and_the_certificate_is_written(
     assert not out.exists() and json.loads(capsys.readouterr().out)["error"] == "Refused"
     code = run(arguments)
     assert code == 3, capsys.readouterr()
-    told = json.loads(out.read_bytes())
-    assert told == json.loads(capsys.readouterr().out) and told["status"] == "gaps"
-    assert [gap["table"] for gap in told["gaps"]] == ["gaps.unknown"] and told["searched"] == ["gaps.t"]
-    assert told["replicas"] == []
+    reported = json.loads(out.read_bytes())
+    assert reported == json.loads(capsys.readouterr().out) and reported["status"] == "gaps"
+    assert [gap["table"] for gap in reported["gaps"]] == ["gaps.unknown"] and reported["searched"] == ["gaps.t"]
+    assert reported["replicas"] == []
     assert run([*arguments, "--allow-gaps"]) == 0
     assert json.loads(out.read_bytes())["status"] == "certified"

@@ -68,8 +68,8 @@ def test_what_stays_is_as_it_was_and_what_went_is_nowhere(
     assert certified.status == ("gaps" if gaps else "certified"), about
     assert {gap["table"] for gap in certified.gaps} == gaps, about
     for path, marks in held(world, tmp_path).items():
-        told = [mark for mark in marks if f"{world.db}.{world.unsearched.get(mark)}" not in gaps]
-        assert not told, f"{path} {told}\n{about}"
+        reported = [mark for mark in marks if f"{world.db}.{world.unsearched.get(mark)}" not in gaps]
+        assert not reported, f"{path} {reported}\n{about}"
 
 
 def changed(world: World, before: Counter[str], after: Counter[str]) -> tuple[Counter[str], Counter[str]]:

@@ -67,8 +67,8 @@ def test_roles_are_shown_and_set_by_a_configured_name(pair: Replication) -> None
     done = replicator.role_set(metastore="west", db=db, role="fenced", config=path)
     assert (done.status, done.before.role, done.after.role) == ("set", Role.REPLICA, Role.FENCED)
     again = replicator.role_set(metastore="west", db=db, role="fenced", config=path)
-    told = command("role", "set", "--metastore", pair.target.uri, "--db", db, "--role", "fenced").said
-    assert json.loads(str(again)) == told and again.status == "unchanged"
+    reported = command("role", "set", "--metastore", pair.target.uri, "--db", db, "--role", "fenced").said
+    assert json.loads(str(again)) == reported and again.status == "unchanged"
 
 
 def test_the_environment_still_names_what_options_were_called(
@@ -100,7 +100,7 @@ def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None
     assert lost.status == "refused" and lost.loss is not None and lost.loss["unseen"] == []
     ready = replicator.switchover(pair.name, config=path, dry_run=True)
     assert (ready.status, ready.primary) == ("ready", "target")
-    told: list[str] = []
+    reported: list[str] = []
     done = replicator.switchover(
         pair.name,
         config=path,
@@ -108,9 +108,9 @@ def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None
         drain=timedelta(minutes=1),
         wait=timedelta(0),
         jobs=1,
-        told=lambda step: told.append(step.name),
+        reported=lambda step: reported.append(step.name),
     )
-    assert (done.status, done.primary) == ("done", "target") and told == [step.name for step in done.steps]
+    assert (done.status, done.primary) == ("done", "target") and reported == [step.name for step in done.steps]
     assert replicator.switchover(pair.name, config=path, to="target").status == "nothing"
     forced = replicator.failover(pair.name, config=path, force=True, reading=timedelta(seconds=30))
     assert forced.primary == "source"
@@ -158,17 +158,17 @@ def test_limits_of_removals_are_fields_and_the_guard_of_the_file_holds(pair: Rep
 
 
 def test_a_policy_is_followed_until_somebody_says_stop(pair: Replication) -> None:
-    path, stop, told = pair.config(), threading.Event(), list[SyncRun]()
+    path, stop, reported = pair.config(), threading.Event(), list[SyncRun]()
 
     def on_run(run: SyncRun) -> None:
-        told.append(run)
-        stop.set() if len(told) == 2 else pair.db("a").write("t", {"second": "2"})
+        reported.append(run)
+        stop.set() if len(reported) == 2 else pair.db("a").write("t", {"second": "2"})
 
     done = replicator.sync(
-        pair.name, config=path, once=False, schedule=timedelta(milliseconds=200), stop=stop, told=on_run
+        pair.name, config=path, once=False, schedule=timedelta(milliseconds=200), stop=stop, reported=on_run
     )
     assert (done.status, done.synced, done.failures) == ("stopped", 2, 0)
-    assert [run.kind for run in told] == ["bootstrap", "incremental"]
+    assert [run.kind for run in reported] == ["bootstrap", "incremental"]
     with pytest.raises(UsageError, match="about one run"):
         replicator.sync(pair.name, config=path, once=False, empty=["a.t"])
 

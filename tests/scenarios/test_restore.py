@@ -186,11 +186,11 @@ def test_data_that_is_nowhere_any_more_is_told_before_anything_is_done(then: The
     fails(answer, 1, "FilesMissing", "2 files", then.event)
     assert answer.said["files_missing"] == 2
     assert answer.said["bytes_missing"] == len(then.text("dropped") + then.text("1"))
-    told = {each["object"]: each for each in answer.said["missing"]}
-    assert told.keys() == {f"{then.story.db}.dropped", f"{then.story.db}.t"}
-    assert "other bytes" in told[f"{then.story.db}.t"]["reason"]
-    assert "gone" in told[f"{then.story.db}.dropped"]["reason"]
-    assert told[f"{then.story.db}.dropped"]["file"] == f"file:{then.source.home}/dropped/file"
+    reported = {each["object"]: each for each in answer.said["missing"]}
+    assert reported.keys() == {f"{then.story.db}.dropped", f"{then.story.db}.t"}
+    assert "other bytes" in reported[f"{then.story.db}.t"]["reason"]
+    assert "gone" in reported[f"{then.story.db}.dropped"]["reason"]
+    assert reported[f"{then.story.db}.dropped"]["file"] == f"file:{then.source.home}/dropped/file"
     assert then.databases() == [then.story.db]
     assert not then.source.home.with_name(f"{then.into}.db").exists()
     planned = restore(then.story, then.event, "--dry-run").said

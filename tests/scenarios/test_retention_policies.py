@@ -132,9 +132,9 @@ def test_a_lookback_beyond_the_calendar_selects_nothing() -> None:
         ("yyyy/M/d", "x/2026/2/1", "2026-02-01T00:00"),
     ],
 )
-def test_the_end_of_a_name_is_read_by_the_pattern(pattern: str, name: str, told: str) -> None:
+def test_the_end_of_a_name_is_read_by_the_pattern(pattern: str, name: str, reported: str) -> None:
     dates = date_pattern(pattern, "America/Los_Angeles")
-    assert dates.read_end(name) == datetime.fromisoformat(told).replace(tzinfo=ANGELES)
+    assert dates.read_end(name) == datetime.fromisoformat(reported).replace(tzinfo=ANGELES)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_a_zone_that_is_not_known_is_refused() -> None:
     st.sampled_from(["yyyy/MM/dd/HH/mm/ss", "yyyyMMddHHmmss", "yyyy-DDD'T'HH:mm:ss", "dd-MMM-yyyy hh:mm:ss a"]),
 )
 def test_what_a_pattern_writes_it_reads(moment: datetime, pattern: str) -> None:
-    dates, told = date_pattern(pattern, "UTC"), moment.replace(microsecond=0, tzinfo=UTC)
-    assert dates.read_end("x/" + dates.write(told)) == told
+    dates, reported = date_pattern(pattern, "UTC"), moment.replace(microsecond=0, tzinfo=UTC)
+    assert dates.read_end("x/" + dates.write(reported)) == reported
 
 
 # ---- selecting ------------------------------------------------------------------------------------------------------
@@ -244,10 +244,10 @@ def test_combined_policies_and_the_others() -> None:
         ("NewestKRetentionPolicy", "no selection policy"),
     ],
 )
-def test_an_unknown_class_is_refused_with_file_and_line_and_the_nearest_name(name: str, told: str) -> None:
+def test_an_unknown_class_is_refused_with_file_and_line_and_the_nearest_name(name: str, reported: str) -> None:
     with pytest.raises(ConfigError) as error:
         policy(f"selection.policy.class = {name}")
-    assert told in error.value.message and error.value.hint
+    assert reported in error.value.message and error.value.hint
 
 
 def test_the_older_policies_remove_what_they_select() -> None:

@@ -259,8 +259,8 @@ def test_the_command_samples(replica: Replica, capsys: pytest.CaptureFixture[str
     assert run(asked) == 2
     assert "--cmroot" in capsys.readouterr().err
     assert run([*asked, "--cmroot", root, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["status"], told["sampled"], told["never"], told["tables"]) == ("same", 2, 3, 5)
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["status"], reported["sampled"], reported["never"], reported["tables"]) == ("same", 2, 3, 5)
     assert Path(memory_of(root), "copy.parquet").exists()
     assert run([*asked, "--sample-bytes", "1kB", "--cmroot", root]) == 0
     assert "sampled: 2 of 5 tables; 1 never compared" in capsys.readouterr().out

@@ -471,14 +471,14 @@ def test_a_check_names_what_is_away(replication: Replication) -> None:
     back = away(db.home / "t")
     assert run_policy(replication, "sync").code == 3
     checked = run_policy(replication, "check")
-    (told,) = [each for each in checked.said["findings"] if each["name"] == "not replicated"]
-    assert (checked.code, lacking(checked), told["health"]) == (3, [f"{db.name}.t"], "warning"), checked
-    assert f"{db.name}.t: its directory" in told["text"]
+    (reported,) = [each for each in checked.said["findings"] if each["name"] == "not replicated"]
+    assert (checked.code, lacking(checked), reported["health"]) == (3, [f"{db.name}.t"], "warning"), checked
+    assert f"{db.name}.t: its directory" in reported["text"]
     back()
     assert run_policy(replication, "sync").code == 0
     checked = run_policy(replication, "check")
-    (told,) = [each for each in checked.said["findings"] if each["name"] == "not replicated"]
-    assert (lacking(checked), told["health"]) == ([], "ok"), checked
+    (reported,) = [each for each in checked.said["findings"] if each["name"] == "not replicated"]
+    assert (lacking(checked), reported["health"]) == ([], "ok"), checked
 
 
 def test_a_repair_names_what_is_away_and_the_replica_goes_on_saying_it(replication: Replication) -> None:

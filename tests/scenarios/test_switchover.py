@@ -21,7 +21,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.policies.roles import read_role, set_role
 from replicator.turnover.switchover import abort, switchover
 from replicator.turnover.switchover_steps import SwitchoverOptions
-from replicator.turnover.turn import Sides, StepTold, Turned
+from replicator.turnover.turn import Sides, StepReport, Turned
 
 NAMES = ("check", "catch up", "fence", "drain", "verify", "promote", "demote", "late", "slots")
 
@@ -105,14 +105,14 @@ def test_a_writer_at_the_primary_loses_nothing_and_the_downtime_is_told(pair: Re
 
     writer = threading.Thread(target=write)
 
-    def told(step: StepTold) -> None:
+    def reported(step: StepReport) -> None:
         if step.name == "fence":  # as the runbook says
             stop.set()
             writer.join()
 
     writer.start()
     try:
-        done = turn(pair, told=told)
+        done = turn(pair, reported=reported)
     finally:
         stop.set()
         writer.join()
@@ -128,12 +128,12 @@ def test_a_writer_at_the_primary_loses_nothing_and_the_downtime_is_told(pair: Re
 
 
 def test_writers_that_go_on_after_the_drain_are_kept_listed_and_taken_away(pair: Replication) -> None:
-    def told(step: StepTold) -> None:
+    def reported(step: StepReport) -> None:
         if step.name == "promote":
             pair.db("a").write("t", {"too late": "lost?"})
             pair.db("a").add("days", {"late": {"x": "late"}})
 
-    done = turn(pair, told=told)
+    done = turn(pair, reported=reported)
     late = next(step.detail for step in done.steps if step.name == "late")
     assert (late["files"], late["bytes"]) == (2, 9)
     assert [(each["table"], each["names"]) for each in late["tables"]] == [
@@ -269,9 +269,9 @@ def test_one_that_follows_the_policy_turns_with_it_and_back(pair: Replication) -
             ("source", pair.db("a"), pair.replica("a")),
         ):
             answer = command("--config", str(pair.config()), "switchover", pair.name, "--to", to, "--wait", "60s")
-            assert (answer.code, answer.said["primary"]) == (0, to), following.told()
+            assert (answer.code, answer.said["primary"]) == (0, to), following.reported()
             writer.write("t", {f"by {to}": to})
-            until((reader.home / "t" / f"by {to}").exists, following.told)
+            until((reader.home / "t" / f"by {to}").exists, following.reported)
         following.end()
     same(pair)
 
@@ -304,11 +304,11 @@ def test_clocks_that_are_ten_minutes_off_change_nothing(pair: Replication) -> No
 
 
 def test_somebody_who_changes_a_role_in_the_middle_is_noticed(pair: Replication) -> None:
-    def told(step: StepTold) -> None:
+    def reported(step: StepReport) -> None:
         if step.name == "drain":
             mark = read_role(pair.source, f"{pair.name}_a")
             set_role(pair.source, f"{pair.name}_a", Role.PRIMARY, 7, expect=mark, force=True)
 
     with pytest.raises(Refused, match="not fenced"):
-        turn(pair, told=told)
+        turn(pair, reported=reported)
     assert read_role(pair.target, f"{pair.name}_a") != RoleMark(Role.PRIMARY, 3)

@@ -389,6 +389,6 @@ def test_a_clock_that_is_ten_minutes_wrong_is_told_by_check_and_harms_no_run(pai
     assert all(Path(place).exists() for run in runs for place in run.dumps)  # none is old
     pair.is_same()
     found = check(pair.policy, clock=clock)
-    told = {finding.name: finding.health for finding in found.findings if finding.name.startswith("clock")}
-    assert told["clock stores"] == "warning"
-    assert told["clock source"] == ("warning" if skew < 0 else "ok")  # a newest event may be old
+    reported = {finding.name: finding.health for finding in found.findings if finding.name.startswith("clock")}
+    assert reported["clock stores"] == "warning"
+    assert reported["clock source"] == ("warning" if skew < 0 else "ok")  # a newest event may be old

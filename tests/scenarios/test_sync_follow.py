@@ -82,24 +82,24 @@ class Following:
         self.child.wait()
         self.errors.close()
 
-    def told(self) -> str:
+    def reported(self) -> str:
         self.errors.flush()
         return Path(self.errors.name).read_text()
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> dict[str, object]:
         self.child.send_signal(how)
         out, _ = self.child.communicate(timeout=PATIENCE)
-        assert self.child.returncode == 128 + how, self.told()
+        assert self.child.returncode == 128 + how, self.reported()
         said = json.loads(out)
         assert isinstance(said, dict)
         return said
 
 
-def until(what: Callable[[], object], told: Callable[[], str] = str) -> float:
+def until(what: Callable[[], object], reported: Callable[[], str] = str) -> float:
     """Seconds until it holds."""
     began = time.monotonic()
     while not what():
-        assert time.monotonic() - began < PATIENCE, told()
+        assert time.monotonic() - began < PATIENCE, reported()
         time.sleep(0.02)
     return time.monotonic() - began
 
@@ -114,17 +114,17 @@ def test_a_change_is_soon_on_the_target_and_both_metastores_may_restart(
     home = pair.replica("a").home / "t"
     with Following(pair) as following:
         pair.db("a").write("t", {"second": "2"})
-        until((home / "second").exists, following.told)
+        until((home / "second").exists, following.reported)
         pair.db("a").write("t", {"third": "3"})
-        assert until((home / "third").exists, following.told) < 20  # 0.5 to 1.5 s on an idle machine
+        assert until((home / "third").exists, following.reported) < 20  # 0.5 to 1.5 s on an idle machine
         source.stop()
-        until(lambda: "MetastoreUnreachable" in following.told() or "CommitOutcomeUnknown" in following.told())
-        until(lambda: any("MetastoreUnreachable" in run.error for run in pair.memory.runs().runs), following.told)
+        until(lambda: "MetastoreUnreachable" in following.reported() or "CommitOutcomeUnknown" in following.reported())
+        until(lambda: any("MetastoreUnreachable" in run.error for run in pair.memory.runs().runs), following.reported)
         source.start()
         target.stop()
         pair.db("a").write("t", {"fourth": "4"})
         target.start()
-        until((home / "fourth").exists, following.told)
+        until((home / "fourth").exists, following.reported)
         said = following.end()
     assert said["status"] == "stopped" and isinstance(said["failures"], int) and said["failures"] > 0
     pair.sync()
@@ -170,9 +170,9 @@ def test_a_night_without_the_source_is_one_line_of_the_history(
     pair = Replication(source.running, target_metastore, tmp_path)
     pair.db("a").table("t", {"first": "1"})
     with Following(pair) as following:
-        until((pair.replica("a").home / "t" / "first").exists, following.told)
+        until((pair.replica("a").home / "t" / "first").exists, following.reported)
         source.stop()
-        until(lambda: following.told().count("MetastoreUnreachable") >= 3, following.told)
+        until(lambda: following.reported().count("MetastoreUnreachable") >= 3, following.reported)
         failed = [run for run in pair.memory.runs().runs if "MetastoreUnreachable" in run.error]
         first = command("--config", str(pair.config()), "history", pair.name).said["runs"][0]
         assert len(failed) <= 2  # one of a run that had begun, one of all rounds that could not
@@ -262,7 +262,7 @@ def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_trie
         pace=Pace(timedelta(seconds=4), now=turning.clock, dice=lambda low, high: 1.0),
         stop=turning,
         engines=local_engine(),
-        told=lambda run: None,
+        reported=lambda run: None,
         failed=lambda error, wait: errors.append(type(error).__name__),
         unreached=lambda error: unreached.append(str(error)),
     )
@@ -283,7 +283,7 @@ def test_what_trying_again_cannot_mend_ends_the_following() -> None:
             pace=Pace(timedelta(seconds=1)),
             stop=Turning(3),
             engines=local_engine(),
-            told=lambda run: None,
+            reported=lambda run: None,
             failed=lambda error, wait: None,
         )
 

@@ -126,9 +126,9 @@ def test_beside_following_a_difference_is_found_and_recorded_without_a_change_at
         def recorded() -> bool:
             return any(run.compared and run.compared.differing for run in pair.memory.runs().runs)
 
-        until(recorded, following.told)
+        until(recorded, following.reported)
         pair.db("a").write("one", {"more": "more"})
-        until((pair.replica("a").home / "one/more").exists, following.told)
+        until((pair.replica("a").home / "one/more").exists, following.reported)
         said: dict[str, Any] = following.end()
     assert said["sampled"] > 0 and any(f"{pair.name}_a.two" in text for text in said["warnings"])
 

@@ -160,5 +160,5 @@ def test_the_command_answers_and_gives_up(replication: Replication, capsys: pyte
     assert run([*asked, "--until-event", str(event), "--until-lag", "1h"]) == 0
     assert json.loads(capsys.readouterr().out)["event"] == event
     assert run([*asked, "--until-event", str(event + 1000), "--timeout", "0s"]) == 75
-    told = json.loads(capsys.readouterr().out)
-    assert (told["error"], told["event"], told["exit_code"]) == ("NotReached", event, 75)
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["error"], reported["event"], reported["exit_code"]) == ("NotReached", event, 75)

@@ -140,9 +140,9 @@ def delayed(fault: Fault, arguments: Sequence[str], meanwhile: Callable[[], None
                 child.wait()
         for file in (out, error):
             file.seek(0)
-        told, complained = out.read(), error.read()
+        reported, complained = out.read(), error.read()
     killed = child.returncode == -signal.SIGKILL
-    return Ended(killed, child.returncode, told, complained, time.monotonic() - began)
+    return Ended(killed, child.returncode, reported, complained, time.monotonic() - began)
 
 
 # ---- in the child -------------------------------------------------------------------------------------------------

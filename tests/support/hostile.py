@@ -56,9 +56,9 @@ def reseal(directory: Path, marker: str = "_dumpmetadata") -> None:
     _write(path, said)
     finished = directory / "_finished_dump"
     if finished.exists():
-        told = json.loads(finished.read_bytes())
-        told["xxh3_128"], told["id"] = xxhash.xxh3_128_hexdigest(path.read_bytes()), said["metadata"]["id"]
-        _write(finished, told)
+        reported = json.loads(finished.read_bytes())
+        reported["xxh3_128"], reported["id"] = xxhash.xxh3_128_hexdigest(path.read_bytes()), said["metadata"]["id"]
+        _write(finished, reported)
 
 
 def edit_metadata(dump: Path, edit: Callable[[dict[str, Any]], None]) -> None:

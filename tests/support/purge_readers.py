@@ -24,8 +24,8 @@ def rows_of(path: Path) -> list[str]:
     body = path.read_bytes()
     if body[:4] == b"PAR1":
         with duckdb.connect() as connection:
-            told = "SELECT each_row::VARCHAR || hash(each_row) FROM read_parquet(?) each_row"
-            return [row for (row,) in connection.execute(told, [str(path)]).fetchall()]
+            reported = "SELECT each_row::VARCHAR || hash(each_row) FROM read_parquet(?) each_row"
+            return [row for (row,) in connection.execute(reported, [str(path)]).fetchall()]
     if body[:3] == b"ORC":
         return [said(row) for row in orc.read_table(path).to_pylist(maps_as_pydicts="strict")]
     if body[:4] == b"Obj\x01":
@@ -186,7 +186,7 @@ def _rcfile(file: Bytes) -> Iterator[tuple[bytes, ...]]:
 def _repeated(lengths: Bytes) -> Iterator[int]:
     last = 0
     while lengths:
-        told = lengths.vint()
-        for _ in range(~told if told < 0 else 1):
-            yield told if told >= 0 else last
-        last = told if told >= 0 else last
+        reported = lengths.vint()
+        for _ in range(~reported if reported < 0 else 1):
+            yield reported if reported >= 0 else last
+        last = reported if reported >= 0 else last

@@ -191,12 +191,12 @@ class World:
         named = [f"{key} {type_}" for key, type_ in keys.items()]
         if format_.is_sparks:
             columns, named = [*columns, *named], list(keys)
-        told = f"({', '.join(columns)})"
+        reported = f"({', '.join(columns)})"
         partitioned = f" PARTITIONED BY ({', '.join(named)})" if named else ""
         middle = f" {format_.stored}{partitioned}" if format_.is_sparks else f"{partitioned} {format_.stored}"
         kind = "EXTERNAL " if place and not format_.is_sparks else ""
         location = f" LOCATION '{place}'" if place else ""
-        self.run(f"CREATE {kind}TABLE {self.db}.{name} {told}{middle}{location} TBLPROPERTIES ({DESCRIPTOR})")
+        self.run(f"CREATE {kind}TABLE {self.db}.{name} {reported}{middle}{location} TBLPROPERTIES ({DESCRIPTOR})")
 
     def _undescribed(self) -> None:
         mark = writers.marker(self.gone[0], self.random)

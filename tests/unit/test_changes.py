@@ -119,7 +119,7 @@ def test_a_rename_out_of_the_scope_is_a_drop(databases: set[str], found: list[Ch
 # ---- who has to know the kinds --------------------------------------------------------------------------------------
 
 
-def kinds_told_apart(path: Path) -> set[str]:
+def kinds_distinguished(path: Path) -> set[str]:
     """Kinds that a module matches on, or asks for with isinstance."""
 
     def name(node: ast.AST) -> str:
@@ -136,7 +136,7 @@ def kinds_told_apart(path: Path) -> set[str]:
 
 def test_only_these_modules_tell_the_kinds_of_change_apart() -> None:
     modules = sorted((ROOT / "replicator").rglob("*.py"))
-    assert {str(path.relative_to(ROOT)) for path in modules if kinds_told_apart(path)} == DISPATCH
+    assert {str(path.relative_to(ROOT)) for path in modules if kinds_distinguished(path)} == DISPATCH
 
 
 def test_the_design_page_names_them() -> None:

@@ -269,8 +269,8 @@ def test_what_each_pin_holds_is_told_and_what_would_go_without_it(local: SmallRo
     assert local.expiring() == []
     done = local.expire()
     assert [one.pin for one in done.plan.held] == ["slot west", "slot east", "hold audit"]
-    told = json.loads(json.dumps(done.as_json()))
-    assert told["held"][0]["bytes"] == 2 * size and told["removed_entries"] == 1
+    reported = json.loads(json.dumps(done.as_json()))
+    assert reported["held"][0]["bytes"] == 2 * size and reported["removed_entries"] == 1
 
 
 def test_a_slot_that_lags_too_far_is_given_up_only_when_asked(local: SmallRoot) -> None:
@@ -280,8 +280,8 @@ def test_a_slot_that_lags_too_far_is_given_up_only_when_asked(local: SmallRoot) 
     done = local.expire(max_slot_lag=timedelta(hours=11))
     assert done.given_up == [] and {"b", "c"} <= local.there()
     done = local.expire(max_slot_lag=timedelta(hours=9))
-    (told,) = done.given_up
-    assert (told.slot, told.position, told.lag_seconds) == ("west", 1, 10 * HOUR)
+    (reported,) = done.given_up
+    assert (reported.slot, reported.position, reported.lag_seconds) == ("west", 1, 10 * HOUR)
     assert local.there() == {"a"} and slots(local.root)[0].given_up == iso(NOW)
     with pytest.raises(Error, match="given up"):
         confirm_slot(local.root, "west", 4, 4, now=lambda: NOW)

@@ -274,10 +274,10 @@ def test_bytes_are_kept_across_stores(tmp_path: Path, root: str) -> None:
 def test_a_recycled_file_is_gone_and_kept_and_a_second_run_says_so(root: str, place: str) -> None:
     path = join(place, "w/p=a%20b/f")
     store_for(place).write_bytes(path, b"data")
-    told = []
-    kept = recycle(root, path, record=told.extend)
+    reported = []
+    kept = recycle(root, path, record=reported.extend)
     assert not store_for(place).exists(path) and is_kept(root, kept.checksum, 4)
-    assert [(one.path, one.kept) for one in told] == [(path, kept)]
+    assert [(one.path, one.kept) for one in reported] == [(path, kept)]
     with pytest.raises(FileNotFoundError):
         recycle(root, path)
     assert store_for(root).find(join(root, "incoming")) == []
@@ -305,14 +305,14 @@ def test_a_recycled_directory_is_gone_and_all_its_data_kept(root: str, place: st
 
 
 def test_a_file_whose_name_is_no_text_is_recycled_like_any_other(local_root: str, tmp_path: Path) -> None:
-    told: list[Recycled] = []
+    reported: list[Recycled] = []
     for name in (b"bad\xff", b"sub\xfe/f"):
         path = Path(os.fsdecode(os.fsencode(tmp_path / "t") + b"/" + name))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name)
-    recycle_tree(local_root, str(tmp_path / "t"), record=told.extend)
-    assert sorted(each.path for each in told) == [f"{tmp_path}/t/" + name for name in (r"bad\xff", r"sub\xfe/f")]
-    assert all(is_kept(local_root, each.kept.checksum, each.kept.size) for each in told)
+    recycle_tree(local_root, str(tmp_path / "t"), record=reported.extend)
+    assert sorted(each.path for each in reported) == [f"{tmp_path}/t/" + name for name in (r"bad\xff", r"sub\xfe/f")]
+    assert all(is_kept(local_root, each.kept.checksum, each.kept.size) for each in reported)
     assert not (tmp_path / "t").exists()
 
 
@@ -478,11 +478,11 @@ def test_a_copy_to_another_device_is_read_back_before_its_source_goes(
     real, damaged = content.copy_descriptor, []
 
     def damaging(descriptor: int, aside: str, *, sync: bool) -> tuple[str, int]:
-        told = real(descriptor, aside, sync=sync)
+        reported = real(descriptor, aside, sync=sync)
         with open(aside, "r+b") as file:
             file.write(b"X")
         damaged.append(aside)
-        return told
+        return reported
 
     source = other_device / "f"
     source.write_bytes(b"bytes")

@@ -106,10 +106,10 @@ def test_merging_replaces_lists_and_text_whole_and_resolves_at_the_end() -> None
         ("a0=1\n" + "\n".join(f"a{n}=[${{a{n - 1}}},${{a{n - 1}}}]" for n in range(1, 40)), "grow without end"),
     ],
 )
-def test_wrong_hocon_is_refused_with_file_and_line(text: str, told: str) -> None:
+def test_wrong_hocon_is_refused_with_file_and_line(text: str, reported: str) -> None:
     with pytest.raises(ConfigError) as error:
         resolve(parse(text, "f"))
-    assert told in error.value.message
+    assert reported in error.value.message
 
 
 _json = st.recursive(
@@ -228,11 +228,11 @@ def test_a_file_of_the_store_may_include_another_beside_it(tmp_path: Path) -> No
         ({"d/main.conf": 'include "d.conf"', "d/d.conf": 'include "d.conf"'}, "files include each other"),
     ],
 )
-def test_a_wrong_store_is_refused_with_file_and_line(tmp_path: Path, files: dict[str, str], told: str) -> None:
+def test_a_wrong_store_is_refused_with_file_and_line(tmp_path: Path, files: dict[str, str], reported: str) -> None:
     store = opened(tmp_path, files)
-    if told == "nothing":
+    if reported == "nothing":
         return
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         store.resolve(("d",))
 
 
@@ -286,9 +286,9 @@ def test_explain_says_which_file_and_line_gave_each_value_and_whom_it_hides(
     write_store(tmp_path, files)
     arguments = ["retention", "explain", "/data/events/login", "--config", str(tmp_path), "--json"]
     assert command(arguments) == 0
-    told = json.loads(capsys.readouterr().out)
-    values = {each["key"]: each for each in told["values"]}
-    assert told["version"] == "2.0" and told["nodes"][0] == "/data/events/login"
+    reported = json.loads(capsys.readouterr().out)
+    values = {each["key"]: each for each in reported["values"]}
+    assert reported["version"] == "2.0" and reported["nodes"][0] == "/data/events/login"
     assert values["lookback"]["at"] == "data/events/login/main.conf:2"
     assert values["lookback"]["hides"] == ["data/events/main.conf:2", "tags/time/main.conf:1"]
     assert (values["old"]["value"], values["old"]["through"]) == ("1d", "tags/time/main.conf:2")
@@ -299,14 +299,14 @@ def test_explain_says_which_file_and_line_gave_each_value_and_whom_it_hides(
     assert values["parts[0].age"]["value"] == "1d" and values["parts[0].age"]["hides"] == []
     # The root is met through the tag, before the directories above the dataset.
     assert (values["zone"]["value"], values["zone"]["far"], values["retries"]["value"]) == ("UTC", True, "2")
-    assert any("zone" in warning for warning in told["warnings"])
+    assert any("zone" in warning for warning in reported["warnings"])
     for path in (
         "data/events/login",
         "_CONFIG_STORE/2.0/data/events/login",
         "_CONFIG_STORE/2.0/data/events/login/main.conf",
     ):
         assert command(["retention", "explain", str(tmp_path / path), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["values"] == told["values"]
+        assert json.loads(capsys.readouterr().out)["values"] == reported["values"]
     below = tmp_path / "_CONFIG_STORE"
     assert command(["retention", "explain", "/data/none", "--config", str(below.parent)]) == 0
     assert "version 2.0" in capsys.readouterr().out

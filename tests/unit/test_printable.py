@@ -78,14 +78,14 @@ def test_names_of_files_reach_no_terminal_as_they_are(story: Story, capfd: pytes
         ["-v", "show", f"/nowhere/{FORGED}{TITLE}"],
     ]
     capfd.readouterr()
-    told = ""
+    reported = ""
     for arguments in commands:
         run(arguments)
         out, err = capfd.readouterr()
         assert not OBEYED.search(out + err), (arguments, out + err)
         assert not re.search("^same, no differences", out + err, re.MULTILINE), (arguments, out + err)
-        told += out + err
-    assert "\\x1b]0;owned\\x07" in told and "a\\nsame" in told
+        reported += out + err
+    assert "\\x1b]0;owned\\x07" in reported and "a\\nsame" in reported
 
 
 def test_json_stays_exact(story: Story, capfd: pytest.CaptureFixture[str]) -> None:

@@ -81,13 +81,13 @@ def restore_backup(
         when = iso(backup.unit.time)
         if normal(part.location) == normal(backup.place):
             return Restored("unchanged", table, partition, part.location, "", when)
-        told = Restored("planned", table, partition, backup.place, part.location, when, rows=backup.unit.rows or -1)
-        _warn(told, backup, undo)
+        reported = Restored("planned", table, partition, backup.place, part.location, when, rows=backup.unit.rows or -1)
+        _warn(reported, backup, undo)
         if dry_run:
-            return told
-        told.from_cmroot = _brought_back(root.place, backup)
+            return reported
+        reported.from_cmroot = _brought_back(root.place, backup)
         look = look_at(backup.place)
-        if gone := late(look, recorded(backup)).gone if not told.from_cmroot else ():
+        if gone := late(look, recorded(backup)).gone if not reported.from_cmroot else ():
             raise Refused(
                 f"{backup.place}: {len(gone)} files are not as they were, such as {gone[0]}",
                 hint="a writer has changed the backup: look at it before you use it",
@@ -96,7 +96,7 @@ def restore_backup(
         directory.write_run(run)
         figures = Figures(
             sum(is_data(state.path_relative) for state in look.files),
-            told.rows,
+            reported.rows,
             sum(state.size for state in look.files),
         )
         replaced = look_at(part.location).files
@@ -108,7 +108,7 @@ def restore_backup(
             old=part.location,
             new=backup.place,
             rows=_rows(part),
-            rows_after=told.rows if told.rows >= 0 else _rows(part),
+            rows_after=reported.rows if reported.rows >= 0 else _rows(part),
             bytes=sum(state.size for state in replaced),
             bytes_after=figures.bytes,
             files=figures.files,
@@ -135,8 +135,8 @@ def restore_backup(
             path=backup.place,
             detail=msgspec.to_builtins(unit),
         )
-    told.status, told.run, told.event = "restored", run.id, flipped.event
-    return told
+    reported.status, reported.run, reported.event = "restored", run.id, flipped.event
+    return reported
 
 
 def _chosen(known: Iterable[Backup], table: str, partition: str, moment: str | None, undo: bool) -> Backup:
@@ -162,9 +162,9 @@ def _until(found: list[Backup], moment: str) -> list[Backup]:
     return [each for each in found if int(each.unit.time) <= limit]
 
 
-def _warn(told: Restored, backup: Backup, undo: bool) -> None:
+def _warn(reported: Restored, backup: Backup, undo: bool) -> None:
     if backup.unit.matched and not undo:
-        told.warnings.append(
+        reported.warnings.append(
             f"{backup.unit.matched:,} rows that run {backup.directory.id} erased are back: purge again, or undo this"
         )
 

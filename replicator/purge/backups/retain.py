@@ -103,22 +103,22 @@ def retain(
         judged = remover.look(removal for removal, _ in wanted.values())
         refuse_excess(judged, options.limits, max(done.backups, len(wanted)), "backups")
         if dry_run:
-            done.removed = [_told(removal) for removal in judged.allowed]
-            done.refused = [_told(each.removal, each.why) for each in judged.refused]
+            done.removed = [_reported(removal) for removal in judged.allowed]
+            done.refused = [_reported(each.removal, each.why) for each in judged.refused]
             done.files, done.bytes = sum(each.files for each in judged.allowed), judged.bytes
             done.staging = list(leftovers(place, metastore, lambda: live))
             return done
         gone = remover.remove(removal for removal, _ in wanted.values())
         for removal in gone.removals:
             check()
-            done.removed.append(_told(removal))
+            done.removed.append(_reported(removal))
             _record(metastore, wanted[removal.path][1], audit)
             try:
                 remove_empty_sibling(removal.path)
             except (Error, OSError) as error:
-                done.refused.append(_told(removal, f"the emptied directory above it stays: {error}"))
-        done.refused += [_told(each.removal, each.why) for each in gone.refused]
-        done.refused += [_told(removal, why) for removal, why in gone.failed]
+                done.refused.append(_reported(removal, f"the emptied directory above it stays: {error}"))
+        done.refused += [_reported(each.removal, each.why) for each in gone.refused]
+        done.refused += [_reported(removal, why) for removal, why in gone.failed]
         done.files, done.bytes = gone.files, gone.bytes
         done.staging = remove_leftovers(place, metastore, lambda: live, check)
         check()
@@ -141,8 +141,8 @@ def _removal(each: Due, files: int, size: int) -> Removal:
     )
 
 
-def _told(removal: Removal, why: str = "") -> dict[str, Any]:
-    told = {
+def _reported(removal: Removal, why: str = "") -> dict[str, Any]:
+    reported = {
         "object": removal.object,
         "partition": removal.partition,
         "path": removal.path,
@@ -151,7 +151,7 @@ def _told(removal: Removal, why: str = "") -> dict[str, Any]:
         "bytes": removal.bytes,
         "reason": removal.reason,
     }
-    return {**told, "refused": why} if why else told
+    return {**reported, "refused": why} if why else reported
 
 
 def _record(metastore: Metastore, gone: Due | OldVersion, audit: AuditLog) -> None:
@@ -170,10 +170,10 @@ def _forget(backup: Backup, dry_run: bool) -> None:
 def _adopted(metastore: Metastore, backup: Backup, what: Late, done: Retained, audit: AuditLog, dry_run: bool) -> bool:
     """Late files are linked to where their table is now, when nothing else became of either. False: it stays."""
     unit = backup.unit
-    told = {"object": unit.table, "partition": unit.partition, "path": backup.place, "what": "backup"}
+    reported = {"object": unit.table, "partition": unit.partition, "path": backup.place, "what": "backup"}
     if what.gone:
         why = f"{len(what.gone)} of its files changed after the swap, such as {what.gone[0]}: a writer replaced them"
-        done.refused.append({**told, "reason": "", "refused": why})
+        done.refused.append({**reported, "reason": "", "refused": why})
         return False
     db, _, name = unit.table.partition(".")
     try:
@@ -183,14 +183,14 @@ def _adopted(metastore: Metastore, backup: Backup, what: Late, done: Retained, a
     there = now.get(unit.partition)
     if there is None or normal(there) != normal(unit.new):
         why = f"{len(what.came)} files came into it after the swap, and its table has gone elsewhere since"
-        done.refused.append({**told, "reason": "", "refused": why})
+        done.refused.append({**reported, "reason": "", "refused": why})
         return False
     for state in what.came:
         place = state.path_relative
         work = FileWork(unit.partition, place, join(backup.place, place), join(there, place), "", state.size, 0)
         if not dry_run:
             carry(work)
-    done.adopted.append({**told, "files": [state.path_relative for state in what.came], "to": there})
+    done.adopted.append({**reported, "files": [state.path_relative for state in what.came], "to": there})
     if not dry_run:
         audit.changed(
             unit.table,

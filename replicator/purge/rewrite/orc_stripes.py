@@ -112,7 +112,7 @@ def _indexes(
     """The streams before a stripe's data, and all its streams as the footer tells them. Those of the indexes come
     first, in the footer's order."""
     parts: list[Part] = []
-    told = []
+    reported = []
     for stream in streams:
         message = read_message(stream)
         known = dict_of(message)
@@ -125,8 +125,8 @@ def _indexes(
                 message = [field if field[0] != 3 else (3, VARINT, len(part)) for field in message]
             parts.append(part)
         start += length
-        told.append(write_message(message))
-    return parts, told
+        reported.append(write_message(message))
+    return parts, reported
 
 
 def _row_index(index: Message, tail: Tail) -> bytes:

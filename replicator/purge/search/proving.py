@@ -95,8 +95,10 @@ def _judged(staging: Staging, names: Sequence[str], found: dict[str, Digest]) ->
     for name in names:
         before, after = (found.get(normal(join(home, name)), NOTHING) for home in (old, new))
         if before != after:
-            told = f"{before[0]:,} rows were to stay" if before[0] != after[0] else "a row that was to stay was changed"
-            return Proved(len(names), f"{name}: {told}, and Spark reads {after[0]:,}")
+            reported = (
+                f"{before[0]:,} rows were to stay" if before[0] != after[0] else "a row that was to stay was changed"
+            )
+            return Proved(len(names), f"{name}: {reported}, and Spark reads {after[0]:,}")
     return Proved(len(names))
 
 
@@ -174,8 +176,8 @@ def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
     """Of all columns; nulls are told apart, which the hash alone would pass over."""
     values = ", ".join(_with_nulls(quoted_name(field.name), field.dataType, 0) for field in frame.schema.fields)
     file = "xxhash64(input_file_name())" if escaped else "input_file_name()"
-    told = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{matching.key_column(onboarded)} AS key"]
-    return frame.alias("t").selectExpr(*told)
+    reported = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{matching.key_column(onboarded)} AS key"]
+    return frame.alias("t").selectExpr(*reported)
 
 
 def _names(frame: Any) -> dict[int, str]:
@@ -192,17 +194,17 @@ def _with_nulls(value: str, type_: Any, depth: int) -> str:
     each = f"x{depth}"
     match type_.typeName():
         case "array":
-            told = f"transform({value}, {each} -> struct({_with_nulls(each, type_.elementType, depth + 1)}))"
+            reported = f"transform({value}, {each} -> struct({_with_nulls(each, type_.elementType, depth + 1)}))"
         case "map":
             pair = (f"{each}.key", type_.keyType), (f"{each}.value", type_.valueType)
             hashed = ", ".join(_with_nulls(*one, depth + 1) for one in pair)
-            told = f"array_sort(transform(map_entries({value}), {each} -> xxhash64({hashed})))"
+            reported = f"array_sort(transform(map_entries({value}), {each} -> xxhash64({hashed})))"
         case "struct":
             inner = ((f"{value}.{quoted_name(field.name)}", field.dataType) for field in type_.fields)
-            told = f"struct({', '.join(_with_nulls(*one, depth) for one in inner)})"
+            reported = f"struct({', '.join(_with_nulls(*one, depth) for one in inner)})"
         case _:
-            told = value
-    return f"isnull({value}), {told}"
+            reported = value
+    return f"isnull({value}), {reported}"
 
 
 def _sides(session: Any, hashed: Sequence[tuple[bool, bool, Any]]) -> Iterator[tuple[Any, bool]]:

@@ -15,7 +15,7 @@ from replicator.purge.search import matching
 from replicator.purge.search.ids import Ids
 from replicator.purge.search.matching import Search
 
-TOLD = 100
+REPORTED = 100
 """Partitions of a table that are named as not searched; the rest is counted."""
 
 
@@ -57,6 +57,6 @@ def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, de
             reasons.append(f"files that no reader takes for rows: {each.unread}")
         if reasons:
             gaps.append(Gap(f"{table}/{part.name}".rstrip("/"), f"not searched: {'; '.join(reasons)}"))
-    yield from gaps[:TOLD]
-    if len(gaps) > TOLD:
-        yield Gap(table, f"not searched: the like in {len(gaps) - TOLD:,} more partitions")
+    yield from gaps[:REPORTED]
+    if len(gaps) > REPORTED:
+        yield Gap(table, f"not searched: the like in {len(gaps) - REPORTED:,} more partitions")

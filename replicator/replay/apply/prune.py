@@ -29,7 +29,7 @@ from replicator.replay.copy.emptied import sweep_empty
 from replicator.replay.places.clearing import Clearing, to_clear
 from replicator.replay.places.neighbours import Leaving, Name, Neighbours
 from replicator.replay.places.placement import relative
-from replicator.replay.places.stays import told
+from replicator.replay.places.stays import reported
 from replicator.replay.places.superseded import Superseded, note_superseded
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.squash import surviving_partitions
@@ -224,7 +224,7 @@ class _Counting:
             free = self.neighbours.free(
                 own_places(step.table, batch), leaving_partitions(step.table, _names(step, batch))
             )
-            self.found.warnings += told(free.held)
+            self.found.warnings += reported(free.held)
             sizes = {clearing.directory: to_clear(clearing) for clearing in free.clearings}
             for name, partition in zip(_names(step, batch), batch, strict=True):
                 files, size = sizes.pop(partition.location or "", (0, 0))
@@ -296,7 +296,7 @@ class _OwnHomes:
                 whose = {place: names.get(home, ("", place)) for _, place, home in some}
                 self.done.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
             else:
-                self.done.warnings += told(free.held)
+                self.done.warnings += reported(free.held)
             around, held = {each.directory: each for each in free.clearings}, {place for place, _ in free.held}
             for location, place, home in some:
                 if place not in held:

@@ -10,7 +10,7 @@ from threading import Lock
 from replicator.core.not_replicated import NotReplicated, renamed
 from replicator.replay.places.neighbours import Holder, Name
 
-TOLD = 10  # directories that a warning names
+REPORTED = 10  # directories that a warning names
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Stays:
                 shared.append((place, holder))
             else:
                 self.add(whose[place], place, f"{holder} has them, too")
-        return told(shared)
+        return reported(shared)
 
     def not_replicated(self, databases: Mapping[str, str]) -> list[NotReplicated]:
         """databases: source name -> target name."""
@@ -47,9 +47,9 @@ class Stays:
         return renamed(named, sources)
 
 
-def told(held: Sequence[tuple[str, Holder]]) -> Iterator[str]:
+def reported(held: Sequence[tuple[str, Holder]]) -> Iterator[str]:
     """Warnings, of which many become one."""
-    for place, holder in held[:TOLD]:
+    for place, holder in held[:REPORTED]:
         yield f"the files in {place} were left: {holder} has them, too"
-    if len(held) > TOLD:
-        yield f"the files in {len(held) - TOLD} more directories were left, which others have, too"
+    if len(held) > REPORTED:
+        yield f"the files in {len(held) - REPORTED} more directories were left, which others have, too"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from replicator.core.roles import after_restore, may_load_into
 from replicator.dumps.layout import BOOTSTRAP, DumpMetadata
-from replicator.dumps.reached import covers, reached, told
+from replicator.dumps.reached import covers, reached, scope_text
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.replay.places.placement import Placement, relative
 from replicator.replay.plan.target import TargetDatabase
@@ -73,8 +73,9 @@ def _refuse_wider(metadata: DumpMetadata, source_name: str, there: TargetDatabas
     wanted = reached(metadata.scope, source_name)
     if there.database is not None and there.position is not None and not covers(there.scope, wanted):
         raise BootstrapNeeded(
-            f"database {there.database.name} of the target came to its checkpoint with {told(there.scope or '')}, and "
-            f"the dump has {told(wanted)}: what happened to the others before it was never loaded",
+            f"database {there.database.name} of the target came to its checkpoint with "
+            f"{scope_text(there.scope or '')}, and the dump has {scope_text(wanted)}: what happened to the others "
+            "before it was never loaded",
             hint="load a bootstrap dump of the wider scope, or dump with the narrower one again",
         )
 
