@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import xxhash
 
@@ -29,7 +30,7 @@ from replicator.compare.verify import Level, Verified, verify
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.progress import Progress
-from replicator.core.report import Report
+from replicator.core.report import LoadCounts, Report
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.dumps.dump import write_dump
 from replicator.dumps.layout import Point
@@ -85,12 +86,13 @@ class RepairOptions:
 
 
 @dataclass
-class Repaired(Report):
+class Repaired(LoadCounts):
     """What a repair did. `status`: same (nothing differed), repaired, or different: something remains, listed in
     `remaining` (the first of `remaining_count`), or incomplete: nothing remains but `not_replicated`, what the replica
     lacks and no repair can bring. `found`: differences before it; None where it was told what differs. `event`,
     `position`: the target's checkpoint, before and after. `tables`: those that were looked at."""
 
+    before: ClassVar[str] = "remaining_count"
     db: str
     target: str
     event: int
@@ -98,14 +100,6 @@ class Repaired(Report):
     status: str = "same"
     found: int | None = None
     tables: list[str] = field(default_factory=list)
-    files_copied: int = 0
-    bytes_copied: int = 0
-    files_from_source: int = 0
-    files_from_cmroot: int = 0
-    files_from_target: int = 0
-    files_skipped: int = 0
-    files_removed: int = 0
-    objects_changed: int = 0
     remaining_count: int = 0
     remaining: list[Difference] = field(default_factory=list)
     not_replicated: list[NotReplicated] = field(default_factory=list)
@@ -264,18 +258,8 @@ def carry_out(
         report.status = INCOMPLETE if plan.lacking else "same"
         return report
     loaded = load(plan.reader.place, target, plan.options, engine=engine, progress=progress)
-    for name in (
-        "files_copied",
-        "bytes_copied",
-        "files_from_source",
-        "files_from_cmroot",
-        "files_from_target",
-        "files_skipped",
-        "files_removed",
-        "objects_changed",
-        "warnings",
-    ):
-        setattr(report, name, getattr(loaded, name))
+    report.count(loaded)
+    report.warnings = loaded.warnings
     remaining = verify(
         source,
         target,

@@ -7,13 +7,15 @@ import html
 import json
 from typing import Any, ClassVar
 
+import msgspec
+
 
 class Report:
-    """A dataclass that says what a command did. `print(report)` gives what `--json` gives."""
+    """A dataclass or struct that says what a command did. `print(report)` gives what `--json` gives."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of the command line."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False)
@@ -24,6 +26,42 @@ class Report:
             f"<tr><th>{html.escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in self.to_dict().items()
         )
         return f"<table>{''.join(rows)}</table>"
+
+
+@dataclasses.dataclass(kw_only=True)
+class CopyCounts(Report):
+    """Counts of copied files, by the origin of their bytes; files_skipped: already in place. `before`: the field of a
+    report that follows them in its JSON."""
+
+    files_copied: int = 0
+    bytes_copied: int = 0
+    files_from_source: int = 0
+    files_from_cmroot: int = 0
+    files_from_target: int = 0
+    files_skipped: int = 0
+    before: ClassVar[str]
+
+    def count(self, done: CopyCounts) -> None:
+        """Adds the counts that both have."""
+        for name in self._counts():
+            setattr(self, name, getattr(self, name) + getattr(done, name, 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        found, counts = super().to_dict(), self._counts()
+        others = [name for name in found if name not in counts]
+        at = others.index(self.before)
+        return {name: found[name] for name in (*others[:at], *counts, *others[at:])}
+
+    def _counts(self) -> list[str]:
+        return [each.name for each in dataclasses.fields(LoadCounts) if hasattr(self, each.name)]
+
+
+@dataclasses.dataclass(kw_only=True)
+class LoadCounts(CopyCounts):
+    """Counts of all that a load changed."""
+
+    files_removed: int = 0
+    objects_changed: int = 0
 
 
 class Rows(Report):

@@ -91,9 +91,6 @@ class Drill(Report, msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = []
     error: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
-
 
 class DrillPlan(Drill, frozen=True, kw_only=True):
     """What a drill would show: its databases and their shadows, and how many `tables` those have."""
@@ -114,9 +111,6 @@ class ShownDrills(Rows):
     def rows(self) -> list[dict[str, Any]]:
         """As JSON has them, but answers, whose values are of any type, are JSON text."""
         return [{**row, "queries": [_as_text(each) for each in row["queries"]]} for row in super().rows()]
-
-    def to_dict(self) -> dict[str, Any]:
-        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
 def _as_text(asked: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time as clocks
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.progress import Progress
-from replicator.core.report import Report
+from replicator.core.report import CopyCounts
 from replicator.core.roles import after_restore, mark_of
 from replicator.errors import FilesMissing, ObjectExists, Refused
 from replicator.metastore.client import Metastore
@@ -33,11 +33,12 @@ from replicator.text.quantity import count_text
 
 
 @dataclass
-class Restored(Report):
+class Restored(CopyCounts):
     """What a restore did. `event`, `position`, `time`: the moment; `files`, `bytes`: of the state; `dropped`: tables of
     an existing database that it did not have; `missing`: the first of `files_missing` files that exist nowhere;
     `not_replicated`: tables that were not restored."""
 
+    before: ClassVar[str] = "files_missing"
     db: str
     into: str
     target: str
@@ -48,12 +49,6 @@ class Restored(Report):
     tables: list[str] = field(default_factory=list)
     files: int = 0
     bytes: int = 0
-    files_copied: int = 0
-    bytes_copied: int = 0
-    files_from_source: int = 0
-    files_from_cmroot: int = 0
-    files_from_target: int = 0
-    files_skipped: int = 0
     files_missing: int = 0
     bytes_missing: int = 0
     missing: list[dict[str, Any]] = field(default_factory=list)
@@ -75,7 +70,7 @@ def carry_out(plan: DecidedRestore, target: Metastore, *, engine: AutoEngine, pr
     _begin(plan, target)
     loaded = load(plan.reader.place, target, plan.options, engine=engine, progress=progress)
     _make_plain(plan, target)
-    return Restored(
+    report = Restored(
         db=metadata.scope.databases[0],
         into=plan.into,
         target=target.uri,
@@ -87,12 +82,6 @@ def carry_out(plan: DecidedRestore, target: Metastore, *, engine: AutoEngine, pr
         not_replicated=loaded.not_replicated,
         files=metadata.files,
         bytes=metadata.bytes,
-        files_copied=loaded.files_copied,
-        bytes_copied=loaded.bytes_copied,
-        files_from_source=loaded.files_from_source,
-        files_from_cmroot=loaded.files_from_cmroot,
-        files_from_target=loaded.files_from_target,
-        files_skipped=loaded.files_skipped,
         files_missing=missing.files,
         bytes_missing=missing.bytes,
         missing=plan.available.named,
@@ -100,6 +89,8 @@ def carry_out(plan: DecidedRestore, target: Metastore, *, engine: AutoEngine, pr
         warnings=plan.warnings + loaded.warnings,
         seconds=round(clocks.monotonic() - began, 3),
     )
+    report.count(loaded)
+    return report
 
 
 def _files_missing(plan: DecidedRestore) -> FilesMissing:

@@ -185,9 +185,6 @@ class ShownHistory(Rows):
     runs: list[ShownRun]
     damaged: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
-        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
-
 
 def shown_history(memory: Memory, policy: Policy, limit: int | None) -> ShownHistory:
     """The newest `limit` runs (None: all)."""

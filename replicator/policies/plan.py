@@ -122,7 +122,7 @@ class SyncPlan(Report, msgspec.Struct, frozen=True, kw_only=True):
     not_replicated: list[NotReplicated] = []
 
     def to_dict(self) -> dict[str, Any]:
-        return {"status": "planned", **msgspec.to_builtins(self)}
+        return {"status": "planned", **super().to_dict()}
 
     @property
     def empty(self) -> bool:

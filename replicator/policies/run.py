@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 
@@ -20,7 +21,7 @@ from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.policy import Policy, refuse_overlaps, same_metastore
 from replicator.core.progress import Progress
-from replicator.core.report import Report
+from replicator.core.report import LoadCounts
 from replicator.dumps.dump import Dumped
 from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
@@ -38,7 +39,7 @@ TIDY_AFTER = 3600.0  # seconds between two tidyings of one process
 
 
 @dataclass
-class SyncRun(Report):
+class SyncRun(LoadCounts):
     """What a run did. `status`: synced, nothing (there was nothing new), incomplete (something could not be done,
     `warnings` says what). `to_event`, `position`: how far the target is, all databases. Counts are those of its loads.
     `bootstrapped`: databases that were dumped whole, and why. `left`: replicas of what the policy does not name any
@@ -47,6 +48,7 @@ class SyncRun(Report):
     since the run before; None: nothing was. `steps`: seconds by name; scan_seconds,
     compare_seconds: of its capture, as in `Captured`."""
 
+    before: ClassVar[str] = "left"
     policy: str
     status: str = "nothing"
     run: str = ""
@@ -61,14 +63,6 @@ class SyncRun(Report):
     captured: int = 0
     records: int = 0
     squashed: int = 0
-    files_copied: int = 0
-    bytes_copied: int = 0
-    files_from_source: int = 0
-    files_from_cmroot: int = 0
-    files_from_target: int = 0
-    files_skipped: int = 0
-    files_removed: int = 0
-    objects_changed: int = 0
     left: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     missing_directories: list[str] = field(default_factory=list)
@@ -90,19 +84,9 @@ class SyncRun(Report):
         """One load's counts."""
         self.dumps.append(loaded.dump)
         self.not_replicated = merged(self.not_replicated, loaded.not_replicated)
-        for name in (
-            "records",
-            "squashed",
-            "files_copied",
-            "bytes_copied",
-            "files_from_source",
-            "files_from_cmroot",
-            "files_from_target",
-            "files_skipped",
-            "files_removed",
-            "objects_changed",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(loaded, name))
+        self.records += loaded.records
+        self.squashed += loaded.squashed
+        self.count(loaded)
         if loaded.from_event is not None:
             self.from_event = min(self.from_event or loaded.from_event, loaded.from_event)
 

@@ -51,9 +51,6 @@ class LegalHolds(Rows):
     holds: list[LegalHold]
     listed: ClassVar[str] = "holds"
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"status": self.status, "root": self.root, "holds": msgspec.to_builtins(self.holds)}
-
 
 @dataclass
 class LegalHoldChanged(Report):

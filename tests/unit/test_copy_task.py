@@ -67,7 +67,7 @@ def test_shares_copy_every_file_between_them_and_a_second_run_leaves_them_alone(
         total = CopyReport()
         for share in range(shares):
             total.add(run_copy_task(task(tmp_path, part, share, shares)))
-        assert (total.copied, total.skipped) == ((0, count) if again else (count, 0))
+        assert (total.files_copied, total.files_skipped) == ((0, count) if again else (count, 0))
     copied = tmp_path / "target" / "db.db" / "t"
     assert sorted(path.name for path in copied.iterdir()) == sorted(f"part-{number}" for number in range(count))
     assert (copied / "part-7").read_bytes() == b"content 7"
@@ -91,7 +91,7 @@ def test_what_a_load_has_published_is_not_read_again_and_nothing_else_is_trusted
 
     def run() -> tuple[int, bool]:
         before = bytes_read()
-        return run_copy_task(copying).copied, bytes_read() - before >= len(content)
+        return run_copy_task(copying).files_copied, bytes_read() - before >= len(content)
 
     assert run() == (1, True)
     assert run() == (0, False)
@@ -139,7 +139,7 @@ def test_a_file_that_is_replaced_goes_to_the_targets_root(tmp_path: Path) -> Non
     target = tmp_path / "target" / "db.db" / "t" / "part-0"
     target.parent.mkdir(parents=True)
     target.write_bytes(b"what a writer of the target put here")
-    assert run_copy_task(task(tmp_path, part, 0, 1)).copied == 1 and target.read_bytes() == b"content 0"
+    assert run_copy_task(task(tmp_path, part, 0, 1)).files_copied == 1 and target.read_bytes() == b"content 0"
     had = xxhash.xxh3_128_hexdigest(b"what a writer of the target put here")
     kept = Path(locate(f"{tmp_path}/target-kept", had, 36))
     assert kept.read_bytes() == b"what a writer of the target put here"

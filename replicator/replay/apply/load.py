@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time as clocks
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 
@@ -18,7 +19,7 @@ from cmroot.store.place import join, store_for
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.progress import Progress
-from replicator.core.report import Report
+from replicator.core.report import LoadCounts
 from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
@@ -36,17 +37,17 @@ from replicator.replay.apply.transfer import copy_files, missing_files, probe_fi
 from replicator.replay.apply.work import Work
 from replicator.replay.copy.asides import sweep_asides
 from replicator.replay.copy.copying import Roots
-from replicator.replay.copy.files import CopyReport
 from replicator.replay.plan.gathering import gathered
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import surviving_partitions
 
 
 @dataclass
-class Loaded(Report):
+class Loaded(LoadCounts):
     """What a load did; see docs/cli.md. `missing`: files found nowhere with the recorded bytes. `not_replicated`: what
     the dump could not bring as the source has it, by the source's names; `status` is "incomplete" then."""
 
+    before: ClassVar[str] = "missing"
     dump: str
     kind: str
     from_event: int | None
@@ -54,14 +55,6 @@ class Loaded(Report):
     status: str = "loaded"
     records: int = 0
     squashed: int = 0
-    files_copied: int = 0
-    bytes_copied: int = 0
-    files_from_source: int = 0
-    files_from_cmroot: int = 0
-    files_from_target: int = 0
-    files_skipped: int = 0
-    files_removed: int = 0
-    objects_changed: int = 0
     missing: list[dict[str, object]] = field(default_factory=list)
     not_replicated: list[NotReplicated] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -108,10 +101,9 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             lease.check()
             strays = clear_strays(plan, reader, roots, engine, work.neighbours)
             copying = clocks.monotonic()
-            _count(
-                copy_files(reader, plan, roots, engine, progress, lease.check, allow_missing=options.allow_missing),
-                outcome,
-            )
+            copied = copy_files(reader, plan, roots, engine, progress, lease.check, allow_missing=options.allow_missing)
+            outcome.count(copied)
+            outcome.missing = missing_files(copied)
             lease.check()
             late = prune(plan, reader, work.target, roots, engine, work.neighbours, logs=True)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
@@ -144,13 +136,6 @@ def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
         not_replicated=lacking,
         status=INCOMPLETE if lacking else "loaded",
     )
-
-
-def _count(report: CopyReport, outcome: Loaded) -> None:
-    outcome.files_copied, outcome.bytes_copied = report.copied, report.bytes_copied
-    outcome.files_from_source, outcome.files_from_cmroot = report.from_source, report.from_cmroot
-    outcome.files_from_target, outcome.files_skipped = report.from_target, report.skipped
-    outcome.files_removed, outcome.missing = report.removed, missing_files(report)
 
 
 def _commit(

@@ -54,15 +54,15 @@ def price(
     )
     weight = weigh(plan, reader, target, engine, Neighbours(target))
     return Price(
-        report.copied,
+        report.files_copied,
         report.bytes_copied,
         weight.files,
         weight.bytes,
         weight.partitions,
         report.missing_count,
-        report.from_source,
-        report.from_cmroot,
-        report.from_target,
+        report.files_from_source,
+        report.files_from_cmroot,
+        report.files_from_target,
         weight,
     )
 

@@ -58,7 +58,7 @@ def copy_files(
     if metadata.removed:
         check()
         removed = run_files(reader, rules, roots, engine, progress, metadata.removed, 0, REMOVE, private=private)
-        report.removed = removed.removed
+        report.files_removed = removed.files_removed
     return report
 
 

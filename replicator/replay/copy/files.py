@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from cmroot.log.part_reading import reading
 from cmroot.names import check_entries
 from cmroot.store.place import is_local, local_path, store_for
+from replicator.core.report import CopyCounts
 from replicator.errors import Error
 from replicator.replay.copy.asides import OPEN, Attempt, Fence, noted
 from replicator.replay.copy.copying import (
@@ -65,35 +66,20 @@ class CopyTask:
 
 
 @dataclass
-class CopyReport:
-    """What a task did, in files and bytes. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`:
+class CopyReport(CopyCounts):
+    """What a task did. `missing`: (target path, position, reason), at most MISSING_SHOWN. `logs`:
     parts of the dump with files of Delta logs, which are still to be published; `foreign`: commits on the target that
     others made."""
 
-    copied: int = 0
-    bytes_copied: int = 0
-    from_source: int = 0
-    from_cmroot: int = 0
-    from_target: int = 0
-    skipped: int = 0
-    removed: int = 0
+    files_removed: int = 0
     missing_count: int = 0
     missing: list[tuple[str, int, str]] = field(default_factory=list)
     logs: set[str] = field(default_factory=set)
     foreign: list[str] = field(default_factory=list)
 
     def add(self, other: CopyReport) -> None:
-        for name in (
-            "copied",
-            "bytes_copied",
-            "from_source",
-            "from_cmroot",
-            "from_target",
-            "skipped",
-            "removed",
-            "missing_count",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.count(other)
+        self.missing_count += other.missing_count
         self.missing = (self.missing + other.missing)[:MISSING_SHOWN]
         self.foreign = (self.foreign + other.foreign)[:MISSING_SHOWN]
         self.logs |= other.logs
@@ -108,7 +94,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
         mine_removed = removed[task.share :: task.shares]
         for target in mine_removed:
             fence.check()
-            report.removed += remove_file(target, task.roots, private=task.private)
+            report.files_removed += remove_file(target, task.roots, private=task.private)
         remove_emptied(mine_removed, homes)
         return report
     if task.purpose == COPY:
@@ -134,7 +120,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
 
     with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY), fence) as attempt:
         _share_out(mine, lambda files: work(files, attempt), report)
-    seen = report.copied + report.skipped + report.missing_count
+    seen = report.files_copied + report.files_skipped + report.missing_count
     if seen != len(mine):
         raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")
     return report
@@ -267,15 +253,15 @@ def count(report: CopyReport, file: Wanted, placed: Placed) -> None:
                 report.missing.append((file.target, file.position, f"{file.source}: {placed.reason}"))
             return
         case "present":
-            report.skipped += 1
+            report.files_skipped += 1
             return
         case "source":
-            report.from_source += 1
+            report.files_from_source += 1
         case "cmroot":
-            report.from_cmroot += 1
+            report.files_from_cmroot += 1
         case "target":
-            report.from_target += 1
-    report.copied += 1
+            report.files_from_target += 1
+    report.files_copied += 1
     report.bytes_copied += placed.size
 
 
