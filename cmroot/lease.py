@@ -10,88 +10,28 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from types import TracebackType
-from typing import Protocol, Self
+from datetime import timedelta
 
 import msgspec
 
-from cmroot.errors import UNREADABLE, FormatError, LeaseHeld, NotWritable
+from cmroot.errors import LeaseHeld, NotWritable
+from cmroot.holder import Block, Publication, decode_holder, held_by, new_holder
+from cmroot.holder import Holder as Holder
+from cmroot.holder import Lease as Lease
 from cmroot.store.listing import file_state
-from cmroot.store.place import (
-    LocalStore,
-    Store,
-    aside_name,
-    is_local,
-    join,
-    local_path,
-    naming,
-    store_for,
-    sync_directory,
-)
+from cmroot.store.local import LocalStore, aside_name, sync_directory
+from cmroot.store.naming import naming
+from cmroot.store.place import Store, is_local, join, local_path, store_for
 
 TTL = timedelta(seconds=60)
 """How long an object-store lease holds without renewal; it is renewed at a third of this."""
 
 SKEW = timedelta(seconds=30)
 """How much after its expiry a lease is taken over: what may lie between a renewal and its arrival at the store."""
-
-
-class Publication(msgspec.Struct, frozen=True):
-    """A file that a holder has decided to publish: its name below the root, and its bytes (base64 in JSON)."""
-
-    name: str
-    data: bytes
-
-
-class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who holds or held a lease: what the lease file says. `expires` is seconds since the epoch by the store's clock,
-    as two hosts' clocks may differ; 0 for an flock. `publishes`: decided, and perhaps not yet there: who takes the
-    lease next sees to it."""
-
-    version: int
-    epoch: int
-    host: str
-    pid: int
-    since: str
-    purpose: str
-    token: str = ""
-    expires: float = 0
-    released: bool = False
-    publishes: Publication | None = None
-
-
-class Lease(Protocol):
-    """The right to write, from `acquire` to the end of the `with` block or the death of the process."""
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def holder(self) -> Holder: ...
-
-    def check(self) -> None:
-        """Raises LeaseHeld when the lease was lost; ask before a write that others will rely on, and before each batch
-        of removals."""
-
-    def publish(self, name: str, data: bytes) -> None:
-        """Write a file below the root only if nobody has taken the lease over, whenever the write arrives. Raises
-        LeaseHeld, and then nothing was published, nor will be. Any other error: the next holder may publish it."""
-
-    def release(self) -> None:
-        """Safe to run twice."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def acquire(
@@ -116,7 +56,7 @@ def held_at(root: str, epoch: int, *, now: Callable[[], float] = time.time) -> b
         return False
     try:
         path = _epoch_path(root, epoch)
-        holder = _decode(store.read_bytes(path), path)
+        holder = decode_holder(store.read_bytes(path), path)
     except FileNotFoundError:  # superseded this moment
         return False
     if holder is None or holder.released:
@@ -130,7 +70,7 @@ def _held_local(path: str, epoch: int) -> bool:
     except FileNotFoundError:
         return False
     try:
-        holder = _decode(os.pread(descriptor, 1 << 16, 0), path)
+        holder = decode_holder(os.pread(descriptor, 1 << 16, 0), path)
         if holder is None or holder.epoch != epoch or not _still_named(descriptor, path):
             return False
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for the moment until it is closed
@@ -141,51 +81,10 @@ def _held_local(path: str, epoch: int) -> bool:
         os.close(descriptor)
 
 
-def _holder(epoch: int, purpose: str, now: float, token: str = "", expires: float = 0) -> Holder:
-    since = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-    return Holder(1, epoch, socket.gethostname(), os.getpid(), since, purpose, token, expires)
-
-
-def _held(root: str, holder: Holder | None) -> LeaseHeld:
-    if holder is None:
-        return LeaseHeld(f"{root}: another run is taking the lease", hint="wait for it to end, then run again")
-    return LeaseHeld(
-        f"{root}: held by process {holder.pid} on {holder.host} since {holder.since} to {holder.purpose}",
-        hint=f"wait for it to end; if it hangs, end process {holder.pid} on {holder.host}: the lease frees itself",
-    )
-
-
-def _decode(data: bytes, path: str) -> Holder | None:
-    if not data:
-        return None
-    try:
-        holder = msgspec.json.decode(data, type=Holder)
-    except UNREADABLE as error:
-        raise FormatError(f"{path}: {error}", hint="no run may hold the lease; then remove this file") from error
-    if holder.version != 1:
-        raise FormatError(f"{path}: version {holder.version}, this release knows 1", hint="use the newer release")
-    return holder
-
-
-class _Base(ABC):
-    """What both leases share: the block."""
-
-    @abstractmethod
-    def release(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-
 # Local
 
 
-class LocalLease(_Base):
+class LocalLease(Block):
     """An flock on an open file. A process forked from the holder shares it, and it may still be writing: the lease is
     free when the last of them is gone. (A program started with exec does not share it.)"""
 
@@ -219,8 +118,8 @@ def _acquire_local(root: str, purpose: str, now: Callable[[], float]) -> LocalLe
     with naming(path):
         old = _lock(path)
         try:
-            before = _decode(os.pread(old, 1 << 16, 0), path)
-            holder = _holder(before.epoch + 1 if before else 1, purpose, now())
+            before = decode_holder(os.pread(old, 1 << 16, 0), path)
+            holder = new_holder(before.epoch + 1 if before else 1, purpose, now())
             new = _write_locked(path, msgspec.json.encode(holder) + b"\n")
         finally:
             os.close(old)
@@ -234,7 +133,7 @@ def _lock(path: str) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if not _try_lock(descriptor):
-                raise _held(os.path.dirname(path), _decode(os.pread(descriptor, 1 << 16, 0), path))
+                raise held_by(os.path.dirname(path), decode_holder(os.pread(descriptor, 1 << 16, 0), path))
             if _still_named(descriptor, path):
                 return descriptor
         except BaseException:  # also where the store failed: a descriptor that stays open would hold the lease
@@ -279,7 +178,7 @@ def _write_locked(path: str, data: bytes) -> int:
 # Object stores
 
 
-class ObjectLease(_Base):
+class ObjectLease(Block):
     """An object that only this holder rewrites. Lost when a higher epoch exists or it could not be renewed in time."""
 
     def __init__(
@@ -379,16 +278,16 @@ def _acquire_object(root: str, purpose: str, ttl: timedelta, now: Callable[[], f
     if last:
         try:
             path = _epoch_path(root, last)
-            holder = _decode(store.read_bytes(path), path)
+            holder = decode_holder(store.read_bytes(path), path)
         except FileNotFoundError:  # superseded this moment
-            raise _held(root, None) from None
+            raise held_by(root, None) from None
         if holder and not holder.released and store_time() < holder.expires + SKEW.total_seconds():
-            raise _held(root, holder)
+            raise held_by(root, holder)
         pending = holder.publishes if holder else None
-    ours = _holder(last + 1, purpose, now(), uuid.uuid4().hex, store_time() + ttl.total_seconds())
+    ours = new_holder(last + 1, purpose, now(), uuid.uuid4().hex, store_time() + ttl.total_seconds())
     ours = msgspec.structs.replace(ours, publishes=pending)  # until it is there
     if not _take(store, root, ours):
-        raise _held(root, None)
+        raise held_by(root, None)
     if pending and not store.exists(path := join(root, pending.name)):
         store.write_bytes(path, pending.data)
     for epoch in known:

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.errors import FormatError
+from cmroot.text import UNSAFE, unsafe
 
-_UNSAFE = r"(^|/)\.{0,2}(/|$)|\x00"  # an empty part, `.` or `..`, at the begin, between slashes, at the end
-_unsafe = re.compile(_UNSAFE.replace("$", r"\Z")).search
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CHECKSUM = r"^[0-9a-f]{32}$"
 _is_checksum = re.compile(r"[0-9a-f]{32}").fullmatch
@@ -28,12 +27,12 @@ HINT = "it was damaged or made by somebody else: nothing of it is used; take it 
 
 def is_below(path: str) -> bool:
     """Whether a relative path stays below what it is joined to: no part of it is empty, `.` or `..`."""
-    return not _unsafe(path)
+    return not unsafe(path)
 
 
 def is_name(text: str) -> bool:
     """Whether a text is one name in a directory, and not the directory or the one above."""
-    return "/" not in text and not _unsafe(text)
+    return "/" not in text and not unsafe(text)
 
 
 def is_id(text: str) -> bool:
@@ -54,7 +53,7 @@ def foreign(place: str, what: str, value: object, why: str) -> FormatError:
 def check_below(place: str, what: str, paths: Iterable[str]) -> None:
     """Raises FormatError, naming the file at `place`, for the first path that may lead elsewhere."""
     for path in paths:
-        if _unsafe(path):
+        if unsafe(path):
             raise foreign(place, what, path, "is not a relative path below its directory")
 
 
@@ -84,7 +83,7 @@ def check_entries(
     for name, why in _BELOW.items():
         if name in there:
             values = rows[name] if name == "path" else pc.unique(rows[name])
-            _refuse(place, name, values, pc.match_substring_regex(values, _UNSAFE), why, empty=name in _MAY_BE_EMPTY)
+            _refuse(place, name, values, pc.match_substring_regex(values, UNSAFE), why, empty=name in _MAY_BE_EMPTY)
     for name, pattern in (("checksum", _CHECKSUM), ("location", r"^[^\x00]+$")):
         if name in there:
             values = rows[name] if name == "checksum" else pc.unique(rows[name])

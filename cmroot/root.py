@@ -10,7 +10,8 @@ import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError, NotWritable
 from cmroot.names import check_id
-from cmroot.store.place import is_directory, is_local, join, local_path, make_private, normal, store_for
+from cmroot.store.local import is_directory
+from cmroot.store.place import is_local, join, local_path, normal, store_for
 
 FORMAT = "FORMAT"
 VERSION = 1
@@ -87,7 +88,7 @@ def create_or_open(place: str, kind: str = "cmroot") -> ChangeRoot:
     store = store_for(place)
     if not store.exists(join(place, FORMAT)):
         refuse_other(place, kind)
-        make_private(place)
+        store.mkdirs(place, private=True)
         made = Format(kind, VERSION, str(uuid.uuid4()), datetime.now(UTC).isoformat(timespec="seconds"))
         store.create_exclusive(join(place, FORMAT), _pretty(made))  # whoever was first has made it
     root = open_existing(place, kind)

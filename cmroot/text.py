@@ -8,6 +8,13 @@ bytes are kept like any others, and its record has the name as `shown` gives it.
 from __future__ import annotations
 
 import os
+import re
+
+UNSAFE = r"(^|/)\.{0,2}(/|$)|\x00"
+"""A relative path that may lead elsewhere has an empty part, `.` or `..`, at its begin, between slashes, at its end."""
+
+unsafe = re.compile(UNSAFE.replace("$", r"\Z")).search
+"""Finds `UNSAFE` in a relative path; None: it stays below what it is joined to."""
 
 
 def is_text(name: str) -> bool:

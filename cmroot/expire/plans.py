@@ -18,7 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import Superseded
-from cmroot.store.place import ASIDE, aside_name, is_local, join, local_path, naming, store_for
+from cmroot.store.local import aside_name
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.spelling import ASIDE
 
 ABANDONED = timedelta(days=1)
 """How old something must be to be nobody's, where no lock tells: a plan on an object store, a file half written."""

@@ -21,7 +21,8 @@ from cmroot.lease import Lease
 from cmroot.log.captured import ADD, segments
 from cmroot.log.taken import read_taken
 from cmroot.store.listing import object_time_ns
-from cmroot.store.place import is_local, join, local_path, raise_named
+from cmroot.store.naming import raise_named
+from cmroot.store.place import is_local, join, local_path
 from cmroot.store.remote import FsspecStore
 
 BATCH = 1000

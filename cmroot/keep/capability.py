@@ -11,7 +11,9 @@ import os
 
 from cmroot.errors import NotWritable, UnknownPlace
 from cmroot.keep.content import fresh_incoming
-from cmroot.store.place import is_local, join, local_path, naming, raise_unless_gone, same_device, status_of, store_for
+from cmroot.store.local import raise_unless_gone, same_device, status_of
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, store_for
 
 PROBE = "probe"  # begins the names of what is tried; a sweep removes those that a crash left
 

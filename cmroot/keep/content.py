@@ -19,7 +19,8 @@ import msgspec
 from cmroot.errors import FormatError, KeepError
 from cmroot.names import HINT
 from cmroot.store.checksum import ALGORITHM, checksum_descriptor, checksum_file, copy_descriptor
-from cmroot.store.place import join, store_for, sync_directory
+from cmroot.store.local import sync_directory
+from cmroot.store.place import join, store_for
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before that is an error."""

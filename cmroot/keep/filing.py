@@ -18,7 +18,8 @@ import msgspec
 
 from cmroot.errors import Filing
 from cmroot.lease import SKEW
-from cmroot.store.place import is_local, join, local_path, naming, store_for
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, store_for
 
 PATIENCE = timedelta(seconds=60)
 """How long an expiry waits for who files, before it gives up for now; the lease is held meanwhile."""

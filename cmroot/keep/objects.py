@@ -10,8 +10,9 @@ from cmroot.errors import ChecksumMismatch
 from cmroot.keep.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate, name_incoming, unsteady
 from cmroot.store.checksum import ALGORITHM, checksum_stream, copy_stream
 from cmroot.store.listing import FileState, file_state
-from cmroot.store.place import is_local, local_path, same_store, store_for
+from cmroot.store.place import is_local, local_path, store_for
 from cmroot.store.remote import FsspecStore
+from cmroot.store.spelling import same_store
 
 
 def read_object(path: str) -> Kept:

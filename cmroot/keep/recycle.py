@@ -31,8 +31,11 @@ from cmroot.keep.content import (
 )
 from cmroot.keep.objects import keep_and_check, remove_source
 from cmroot.store.checksum import checksum_file
-from cmroot.store.place import ASIDE, is_directory, is_local, join, local_path, naming, status_of, store_for
+from cmroot.store.local import is_directory, status_of
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, store_for
 from cmroot.store.resolve import refuse_root
+from cmroot.store.spelling import ASIDE
 from cmroot.text import shown
 
 _ORIGIN = ".origin"

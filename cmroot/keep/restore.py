@@ -13,7 +13,9 @@ from cmroot.errors import ChecksumMismatch, Exists, KeepError
 from cmroot.keep.content import content_name, locate
 from cmroot.keep.versions import open_version
 from cmroot.store.checksum import checksum_stream, copy_file, copy_stream
-from cmroot.store.place import LocalStore, aside_name, is_local, local_path, naming, normal, store_for, sync_directory
+from cmroot.store.local import LocalStore, aside_name, sync_directory
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, local_path, normal, store_for
 
 
 class Restored(msgspec.Struct, frozen=True):

@@ -18,7 +18,9 @@ from cmroot.keep.objects import keep_and_check, remove_source
 from cmroot.keep.recycle import files_below, recycle, recycle_tree, remove_emptied
 from cmroot.store.checksum import checksum_file
 from cmroot.store.listing import FileState, file_state, object_state
-from cmroot.store.place import is_directory, is_local, join, local_path, naming, normal, status_of
+from cmroot.store.local import is_directory, status_of
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, normal
 from cmroot.store.remote import FsspecStore
 
 

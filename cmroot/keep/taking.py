@@ -47,19 +47,11 @@ from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.safely import files_at, keep_safely, move_aside, move_back, remove_kept_below, unchanged
 from cmroot.log.taken import JOURNAL, write_taken
 from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import (
-    ASIDE,
-    is_local,
-    join,
-    local_path,
-    naming,
-    normal,
-    same_device,
-    split_authority,
-    status_of,
-    store_for,
-)
+from cmroot.store.local import same_device, status_of
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, normal, split_authority, store_for
 from cmroot.store.resolve import refuse_root
+from cmroot.store.spelling import ASIDE
 
 THREADS = 8
 LEFT = "it is left as it is, and captures wait for it: look at it, then move it away"

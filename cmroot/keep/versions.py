@@ -17,7 +17,8 @@ from cmroot.keep.content import Kept
 from cmroot.keep.objects import keep_object
 from cmroot.store.checksum import ALGORITHM, checksum_stream
 from cmroot.store.listing import object_state
-from cmroot.store.place import naming, scheme
+from cmroot.store.naming import naming
+from cmroot.store.place import scheme
 from cmroot.store.remote import FsspecStore
 
 NULL = "null"

@@ -34,7 +34,9 @@ from cmroot.log.segment import (
     Capture,
     Segment,
 )
-from cmroot.store.place import is_local, join, local_path, name_of, naming, store_for, sync_directory
+from cmroot.store.local import sync_directory
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, name_of, store_for
 
 __all__ = [
     "ADD",

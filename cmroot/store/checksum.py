@@ -15,7 +15,7 @@ from typing import BinaryIO
 import xxhash
 
 from cmroot.errors import NoSpace
-from cmroot.store.place import raise_named
+from cmroot.store.naming import raise_named
 
 ALGORITHM = "xxh3_128"
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from cmroot.store.checksum import ALGORITHM
 from cmroot.store.listing import object_time_ns
-from cmroot.store.place import is_local, join, local_path, naming, store_for
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, store_for
 from cmroot.store.remote import FsspecStore
 
 PREFIXES = tuple(f"{number:02x}" for number in range(256))

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from cmroot.store.delta import LOG, beyond
-from cmroot.store.place import is_local, local_path, name_of, naming
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, local_path, name_of
 from cmroot.store.remote import FsspecStore
 from cmroot.text import is_text, shown
 

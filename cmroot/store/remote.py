@@ -1,4 +1,4 @@
-"""Stores behind fsspec: object stores, HDFS, SFTP. What a store must offer, and what its names mean, says `place`."""
+"""Stores behind fsspec: object stores, HDFS, SFTP. `place` says what a store must offer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable, UnknownPlace
-from cmroot.store.place import ASIDE, Names, aside_name, naming, normal, parent, scheme, split_authority
+from cmroot.store.local import Names, aside_name
+from cmroot.store.naming import naming
 from cmroot.store.renaming import RENAMING, in_two_steps, is_there, meant, next_of, rename_onto_free, replace
+from cmroot.store.spelling import ASIDE, normal, parent, scheme, split_authority
 
 _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
@@ -250,7 +252,7 @@ class FsspecStore:
                     with contextlib.suppress(FileNotFoundError):
                         self.filesystem.rmdir(key)
 
-    def mkdirs(self, path: str) -> None:
+    def mkdirs(self, path: str, *, private: bool = False) -> None:
         if self._renames:
             with naming(path):
                 self.filesystem.makedirs(self.key(path), exist_ok=True)

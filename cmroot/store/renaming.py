@@ -12,7 +12,7 @@ import contextlib
 from typing import Any
 
 from cmroot.errors import NotWritable
-from cmroot.store.place import ASIDE
+from cmroot.store.spelling import ASIDE
 
 RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb"})
 """fsspec protocols with directories and a rename: a file there is visible while it is written, so it is written

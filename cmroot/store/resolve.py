@@ -11,7 +11,9 @@ import posixpath
 import stat
 
 from cmroot.errors import Protected
-from cmroot.store.place import is_local, local_path, normal, raise_named, split_authority, status_of
+from cmroot.store.local import status_of
+from cmroot.store.naming import raise_named
+from cmroot.store.place import is_local, local_path, normal, split_authority
 
 
 def resolved(place: str) -> str:

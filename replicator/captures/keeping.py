@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from cmroot.keep.keepers import Keeper, choose_keeper
-from cmroot.store.place import device, is_local, normal, parent, split_authority
+from cmroot.store.local import device
+from cmroot.store.place import is_local, normal, parent, split_authority
 from replicator.captures.manifest import DataObject
 
 

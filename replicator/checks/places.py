@@ -14,19 +14,8 @@ from cmroot.errors import Error
 from cmroot.keep.keepers import NoKeeper, choose_keeper
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.listing import file_state
-from cmroot.store.place import (
-    aside_name,
-    device,
-    is_directory,
-    is_local,
-    join,
-    local_path,
-    normal,
-    parent,
-    split_authority,
-    status_of,
-    store_for,
-)
+from cmroot.store.local import aside_name, device, is_directory, status_of
+from cmroot.store.place import is_local, join, local_path, normal, parent, split_authority, store_for
 from replicator.checks.finding import Figure, Finding, Health
 from replicator.checks.metastores import SKEW
 from replicator.text.quantity import duration_text, size_text

@@ -21,7 +21,8 @@ import msgspec
 
 from cmroot.errors import UNREADABLE
 from cmroot.log.parts import damaged
-from cmroot.store.place import join, naming, store_for
+from cmroot.store.naming import naming
+from cmroot.store.place import join, store_for
 from replicator.errors import ConfigError, Refused
 
 SIGNATURE = "_signature"

@@ -18,7 +18,7 @@ from cmroot.log.captured import DICTIONARY
 from cmroot.log.captured import FILES as SCHEMA
 from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter
 from cmroot.log.parts import conform
-from cmroot.store.place import join, make_private, normal, store_for
+from cmroot.store.place import join, normal, store_for
 from replicator.core.model import Table
 from replicator.dumps import layout
 from replicator.dumps.signing import SIGNATURE, Keys, sign
@@ -212,7 +212,7 @@ def _make_room(place: str) -> None:
     if any(name not in _OURS for name in names):
         raise UsageError(f"{place}: is not empty and no dump", hint="choose an empty or new directory for --out")
     _remove_unfinished(place)
-    make_private(place)
+    store.mkdirs(place, private=True)
 
 
 def _remove_unfinished(place: str) -> None:

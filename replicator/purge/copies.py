@@ -13,7 +13,9 @@ import msgspec
 
 from cmroot.keep.safely import files_at
 from cmroot.store.checksum import checksum_stream
-from cmroot.store.place import is_directory, is_local, join, local_path, name_of, naming, normal, parent, store_for
+from cmroot.store.local import is_directory
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, name_of, normal, parent, store_for
 from cmroot.text import shown
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Table

@@ -25,7 +25,9 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
 from cmroot.keep.recycle import Recycled
-from cmroot.store.place import LocalStore, is_local, join, local_path, naming, store_for
+from cmroot.store.local import LocalStore
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, store_for
 from replicator.core.report import Rows
 from replicator.removal.removal import Refusal, Removal
 

@@ -14,7 +14,8 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Self
 
-from cmroot.store.place import is_local, local_path, status_of
+from cmroot.store.local import status_of
+from cmroot.store.place import is_local, local_path
 from cmroot.store.resolve import resolved
 from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Table, partition_name

@@ -17,7 +17,8 @@ import msgspec
 from cmroot.errors import Error, Protected
 from cmroot.keep.recycle import recycle_tree, sweep_incoming
 from cmroot.lease import acquire
-from cmroot.store.place import is_local, local_path, normal, status_of
+from cmroot.store.local import status_of
+from cmroot.store.place import is_local, local_path, normal
 from cmroot.store.resolve import refuse_root
 from cmroot.waiting import patiently
 from replicator.core.batches import batched, shared

@@ -15,7 +15,8 @@ from datetime import datetime
 
 import msgspec
 
-from cmroot.store.place import is_local, local_path, naming
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, local_path
 from replicator.errors import ConfigError, Error
 from replicator.retention.selection import Policy, selection_policy
 from replicator.retention.versions import Listed, Pair, Version

@@ -13,7 +13,9 @@ from datetime import datetime
 from stat import S_ISDIR, S_ISLNK
 from typing import Any
 
-from cmroot.store.place import ASIDE, is_local, join, local_path, name_of, naming, normal, split_authority, store_for
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, name_of, normal, split_authority, store_for
+from cmroot.store.spelling import ASIDE
 from cmroot.text import is_text, shown
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
-from cmroot.store.place import LocalStore
+from cmroot.store.local import LocalStore
 from replicator.core.progress import Silent
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.load import Loaded, load

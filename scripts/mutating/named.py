@@ -67,14 +67,14 @@ NAMED: list[tuple[str, str, str, str, str]] = [
         "tests/unit/test_cmroot_keep.py",
     ),
     (
-        "cmroot/store/place.py",
+        "cmroot/store/local.py",
         "    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)\n",
         "    return\n    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)\n",
         "no directory sync",
         "tests/crash/test_cmroot_durable.py",
     ),
     (
-        "cmroot/store/place.py",
+        "cmroot/store/local.py",
         "        elif syncfs(descriptor) != 0:",
         "        elif False:",
         "syncfs does nothing",

@@ -53,7 +53,7 @@ def test_a_marker_that_cannot_be_looked_at_is_not_absent(log: SmallRoot, error: 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_directory_that_cannot_be_listed_is_not_empty(log: SmallRoot, error: str) -> None:
     files = join(log.root, "files")
-    work = f"from cmroot.store.place import LocalStore; LocalStore().find({files!r})"
+    work = f"from cmroot.store.local import LocalStore; LocalStore().find({files!r})"
     for path in (files, join(files, os.listdir(files)[0])):
         done = with_error(path, OPEN, error, work)
         assert done.returncode == 1 and ERRORS[error] in done.stderr and path in done.stderr

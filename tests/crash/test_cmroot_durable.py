@@ -14,8 +14,8 @@ from cmroot.keep.keepers import CopyKeeper, LinkKeeper, recycle
 from cmroot.keep.safely import keep_safely
 from cmroot.lease import acquire
 from cmroot.log.captured import SegmentWriter
-from cmroot.store import place as place_module
-from cmroot.store.place import LocalStore
+from cmroot.store import local as local_module
+from cmroot.store.local import LocalStore
 
 
 class Disk:
@@ -31,7 +31,7 @@ class Disk:
             patch.setattr(os, name, self._naming(name, getattr(os, name)))
         fsync, library = os.fsync, ctypes.CDLL
         patch.setattr(os, "fsync", lambda descriptor: (fsync(descriptor), self._fsync(descriptor))[0])
-        patch.setattr(place_module.ctypes, "CDLL", lambda *given, **more: _Library(library(*given, **more), self))
+        patch.setattr(local_module.ctypes, "CDLL", lambda *given, **more: _Library(library(*given, **more), self))
 
     def _naming(self, kind: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*paths: Any, **more: Any) -> Any:

@@ -16,21 +16,10 @@ from hypothesis import strategies as st
 
 from cmroot.errors import Error, NoSpace, NotWritable, UnknownPlace
 from cmroot.root import create_or_open
-from cmroot.store.place import (
-    ASIDE,
-    LocalStore,
-    is_local,
-    join,
-    local_path,
-    name_of,
-    normal,
-    parent,
-    same_device,
-    same_store,
-    scheme,
-    store_for,
-)
+from cmroot.store.local import LocalStore, same_device
+from cmroot.store.place import Place, is_local, join, local_path, name_of, normal, parent, scheme, store_for
 from cmroot.store.remote import FsspecStore
+from cmroot.store.spelling import ASIDE, same_store
 
 ODD_NAMES = ["p=a%20b", "a b", "a:b", "#", "?x", "é", "+", "&", "*", "[b]", "%2F", "__HIVE_DEFAULT_PARTITION__", "a\tb"]
 
@@ -289,3 +278,76 @@ def test_a_new_root_is_its_owners_alone_and_one_that_was_made_before_keeps_its_m
     (tmp_path / "chosen").mkdir(mode=0o750)
     for _ in range(2):
         assert stat.S_IMODE(os.stat(create_or_open(str(tmp_path / "chosen")).place).st_mode) == 0o750
+
+
+@pytest.mark.parametrize(
+    ("text", "normal_form"),
+    [
+        ("s3a://b/t/", "s3://b/t"),
+        ("file:///w//t/", "/w/t"),
+        ("/w/a..b/...", "/w/a..b/..."),
+        ("hdfs://n:1/w", "hdfs://n:1/w"),
+    ],
+)
+def test_a_place_keeps_its_spelling_and_is_compared_by_its_normal_form(text: str, normal_form: str) -> None:
+    place = Place(text)
+    assert (str(place), place.text, place.normal) == (text, text, normal_form)
+    assert place == Place(normal_form) and len({place, Place(normal_form)}) == 1
+    assert pickle.loads(pickle.dumps(place)).text == text
+    below = place / "p=a%20b" / "f"
+    assert (below.text, below.name) == (join(text, "p=a%20b", "f"), "f")
+    assert below.parent.parent == place and below.parent.parent.text == text.rstrip("/")
+    assert below.is_below(place) and place.is_below(place) and not Place(f"{normal_form}x").is_below(place)
+    assert below.local == (f"{normal_form}/p=a%20b/f" if is_local(text) else "")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/w/../x", "/..", "file:/w/..", "file:///../w", "s3a://b/../../etc", "s3://..", "/w\0", "s3://b/k\0x"]
+)
+def test_a_text_that_may_lead_anywhere_is_no_place(text: str) -> None:
+    with pytest.raises(UnknownPlace) as caught:
+        Place(text)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["", "..", ".", "../x", "a/../../x", "/etc", "a//b", "a/", "a/./b", "a\0b"])
+@pytest.mark.parametrize("above", ["/w", "s3a://b/k"])
+def test_a_foreign_name_leads_to_nothing_outside_of_its_place(above: str, name: str) -> None:
+    with pytest.raises(UnknownPlace) as caught:
+        Place(above) / name
+    assert above in caught.value.message and repr(name) in caught.value.message and caught.value.hint
+
+
+def test_a_relative_path_stays_the_same_place_in_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = Place("../" + tmp_path.name + "/f")
+    monkeypatch.chdir("/")
+    place.write_bytes(b"1")
+    assert (tmp_path / "f").read_bytes() == b"1" and place.local == str(tmp_path / "f")
+
+
+def test_places_share_a_store_by_scheme_and_authority() -> None:
+    assert Place("/w").same_store(Place("file:///x")) and Place("s3a://b/k").same_store(Place("s3://b/other"))
+    assert not Place("s3://b").same_store(Place("s3://c")) and not Place("/b").same_store(Place("s3://b"))
+
+
+def test_a_place_asks_its_store(place: str) -> None:
+    top = Place(place) / "top"
+    top.mkdirs(private=True)
+    file = top / "a" / "b"
+    assert not file.exists()
+    file.write_bytes(b"old")
+    assert not file.create_exclusive(b"x") and (top / "a" / "c").create_exclusive(b"c")
+    with file.open_write() as out:
+        out.write(b"new!")
+    with file.open_read() as data:
+        assert (data.read(), file.read_bytes(), file.size()) == (b"new!", b"new!", 4)
+    file.move(top / "d")
+    assert (top.list(), top.find()) == (["a", "d"], ["a/c", "d"])
+    top.sync()
+    (top / "d").remove()
+    assert top.find() == ["a/c"]
+    top.remove_tree()
+    assert not top.find() and not file.exists()

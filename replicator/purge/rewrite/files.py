@@ -18,17 +18,10 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import Error
 from cmroot.store.checksum import checksum_stream
-from cmroot.store.place import (
-    ASIDE,
-    aside_name,
-    is_local,
-    join,
-    local_path,
-    naming,
-    parent,
-    raise_unless_gone,
-    store_for,
-)
+from cmroot.store.local import aside_name, raise_unless_gone
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, join, local_path, parent, store_for
+from cmroot.store.spelling import ASIDE
 from replicator.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.purge.rewrite.formats import FileFormat, OnlyBySpark, Unsupported

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from cmroot.store.checksum import copy_file
 from cmroot.store.listing import list_tree
-from cmroot.store.place import is_local, join, local_path, normal, same_store, store_for
+from cmroot.store.place import is_local, join, local_path, normal, store_for
 from cmroot.store.remote import FsspecStore
+from cmroot.store.spelling import same_store
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.metastore.client import PARTITION_BATCH

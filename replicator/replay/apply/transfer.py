@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cmroot.store.place import is_directory, is_local, local_path, store_for
+from cmroot.store.local import is_directory
+from cmroot.store.place import is_local, local_path, store_for
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
 from replicator.dumps.reader import DumpReader

@@ -15,7 +15,8 @@ from threading import Lock
 from typing import TypeVar
 
 from cmroot.store.listing import file_state
-from cmroot.store.place import is_local, join, local_path, normal, status_of, store_for
+from cmroot.store.local import status_of
+from cmroot.store.place import is_local, join, local_path, normal, store_for
 from cmroot.store.resolve import is_within, resolved, touches
 from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine

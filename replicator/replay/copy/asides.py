@@ -21,8 +21,9 @@ from typing import Generic
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError, LeaseHeld
-from cmroot.store.place import ASIDE as UNFINISHED
-from cmroot.store.place import is_directory, is_local, join, local_path, parent, store_for
+from cmroot.store.local import is_directory
+from cmroot.store.place import is_local, join, local_path, parent, store_for
+from cmroot.store.spelling import ASIDE as UNFINISHED
 from replicator.core.engine import Engine, Result, Task
 
 ASIDE = ".replicating-"  # a name that no reader of tables looks at

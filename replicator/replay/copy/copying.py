@@ -23,7 +23,8 @@ from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.recycle import recycle
 from cmroot.keep.versions import open_version, version_size
 from cmroot.store.checksum import checksum_descriptor, checksum_file, copy_between, copy_stream
-from cmroot.store.place import is_local, join, local_path, raise_named, store_for
+from cmroot.store.naming import raise_named
+from cmroot.store.place import is_local, join, local_path, store_for
 from replicator.replay.copy.asides import Attempt, given_up
 from replicator.replay.copy.stamps import is_published, is_stamped, stamp
 

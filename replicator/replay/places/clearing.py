@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from cmroot.keep.recycle import recycle_tree, refuse_link
 from cmroot.store.listing import list_tree
-from cmroot.store.place import is_local, join, local_path, normal, status_of, store_for
+from cmroot.store.local import status_of
+from cmroot.store.place import is_local, join, local_path, normal, store_for
 from cmroot.store.resolve import is_within, resolved
 from replicator.replay.places.placement import PUBLISHED, is_published
 

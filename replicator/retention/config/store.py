@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from cmroot.store.place import is_directory as is_local_directory
+from cmroot.store.local import is_directory as is_local_directory
 from cmroot.store.place import is_local, join, local_path, normal, parent, store_for
 from replicator.errors import ConfigError
 from replicator.retention.config.hocon.parse import parse, parse_items

@@ -1,0 +1,203 @@
+"""The local filesystem: the store whose publishing survives a crash, and what one path names."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from cmroot.store.naming import naming, raise_named
+from cmroot.store.spelling import ASIDE, is_local, join, local_path, parent
+
+Names = list[str]  # the store below has a method called list
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """A POSIX filesystem. Publishing survives a crash: file and directory are synced."""
+
+    def read_bytes(self, path: str) -> bytes:
+        with naming(path), open(local_path(path), "rb") as file:
+            return file.read()
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        with self.open_write(path) as file:
+            file.write(data)
+
+    def create_exclusive(self, path: str, data: bytes) -> bool:
+        target = local_path(path)
+        with naming(path):
+            aside = self._write_aside(target, data)
+            try:
+                os.link(aside, target)  # the name appears with all its bytes, for one caller only
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(aside)
+            sync_directory(os.path.dirname(target))
+            return True
+
+    def open_read(self, path: str) -> BinaryIO:
+        with naming(path):
+            return open(local_path(path), "rb")
+
+    @contextlib.contextmanager
+    def open_write(self, path: str) -> Iterator[BinaryIO]:
+        target = local_path(path)
+        with naming(path):
+            self.mkdirs(os.path.dirname(target))
+            aside = aside_name(target)
+            try:
+                with open(aside, "xb", buffering=1 << 18) as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(aside, target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(aside)
+                raise
+            sync_directory(os.path.dirname(target))
+
+    def exists(self, path: str) -> bool:
+        return status_of(local_path(path)) is not None
+
+    def size(self, path: str) -> int:
+        with naming(path):
+            return os.stat(local_path(path)).st_size
+
+    def list(self, path: str) -> Names:
+        try:
+            return sorted(name for name in os.listdir(local_path(path)) if not name.startswith(ASIDE))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise_named(error, path)
+
+    def find(self, path: str) -> Names:
+        top = local_path(path)
+        found = []
+        for directory, _, names in os.walk(top, onerror=raise_unless_gone):
+            below = directory[len(top) :].lstrip("/")
+            found += [os.path.join(below, name) for name in names if not name.startswith(ASIDE)]
+        return sorted(found)
+
+    def move(self, path: str, target: str) -> None:
+        old, new = local_path(path), local_path(target)
+        with naming(target):
+            self.mkdirs(os.path.dirname(new))
+            os.replace(old, new)
+            sync_directory(os.path.dirname(new))
+
+    def remove(self, path: str) -> None:
+        with naming(path), contextlib.suppress(FileNotFoundError):
+            os.unlink(local_path(path))
+
+    def remove_tree(self, path: str) -> None:
+        with naming(path), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(local_path(path))
+
+    def mkdirs(self, path: str, *, private: bool = False) -> None:
+        directory, mode = local_path(path), 0o700 if private else 0o777
+        with naming(path):
+            try:
+                os.mkdir(directory, mode)
+            except FileExistsError:
+                if not is_directory(directory):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from None
+                return
+            except FileNotFoundError:
+                self.mkdirs(os.path.dirname(directory))
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(directory, mode)
+            sync_directory(os.path.dirname(directory))
+
+    def sync(self, path: str) -> None:
+        sync_filesystem(local_path(path))
+
+    def _write_aside(self, target: str, data: bytes) -> str:
+        self.mkdirs(os.path.dirname(target))
+        aside = aside_name(target)
+        try:
+            with open(aside, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+            raise
+        return aside
+
+
+def raise_unless_gone(error: OSError) -> None:
+    """What `os.walk` met on its way: it would go on as if an unreadable directory were an empty one."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise_named(error, str(error.filename))
+
+
+def aside_name(target: str) -> str:
+    """A fresh name beside `target`: the rename must not cross a device. Short, as a name may have 255 bytes."""
+    return join(parent(target), f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex}")
+
+
+def sync_directory(directory: str) -> None:
+    """Make the names in a local directory durable; a rename is not until its directory is synced."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_filesystem(path: str) -> None:
+    """Flush the whole filesystem that holds `path`: one call for any number of files written before it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+        if syncfs is None:  # not Linux
+            os.sync()
+        elif syncfs(descriptor) != 0:
+            code = ctypes.get_errno()
+            raise_named(OSError(code, os.strerror(code)), path)
+    finally:
+        os.close(descriptor)
+
+
+def status_of(path: str, *, follow: bool = True) -> os.stat_result | None:
+    """What a local path names; None when there is nothing. Only ENOENT and ENOTDIR say so: any other error (a failing
+    disk, a stale handle, a directory that this user may not search) is raised, since it says nothing."""
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise_named(error, path)
+
+
+def is_directory(path: str, *, follow: bool = True) -> bool:
+    """Of a local path. Raises as `status_of`."""
+    status = status_of(path, follow=follow)
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def same_device(a: str, b: str) -> bool:
+    """Whether two places, or their nearest existing parents, lie on one local device: links and renames may work."""
+    return is_local(a) and is_local(b) and device(a) == device(b)
+
+
+def device(place: str) -> int:
+    """The number of the device that holds a local place, or the nearest parent that exists."""
+    path = local_path(place)
+    while True:
+        try:
+            return os.stat(path).st_dev
+        except (FileNotFoundError, NotADirectoryError):
+            path = os.path.dirname(path)

@@ -1,0 +1,105 @@
+"""Places as text: what a path or URL says by itself, without asking a store. Pure, and quick enough for each file."""
+
+from __future__ import annotations
+
+import os
+
+from cmroot.errors import UnknownPlace
+
+ASIDE = ".aside-"
+"""Names of files being written. They begin with a dot, so listings and Hive skip them; nothing reads them."""
+
+
+def scheme(place: str) -> str:
+    """`file` for local paths, else the URL's scheme with `s3a` and `s3n` read as `s3`."""
+    if place.startswith(("/", "file:")):
+        return "file"
+    head, separator, _ = place.partition("://")
+    if not separator or "/" in head:
+        return "file"
+    return {"s3a": "s3", "s3n": "s3", "local": "file"}.get(head, head)
+
+
+def is_local(place: str) -> bool:
+    return scheme(place) == "file"
+
+
+def local_path(place: str) -> str:
+    """The absolute path of a local place, without a trailing slash. Raises UnknownPlace for other stores."""
+    if place.startswith("/"):
+        path = place
+    elif place.startswith(("file:", "local:")):
+        path = place.partition(":")[2]
+        if path.startswith("//"):
+            host, _, rest = path[2:].partition("/")
+            if host not in ("", "localhost"):
+                raise UnknownPlace(f"{place}: a file: URI cannot name the host {host!r}", hint="write file:///path")
+            path = "/" + rest
+        if not path.startswith("/"):
+            raise UnknownPlace(f"{place}: a file: URI needs an absolute path", hint="write file:///path")
+    elif is_local(place) and place:
+        path = os.path.abspath(place)
+    else:
+        raise UnknownPlace(f"{place!r} is not on a local filesystem", hint="give a path or a file: URI")
+    if path.endswith("/") or "//" in path:  # Hadoop's Path does the same
+        path = "/" + "/".join(part for part in path.split("/") if part)
+    return path
+
+
+def normal(place: str) -> str:
+    """One spelling per place: the absolute path of a local one, else the URL fsspec knows, no trailing slash."""
+    if is_local(place):
+        return local_path(place)
+    return f"{scheme(place)}://{place.partition('://')[2].rstrip('/')}"
+
+
+def join(place: str, *parts: str) -> str:
+    """A place below another; its spelling is kept, empty parts are left out."""
+    names = [part.strip("/") for part in parts if part.strip("/")]
+    if not names:
+        return place
+    return "/".join([_without_slash(place), *names])
+
+
+def parent(place: str) -> str:
+    """The place above; a filesystem's root or a bucket is its own parent."""
+    trimmed = _without_slash(place)
+    head, path = split_authority(trimmed)
+    if not path.strip("/"):
+        return place
+    above = head + path.rpartition("/")[0]
+    return above + "/" if above in ("", "file:", "local:", "file://") else above
+
+
+def name_of(place: str) -> str:
+    """The last name of a place."""
+    return _without_slash(place).rpartition("/")[2]
+
+
+def same_store(a: str, b: str) -> bool:
+    """Whether one store holds both: two local places, or two URLs of the same scheme and bucket or host.
+
+    Two local places may still lie on two devices; `same_device` tells.
+    """
+    if scheme(a) != scheme(b):
+        return False
+    if is_local(a):
+        return True
+    return a.partition("://")[2].split("/", 1)[0] == b.partition("://")[2].split("/", 1)[0]
+
+
+def _without_slash(place: str) -> str:
+    head, path = split_authority(place)
+    return head + path.rstrip("/")
+
+
+def split_authority(place: str) -> tuple[str, str]:
+    """("s3://bucket", "/a/b"), ("file:", "/a"), ("file://", "/a"), ("", "/a")."""
+    head, separator, rest = place.partition("://")
+    if separator and "/" not in head:
+        authority, slash, path = rest.partition("/")
+        return f"{head}://{authority}", slash + path
+    if place.startswith(("file:", "local:")):
+        head, _, path = place.partition(":")
+        return head + ":", path
+    return "", place
