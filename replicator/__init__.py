@@ -109,6 +109,14 @@ if TYPE_CHECKING:
     from replicator.commands.role import RoleShowOptions as RoleShowOptions
     from replicator.commands.role import role_set as role_set
     from replicator.commands.role import role_show as role_show
+    from replicator.commands.role_change import FailbackOptions as FailbackOptions
+    from replicator.commands.role_change import FailoverOptions as FailoverOptions
+    from replicator.commands.role_change import LossOptions as LossOptions
+    from replicator.commands.role_change import SwitchoverOptions as SwitchoverOptions
+    from replicator.commands.role_change import failback as failback
+    from replicator.commands.role_change import failover as failover
+    from replicator.commands.role_change import loss as loss
+    from replicator.commands.role_change import switchover as switchover
     from replicator.commands.show import ShowOptions as ShowOptions
     from replicator.commands.show import show as show
     from replicator.commands.status import StatusOptions as StatusOptions
@@ -119,14 +127,6 @@ if TYPE_CHECKING:
     from replicator.commands.sync import apply as apply
     from replicator.commands.sync import plan as plan
     from replicator.commands.sync import sync as sync
-    from replicator.commands.turn import FailbackOptions as FailbackOptions
-    from replicator.commands.turn import FailoverOptions as FailoverOptions
-    from replicator.commands.turn import LossOptions as LossOptions
-    from replicator.commands.turn import SwitchoverOptions as SwitchoverOptions
-    from replicator.commands.turn import failback as failback
-    from replicator.commands.turn import failover as failover
-    from replicator.commands.turn import loss as loss
-    from replicator.commands.turn import switchover as switchover
     from replicator.commands.verify import VerifyOptions as VerifyOptions
     from replicator.commands.verify import verify as verify
     from replicator.commands.wait import WaitOptions as WaitOptions
@@ -199,7 +199,7 @@ _COMMANDS = {
     "retention": ("retention_run", "RetentionRunOptions", "retention_explain", "RetentionExplainOptions"),
     "role": ("role_show", "RoleShowOptions", "role_set", "RoleSetOptions"),
     "sync": ("sync", "SyncOptions", "plan", "PlanOptions", "apply", "ApplyOptions"),
-    "turn": (
+    "role_change": (
         "switchover",
         "SwitchoverOptions",
         "failover",

@@ -214,7 +214,11 @@ class _Check:
         if root:
             drills = Drills(Memory(root, self.policy.name))
             self._look("drill", lambda: proofs.judge_drills(drills.read(RUNS)[0], now=self._clock()))
-            self._look("turn", lambda: standing.judge_turn(Memory(root, self.policy.name).read_turn()), "critical")
+            self._look(
+                "turn",
+                lambda: standing.judge_role_change(Memory(root, self.policy.name).read_role_change()),
+                "critical",
+            )
 
     def _reach(self, source: MetastoreReader, cursor: int | None) -> Finding:
         reach = read_reach(source, cursor)

@@ -14,7 +14,7 @@ from replicator.core.policy import Policy, overlaps, same_metastore
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
-from replicator.policies.memory import History, Turn
+from replicator.policies.memory import History, RoleChange
 from replicator.policies.status import Status
 from replicator.policies.way import Pair
 from replicator.text.quantity import count_text, duration_text
@@ -273,12 +273,15 @@ def judge_runs(history: History, *, schedule: timedelta, now: float) -> Finding:
     return Finding("last run", health, text, "" if health == "ok" else hint, (figure,))
 
 
-def judge_turn(turn: Turn | None) -> list[Finding]:
+def judge_role_change(change: RoleChange | None) -> list[Finding]:
     """A change of roles that did not come to its end."""
-    if turn is None or turn.ended:
+    if change is None or change.ended:
         return []
-    text = f"{turn.verb} began at {turn.started} and waits at {turn.waiting[0].name if turn.waiting else 'its end'}"
-    return [Finding("turn", "critical", text, f"run `replicator {turn.verb}` again: it goes on where it stopped")]
+    text = (
+        f"{change.verb} began at {change.started} and waits at "
+        f"{change.waiting[0].name if change.waiting else 'its end'}"
+    )
+    return [Finding("turn", "critical", text, f"run `replicator {change.verb}` again: it goes on where it stopped")]
 
 
 def _seconds(text: str) -> float:

@@ -357,12 +357,12 @@ def _find_blocks(
         slot = find_slot(root.place, policy.slot) if root else None
         if slot is not None and slot.given_up:
             report.warnings.append(f"slot {slot.name} was given up at {slot.given_up}: bytes may be gone")
-        turn = memory.unfinished_turn() if memory else None
+        unfinished = memory.unfinished_role_change() if memory else None
     except Error as error:
         report.warnings.append(str(error))
         return
-    if turn is not None:
-        report.blocks.append(f"a {turn.verb} was begun at {turn.started} and has not ended")
+    if unfinished is not None:
+        report.blocks.append(f"a {unfinished.verb} was begun at {unfinished.started} and has not ended")
     for pair in pairs:
         if pair.loading:
             report.warnings.append(f"{pair.replica}: the load of dump {pair.loading} has begun and not ended")

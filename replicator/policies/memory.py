@@ -37,7 +37,7 @@ KEPT_RUNS = 50  # that are kept however old they are
 RunKind = Literal["bootstrap", "incremental", "nothing"]
 RunStatus = Literal["running", "done", "failed", "killed"]
 StepStatus = Literal["waiting", "running", "done", "failed"]
-M = TypeVar("M", "Run", "RememberedScope", "Turn")
+M = TypeVar("M", "Run", "RememberedScope", "RoleChange")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RUN_ID = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -121,7 +121,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, Any] = {}
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class RoleChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change of roles, as the list of its steps, written before its first one. One that was interrupted is completed
     from it. `by`: who began it; `epoch`: the highest one on either side before its first step; `forced`: --force was
     given; `detail`: what the verb needs besides, a loss report for one. It has ended when `ended` says so."""
@@ -143,7 +143,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         """The steps that are not done."""
         return tuple(step for step in self.steps if step.status != "done")
 
-    def with_step(self, name: str, **changes: Any) -> Turn:
+    def with_step(self, name: str, **changes: Any) -> RoleChange:
         """The same turn with one step changed. Raises KeyError when it has no step of this name."""
         if name not in [step.name for step in self.steps]:
             raise KeyError(name)
@@ -196,11 +196,15 @@ def shown_history(memory: Memory, policy: Policy, limit: int | None) -> ShownHis
     return ShownHistory(policy=policy.name, runs=runs, damaged=kept.damaged)
 
 
-_FORMAT: dict[type[Any], str] = {Run: "replicator-run", RememberedScope: "replicator-scope", Turn: "replicator-turn"}
+_FORMAT: dict[type[Any], str] = {
+    Run: "replicator-run",
+    RememberedScope: "replicator-scope",
+    RoleChange: "replicator-turn",
+}
 _HINT: dict[type[Any], str] = {
     Run: "remove it: only this run's entry of the history is lost",
     RememberedScope: "remove it: the next run takes what the policy says now, and drops nothing that left it",
-    Turn: "look at the roles of both sides (`replicator role show`), then remove it, and run the verb again",
+    RoleChange: "look at the roles of both sides (`replicator role show`), then remove it, and run the verb again",
 }
 
 
@@ -278,31 +282,31 @@ class Memory:
         """Safe to run twice."""
         self._write(join(self.place, "scope.json"), scope)
 
-    def read_turn(self) -> Turn | None:
+    def read_role_change(self) -> RoleChange | None:
         """The turn that was begun last; None when there never was one. Raises FormatError when it is damaged: then
         nobody knows which steps were done."""
-        return self._read(join(self.place, "turn.json"), Turn)
+        return self._read(join(self.place, "turn.json"), RoleChange)
 
-    def unfinished_turn(self) -> Turn | None:
-        """The turn that has begun and not ended; None when there is none. Raises FormatError as `read_turn`."""
-        turn = self.read_turn()
-        return turn if turn and not turn.ended else None
+    def unfinished_role_change(self) -> RoleChange | None:
+        """The turn that has begun and not ended; None when there is none. Raises FormatError as `read_role_change`."""
+        change = self.read_role_change()
+        return change if change and not change.ended else None
 
-    def write_turn(self, turn: Turn) -> None:
+    def write_role_change(self, change: RoleChange) -> None:
         """Before each step and after it. One that has ended is kept among all of them, too. Safe to run twice."""
-        if turn.ended:
-            self._write(join(self.place, "turns", f"{stamp(turn.started)}-{turn.id}.json"), turn)
-        self._write(join(self.place, "turn.json"), turn)
+        if change.ended:
+            self._write(join(self.place, "turns", f"{stamp(change.started)}-{change.id}.json"), change)
+        self._write(join(self.place, "turn.json"), change)
 
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[RoleChange]:
         """Turns that have ended, newest first. Raises FormatError for one that is damaged."""
         place = join(self.place, "turns")
         names = [name for name in reversed(self._store.list(place)) if name.endswith(".json")]
-        return [turn for name in names if (turn := self._read(join(place, name), Turn)) is not None]
+        return [change for name in names if (change := self._read(join(place, name), RoleChange)) is not None]
 
     # ---- files ----------------------------------------------------------------------------------------------------
 
-    def _write(self, path: str, value: Run | RememberedScope | Turn) -> None:
+    def _write(self, path: str, value: Run | RememberedScope | RoleChange) -> None:
         self._store.write_bytes(path, seal(_FORMAT[type(value)], value))
 
     def _read(self, path: str, kind: type[M]) -> M | None:
@@ -311,14 +315,14 @@ class Memory:
         except FileNotFoundError:
             return None
         value = unseal(data, kind, _FORMAT[kind], path, _HINT[kind])
-        if isinstance(value, Run | Turn) and value.policy != self.policy:
+        if isinstance(value, Run | RoleChange) and value.policy != self.policy:
             raise FormatError(f"{path}: is of the policy {value.policy}", hint=_HINT[kind])
-        if isinstance(value, Run | Turn):
+        if isinstance(value, Run | RoleChange):
             _check(path, value)
         return value
 
 
-def _check(path: str, value: Run | Turn) -> None:
+def _check(path: str, value: Run | RoleChange) -> None:
     """Id and begin become a file's name. Raises FormatError."""
     try:
         stamp(value.started)

@@ -36,7 +36,7 @@ from replicator.policies.run import (
     leavings,
     look,
     recorded,
-    refuse_turn,
+    refuse_role_change,
     remember_scope,
     sweep,
     tidy,
@@ -144,7 +144,7 @@ def make(
     write there. Raises what a run raises before it loads."""
     kept, options = Remembering(policy), options or SyncOptions()
     with kept.memory.lease("plan"):
-        refuse_turn(kept.memory, options)
+        refuse_role_change(kept.memory, options)
         remembered = kept.memory.read_scope()
         way = look(policy, source, target, remembered, others)
         steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
@@ -209,7 +209,7 @@ def apply(
     kept, options = Remembering(policy), SyncOptions(adopt=plan.adopt, drop_left=plan.drop_left, jobs=jobs, brake=brake)
     report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
     with kept.memory.lease("apply") as lease, recorded(report, kept, lease, clock):
-        refuse_turn(kept.memory, options)
+        refuse_role_change(kept.memory, options)
         sweep(kept, clock)
         remembered = kept.memory.read_scope()
         way = look(policy, source, target, remembered, others)

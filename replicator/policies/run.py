@@ -165,7 +165,7 @@ def run_once(
     report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
     with recorded(report, kept, lease, clock):
         with report.timed("look"):
-            refuse_turn(kept.memory, options)
+            refuse_role_change(kept.memory, options)
             sweep(kept, clock)
             remembered = kept.memory.read_scope()
             way = look(policy, source, target, remembered, others)
@@ -217,13 +217,13 @@ def look(
     return way
 
 
-def refuse_turn(memory: Memory, options: SyncOptions) -> None:
-    turn = None if options.draining else memory.unfinished_turn()
-    if turn is not None:
+def refuse_role_change(memory: Memory, options: SyncOptions) -> None:
+    unfinished = None if options.draining else memory.unfinished_role_change()
+    if unfinished is not None:
         raise Refused(
-            f"policy {memory.policy}: a {turn.verb} was begun at {turn.started} and has not ended",
-            hint=f"run `replicator {turn.verb} {memory.policy}` again, it completes",
-            details={"turn": turn.id, "verb": turn.verb},
+            f"policy {memory.policy}: a {unfinished.verb} was begun at {unfinished.started} and has not ended",
+            hint=f"run `replicator {unfinished.verb} {memory.policy}` again, it completes",
+            details={"turn": unfinished.id, "verb": unfinished.verb},
         )
 
 

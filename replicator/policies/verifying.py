@@ -96,7 +96,7 @@ def compare_now(
     enough: Callable[[], bool] = lambda: False,
 ) -> Compared | None:
     """As `compare_some`, for who does not run the policy. None, too, while roles are being turned."""
-    if memory.unfinished_turn() is not None:
+    if memory.unfinished_role_change() is not None:
         return None
     way = find_way(policy, source, target, memory.read_scope())
     steps = Steps(way, SyncOptions(), engines=engines, progress=progress, clock=clock)

@@ -25,27 +25,27 @@ from replicator.core.roles import Role
 from replicator.dumps.layout import Point
 from replicator.dumps.points import resolve_until
 from replicator.errors import ObjectNotFound, Refused
-from replicator.policies.memory import Memory, Turn
+from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.run import Remembering, run_once
 from replicator.policies.steps import SyncOptions
 from replicator.policies.way import Pair, Way, patterns_of
 from replicator.turnover.failover import LastFailover, last_failover
-from replicator.turnover.switchover import switchover
-from replicator.turnover.switchover_steps import SwitchoverOptions
-from replicator.turnover.turn import (
+from replicator.turnover.role_change import (
     Action,
     Details,
+    RoleChanged,
     Sides,
-    Turned,
     begin,
     carry_out,
     forget_checkpoint,
     give,
     highest_epoch,
+    reverse_slots,
     steps_of,
-    turn_slots,
     unfinished,
 )
+from replicator.turnover.switchover import switchover
+from replicator.turnover.switchover_steps import SwitchoverOptions
 from replicator.turnover.unreplicated import Unreplicated
 
 VERB = "failback"
@@ -62,7 +62,7 @@ class FailbackOptions:
     jobs: int = 2
 
 
-def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: bool = False) -> Turned:
+def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: bool = False) -> RoleChanged:
     """Takes the old primary in, or completes what an earlier call began. May be killed anywhere and run again.
 
     dry_run: lists its own changes, as far as they are captured or announced, and changes nothing. Raises LeaseHeld
@@ -71,32 +71,32 @@ def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: b
     began, options = clocks.monotonic(), options or FailbackOptions()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
-        turn = unfinished(kept.memory, VERB)
-        report = Turned(sides.policy.name, VERB)
-        way = _way(sides, kept.memory, turn)
+        change = unfinished(kept.memory, VERB)
+        report = RoleChanged(sides.policy.name, VERB)
+        way = _way(sides, kept.memory, change)
         _tell(report, way)
-        if turn is None and not dry_run and _rejoined(way):
+        if change is None and not dry_run and _rejoined(way):
             report.status = "nothing"
             return report
         last = _last(sides, kept.memory)
-        if turn is None:
+        if change is None:
             _refuse(way, last)
             epoch = max(highest_epoch(way.pairs), 1)
         else:
-            epoch = turn.epoch
+            epoch = change.epoch
         work = _Failback(sides, options, way.reverse, epoch, last, lease, kept)
         if dry_run:
             report.status, report.own = "ready", work.own_so_far()
             return report
-        if turn is None:
-            turn = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
-        turn = carry_out(kept.memory, turn, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
-        work.sum_up(turn, report)
+        if change is None:
+            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
+        change = carry_out(kept.memory, change, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
+        work.sum_up(change, report)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
 
-def failback_and_switch(sides: Sides, options: FailbackOptions) -> Turned:
+def failback_and_switch(sides: Sides, options: FailbackOptions) -> RoleChanged:
     """A failback, then a switchover to the side that came back; both are completed by running it again. Returns the
     switchover, with what the failback found and copied. Raises what either raises."""
     back = failback(sides, options)
@@ -109,10 +109,10 @@ def failback_and_switch(sides: Sides, options: FailbackOptions) -> Turned:
 # ---- who is right -------------------------------------------------------------------------------------------------
 
 
-def _way(sides: Sides, memory: Memory, turn: Turn | None) -> Way:
+def _way(sides: Sides, memory: Memory, change: RoleChange | None) -> Way:
     """From the new primary to the old one. Raises Refused where no side is the primary."""
-    if turn is not None:
-        return sides.way(memory, reverse=turn.reverse)
+    if change is not None:
+        return sides.way(memory, reverse=change.reverse)
     forwards = sides.way(memory, reverse=False)
     here = [pair.here_mark for pair in forwards.matching if pair.here_mark.role is Role.PRIMARY]
     there = [pair.there_mark for pair in forwards.matching if pair.there_mark.role is Role.PRIMARY]
@@ -140,7 +140,7 @@ def _last(sides: Sides, memory: Memory) -> LastFailover | None:
         last = last_failover(sides.policy)
     except ObjectNotFound:
         return None
-    newest = max((turn.epoch for turn in memory.turns()), default=0)
+    newest = max((change.epoch for change in memory.turns()), default=0)
     return last if newest <= last.epoch else None
 
 
@@ -163,7 +163,7 @@ def _refuse(way: Way, last: LastFailover | None) -> None:
         )
 
 
-def _tell(report: Turned, way: Way) -> None:
+def _tell(report: RoleChanged, way: Way) -> None:
     report.primary, report.uri = "target" if way.reverse else "source", way.source.uri
     report.epoch = highest_epoch(way.pairs)
     report.databases = [pair.replica for pair in way.matching if pair.there is not None]
@@ -282,11 +282,11 @@ class _Failback:
 
     def _hold(self, way: Way, end: Point) -> str:
         """Nothing of the old side as it came back may be expired until somebody releases it. Safe to run twice."""
-        turn = self.kept.memory.unfinished_turn()
-        assert turn is not None
-        name, root = f"failback-{turn.id}", way.target_root.place
+        change = self.kept.memory.unfinished_role_change()
+        assert change is not None
+        name, root = f"failback-{change.id}", way.target_root.place
         if name not in [each.name for each in read_pins(root).holds]:
-            reason = f"changes of {way.target.uri} that were never replicated, before the failback of {turn.started}"
+            reason = f"changes of {way.target.uri} that were never replicated, before the failback of {change.started}"
             hold(root, Hold(name, end.position, end.event, iso(self.sides.clock()), reason))
         return name
 
@@ -329,13 +329,13 @@ class _Failback:
 
     def slots(self) -> Details:
         way = self.way()
-        return turn_slots(self.sides.policy, way.root, way.target_root, clock=self.sides.clock)
+        return reverse_slots(self.sides.policy, way.root, way.target_root, clock=self.sides.clock)
 
-    def sum_up(self, turn: Turn, report: Turned) -> None:
+    def sum_up(self, change: RoleChange, report: RoleChanged) -> None:
         way = self.way()
         _tell(report, way)
-        by_name = {step.name: step.detail for step in turn.steps}
-        report.status, report.turn, report.steps = "done", turn.id, steps_of(turn, self.actions)
+        by_name = {step.name: step.detail for step in change.steps}
+        report.status, report.turn, report.steps = "done", change.id, steps_of(change, self.actions)
         report.own = by_name["own"]
         report.files_copied = by_name["difference"]["files_copied"]
         report.bytes_copied = by_name["difference"]["bytes_copied"]

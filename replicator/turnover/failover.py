@@ -25,26 +25,26 @@ from replicator.core.report import Report
 from replicator.core.roles import Role
 from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Refused
 from replicator.metastore.client import Metastore
-from replicator.policies.memory import Memory, Turn
+from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.way import Way
 from replicator.text.quantity import count_text
 from replicator.turnover.interrupted import complete_loads
 from replicator.turnover.loss import Loss, loss_of, lost_root, within
-from replicator.turnover.survivor import VERB, Seen, known_epoch, look
-from replicator.turnover.turn import (
+from replicator.turnover.role_change import (
     Action,
     Details,
+    RoleChanged,
     Sides,
-    Turned,
     begin,
     carry_out,
     end,
     forget_checkpoint,
     give,
+    reverse_slots,
     side,
     steps_of,
-    turn_slots,
 )
+from replicator.turnover.survivor import VERB, Seen, known_epoch, look
 
 STEPS = ("fence", "finish", "loss", "promote", "slots")
 
@@ -65,7 +65,7 @@ class FailoverOptions:
     jobs: int = 2
 
 
-def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions | None = None) -> Turned:
+def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions | None = None) -> RoleChanged:
     """Promotes the replica, or completes what an earlier call began. May be killed anywhere and run again.
 
     hasty: source and target as the policy names them, with clients that wait for no answer longer than a few seconds:
@@ -82,29 +82,29 @@ def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: Failover
     with patiently(lambda: memory.lease(VERB), options.patience) as lease:
         seen = look(sides, hasty, memory)
         work = _Failover(sides, options, seen, memory, lease)
-        turn = memory.unfinished_turn()
-        if turn is None or turn.verb != VERB:
+        change = memory.unfinished_role_change()
+        if change is None or change.verb != VERB:
             loss = asdict(work.loss_now())
             detail: Details = {"loss": loss}
-            if turn is not None:
-                detail["instead_of"] = {"turn": turn.id, "verb": turn.verb}
-                end(memory, turn, clock=sides.clock, given_up=True)
+            if change is not None:
+                detail["instead_of"] = {"turn": change.id, "verb": change.verb}
+                end(memory, change, clock=sides.clock, given_up=True)
             epoch = known_epoch(seen, memory)
-            turn = begin(
+            change = begin(
                 memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, forced=True, detail=detail, clock=sides.clock
             )
-        work.turn = turn
-        turn = carry_out(memory, turn, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
-        report = work.sum_up(turn)
+        work.turn = change
+        change = carry_out(memory, change, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
+        report = work.sum_up(change)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
 
-def _only_reported(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions) -> Turned:
+def _only_reported(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions) -> RoleChanged:
     memory = _memory(sides.policy, options)
     seen = look(sides, hasty, memory)
     work = _Failover(sides, options, seen, memory, None)
-    report = Turned(sides.policy.name, VERB, "refused", primary=side(seen.way), uri=seen.way.target.uri)
+    report = RoleChanged(sides.policy.name, VERB, "refused", primary=side(seen.way), uri=seen.way.target.uri)
     report.databases = [pair.replica for pair in seen.way.pairs]
     report.loss = asdict(work.loss_now())
     report.warnings = list(report.loss["warnings"])
@@ -144,23 +144,25 @@ class LastFailover(Report):
 def last_failover(policy: Policy, limit: timedelta = timedelta(seconds=10)) -> LastFailover:
     """From the memory on either side: where the side that has it was lost, the other one has the turn. Raises
     ObjectNotFound when there was none."""
-    found: list[Turn] = []
+    found: list[RoleChange] = []
     for place in (policy.target_cmroot, policy.cmroot):
         try:
             memory = within(limit, f"open {place}", lambda at=place: Memory(open_existing(at), policy.name))  # type: ignore[misc]
-            found += [turn for turn in [*memory.turns(), memory.read_turn()] if turn and turn.verb == VERB]
+            found += [
+                change for change in [*memory.turns(), memory.read_role_change()] if change and change.verb == VERB
+            ]
         except (FormatError, NotReached, OSError):  # that side is gone, or never was a root
             continue
     if not found:
         raise ObjectNotFound(f"policy {policy.name}: there was no failover", hint="`replicator history` lists runs")
-    last = max(found, key=lambda turn: (turn.epoch, turn.started))
+    last = max(found, key=lambda change: (change.epoch, change.started))
     return LastFailover(last.id, last.by, _loss_of(last), last.reverse, last.epoch)
 
 
-def _loss_of(turn: Turn) -> Details | None:
+def _loss_of(change: RoleChange) -> Details | None:
     """The report that was made before the promotion, or, where it did not come so far, at the begin."""
-    by_name = {step.name: step for step in turn.steps}
-    report = by_name["loss"].detail if by_name["loss"].status == "done" else turn.detail.get("loss")
+    by_name = {step.name: step for step in change.steps}
+    report = by_name["loss"].detail if by_name["loss"].status == "done" else change.detail.get("loss")
     return report and {**report, "between": by_name["finish"].detail.get("between", [])}
 
 
@@ -170,7 +172,7 @@ def _loss_of(turn: Turn) -> Details | None:
 class _Failover:
     """One failover at work."""
 
-    turn: Turn
+    turn: RoleChange
 
     def __init__(self, sides: Sides, options: FailoverOptions, seen: Seen, memory: Memory, lease: Lease | None) -> None:
         self.sides, self.options, self.seen, self.memory, self.lease = sides, options, seen, memory, lease
@@ -256,22 +258,22 @@ class _Failover:
         return {"epoch": self.promoted, "databases": [pair.replica for pair in way.pairs]}
 
     def slots(self) -> Details:
-        return turn_slots(self.sides.policy, self.seen.way.target_root, None, clock=self.sides.clock)
+        return reverse_slots(self.sides.policy, self.seen.way.target_root, None, clock=self.sides.clock)
 
-    def sum_up(self, turn: Turn) -> Turned:
-        by_name = {step.name: step.detail for step in turn.steps}
-        report = Turned(
+    def sum_up(self, change: RoleChange) -> RoleChanged:
+        by_name = {step.name: step.detail for step in change.steps}
+        report = RoleChanged(
             self.sides.policy.name,
             VERB,
             "done",
-            turn.id,
+            change.id,
             side(self.seen.way),
             self.seen.way.target.uri,
             self.promoted,
             databases=by_name["promote"]["databases"],
-            steps=steps_of(turn, self.actions),
+            steps=steps_of(change, self.actions),
         )
-        report.loss = _loss_of(turn) or {}
+        report.loss = _loss_of(change) or {}
         report.warnings = list(report.loss["warnings"])
         if why := by_name["fence"].get("why"):
             report.warnings.append(

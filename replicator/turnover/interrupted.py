@@ -17,7 +17,7 @@ from replicator.policies.steps import Steps, SyncOptions
 from replicator.policies.way import Pair, Way
 from replicator.replay.plan.target import read_target, table_position
 from replicator.turnover.loss import lost_root, within
-from replicator.turnover.turn import Details, Sides
+from replicator.turnover.role_change import Details, Sides
 
 
 @dataclass

@@ -13,10 +13,10 @@ from replicator.policies.memory import Memory
 from replicator.policies.way import Pair, Way
 from replicator.replay.places.replica import RESTORING
 from replicator.text.quantity import count_text
-from replicator.turnover.turn import Sides, StepReport, Turned, highest_epoch, side
+from replicator.turnover.role_change import RoleChanged, Sides, StepReport, highest_epoch, side
 
 
-def check_switchover(sides: Sides, way: Way, memory: Memory, report: Turned, *, anyway: bool) -> None:
+def check_switchover(sides: Sides, way: Way, memory: Memory, report: RoleChanged, *, anyway: bool) -> None:
     """What is in the way goes to the report's `problems`; how far the replica is behind is told. anyway: tables that
     differed when they were last compared are only warned of."""
     began = clocks.monotonic()

@@ -15,7 +15,7 @@ from replicator.metastore.client import Metastore
 from replicator.policies.memory import Memory, RememberedScope
 from replicator.policies.way import Pair, Way, survey
 from replicator.turnover.loss import Absent
-from replicator.turnover.turn import Sides, highest_epoch
+from replicator.turnover.role_change import Sides, highest_epoch
 
 VERB = "failover"
 
@@ -34,8 +34,8 @@ def look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> Se
     policy, remembered = sides.policy, memory.read_scope()
     source, target = (_answering(each, policy, remembered) for each in hasty)
     pairs = [pair for pair in survey(policy, source, target, remembered) if pair.matches]
-    turn = memory.unfinished_turn()
-    reverse = turn.reverse if turn is not None and turn.verb != "failback" else _reverse(pairs, source, target)
+    change = memory.unfinished_role_change()
+    reverse = change.reverse if change is not None and change.verb != "failback" else _reverse(pairs, source, target)
     lost, survivor, place = (target, sides.source, policy.cmroot) if reverse else (source, sides.target, "")
     missing = source if reverse else target
     if isinstance(missing, Absent):
@@ -53,7 +53,7 @@ def look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> Se
         reverse,
         not isinstance(lost, Absent),
     )
-    if turn is None or turn.verb != VERB:
+    if change is None or change.verb != VERB:
         _refuse(policy, found, memory)
     return found
 
@@ -87,10 +87,10 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
         )
     primary = [pair.replica for pair in pairs if pair.there_mark.role is Role.PRIMARY]
     if len(primary) == len(pairs):
-        last = next((turn for turn in memory.turns() if turn.verb == VERB), None)
+        last = next((change for change in memory.turns() if change.verb == VERB), None)
         said = f": failed over at {last.started} by {last.by}" if last else ""
-        turn = memory.unfinished_turn()
-        verb = turn.verb if turn else "failback"
+        change = memory.unfinished_role_change()
+        verb = change.verb if change else "failback"
         raise Refused(
             f"policy {policy.name}: {', '.join(primary[:10])} of {seen.way.target.uri} is the primary already{said}",
             hint=f"start the writers there; when the other side comes back: `replicator {verb} {policy.name}`",
@@ -110,6 +110,6 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
 def known_epoch(seen: Seen, memory: Memory) -> int:
     """The highest epoch that anything tells: the sides that answer, and the turns before, which may have fenced and
     unfenced a side that does not answer now."""
-    turns = [turn.epoch + 2 for turn in memory.turns()]
-    last = memory.read_turn()
+    turns = [change.epoch + 2 for change in memory.turns()]
+    last = memory.read_role_change()
     return max([highest_epoch(seen.way.pairs), *turns, last.epoch + 2 if last else 0])

@@ -24,16 +24,15 @@ from cmroot.lease import Lease
 from cmroot.waiting import patiently
 from replicator.core.roles import Role
 from replicator.errors import Refused
-from replicator.policies.memory import Turn
+from replicator.policies.memory import RoleChange
 from replicator.policies.run import Remembering, run_once
 from replicator.policies.steps import SyncOptions
 from replicator.policies.way import Way
 from replicator.turnover.ready import check_switchover
-from replicator.turnover.switchover_steps import STEPS, SwitchoverOptions, SwitchoverSteps
-from replicator.turnover.turn import (
+from replicator.turnover.role_change import (
+    RoleChanged,
     Sides,
     StepReport,
-    Turned,
     begin,
     carry_out,
     end,
@@ -43,11 +42,12 @@ from replicator.turnover.turn import (
     steps_of,
     unfinished,
 )
+from replicator.turnover.switchover_steps import STEPS, SwitchoverOptions, SwitchoverSteps
 
 VERB = "switchover"
 
 
-def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_run: bool = False) -> Turned:
+def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_run: bool = False) -> RoleChanged:
     """Turns a policy round, or completes what an earlier call began. May be killed anywhere and run again.
 
     dry_run: the same check, and no more. Raises LeaseHeld while the policy is at work or being turned, Refused for what
@@ -56,14 +56,14 @@ def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_ru
     began, options = clocks.monotonic(), options or SwitchoverOptions()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
-        turn = unfinished(kept.memory, VERB)
-        if turn is not None and turn.detail.get("aborting"):
+        change = unfinished(kept.memory, VERB)
+        if change is not None and change.detail.get("aborting"):
             raise Refused(
                 f"policy {sides.policy.name}: this switchover is being taken back",
                 hint=f"run `replicator switchover {sides.policy.name} --abort` again, it completes",
             )
-        report = Turned(sides.policy.name, VERB)
-        if turn is None:
+        report = RoleChanged(sides.policy.name, VERB)
+        if change is None:
             way = sides.way(kept.memory)
             if options.to and side(way) != options.to:
                 return _nothing(report, way, options.to)
@@ -74,81 +74,82 @@ def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_ru
                 raise _refused(report)
             _catch_up(sides, lease, kept, options, report)
             epoch = highest_epoch(sides.way(kept.memory).matching)
-            turn = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
-        elif options.to and options.to != ("source" if turn.reverse else "target"):
+            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
+        elif options.to and options.to != ("source" if change.reverse else "target"):
             raise Refused(
-                f"policy {sides.policy.name}: a switchover to the other side was begun at {turn.started} by {turn.by}",
+                f"policy {sides.policy.name}: a switchover to the other side was begun at {change.started} by "
+                f"{change.by}",
                 hint="complete it first (without --to), or take it back with --abort",
             )
         elif dry_run:
-            return _planned(report, turn, sides)
-        work = SwitchoverSteps(sides, options, turn, lease, kept)
-        turn = carry_out(kept.memory, turn, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
-        report.steps += steps_of(turn, work.actions)
-        work.sum_up(turn, report)
+            return _planned(report, change, sides)
+        work = SwitchoverSteps(sides, options, change, lease, kept)
+        change = carry_out(kept.memory, change, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
+        report.steps += steps_of(change, work.actions)
+        work.sum_up(change, report)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
 
-def abort(sides: Sides, options: SwitchoverOptions | None = None) -> Turned:
+def abort(sides: Sides, options: SwitchoverOptions | None = None) -> RoleChanged:
     """Takes a switchover back that has not promoted the replica: the fenced side is the primary again, at a higher
     epoch. Safe to run twice. Raises Refused when there is none, or when it is too late: then it is to be completed."""
     began, options = clocks.monotonic(), options or SwitchoverOptions()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience):
-        turn = unfinished(kept.memory, VERB)
-        if turn is None:
+        change = unfinished(kept.memory, VERB)
+        if change is None:
             raise Refused(
                 f"policy {sides.policy.name}: no switchover is under way",
                 hint=f"a second switchover turns back one that has ended: `replicator switchover {sides.policy.name}`",
             )
-        way = sides.way(kept.memory, reverse=turn.reverse)
+        way = sides.way(kept.memory, reverse=change.reverse)
         promoted = [pair.replica for pair in way.matching if pair.there_mark.role is Role.PRIMARY]
         if promoted:
             raise Refused(
                 f"policy {sides.policy.name}: {', '.join(promoted)} is the primary already, it is too late to abort",
                 hint=f"run `replicator switchover {sides.policy.name}` again: it completes; a second one turns back",
             )
-        kept.memory.write_turn(msgspec.structs.replace(turn, detail=turn.detail | {"aborting": True}))
-        report = Turned(
+        kept.memory.write_role_change(msgspec.structs.replace(change, detail=change.detail | {"aborting": True}))
+        report = RoleChanged(
             sides.policy.name,
             VERB,
             "aborted",
-            turn.id,
+            change.id,
             "target" if way.reverse else "source",
             way.source.uri,
-            turn.epoch + 2,
+            change.epoch + 2,
         )
         for pair in way.matching:
-            if pair.here is not None and pair.here_mark.epoch > turn.epoch:
-                give(way.source, pair.name, Role.PRIMARY, turn.epoch + 2, instead_of=(Role.FENCED,))
+            if pair.here is not None and pair.here_mark.epoch > change.epoch:
+                give(way.source, pair.name, Role.PRIMARY, change.epoch + 2, instead_of=(Role.FENCED,))
                 report.databases.append(pair.name)
-        end(kept.memory, turn, clock=sides.clock, aborting=True, aborted=True)
+        end(kept.memory, change, clock=sides.clock, aborting=True, aborted=True)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
 
-def _nothing(report: Turned, way: Way, to: str) -> Turned:
+def _nothing(report: RoleChanged, way: Way, to: str) -> RoleChanged:
     report.status, report.primary, report.uri = "nothing", to, way.source.uri
     report.epoch = highest_epoch(way.matching)
     report.databases = [pair.name for pair in way.matching]
     return report
 
 
-def _planned(report: Turned, turn: Turn, sides: Sides) -> Turned:
+def _planned(report: RoleChanged, change: RoleChange, sides: Sides) -> RoleChanged:
     """A dry run while a turn is under way: what is left to be done."""
-    report.status, report.turn = "ready", turn.id
-    report.steps = [StepReport(step.name, "", step.status, None, step.detail) for step in turn.steps]
-    report.warnings.append(f"a switchover was begun at {turn.started} by {turn.by}: this completes it")
-    report.primary = "source" if turn.reverse else "target"
-    report.uri = (sides.source if turn.reverse else sides.target).uri
+    report.status, report.turn = "ready", change.id
+    report.steps = [StepReport(step.name, "", step.status, None, step.detail) for step in change.steps]
+    report.warnings.append(f"a switchover was begun at {change.started} by {change.by}: this completes it")
+    report.primary = "source" if change.reverse else "target"
+    report.uri = (sides.source if change.reverse else sides.target).uri
     return report
 
 
 # ---- before anything is changed -----------------------------------------------------------------------------------
 
 
-def _refused(report: Turned) -> Refused:
+def _refused(report: RoleChanged) -> Refused:
     return Refused(
         f"policy {report.policy} cannot be switched over: {'; '.join(report.problems[:5])}",
         hint=f"nothing was changed; `replicator check {report.policy}` and `replicator lag {report.policy}` tell more",
@@ -156,7 +157,7 @@ def _refused(report: Turned) -> Refused:
     )
 
 
-def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: SwitchoverOptions, report: Turned) -> None:
+def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: SwitchoverOptions, report: RoleChanged) -> None:
     """An ordinary run, before anybody has to stop writing."""
     began = clocks.monotonic()
     run = run_once(

@@ -16,21 +16,21 @@ from replicator.captures.capture import capture
 from replicator.core.roles import Role
 from replicator.dumps.points import resolve_until
 from replicator.errors import Error, NotReached, Refused
-from replicator.policies.memory import Turn
+from replicator.policies.memory import RoleChange
 from replicator.policies.roles import read_role
 from replicator.policies.run import Remembering, SyncRun, run_once
 from replicator.policies.steps import SyncOptions, concerned
 from replicator.policies.way import Way
-from replicator.turnover.turn import (
+from replicator.turnover.role_change import (
     Action,
     Details,
+    RoleChanged,
     Sides,
-    Turned,
     forget_checkpoint,
     give,
+    reverse_slots,
     seconds_between,
     side,
-    turn_slots,
 )
 from replicator.turnover.unreplicated import Unreplicated
 
@@ -53,11 +53,13 @@ class SwitchoverOptions:
 
 
 class SwitchoverSteps:
-    """One switchover at work. `turn.reverse`: the direction before it, which all names here follow."""
+    """One switchover at work. `change.reverse`: the direction before it, which all names here follow."""
 
-    def __init__(self, sides: Sides, options: SwitchoverOptions, turn: Turn, lease: Lease, kept: Remembering) -> None:
-        self.sides, self.options, self.turn, self.lease, self.kept = sides, options, turn, lease, kept
-        self.fenced, self.promoted = turn.epoch + 1, turn.epoch + 2
+    def __init__(
+        self, sides: Sides, options: SwitchoverOptions, change: RoleChange, lease: Lease, kept: Remembering
+    ) -> None:
+        self.sides, self.options, self.turn, self.lease, self.kept = sides, options, change, lease, kept
+        self.fenced, self.promoted = change.epoch + 1, change.epoch + 2
 
     @property
     def actions(self) -> list[Action]:
@@ -149,8 +151,8 @@ class SwitchoverSteps:
 
     def _verified(self) -> int:
         """The position up to which the replica was proved to have everything."""
-        turn = self.kept.memory.read_turn() or self.turn
-        return next(int(step.detail["position"]) for step in turn.steps if step.name == "verify")
+        change = self.kept.memory.read_role_change() or self.turn
+        return next(int(step.detail["position"]) for step in change.steps if step.name == "verify")
 
     def promote(self) -> Details:
         way = self.way()
@@ -205,14 +207,14 @@ class SwitchoverSteps:
 
     def slots(self) -> Details:
         way = self.way()
-        return turn_slots(self.sides.policy, way.target_root, way.root, clock=self.sides.clock)
+        return reverse_slots(self.sides.policy, way.target_root, way.root, clock=self.sides.clock)
 
-    def sum_up(self, turn: Turn, report: Turned) -> None:
+    def sum_up(self, change: RoleChange, report: RoleChanged) -> None:
         way = self.way()
-        report.status, report.turn, report.primary, report.uri = "done", turn.id, side(way), way.target.uri
+        report.status, report.turn, report.primary, report.uri = "done", change.id, side(way), way.target.uri
         report.epoch, report.databases = self.promoted, [pair.replica for pair in way.matching]
-        report.downtime_seconds = seconds_between(turn, "fence", "promote")
-        late = next(step.detail for step in turn.steps if step.name == "late")
+        report.downtime_seconds = seconds_between(change, "fence", "promote")
+        late = next(step.detail for step in change.steps if step.name == "late")
         if late.get("unknown"):
             report.warnings.append(
                 f"what was written to the old primary after the drain is not known: {late['unknown']}"

@@ -17,8 +17,8 @@ from replicator.core.roles import Role
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
+from replicator.turnover.role_change import RoleChanged, Sides, StepReport
 from replicator.turnover.switchover import SwitchoverOptions, switchover
-from replicator.turnover.turn import Sides, StepReport, Turned
 
 TABLES = {"full": 500, "small": 20}  # beside the one that is written to
 TURNS = {"full": 6, "small": 2}  # there and back, and so on
@@ -136,7 +136,7 @@ class _Writer:
         )
 
 
-def _outcome(size: str, turns: list[Turned], writer: _Writer, lost: list[int]) -> Outcome:
+def _outcome(size: str, turns: list[RoleChanged], writer: _Writer, lost: list[int]) -> Outcome:
     outcome = Outcome(["turn", "no primary", "the writer waits", "the whole turn"])
     for number, (turn, gap) in enumerate(zip(turns, writer.gaps, strict=True)):
         assert turn.downtime_seconds is not None

@@ -26,7 +26,7 @@ from replicator.checks.check import Checked, check
 from replicator.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
 from replicator.checks.metastores import judge_clock, judge_reach
 from replicator.checks.places import Probed, Room, clock_ahead, judge_store_clocks
-from replicator.checks.standing import judge_marks, judge_runs, judge_turn
+from replicator.checks.standing import judge_marks, judge_role_change, judge_runs
 from replicator.cli.main import run
 from replicator.core.config import parse_config
 from replicator.core.model import Database, NotificationEvent
@@ -35,7 +35,7 @@ from replicator.core.roles import Role, RoleMark
 from replicator.events.reach import Reach, event_life
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.policies.memory import Compared, History, Memory, RememberedScope, Run, Step, Turn
+from replicator.policies.memory import Compared, History, Memory, RememberedScope, RoleChange, Run, Step
 
 _numbers = itertools.count(1)
 PLENTY = Room(total=1000, free=900)
@@ -426,7 +426,9 @@ def test_what_was_verified_ages_and_a_dead_follower_is_no_proof(scene: Scene) ->
 def test_a_change_of_roles_that_was_interrupted_is_critical(scene: Scene) -> None:
     memory = Memory(create_or_open(scene.values["target_cmroot"]), "west")
     steps = (Step(name="fence", status="done"), Step(name="drain"))
-    memory.write_turn(Turn(id="x", policy="west", verb="switchover", started="2027-01-15T08:00:00+00:00", steps=steps))
+    memory.write_role_change(
+        RoleChange(id="x", policy="west", verb="switchover", started="2027-01-15T08:00:00+00:00", steps=steps)
+    )
     found = scene.finding("turn")
     assert found.health == "critical" and "drain" in found.text and "replicator switchover" in found.hint
 
@@ -552,8 +554,10 @@ def test_runs_that_never_succeeded_are_critical_and_one_under_way_is_not() -> No
 
 
 def test_a_turn_that_has_ended_is_no_finding() -> None:
-    turn = Turn(id="x", policy="west", verb="drill", started="2027-01-15T08:00:00+00:00", ended="2027-01-15T08:01:00Z")
-    assert judge_turn(turn) == [] == judge_turn(None)
+    turn = RoleChange(
+        id="x", policy="west", verb="drill", started="2027-01-15T08:00:00+00:00", ended="2027-01-15T08:01:00Z"
+    )
+    assert judge_role_change(turn) == [] == judge_role_change(None)
 
 
 def test_the_worst_finding_decides_and_the_nagios_line_says_it_first() -> None:

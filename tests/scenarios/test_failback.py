@@ -20,7 +20,7 @@ from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import read_role, set_role
 from replicator.turnover.failback import FailbackOptions, failback
 from replicator.turnover.failover import FailoverOptions, failover
-from replicator.turnover.turn import Sides, Turned
+from replicator.turnover.role_change import RoleChanged, Sides
 
 BIG = "x" * 10_000
 
@@ -42,7 +42,7 @@ def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -
     return found
 
 
-def fail_over(pair: Replication) -> Turned:
+def fail_over(pair: Replication) -> RoleChanged:
     """The source's metastore does not answer meanwhile."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -52,7 +52,7 @@ def fail_over(pair: Replication) -> Turned:
         return failover(sides, (nobody, pair.target), FailoverOptions(force=True))
 
 
-def come_back(pair: Replication, **more: Any) -> Turned:
+def come_back(pair: Replication, **more: Any) -> RoleChanged:
     sides = Sides(pair.policy, pair.source, pair.target, local_engine(), Silent())
     return failback(sides, FailbackOptions(patience=pair.policy.schedule * 0), **more)
 

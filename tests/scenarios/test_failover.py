@@ -26,7 +26,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import read_role
 from replicator.turnover.failover import FailoverOptions, failover, last_failover
-from replicator.turnover.turn import Sides, Turned
+from replicator.turnover.role_change import RoleChanged, Sides
 
 
 @pytest.fixture
@@ -69,7 +69,9 @@ def lose(pair: Replication, uri: str, *, root: bool = False) -> None:
         (pair.here / "cmroot").rename(pair.here / "cmroot-lost")
 
 
-def turn(pair: Replication, *, seconds: float = 5.0, clock: Callable[[], float] = time.time, **options: Any) -> Turned:
+def turn(
+    pair: Replication, *, seconds: float = 5.0, clock: Callable[[], float] = time.time, **options: Any
+) -> RoleChanged:
     sides = Sides(pair.policy, pair.source, pair.target, local_engine(), Silent(), clock=clock)
     with (
         ThriftMetastore(pair.source.uri, timeout=seconds, retries=0) as one,
@@ -139,7 +141,7 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
         f"{pair.name}_a.days": ["p=4"],
         f"{pair.name}_a.t": ["t"],
     }
-    assert pair.memory.read_turn() is None and replicas(pair) == {"replica at epoch 1"}
+    assert pair.memory.read_role_change() is None and replicas(pair) == {"replica at epoch 1"}
     began = time.monotonic()
     answer = command(*arguments, "--force")
     assert (answer.code, answer.said["status"], answer.said["primary"]) == (0, "done", "target")
@@ -238,10 +240,10 @@ def test_a_failover_killed_at_every_step_is_completed_by_running_it_again(pair: 
     while run_with(Fault("after", "any", r"turn\.json|alter database", 2), arguments, must=False).killed:
         deaths += 1
         assert deaths < 20
-        assert pair.memory.unfinished_turn()
+        assert pair.memory.unfinished_role_change()
     assert deaths >= 1 + 5 + 4  # the list, the steps, the databases' changes
     assert replicas(pair) == {"primary at epoch 3"}
-    assert pair.memory.unfinished_turn() is None
+    assert pair.memory.unfinished_role_change() is None
 
 
 def test_of_two_operators_at_once_one_wins(pair: Replication, closed: str) -> None:

@@ -19,9 +19,9 @@ from replicator.core.roles import Role, RoleMark
 from replicator.errors import LeaseHeld, NotReached, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.policies.roles import read_role, set_role
+from replicator.turnover.role_change import RoleChanged, Sides, StepReport
 from replicator.turnover.switchover import abort, switchover
 from replicator.turnover.switchover_steps import SwitchoverOptions
-from replicator.turnover.turn import Sides, StepReport, Turned
 
 NAMES = ("check", "catch up", "fence", "drain", "verify", "promote", "demote", "late", "slots")
 
@@ -42,7 +42,7 @@ def sides(pair: Replication, **more: Any) -> Sides:
     return Sides(pair.policy, pair.source, pair.target, local_engine(), Silent(), **more)
 
 
-def turn(pair: Replication, **more: Any) -> Turned:
+def turn(pair: Replication, **more: Any) -> RoleChanged:
     return switchover(sides(pair, **more), SwitchoverOptions(patience=pair.policy.schedule * 0))
 
 
@@ -154,14 +154,14 @@ def test_a_dry_run_checks_and_changes_nothing(pair: Replication) -> None:
     answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
     assert (answer.code, answer.said["status"], answer.said["primary"]) == (0, "ready", "target")
     assert pair.replica("a").everything() == before[1] and roles(pair) == before[2]
-    assert pair.memory.read_turn() is None
+    assert pair.memory.read_role_change() is None
     mark = read_role(pair.target, f"{pair.name}_a")
     set_role(pair.target, f"{pair.name}_a", Role.FENCED, 1, expect=mark)
     answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
     assert answer.code == 6 and "not the replica" in answer.said["problems"][0]
     with pytest.raises(Refused, match="not the replica"):
         turn(pair)
-    assert pair.memory.read_turn() is None
+    assert pair.memory.read_role_change() is None
 
 
 def test_a_policy_that_was_never_run_cannot_be_switched_over(
@@ -193,7 +193,7 @@ def test_a_switchover_killed_at_every_step_is_completed_by_running_it_again(pair
     while run_with(Fault("after", "any", r"turn\.json|alter database", 2), arguments, must=False).killed:
         deaths += 1
         assert not set(roles(pair).values()) >= {"primary at epoch 1", "primary at epoch 3"}
-        if pair.memory.unfinished_turn() is not None:
+        if pair.memory.unfinished_role_change() is not None:
             with pytest.raises(Refused, match="switchover was begun"):
                 pair.sync()
             refused += 1

@@ -18,7 +18,7 @@ from cmroot.root import ChangeRoot, create_or_open
 from cmroot.sealed import seal
 from cmroot.store.place import join, store_for
 from replicator.errors import ConfigError, FormatError, LeaseHeld
-from replicator.policies.memory import Memory, RememberedScope, Run, Step, Turn, iso, policies
+from replicator.policies.memory import Memory, RememberedScope, RoleChange, Run, Step, iso, policies
 
 NOW = 1_800_000_000.0  # 2027-01-15
 DAY = 86_400.0
@@ -120,7 +120,7 @@ def test_the_newest_runs_come_first(memory: Memory) -> None:
 def test_a_policy_that_never_ran_remembers_nothing(memory: Memory) -> None:
     history = memory.runs()
     assert (history.runs, history.damaged, history.last, history.last_done) == ([], [], None, None)
-    assert memory.read_scope() is None and memory.read_turn() is None and memory.unfinished_turn() is None
+    assert memory.read_scope() is None and memory.read_role_change() is None and memory.unfinished_role_change() is None
     assert memory.close_killed(now=now) == [] and memory.prune_runs(timedelta(0), now=now) == 0
 
 
@@ -170,7 +170,7 @@ def test_the_scope_of_the_last_run_is_remembered(memory: Memory) -> None:
 
 
 def test_a_turn_is_taken_up_where_it_was_left(memory: Memory) -> None:
-    turn = Turn(
+    change = RoleChange(
         id="t1",
         policy="nightly",
         verb="switchover",
@@ -178,17 +178,17 @@ def test_a_turn_is_taken_up_where_it_was_left(memory: Memory) -> None:
         epoch=4,
         steps=(Step(name="fence"), Step(name="drain"), Step(name="promote")),
     )
-    memory.write_turn(turn)
-    memory.write_turn(turn.with_step("fence", status="done", ended=iso(NOW), detail={"epoch": 5}))
-    found = memory.unfinished_turn()
+    memory.write_role_change(change)
+    memory.write_role_change(change.with_step("fence", status="done", ended=iso(NOW), detail={"epoch": 5}))
+    found = memory.unfinished_role_change()
     assert found and [step.name for step in found.waiting] == ["drain", "promote"]
     assert found.steps[0].detail == {"epoch": 5}
-    memory.write_turn(msgspec.structs.replace(found, ended=iso(NOW)))
-    assert memory.unfinished_turn() is None
-    remembered = memory.read_turn()
+    memory.write_role_change(msgspec.structs.replace(found, ended=iso(NOW)))
+    assert memory.unfinished_role_change() is None
+    remembered = memory.read_role_change()
     assert remembered and remembered.verb == "switchover"
     with pytest.raises(KeyError):
-        turn.with_step("celebrate", status="done")
+        change.with_step("celebrate", status="done")
 
 
 # ---- damage -------------------------------------------------------------------------------------------------------
@@ -210,19 +210,19 @@ def damaged(data: bytes) -> dict[str, bytes]:
 
 def test_a_turns_id_leads_nowhere_else(local: Memory) -> None:
     """A turn that has ended is kept in a file of its id's name."""
-    local.write_turn(Turn(id="t1", policy="nightly", verb="failover", started=iso(NOW)))
+    local.write_role_change(RoleChange(id="t1", policy="nightly", verb="failover", started=iso(NOW)))
     path = Path(local.place) / "turn.json"
-    hostile = Turn(id="../../../slots/nightly", policy="nightly", verb="failover", started=iso(NOW))
+    hostile = RoleChange(id="../../../slots/nightly", policy="nightly", verb="failover", started=iso(NOW))
     path.write_bytes(seal("replicator-turn", hostile))
     with pytest.raises(FormatError, match="slots/nightly"):
-        local.unfinished_turn()
+        local.unfinished_role_change()
 
 
 @pytest.mark.parametrize("way", ["cut", "empty", "binary", "another value", "newer", "another format"])
 def test_a_damaged_file_is_told_with_what_to_do(local: Memory, way: str) -> None:
-    local.write_turn(Turn(id="t1", policy="nightly", verb="failover", started=iso(NOW)))
+    local.write_role_change(RoleChange(id="t1", policy="nightly", verb="failover", started=iso(NOW)))
     local.write_scope(RememberedScope(databases={"nightly": "nightly"}, recorded=iso(NOW)))
-    for name, read in (("turn.json", local.read_turn), ("scope.json", local.read_scope)):
+    for name, read in (("turn.json", local.read_role_change), ("scope.json", local.read_scope)):
         path = Path(local.place) / name
         path.write_bytes(damaged(path.read_bytes())[way])
         with pytest.raises(FormatError, match=name) as raised:
@@ -242,9 +242,9 @@ def test_a_damaged_run_is_told_and_stops_nobody(memory: Memory) -> None:
 
 
 def test_the_memory_of_another_policy_is_not_taken_for_ones_own(local: Memory) -> None:
-    local.write_turn(Turn(id="t1", policy="hourly", verb="failover", started=iso(NOW)))
+    local.write_role_change(RoleChange(id="t1", policy="hourly", verb="failover", started=iso(NOW)))
     with pytest.raises(FormatError, match="is of the policy hourly"):
-        local.read_turn()
+        local.read_role_change()
 
 
 def test_what_a_newer_release_adds_is_ignored(local: Memory) -> None:

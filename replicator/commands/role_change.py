@@ -16,7 +16,7 @@ from replicator.turnover import failover as failovers
 from replicator.turnover import switchover as switchovers
 from replicator.turnover import switchover_steps
 from replicator.turnover.failover import LastFailover
-from replicator.turnover.turn import Reporter, Sides, Turned
+from replicator.turnover.role_change import Reporter, RoleChanged, Sides
 
 SIDES = ("source", "target")
 
@@ -49,7 +49,7 @@ class SwitchoverOptions(Options):
 
 
 @verb(SwitchoverOptions)
-def switchover(options: SwitchoverOptions) -> Turned:
+def switchover(options: SwitchoverOptions) -> RoleChanged:
     """Makes the replica the primary, and the primary its replica: planned, without loss. Stop the writers before. May
     be killed anywhere and run again: it completes. Once it is over, another one turns back.
 
@@ -96,7 +96,7 @@ class FailoverOptions(Options):
 
 
 @verb(FailoverOptions)
-def failover(options: FailoverOptions) -> Turned:
+def failover(options: FailoverOptions) -> RoleChanged:
     """Makes the replica the primary while the primary is lost; without `force` only tells what is lost. Nobody waits
     for the lost side. May be killed anywhere and run again: it completes.
 
@@ -143,7 +143,7 @@ class FailbackOptions(Options):
 
 
 @verb(FailbackOptions)
-def failback(options: FailbackOptions) -> Turned:
+def failback(options: FailbackOptions) -> RoleChanged:
     """Takes the old primary back after a failover: it becomes the replica of the new one, by difference. Its own
     changes are listed and kept. Its writers must have stopped. May be killed anywhere and run again: it completes.
 

@@ -18,11 +18,11 @@ from replicator.cli.options import (
     policy_argument,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text, took, write
-from replicator.commands.turn import failback as run_failback
-from replicator.commands.turn import failover as run_failover
-from replicator.commands.turn import loss as run_loss
-from replicator.commands.turn import switchover as run_switchover
-from replicator.turnover.turn import StepReport, Turned
+from replicator.commands.role_change import failback as run_failback
+from replicator.commands.role_change import failover as run_failover
+from replicator.commands.role_change import loss as run_loss
+from replicator.commands.role_change import switchover as run_switchover
+from replicator.turnover.role_change import RoleChanged, StepReport
 
 to_option = click.option(
     "--to",
@@ -68,7 +68,7 @@ def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator switchover west --abort
     """
     done = session.call(run_switchover, reported=_reported(as_json), **given)
-    emit(done, as_json, turned_lines(done))
+    emit(done, as_json, role_change_lines(done))
     return 6 if done.problems else 0
 
 
@@ -109,7 +109,7 @@ def failover(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator failover west --force
     """
     done = session.call(run_failover, reported=_reported(as_json), **given)
-    emit(done, as_json, [*loss_lines(done.loss or {}), *turned_lines(done)])
+    emit(done, as_json, [*loss_lines(done.loss or {}), *role_change_lines(done)])
     return 6 if done.status == "refused" else 0
 
 
@@ -136,7 +136,7 @@ def failback(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator switchover west
     """
     done = session.call(run_failback, reported=_reported(as_json), **given)
-    emit(done, as_json, [*own_lines(done.own or {}), *turned_lines(done)])
+    emit(done, as_json, [*own_lines(done.own or {}), *role_change_lines(done)])
     return 0
 
 
@@ -247,7 +247,7 @@ def step_line(step: StepReport) -> str:
     return f"{step.name:<10} {took:>8}  {step.does}"
 
 
-def turned_lines(done: Turned) -> Iterable[str]:
+def role_change_lines(done: RoleChanged) -> Iterable[str]:
     """A turn for a person, after its steps."""
     if done.status == "refused":
         return aligned([("refused", f"{done.policy}: --force makes the {done.primary}, {done.uri}, the primary")])

@@ -30,7 +30,7 @@ from replicator.core.roles import Role, RoleMark
 from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import Error, Refused
 from replicator.metastore.client import Metastore
-from replicator.policies.memory import Memory, Turn, iso
+from replicator.policies.memory import Memory, RoleChange, iso
 from replicator.policies.memory import Step as Remembered
 from replicator.policies.roles import label, read_role, set_role
 from replicator.policies.steps import CHECKPOINT, NO_WAIT
@@ -64,7 +64,7 @@ Reporter = Callable[[StepReport], None]
 
 
 @dataclass
-class Turned(Report):
+class RoleChanged(Report):
     """What a turn did. `status`: done, ready (a dry run), nothing (the side is the primary already), aborted.
     `primary`: the side that is the primary now, source or target as the policy names them; `uri`: its metastore.
     `epoch`: the primary's. downtime_seconds: from fencing the old primary to the new one; None where that cannot be
@@ -122,9 +122,9 @@ def begin(
     forced: bool = False,
     detail: Details | None = None,
     clock: Callable[[], float],
-) -> Turn:
+) -> RoleChange:
     """Writes the list, under the policy's lease. The turn before it, if any, has been kept among the ended ones."""
-    turn = Turn(
+    change = RoleChange(
         id=uuid.uuid4().hex[:12],
         policy=memory.policy,
         verb=verb,
@@ -136,70 +136,72 @@ def begin(
         steps=tuple(Remembered(name=name) for name in actions),
         detail=detail or {},
     )
-    memory.write_turn(turn)
-    return turn
+    memory.write_role_change(change)
+    return change
 
 
 def carry_out(
     memory: Memory,
-    turn: Turn,
+    change: RoleChange,
     actions: Sequence[Action],
     *,
     lease: Lease,
     clock: Callable[[], float],
     reported: Reporter,
-) -> Turn:
+) -> RoleChange:
     """Carries out what is not done, in order, and writes each step before and after. Returns the turn, ended.
 
     Raises what a step raises, which is remembered with the step: running the verb again goes on there. LeaseHeld when
     the lease was lost: then somebody else goes on."""
     for action in actions:
-        remembered = next(step for step in turn.steps if step.name == action.name)
+        remembered = next(step for step in change.steps if step.name == action.name)
         if remembered.status == "done":
             reported(StepReport(action.name, action.does, "done", None, remembered.detail))
             continue
         lease.check()
-        turn = turn.with_step(action.name, status="running", started=remembered.started or iso(clock()), detail={})
-        memory.write_turn(turn)
+        change = change.with_step(action.name, status="running", started=remembered.started or iso(clock()), detail={})
+        memory.write_role_change(change)
         began = clocks.monotonic()
         try:
             detail = action.run()
         except Exception as error:
-            memory.write_turn(turn.with_step(action.name, status="failed", ended=iso(clock()), detail=_why(error)))
+            memory.write_role_change(
+                change.with_step(action.name, status="failed", ended=iso(clock()), detail=_why(error))
+            )
             raise
         seconds = round(clocks.monotonic() - began, 3)
         detail = {**detail, "seconds": seconds, "host": socket.gethostname()}
-        turn = turn.with_step(action.name, status="done", ended=iso(clock()), detail=detail)
-        memory.write_turn(turn)
+        change = change.with_step(action.name, status="done", ended=iso(clock()), detail=detail)
+        memory.write_role_change(change)
         reported(StepReport(action.name, action.does, "done", seconds, detail))
-    return end(memory, turn, clock=clock)
+    return end(memory, change, clock=clock)
 
 
-def end(memory: Memory, turn: Turn, *, clock: Callable[[], float], **detail: Any) -> Turn:
+def end(memory: Memory, change: RoleChange, *, clock: Callable[[], float], **detail: Any) -> RoleChange:
     """A turn that is over: done, aborted, or replaced by another one. Safe to run twice."""
-    ended = msgspec.structs.replace(turn, ended=turn.ended or iso(clock()), detail=turn.detail | detail)
-    memory.write_turn(ended)
+    ended = msgspec.structs.replace(change, ended=change.ended or iso(clock()), detail=change.detail | detail)
+    memory.write_role_change(ended)
     return ended
 
 
-def unfinished(memory: Memory, verb: str) -> Turn | None:
+def unfinished(memory: Memory, verb: str) -> RoleChange | None:
     """The turn of this verb that is to be completed. Raises Refused while one of another verb is."""
-    turn = memory.unfinished_turn()
-    if turn is not None and turn.verb != verb:
+    change = memory.unfinished_role_change()
+    if change is not None and change.verb != verb:
         raise Refused(
-            f"policy {memory.policy}: a {turn.verb} was begun at {turn.started} by {turn.by} and has not ended",
-            hint=f"run `replicator {turn.verb} {memory.policy}` again, it completes",
-            details={"turn": turn.id, "verb": turn.verb},
+            f"policy {memory.policy}: a {change.verb} was begun at {change.started} by {change.by} and has not ended",
+            hint=f"run `replicator {change.verb} {memory.policy}` again, it completes",
+            details={"turn": change.id, "verb": change.verb},
         )
-    return turn
+    return change
 
 
-def steps_of(turn: Turn, actions: Sequence[Action]) -> list[StepReport]:
+def steps_of(change: RoleChange, actions: Sequence[Action]) -> list[StepReport]:
     """All steps with what became of them."""
     does = {action.name: action.does for action in actions}
     return [
         StepReport(step.name, does.get(step.name, ""), step.status, step.detail.get("seconds"), step.detail)
-        for step in turn.steps
+        for step in change.steps
     ]
 
 
@@ -250,7 +252,7 @@ def forget_checkpoint(metastore: Metastore, db: str) -> None:
         metastore.alter_database(db, msgspec.structs.replace(there, parameters=kept))
 
 
-def turn_slots(policy: Policy, new: ChangeRoot, old: ChangeRoot | None, *, clock: Callable[[], float]) -> Details:
+def reverse_slots(policy: Policy, new: ChangeRoot, old: ChangeRoot | None, *, clock: Callable[[], float]) -> Details:
     """The policy's slot is at its new source from now on, where it awaits a bootstrap, and no more at the old one
     (None: not to be touched), which would keep for nobody what it recycles. Safe to run twice."""
     if find_slot(new.place, policy.slot) is None:
@@ -266,10 +268,10 @@ def side(way: Way) -> str:
     return "source" if way.reverse else "target"
 
 
-def seconds_between(turn: Turn, first: str, last: str) -> float | None:
+def seconds_between(change: RoleChange, first: str, last: str) -> float | None:
     """From the begin of one step to the end of another; None where they were not carried out on one machine, as two
     clocks tell nothing."""
-    by_name = {step.name: step for step in turn.steps}
+    by_name = {step.name: step for step in change.steps}
     one, other = by_name[first], by_name[last]
     if not one.started or not other.ended or one.detail.get("host") != other.detail.get("host"):
         return None
