@@ -16,13 +16,13 @@ from replicator.cli.options import (
     Duration,
     Session,
     all_databases_option,
-    cmroot_option,
     db_option,
     dry_run_option,
     engine_options,
     json_option,
     no_scan_option,
     pass_session,
+    root_option,
 )
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, write
 from replicator.cli.signals import Stopping
@@ -50,7 +50,7 @@ def housekeeping() -> None:
 
 @housekeeping.command()
 @click.option("--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name.")
-@cmroot_option
+@root_option
 @store_option
 @db_option
 @all_databases_option
@@ -121,7 +121,7 @@ def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
 @housekeeping.command()
 @click.argument("table", metavar="DB.TABLE")
 @click.option("--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name.")
-@cmroot_option
+@root_option
 @store_option
 @click.option(
     "--period", default="P3D", show_default=True, metavar="PERIOD", help="Delay before the directories are removed."

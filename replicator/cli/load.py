@@ -21,6 +21,7 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
+from replicator.cli.renamed import renamed_option
 from replicator.commands.load import load as run
 from replicator.core.not_replicated import PARTIAL
 from replicator.replay.apply.load import Loaded
@@ -35,8 +36,9 @@ from replicator.replay.apply.pricing import LoadPlan
     metavar="PLACE",
     help="Parent directory of the target's databases; default: that of its default database.",
 )
-@click.option(
-    "--cmroot",
+@renamed_option(
+    "--target-cmroot",
+    old="--cmroot",
     metavar="PLACE",
     help="The target's change-management root, which keeps replaced files; default: .cmroot in the warehouse.",
 )

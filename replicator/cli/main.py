@@ -67,13 +67,8 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
 
 
 def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, Any]:
-    """The file's `[defaults]` for the options that a command has. `load` and `verify` have a `$cmroot` of their own,
-    the target's."""
-    defaults = config.default_values()
-    of_target = defaults.pop("target_cmroot", None)
-    found = _options_among(command, defaults)
-    if name in ("load", "verify"):
-        found.pop("cmroot", None)
+    """The file's `[defaults]` for the options that a command has."""
+    found = _options_among(command, config.default_values())
     if name in ("dump", "load", "show") and config.dumps.key_file is not None:
         found["key_file"] = config.dumps.key_file
     if name == "purge":
@@ -82,8 +77,6 @@ def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, 
             of_purge["whitelist"] = of_purge.pop("table_whitelist")
         for verb, options in _options_among(command, of_purge).items():
             found[verb] |= options
-    if of_target is not None and name in ("load", "verify", "repair", "restore"):
-        found["cmroot" if name in ("load", "verify") else "target_cmroot"] = of_target
     return found
 
 

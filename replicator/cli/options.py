@@ -102,6 +102,7 @@ METASTORE = "thrift://host:port, several separated by commas for failover, or a 
 source_option = click.option("--source", required=True, metavar="METASTORE", help=f"The source: {METASTORE}")
 target_option = click.option("--target", required=True, metavar="METASTORE", help=f"The target: {METASTORE}")
 cmroot_option = click.option("--cmroot", required=True, metavar="PLACE", help="The source's change-management root.")
+root_option = click.option("--cmroot", required=True, metavar="PLACE", help="The change-management root.")
 include_option = click.option(
     "--include", multiple=True, metavar="REGEX", help="Only tables whose whole name matches; repeatable."
 )

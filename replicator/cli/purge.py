@@ -13,11 +13,11 @@ from replicator.cli.guard import guard_options
 from replicator.cli.options import (
     Duration,
     Session,
-    cmroot_option,
     dry_run_option,
     engine_options,
     json_option,
     pass_session,
+    root_option,
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, took
 from replicator.commands.purge import purge_certify, purge_run
@@ -68,7 +68,7 @@ def purge() -> None:
 
 @purge.command()
 @metastore_option
-@cmroot_option
+@root_option
 @ids_option
 @whitelist_option("RUN")
 @field_path_option
@@ -114,7 +114,7 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
 
 @purge.command()
 @metastore_option
-@cmroot_option
+@root_option
 @properties_option
 @click.option(
     "--versions", type=click.IntRange(0), help="Number of newest backups to keep for each partition; default 1."
@@ -167,7 +167,7 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @purge.command()
 @metastore_option
-@cmroot_option
+@root_option
 @click.argument("table", metavar="DB.TABLE")
 @click.argument("partition", metavar="[PARTITION]", default="")
 @click.option(
@@ -204,7 +204,7 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @purge.command()
-@cmroot_option
+@root_option
 @click.option("--table", metavar="DB.TABLE", help="Only backups of this table.")
 @json_option
 @pass_session
@@ -223,7 +223,7 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @purge.command()
 @metastore_option
-@cmroot_option
+@root_option
 @ids_option
 @whitelist_option("CERTIFY")
 @field_path_option

@@ -12,11 +12,11 @@ from replicator.cli.guard import guard_options
 from replicator.cli.options import (
     METASTORE,
     Session,
-    cmroot_option,
     dry_run_option,
     engine_options,
     json_option,
     pass_session,
+    root_option,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took, write
 from replicator.commands.retention import retention_explain, retention_run
@@ -57,7 +57,7 @@ def retention() -> None:
     "--metastore", metavar="METASTORE", help=f"Whose tables are cleaned, or must not lose their data: {METASTORE}"
 )
 @click.option("--no-metastore", is_flag=True, help="Assert that no metastore refers to these files; none is read.")
-@cmroot_option
+@root_option
 @click.option(
     "--root",
     metavar="PLACE",

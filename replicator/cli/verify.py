@@ -22,6 +22,7 @@ from replicator.cli.options import (
     target_option,
 )
 from replicator.cli.output import count_text, duration_text, emit, shortened, size_text, took
+from replicator.cli.renamed import renamed_option
 from replicator.commands.verify import verify as run
 from replicator.compare.differences import Difference
 from replicator.compare.sampling import Sampled
@@ -55,8 +56,9 @@ DIFFERENT = 4
     metavar="SIZE",
     help="The same, with a limit of bytes to read; a larger table is read in shares, one per run.",
 )
-@click.option(
-    "--cmroot",
+@renamed_option(
+    "--target-cmroot",
+    old="--cmroot",
     metavar="PLACE",
     help="For samples: the target's change-management root, which stores the times of comparisons.",
 )
@@ -74,7 +76,8 @@ def verify(session: Session, /, as_json: bool, **given: Any) -> int:
     Example:
       replicator verify --source thrift://a:9083 --target thrift://b:9083 --db sales --rename-db sales=sales_copy
       replicator verify --source prod --target dr --db sales --level size
-      replicator verify --source prod --target dr --db sales --sample 100 --sample-bytes 50GiB --cmroot /cm-of-dr
+      replicator verify --source prod --target dr --db sales --sample 100 --sample-bytes 50GiB \\
+          --target-cmroot /cm-of-dr
     """
     report = session.call(run, **given)
     more = _sample_lines(report) if isinstance(report, Sampled) else []

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Options:
     """
 
     zone: ClassVar[str] = ""  # of the Java that Spark runs in; empty: the machine's
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Fields by the names that they had before, which work and warn."""
 
     config: Config | str | os.PathLike[str] | None = None
     engine: EngineGiven = None
@@ -146,10 +149,17 @@ def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
     """Makes a function of options a verb: it takes the fields of `make`, a class of options, as its arguments, and
     shows them and their descriptions in `help()`."""
 
+    former: Mapping[str, str] = getattr(make, "renamed", {})
+
     def decorate(run: Callable[[O], R]) -> Verb[P, O, R]:
         @functools.wraps(run)
         def call(*arguments: P.args, **options: P.kwargs) -> R:
-            return run(make(*arguments, **options))
+            given: dict[str, Any] = dict(options)
+            for old, new in former.items():
+                if old in given:
+                    warnings.warn(f"{old} of {run.__name__} is now {new}", DeprecationWarning, stacklevel=2)
+                    given[new] = given.pop(old)
+            return run(cast("Callable[..., O]", make)(*arguments, **given))
 
         result = inspect.signature(run).return_annotation
         call.__signature__ = inspect.signature(make).replace(return_annotation=result)  # type: ignore[attr-defined]

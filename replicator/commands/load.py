@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from replicator.commands.base import Braked, pairs, renames, verb
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
@@ -21,7 +22,7 @@ class LoadOptions(Braked):
     dump: the finished dump's directory.
     target: the target's metastore: a thrift URI, several separated by commas, or a configured name.
     warehouse: where the target's databases lie; None: its default database's directory.
-    cmroot: the target's own root, for what the load replaces; None: .cmroot in the warehouse.
+    target_cmroot: the target's change-management root, for what the load replaces; None: .cmroot in the warehouse.
     rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
     map_location: prefixes of places on the target by those at the source, likewise.
     external_base: where data from outside its database's directory goes; None: external in the warehouse.
@@ -34,10 +35,12 @@ class LoadOptions(Braked):
     dry_run: only say what would be done; nothing is changed.
     """
 
+    renamed: ClassVar = {"cmroot": "target_cmroot"}
+
     dump: str = field(kw_only=False)
     target: str
     warehouse: str | None = None
-    cmroot: str | None = None
+    target_cmroot: str | None = None
     rename_db: Mapping[str, str] | Sequence[str] = ()
     map_location: Mapping[str, str] | Sequence[str] = ()
     external_base: str | None = None
@@ -62,7 +65,7 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
     while another load is at work on the target; FilesMissing when bytes are nowhere to be had."""
     how = planning.LoadOptions(
         warehouse=options.warehouse,
-        cmroot=options.cmroot,
+        cmroot=options.target_cmroot,
         rename=renames(options.rename_db),
         map_locations=pairs(options.map_location, "--map-location"),
         external=options.external_base,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from cmroot.root import open_existing
 from replicator.commands.base import Options, names, pairs, renames, verb
@@ -28,9 +28,11 @@ class VerifyOptions(Options):
     level: how far files are compared: "metadata" (not at all), "size" (by name and size), "checksum" (by content).
     sample: compare only so many tables, those compared longest ago.
     sample_bytes: the same, with a limit of bytes to read; a table that is larger is read in shares, one a run.
-    cmroot: for samples: the target's own root, which remembers when each table was compared.
+    target_cmroot: for samples: the target's change-management root, which remembers when each table was compared.
     formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
     """
+
+    renamed: ClassVar = {"cmroot": "target_cmroot"}
 
     source: str
     target: str
@@ -42,7 +44,7 @@ class VerifyOptions(Options):
     level: Level = "checksum"
     sample: int | None = None
     sample_bytes: int | None = None
-    cmroot: str | None = None
+    target_cmroot: str | None = None
     formats: FormatChoice = SUPPORTED
 
 
@@ -52,13 +54,13 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
     tables, and in the end of all, round and round. Changes nothing; may run again at any time.
 
         replicator.verify(source="thrift://a:9083", target="thrift://b:9083", db="sales")
-        replicator.verify(source="prod", target="dr", db="sales", sample=100, cmroot="/cm-of-dr")
+        replicator.verify(source="prod", target="dr", db="sales", sample=100, target_cmroot="/cm-of-dr")
 
-    Raises UsageError for databases that would be compared with themselves, and for a sample without `cmroot`;
+    Raises UsageError for databases that would be compared with themselves, and for a sample without `target_cmroot`;
     ObjectNotFound for a database that the source does not have; LeaseHeld while another run samples there."""
     sampling = options.sample is not None or options.sample_bytes is not None
-    if sampling and options.cmroot is None:
-        raise UsageError("--sample needs a place to remember what was compared when", hint="give --cmroot")
+    if sampling and options.target_cmroot is None:
+        raise UsageError("--sample needs a place to remember what was compared when", hint="give --target-cmroot")
     databases, rename, uri = names(options.db), renames(options.rename_db), options.settings.metastore_uri
     mappings, patterns = pairs(options.map_location, "--map-location"), Patterns.parse(options.include, options.exclude)
     refuse_itself(uri(options.source), uri(options.target), databases, rename)
@@ -76,7 +78,7 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
             "engine": engine,
             "progress": options.teller,
         }
-        if not sampling or options.cmroot is None:
+        if not sampling or options.target_cmroot is None:
             return compare(source, target, databases, **how)
-        budget, place = Budget(options.sample, options.sample_bytes), memory_of(open_existing(options.cmroot).place)
-        return verify_sample(source, target, databases, budget, place, **how)
+        budget, root = Budget(options.sample, options.sample_bytes), open_existing(options.target_cmroot)
+        return verify_sample(source, target, databases, budget, memory_of(root.place), **how)

@@ -38,8 +38,7 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Values of options that neither the command line nor the environment gives. `cmroot` is the source's,
-    `target_cmroot` what `load` takes for its own `--cmroot`."""
+    """Values of options that neither the command line nor the environment gives."""
 
     source: str | None = None
     target: str | None = None

@@ -184,7 +184,9 @@ class Shop:
         return replicator.dump(**sides, since=since, progress=progress).dump
 
     def load(self, dump: str, progress: Progress | None = None) -> None:
-        replicator.load(dump, target=self.target.uri, cmroot=self.target_root, engine=self.engine, progress=progress)
+        replicator.load(
+            dump, target=self.target.uri, target_cmroot=self.target_root, engine=self.engine, progress=progress
+        )
 
     def restore(self, progress: Progress) -> None:
         replicator.restore(

@@ -717,7 +717,7 @@ def test_a_description_that_cannot_follow_is_said(story: Story) -> None:
 
 def under(story: Story, root: str, *more: str) -> list[str]:
     """A load of the newest dump under a `$cmroot` of its own."""
-    return [*story.load_arguments(story.last), "--cmroot", str(story.here / root), *more]
+    return [*story.load_arguments(story.last), "--target-cmroot", str(story.here / root), *more]
 
 
 def test_two_loads_into_one_target_exclude_each_other_whatever_root_they_name(story: Story) -> None:

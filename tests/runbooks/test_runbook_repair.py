@@ -31,7 +31,7 @@ def test_the_runbook_repairs_a_replica_that_somebody_wrote_to(
         source.partitioned("days", {"a": {"x": "a" * 10}, "b": {"x": "b" * 20}})
         source.table("untouched", {"f": "as it was"})
         replicator.dump(source=here.uri, cmroot=str(places["cmroot"]), out=str(places["dump"]), db="sales")
-        replicator.load(str(places["dump"]), target=there.uri, cmroot=str(places["target_cmroot"]))
+        replicator.load(str(places["dump"]), target=there.uri, target_cmroot=str(places["target_cmroot"]))
         (target.home / "orders/f1").write_text("0ne" * 100)  # somebody's job wrote to the wrong cluster
         target.add("days", {"z": {"x": "by mistake"}})
         target.alter("orders", owner_note="mine")

@@ -72,7 +72,7 @@ class Scene:
         out = str(self.here / "dumps" / "west" / "1")
         replicator.dump(source=self.source.uri, cmroot=self.values["cmroot"], db=self.db, out=out, slot="west")
         warehouse, cmroot = self.values["warehouse"], self.values["target_cmroot"]
-        replicator.load(out, target=self.target.uri, warehouse=warehouse, cmroot=cmroot)
+        replicator.load(out, target=self.target.uri, warehouse=warehouse, target_cmroot=cmroot)
 
 
 @pytest.fixture

@@ -280,7 +280,7 @@ def test_the_sources_cmroot_is_not_taken_for_the_targets(tmp_path: Path) -> None
     assert defaults("capture", cmroot="/a", warehouse="/w") == {"cmroot": "/a"}
     assert defaults("load", cmroot="/a", warehouse="/w") == {"warehouse": "/w"}
     assert defaults("capture", target_cmroot="/b") == {}
-    assert defaults("load", target_cmroot="/b") == {"cmroot": "/b"}
+    assert defaults("load", target_cmroot="/b") == {"target_cmroot": "/b"}
 
 
 # ---- values -------------------------------------------------------------------------------------------------------

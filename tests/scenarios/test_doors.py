@@ -101,7 +101,7 @@ def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(s
         replicator.verify(**given | {"target": story.source_uri})
     with pytest.raises(UsageError, match="remember"):
         replicator.verify(**given, sample=1)
-    left = [replicator.verify(**given, sample=1, cmroot=str(story.target_cmroot)).never for _ in range(2)]
+    left = [replicator.verify(**given, sample=1, target_cmroot=str(story.target_cmroot)).never for _ in range(2)]
     assert left == [1, 0]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import Session, cmroot_option, engine_options, json_option, pass_session
+from replicator.cli.options import Session, engine_options, json_option, pass_session, root_option
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
 from replicator.commands.cm.kept import cm_find, cm_ls, cm_restore
 from replicator.pitr.files import FoundList
@@ -23,7 +23,7 @@ limit_option = click.option(
 
 
 @click.command()
-@cmroot_option
+@root_option
 @click.option("--table", default="", metavar="DB.TABLE", help="Only files whose last table is this one.")
 @click.option(
     "--needed-by",
@@ -86,7 +86,7 @@ def _counted(count: dict[str, int]) -> str:
 
 
 @click.command()
-@cmroot_option
+@root_option
 @click.option("--path", default="", metavar="PLACE", help="A file, or a directory above it, by its path at that time.")
 @click.option(
     "--table", default="", metavar="DB.TABLE[/PARTITION]", help="A table by its name at that time, or one partition."
@@ -139,7 +139,7 @@ def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
 
 @click.command()
 @click.argument("what", metavar="PATH_OR_CHECKSUM")
-@cmroot_option
+@root_option
 @click.option("--at", metavar="X", help="The file's state at an event, a time (UTC), or the end of a dump.")
 @click.option("--to", metavar="PLACE", help="The file to write; default: its original path.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.options import Session, cmroot_option, engine_options, json_option, pass_session
+from replicator.cli.options import Session, engine_options, json_option, pass_session, root_option
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
 from replicator.commands.cm.pins import cm_hold, cm_release, cm_slots, cm_slots_confirm, cm_slots_create, cm_slots_drop
 from replicator.pitr.pins import PinList, Pinned
@@ -28,13 +28,11 @@ def _root_option(command: F) -> F:
             raise click.MissingParameter(ctx=context, param=parameter)
         return value if value is not None else str(above)
 
-    return click.option("--cmroot", metavar="PLACE", callback=given, help="The source's change-management root.")(
-        command
-    )
+    return click.option("--cmroot", metavar="PLACE", callback=given, help="The change-management root.")(command)
 
 
 @click.group(invoke_without_command=True)
-@click.option("--cmroot", metavar="PLACE", help="The source's change-management root.")
+@click.option("--cmroot", metavar="PLACE", help="The change-management root.")
 @click.option("--no-held", is_flag=True, help="Do not compute the retained size of each, which reads the whole log.")
 @engine_options
 @json_option
@@ -155,7 +153,7 @@ def drop(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @click.command()
 @click.argument("name")
-@cmroot_option
+@root_option
 @at_option
 @click.option("--reason", default="", metavar="TEXT", help="Reason of the hold.")
 @json_option
@@ -175,7 +173,7 @@ def hold(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @click.command()
 @click.argument("name")
-@cmroot_option
+@root_option
 @click.option("--dump", is_flag=True, help="NAME is the id of a dump that will not be loaded any more.")
 @json_option
 @pass_session

@@ -11,11 +11,11 @@ from replicator.cli.cm.kept import limit_option
 from replicator.cli.options import (
     Duration,
     Session,
-    cmroot_option,
     dry_run_option,
     engine_options,
     json_option,
     pass_session,
+    root_option,
 )
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, took
 from replicator.commands.cm.upkeep import cm_check, cm_compact, cm_expire
@@ -35,7 +35,7 @@ wait_option = click.option(
 
 
 @click.command()
-@cmroot_option
+@root_option
 @click.option("--no-bytes", is_flag=True, help="Compare names and sizes only; do not read the kept files.")
 @limit_option
 @engine_options
@@ -88,7 +88,7 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
 
 
 @click.command()
-@cmroot_option
+@root_option
 @wait_option
 @dry_run_option
 @json_option
@@ -134,7 +134,7 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
 
 
 @click.command()
-@cmroot_option
+@root_option
 @click.option(
     "--older-than",
     type=Duration(),

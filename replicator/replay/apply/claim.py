@@ -78,7 +78,8 @@ class Claims:
         if alive is None and not self.take_over:
             raise LeaseHeld(
                 f"{who}, which cannot be asked from here whether it still is",
-                hint=f"look on {other.host}; when it runs no more, load with --take-over, or --cmroot {other.root}",
+                hint=f"look on {other.host}; when it runs no more, load with --take-over, or with "
+                f"--target-cmroot {other.root}",
             )
         if alive is False:
             _end(other)
