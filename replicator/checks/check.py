@@ -26,9 +26,9 @@ from replicator.events.reach import newest_event, read_reach
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 from replicator.metastore.thrift import ThriftMetastore
+from replicator.policies.direction import Pair, former_replicas, runs_in_reverse, survey
 from replicator.policies.memory import History, Memory
 from replicator.policies.status import Status, status
-from replicator.policies.way import Pair, former_replicas, runs_backwards, survey
 from replicator.replay.plan.target import default_warehouse
 
 SAMPLE = 200  # tables of a database whose locations are looked at
@@ -58,7 +58,7 @@ class Checked(Report):
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Direction:
     """Who is replicated to whom now, as `sync.way` would have it; but no root is made here. `pairs`: in this direction;
     `named`: as the policy names them."""
 
@@ -81,34 +81,34 @@ def check(
     """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its URI."""
     began = clocks.monotonic()
     run = _Check(policy, clock, room)
-    way = None
+    direction = None
     with ExitStack() as stack:
         source = run.reach("source", policy.source, connect, stack)
         target = run.reach("target", policy.target, connect, stack)
         if source and target:
-            way = run.scope(source, target)
+            direction = run.scope(source, target)
             run.sides(source, target)
-        if way:
-            run.progress(way)
+        if direction:
+            run.progress(direction)
         if source:
             run.overlaps(source, others, connect)
         run.runs()
-        run.places(way, target)
+        run.places(direction, target)
     status = worst(each.health for each in run.findings)
-    backwards = way is not None and way.backwards
+    backwards = direction is not None and direction.backwards
     seconds = round(clocks.monotonic() - began, 3)
     return Checked(policy.name, status, backwards, run.findings, run.not_replicated, seconds)
 
 
-def _way(policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair]) -> _Way:
+def _direction(policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair]) -> _Direction:
     try:
-        backwards = runs_backwards([pair for pair in pairs if pair.matches])
+        backwards = runs_in_reverse([pair for pair in pairs if pair.matches])
     except FormatError:  # a finding of its own
         backwards = False
     if not backwards:
-        return _Way(source, target, policy.cmroot, pairs, pairs, backwards)
+        return _Direction(source, target, policy.cmroot, pairs, pairs, backwards)
     turned = [Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs]
-    return _Way(target, source, policy.target_cmroot, turned, pairs, backwards)
+    return _Direction(target, source, policy.target_cmroot, turned, pairs, backwards)
 
 
 class _Check:
@@ -138,7 +138,7 @@ class _Check:
             self.findings.append(Finding(side, "critical", *reported(error)))
         return metastore if self.findings[before].health != "critical" else None
 
-    def scope(self, source: MetastoreReader, target: MetastoreReader) -> _Way | None:
+    def scope(self, source: MetastoreReader, target: MetastoreReader) -> _Direction | None:
         """The policy's databases, and the direction in which it runs."""
         try:
             root = standing.root_of(self.policy.target_cmroot)
@@ -151,13 +151,13 @@ class _Check:
         except (Error, OSError) as error:
             self.findings.append(Finding("databases", "unknown", *reported(error)))
             return None
-        way = _way(self.policy, source, target, pairs)
-        if not way.backwards:  # else what left is looked for at the other side
+        direction = _direction(self.policy, source, target, pairs)
+        if not direction.backwards:  # else what left is looked for at the other side
             former = former_replicas(self.policy, target, remembered, pairs)
             self._look("databases", lambda: standing.judge_databases(self.policy, pairs, former))
             self._look("partitions", lambda: standing.judge_filters(self.policy, source))
         self._look("roles", lambda: standing.judge_roles(pairs))
-        return way
+        return direction
 
     def sides(self, source: MetastoreReader, target: MetastoreReader) -> None:
         defaults = metastores.default_database
@@ -172,30 +172,30 @@ class _Check:
                 "ok" if side == "target" else "unknown",  # a target need not keep a log
             )
 
-    def progress(self, way: _Way) -> None:
+    def progress(self, direction: _Direction) -> None:
         """The log, the slot, and the lag, in the direction in which the policy runs now."""
-        self._look("log", lambda: metastores.log_is_on(way.source, way.source.database_names()))
+        self._look("log", lambda: metastores.log_is_on(direction.source, direction.source.database_names()))
         try:
-            root = standing.root_of(way.cmroot)
+            root = standing.root_of(direction.cmroot)
             cursor = standing.captured_event(root)
         except (Error, OSError) as error:
             self.findings.append(Finding("cmroot", "critical", *reported(error)))
             return
         root_id = root.id if root else None
-        self._look("formats", lambda: self._formats(way))
-        self._look("not replicated", lambda: self._lacking(way))
-        if not way.backwards:
-            self._look("replicas", lambda: standing.judge_target(way.pairs, way.target, root_id))
-        self._look("events", lambda: self._reach(way.source, cursor))
-        self._look("slot", lambda: standing.judge_slot(self.policy, root, way.pairs))
-        self._look("lag", lambda: standing.judge_lag(self.policy, list(self._lags(way))))
+        self._look("formats", lambda: self._formats(direction))
+        self._look("not replicated", lambda: self._lacking(direction))
+        if not direction.backwards:
+            self._look("replicas", lambda: standing.judge_target(direction.pairs, direction.target, root_id))
+        self._look("events", lambda: self._reach(direction.source, cursor))
+        self._look("slot", lambda: standing.judge_slot(self.policy, root, direction.pairs))
+        self._look("lag", lambda: standing.judge_lag(self.policy, list(self._lags(direction))))
 
-    def _formats(self, way: _Way) -> list[Finding]:
-        self.not_replicated, unseen = formats.find_left_out(self.policy, way.pairs, way.source)
-        return formats.judge_formats(self.not_replicated, unseen, way.pairs, way.target)
+    def _formats(self, direction: _Direction) -> list[Finding]:
+        self.not_replicated, unseen = formats.find_left_out(self.policy, direction.pairs, direction.source)
+        return formats.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
 
-    def _lacking(self, way: _Way) -> Finding:
-        said = lacking.said_lacking(way.pairs)
+    def _lacking(self, direction: _Direction) -> Finding:
+        said = lacking.said_lacking(direction.pairs)
         left_out = {each.object for each in self.not_replicated}
         self.not_replicated = merged(said, self.not_replicated)
         return lacking.judge_lacking([each for each in said if each.object not in left_out])
@@ -224,10 +224,12 @@ class _Check:
         reach = read_reach(source, cursor)
         return metastores.judge_reach(reach, now=self._clock(), schedule=self.policy.schedule)
 
-    def _lags(self, way: _Way) -> Iterator[Status]:
-        for pair in way.pairs:
+    def _lags(self, direction: _Direction) -> Iterator[Status]:
+        for pair in direction.pairs:
             if pair.position is not None and pair.matches:
-                yield status(way.target, pair.replica, source=way.source, source_db=pair.name, clock=self._clock)
+                yield status(
+                    direction.target, pair.replica, source=direction.source, source_db=pair.name, clock=self._clock
+                )
 
     def overlaps(self, source: MetastoreReader, others: Sequence[Policy], connect: Connect) -> None:
         beside = [other for other in others if same_metastore(other.target, self.policy.target)]
@@ -243,8 +245,8 @@ class _Check:
                 continue  # told as unknown, for the policies that it concerns
         self._look("overlap", lambda: standing.judge_overlaps(self.policy, beside, existing))
 
-    def places(self, way: _Way | None, target: MetastoreReader | None) -> None:
-        written = dict(self._written(way, target))
+    def places(self, direction: _Direction | None, target: MetastoreReader | None) -> None:
+        written = dict(self._written(direction, target))
         probes: list[Probed] = []
         for key, place in written.items():
             root = key in ("cmroot", "target_cmroot")
@@ -253,15 +255,17 @@ class _Check:
             probes += [probed] if probed else []
         self._look("clock stores", lambda: places.judge_store_clocks(probes))
         self._look("room", lambda: places.judge_room(written, self._room))
-        if way is not None:
-            self._look("keeper", lambda: places.judge_keepers(way.cmroot, self._locations(way), self.policy.keeper))
+        if direction is not None:
+            self._look(
+                "keeper", lambda: places.judge_keepers(direction.cmroot, self._locations(direction), self.policy.keeper)
+            )
 
-    def _written(self, way: _Way | None, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
+    def _written(self, direction: _Direction | None, target: MetastoreReader | None) -> Iterator[tuple[str, str]]:
         """The places that runs write to, by their keys; backwards, the warehouse that the data goes back to."""
-        policy, backwards = self.policy, way is not None and way.backwards
+        policy, backwards = self.policy, direction is not None and direction.backwards
         yield from (("cmroot", policy.cmroot), ("target_cmroot", policy.target_cmroot))
         yield "dumps", join(policy.dumps, policy.name)
-        receiver = way.target if way is not None else target
+        receiver = direction.target if direction is not None else target
         if policy.warehouse and not backwards:
             yield "warehouse", policy.warehouse
         elif receiver is not None:
@@ -274,15 +278,15 @@ class _Check:
         for before, after in policy.map_location.items():
             yield f"map_location {before}", before if backwards else after
 
-    def _locations(self, way: _Way) -> list[str]:
+    def _locations(self, direction: _Direction) -> list[str]:
         """Of the databases, and of some tables of each: more would take as long as a capture."""
         patterns = Patterns.parse(self.policy.include, self.policy.exclude)
         found = []
-        for pair in way.pairs:
+        for pair in direction.pairs:
             if pair.here is None or not pair.matches:
                 continue
-            names = [name for name in way.source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
-            tables = [table for table in way.source.tables(pair.name, names) if not table.is_view]
+            names = [name for name in direction.source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
+            tables = [table for table in direction.source.tables(pair.name, names) if not table.is_view]
             found += [table.location for table in tables if table.location]
             found += [pair.here.location] if pair.here.location else []
         return found

@@ -11,7 +11,7 @@ from replicator.core.policy import Policy
 from replicator.core.table_format import AS_THEY_ARE, why_not_replicated
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
-from replicator.policies.way import Pair
+from replicator.policies.direction import Pair
 
 LOOKED_AT = 20_000  # tables of a policy: some 10 s, and who asks waits
 BATCH = 500

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from replicator.checks.finding import Figure, Finding
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
-from replicator.policies.way import Pair
+from replicator.policies.direction import Pair
 
 NAMED = 10
 

@@ -118,11 +118,11 @@ def judge_store_clocks(probes: Iterable[Probed]) -> Finding:
         return Finding("clock stores", "unknown", "no place could be written", "see the rights above")
     figure = Figure("store_clock_ahead", worst.clock_ahead, "s", SKEW.total_seconds())
     if abs(worst.clock_ahead) > SKEW.total_seconds():
-        way = "ahead of" if worst.clock_ahead > 0 else "behind"
+        direction = "ahead of" if worst.clock_ahead > 0 else "behind"
         return Finding(
             "clock stores",
             "warning",
-            f"{worst.place}: {duration_text(abs(worst.clock_ahead))} {way} ours",
+            f"{worst.place}: {duration_text(abs(worst.clock_ahead))} {direction} ours",
             "set this host's clock by NTP: leases on object stores rely on clocks that differ by no more than "
             f"{SKEW.total_seconds():.0f} s",
             (figure,),

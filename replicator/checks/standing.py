@@ -14,9 +14,9 @@ from replicator.core.policy import Policy, overlaps, same_metastore
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore.client import MetastoreReader
+from replicator.policies.direction import Pair
 from replicator.policies.memory import History, RoleChange
 from replicator.policies.status import Status
-from replicator.policies.way import Pair
 from replicator.text.quantity import count_text, duration_text
 
 PERIODS_WARNING, PERIODS_CRITICAL = 2, 4  # schedules without a run that succeeded

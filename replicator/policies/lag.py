@@ -24,9 +24,9 @@ from replicator.dumps.selection import Entering, Selection
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.events.reach import read_reach
 from replicator.metastore.client import MetastoreReader
+from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, survey
 from replicator.policies.memory import History, Memory, RememberedScope, Run
 from replicator.policies.verifying import reported
-from replicator.policies.way import Pair, patterns_of, runs_backwards, survey
 from replicator.replay.places.replica import LAST_ID
 from replicator.text.quantity import duration_text
 
@@ -128,7 +128,7 @@ def lag(
     here, there = _answering("source", source, report), _answering("target", target, report)
     pairs = survey(policy, here, there, remembered if report.unreachable else None)
     last = history.last_done if history else None
-    report.reverse = runs_backwards(pairs)
+    report.reverse = runs_in_reverse(pairs)
     if here is None and not report.reverse and last:
         report.reverse = last.reverse
     roles = _roles(pairs, here, there)

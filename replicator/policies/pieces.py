@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replicator.compare.repair import REPAIR
-from replicator.policies.way import Pair
+from replicator.policies.direction import Pair
 
 
 @dataclass(frozen=True)

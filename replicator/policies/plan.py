@@ -146,13 +146,13 @@ def make(
     with kept.memory.lease("plan"):
         refuse_role_change(kept.memory, options)
         remembered = kept.memory.read_scope()
-        way = look(policy, source, target, remembered, others)
-        steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
+        direction = look(policy, source, target, remembered, others)
+        steps = Steps(direction, options, engines=engines, progress=progress, clock=clock)
         epochs = steps.roles()
         steps.forget_checkpoints()
         steps.warnings += [
             f"the load of dump {id} has begun and not ended: this plan holds the same and more"
-            for id in sorted({pair.loading for pair in way.matching if pair.loading})
+            for id in sorted({pair.loading for pair in direction.matching if pair.loading})
         ]
         captured = steps.capture()
         work = steps.decide(remembered)
@@ -167,13 +167,13 @@ def make(
         cost = Cost()
         for each in loads:
             cost = cost.plus(each.cost)
-        steps.way = look(policy, source, target, remembered, others)  # with the roles that it gave
+        steps.direction = look(policy, source, target, remembered, others)  # with the roles that it gave
         return SyncPlan(
             id=uuid.uuid4().hex[:12],
             policy=policy.name,
             policy_digest=_digest(_keys(policy)),
             made=iso(clock()),
-            reverse=way.reverse,
+            reverse=direction.reverse,
             adopt=options.adopt,
             drop_left=options.drop_left,
             roles=_roles(steps),
@@ -212,9 +212,9 @@ def apply(
         refuse_role_change(kept.memory, options)
         sweep(kept, clock)
         remembered = kept.memory.read_scope()
-        way = look(policy, source, target, remembered, others)
-        report.reverse = way.reverse
-        steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
+        direction = look(policy, source, target, remembered, others)
+        report.reverse = direction.reverse
+        steps = Steps(direction, options, engines=engines, progress=progress, clock=clock)
         work = steps.decide(remembered)
         leaving = leavings(steps, work)
         with report.timed("compare"):
@@ -230,11 +230,11 @@ def apply(
         report.not_replicated = merged(plan.not_replicated, report.not_replicated)
         steps.confirm(plan.position)
         leave(steps, leaving, report)
-        remember_scope(kept.memory, way, work, remembered, report, clock)
+        remember_scope(kept.memory, direction, work, remembered, report, clock)
         tidy(steps, kept, report, clock)
-        report.lag_seconds = behind(way.source, report.to_event, clock)
+        report.lag_seconds = behind(direction.source, report.to_event, clock)
         report.warnings = list(dict.fromkeys(steps.warnings))
-        report.databases = [pair.name for pair in way.matching]
+        report.databases = [pair.name for pair in direction.matching]
         report.status = INCOMPLETE if report.not_replicated else "synced" if report.moved else "nothing"
         report.seconds = round(clocks.monotonic() - began, 3)
     return report
@@ -245,14 +245,14 @@ def apply(
 
 def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
     reader = DumpReader(place)
-    metadata, way = reader.metadata, steps.way
-    plan = plan_load(reader, way.target, steps.load_options(reader))
+    metadata, direction = reader.metadata, steps.direction
+    plan = plan_load(reader, direction.target, steps.load_options(reader))
     described = describe(plan, reader)
-    roots = Roots(source=way.root.place, target=way.target_root.place)
-    bill = price(plan, reader, way.target, roots, engine=steps.engines, progress=steps.progress)
+    roots = Roots(source=direction.root.place, target=direction.target_root.place)
+    bill = price(plan, reader, direction.target, roots, engine=steps.engines, progress=steps.progress)
     if steps.options.brake and (refusal := excess(plan, bill.weight, steps.options.brake)):
         steps.warnings.append(f"the load would be refused: {refusal.message}; {refusal.hint}")
-    checkpoints = {pair.replica: pair.position for pair in way.pairs if pair.name in metadata.scope.databases}
+    checkpoints = {pair.replica: pair.position for pair in direction.pairs if pair.name in metadata.scope.databases}
     changes = {key: value for key, value in described.items() if value and key not in _NO_CHANGES}
     names = (
         "create_databases",
@@ -308,7 +308,7 @@ def _compare(plan: SyncPlan, steps: Steps, leaving: Sequence[Leaving]) -> list[P
     moved = []
     if plan.policy_digest != _digest(_keys(steps.policy)):
         moved.append("the policy was edited")
-    if plan.reverse != steps.way.reverse:
+    if plan.reverse != steps.direction.reverse:
         moved.append("source and target have turned round")
     roles = _roles(steps)
     moved += [
@@ -318,7 +318,7 @@ def _compare(plan: SyncPlan, steps: Steps, leaving: Sequence[Leaving]) -> list[P
     ]
     waiting = []
     for each in plan.loads if not moved else ():
-        pairs = [pair for pair in steps.way.pairs if pair.name in each.databases]
+        pairs = [pair for pair in steps.direction.pairs if pair.name in each.databases]
         if all(pair.position == each.to_position and not pair.loading for pair in pairs):
             continue  # loaded by an apply that was killed later
         waiting.append(each)
@@ -337,7 +337,7 @@ def _compare(plan: SyncPlan, steps: Steps, leaving: Sequence[Leaving]) -> list[P
 
 
 def _moved(planned: PlannedLoad, steps: Steps) -> list[str]:
-    now = {pair.replica: pair.position for pair in steps.way.pairs if pair.name in planned.databases}
+    now = {pair.replica: pair.position for pair in steps.direction.pairs if pair.name in planned.databases}
     positions = [
         f"{db} is at position {now.get(db)}, was at {position}"
         for db, position in planned.checkpoints.items()
@@ -369,7 +369,7 @@ def _made_by(plan: SyncPlan, steps: Steps, name: str) -> bool:
     ours = {load.id: load for load in plan.loads}
     return side == "target" and any(
         pair.replica == db and (pair.loading in ours or _loaded(pair.position, pair.name, plan))
-        for pair in steps.way.pairs
+        for pair in steps.direction.pairs
     )
 
 
@@ -379,7 +379,7 @@ def _loaded(position: int | None, db: str, plan: SyncPlan) -> bool:
 
 def _roles(steps: Steps) -> dict[str, str]:
     found = {}
-    for pair in steps.way.matching:
+    for pair in steps.direction.matching:
         if pair.here is not None:
             found[f"source {pair.name}"] = str(pair.here_mark)
         if pair.there is not None:

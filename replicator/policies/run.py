@@ -26,12 +26,12 @@ from replicator.dumps.dump import Dumped
 from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
 from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.policies.direction import Direction, find_direction
 from replicator.policies.leaving import Leaving, drop, plan_database, plan_tables
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.pieces import Piece, Work
 from replicator.policies.steps import Steps, SyncOptions, scope_of
 from replicator.policies.verifying import Beside, compare_some, reported
-from replicator.policies.way import Way, find_way
 from replicator.replay.apply.load import Loaded
 
 REMEMBERED = 1000  # of what was not replicated, in the record of a run
@@ -168,12 +168,12 @@ def run_once(
             refuse_role_change(kept.memory, options)
             sweep(kept, clock)
             remembered = kept.memory.read_scope()
-            way = look(policy, source, target, remembered, others)
-            report.reverse = way.reverse
-            steps = Steps(way, options, engines=engines, progress=progress, clock=clock)
+            direction = look(policy, source, target, remembered, others)
+            report.reverse = direction.reverse
+            steps = Steps(direction, options, engines=engines, progress=progress, clock=clock)
             epochs = steps.roles()
             steps.forget_checkpoints()
-        way = _finish(steps, report, lambda: look(policy, source, target, remembered, others))
+        direction = _finish(steps, report, lambda: look(policy, source, target, remembered, others))
         with report.timed("capture"):
             captured = steps.capture()
             report.scan_seconds, report.compare_seconds = captured.scan_seconds, captured.compare_seconds
@@ -187,12 +187,12 @@ def run_once(
         steps.advance(work, Point(captured.position, captured.through_event, 0))
         steps.confirm(report.position)
         leave(steps, leavings(steps, work), report)
-        remember_scope(kept.memory, way, work, remembered, report, clock)
+        remember_scope(kept.memory, direction, work, remembered, report, clock)
         tidy(steps, kept, report, clock)
-        report.lag_seconds = behind(way.source, report.to_event, clock)
+        report.lag_seconds = behind(direction.source, report.to_event, clock)
         verify(steps, kept, report)
         report.warnings = list(dict.fromkeys(steps.warnings))
-        report.databases = [pair.name for pair in way.matching]
+        report.databases = [pair.name for pair in direction.matching]
         if report.moved:
             report.status = "synced"
         if report.not_replicated:
@@ -206,15 +206,15 @@ def run_once(
 
 def look(
     policy: Policy, source: Metastore, target: Metastore, remembered: RememberedScope | None, others: Sequence[Policy]
-) -> Way:
+) -> Direction:
     """Which way the policy runs, and what both sides have. Raises ConfigError where another policy writes the same."""
-    way = find_way(policy, source, target, remembered)
+    direction = find_direction(policy, source, target, remembered)
     beside = [each for each in others if each.name != policy.name and same_metastore(each.target, policy.target)]
     if beside:
-        names = {policy.source: [pair.known_as for pair in way.matching]}
+        names = {policy.source: [pair.known_as for pair in direction.matching]}
         for other in beside:
             refuse_overlaps([policy, other], names)
-    return way
+    return direction
 
 
 def refuse_role_change(memory: Memory, options: SyncOptions) -> None:
@@ -227,7 +227,7 @@ def refuse_role_change(memory: Memory, options: SyncOptions) -> None:
         )
 
 
-def _finish(steps: Steps, report: SyncRun, again: Callable[[], Way]) -> Way:
+def _finish(steps: Steps, report: SyncRun, again: Callable[[], Direction]) -> Direction:
     """Ends what a killed run had begun to load; what the target has is read again then."""
     with report.timed("finish"):
         finished = steps.finish_interrupted()
@@ -235,8 +235,8 @@ def _finish(steps: Steps, report: SyncRun, again: Callable[[], Way]) -> Way:
         report.add(loaded)
         report.kind = "bootstrap" if loaded.kind == "bootstrap" else "incremental"
     if finished:
-        steps.way = again()
-    return steps.way
+        steps.direction = again()
+    return steps.direction
 
 
 def _replicate(steps: Steps, work: Work, epochs: dict[str, int], report: SyncRun) -> list[int]:
@@ -272,13 +272,15 @@ def _dump_and_load(steps: Steps, piece: Piece, epochs: dict[str, int], report: S
 
 def leavings(steps: Steps, work: Work) -> list[Leaving]:
     """What left the policy's scope, as it would be dropped; raises Refused for what roles protect."""
-    way = steps.way
-    gone = [*work.left, *work.lost, *way.renamed]
-    found = [plan_database(way.target, pair.replica, way.root.id) for pair in gone]
+    direction = steps.direction
+    gone = [*work.left, *work.lost, *direction.renamed]
+    found = [plan_database(direction.target, pair.replica, direction.root.id) for pair in gone]
     if work.rescoped or steps.options.drop_left:
-        for pair in way.matching:
+        for pair in direction.matching:
             if pair not in gone and pair.there is not None:
-                found.append(plan_tables(way.target, pair.replica, pair.name, way.patterns, way.root.id))
+                found.append(
+                    plan_tables(direction.target, pair.replica, pair.name, direction.patterns, direction.root.id)
+                )
     return [each for each in found if not each.empty]
 
 
@@ -287,7 +289,11 @@ def leave(steps: Steps, leaving: Sequence[Leaving], report: SyncRun) -> None:
     if leaving and steps.options.drop_left:
         with report.timed("leave"):
             report.files_removed += drop(
-                leaving, steps.way.target, steps.way.target_root, engine=steps.engines, jobs=steps.options.jobs
+                leaving,
+                steps.direction.target,
+                steps.direction.target_root,
+                engine=steps.engines,
+                jobs=steps.options.jobs,
             )
         report.dropped = [name for each in leaving for name in each.names]
         for each in leaving:
@@ -321,7 +327,7 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
 def tidy(steps: Steps, kept: Remembering, report: SyncRun, clock: Callable[[], float]) -> None:
     report.not_replicated = merged(steps.sweep_superseded(), report.not_replicated)
     if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
-        steps.dumps.tidy(steps.way.root, steps.policy.retention, clock=clock)
+        steps.dumps.tidy(steps.direction.root, steps.policy.retention, clock=clock)
         kept.memory.prune_runs(steps.policy.retention, now=clock)
         kept.tidied = clocks.monotonic()
 
@@ -344,17 +350,24 @@ def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
 
 
 def remember_scope(
-    memory: Memory, way: Way, work: Work, before: RememberedScope | None, report: SyncRun, clock: Callable[[], float]
+    memory: Memory,
+    direction: Direction,
+    work: Work,
+    before: RememberedScope | None,
+    report: SyncRun,
+    clock: Callable[[], float],
 ) -> None:
     """What left stays remembered until it is dropped, as nothing else tells that it was the policy's. A name that was
     given up is remembered once what has the new one is there, so a run that fails before that changes nothing."""
-    now = scope_of(way, iso(clock()))
+    now = scope_of(direction, iso(clock()))
     staying = {pair.known_as: pair for pair in [*work.left, *work.lost] if pair.replica in report.left}
     databases = now.databases | {
-        name: way.policy.target_name(name) if pair.matches else (before.databases[name] if before else pair.replica)
+        name: direction.policy.target_name(name)
+        if pair.matches
+        else (before.databases[name] if before else pair.replica)
         for name, pair in staying.items()
     }
-    former = {pair.replica: pair.name for pair in way.renamed if pair.replica in report.left}
+    former = {pair.replica: pair.name for pair in direction.renamed if pair.replica in report.left}
     now = msgspec.structs.replace(now, databases=databases, former=former)
     if before is None or msgspec.structs.replace(now, recorded=before.recorded) != before:
         memory.write_scope(now)

@@ -38,11 +38,11 @@ from replicator.dumps.signing import Keys, read_keys
 from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
 from replicator.metastore.client import Metastore
+from replicator.policies.direction import Direction, Pair
 from replicator.policies.dumps import PolicyDumps, new_dump_id
 from replicator.policies.memory import RememberedScope
 from replicator.policies.pieces import Piece, Work, decide
 from replicator.policies.roles import epochs_to_dump, establish
-from replicator.policies.way import Pair, Way
 from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
@@ -82,11 +82,23 @@ class Steps:
     """One run at work on a policy with a direction. `warnings`: what a person should know of it."""
 
     def __init__(
-        self, way: Way, options: SyncOptions, *, engines: AutoEngine, progress: Progress, clock: Callable[[], float]
+        self,
+        direction: Direction,
+        options: SyncOptions,
+        *,
+        engines: AutoEngine,
+        progress: Progress,
+        clock: Callable[[], float],
     ) -> None:
-        self.way, self.options, self.engines, self.progress, self.clock = way, options, engines, progress, clock
-        self.policy = way.policy
-        self.dumps = PolicyDumps(way.policy.dumps, way.policy.name)
+        self.direction, self.options, self.engines, self.progress, self.clock = (
+            direction,
+            options,
+            engines,
+            progress,
+            clock,
+        )
+        self.policy = direction.policy
+        self.dumps = PolicyDumps(direction.policy.dumps, direction.policy.name)
         self.warnings: list[str] = []
 
     # ---- before ---------------------------------------------------------------------------------------------------
@@ -94,9 +106,9 @@ class Steps:
     def roles(self) -> dict[str, int]:
         """The epochs of the source's databases; those that are nobody's become primary. Raises Refused where roles
         forbid the direction."""
-        pairs = self.way.matching
+        pairs = self.direction.matching
         if self.options.draining:
-            return epochs_to_dump(self.way.source, [pair.name for pair in pairs if pair.here], draining=True)
+            return epochs_to_dump(self.direction.source, [pair.name for pair in pairs if pair.here], draining=True)
         settled = all(
             pair.here is not None
             and pair.here_mark.role is Role.PRIMARY
@@ -107,33 +119,35 @@ class Steps:
         if settled:
             return {pair.name: pair.here_mark.epoch for pair in pairs}
         names = [(pair.name, pair.replica) for pair in pairs]
-        return establish(self.way.source, self.way.target, names, settle=NO_WAIT)  # the policy's lease excludes others
+        return establish(
+            self.direction.source, self.direction.target, names, settle=NO_WAIT
+        )  # the policy's lease excludes others
 
     def forget_checkpoints(self) -> None:
         """A primary that was a replica has a checkpoint from then. When it is a replica again, that must not be taken
         for a state it is in: its own writers have changed it since."""
-        for pair in self.way.matching:
+        for pair in self.direction.matching:
             if pair.here is None or not pair.here.parameters.keys() & CHECKPOINT or self.options.draining:
                 continue
-            here = self.way.source.database(pair.name)
+            here = self.direction.source.database(pair.name)
             if mark_of(here.parameters, pair.name).role is Role.PRIMARY:
                 kept = {key: value for key, value in here.parameters.items() if key not in CHECKPOINT}
-                self.way.source.alter_database(pair.name, msgspec.structs.replace(here, parameters=kept))
+                self.direction.source.alter_database(pair.name, msgspec.structs.replace(here, parameters=kept))
 
     def capture(self) -> Captured:
         """Lost events are made up for by comparing everything that is captured."""
-        there = [pair.name for pair in self.way.matching if pair.here is not None]
-        if not there and not segments(self.way.root.place):
+        there = [pair.name for pair in self.direction.matching if pair.here is not None]
+        if not there and not segments(self.direction.root.place):
             raise ObjectNotFound(
-                f"policy {self.policy.name}: no database of {self.way.source.uri} matches "
+                f"policy {self.policy.name}: no database of {self.direction.source.uri} matches "
                 f"{', '.join(self.policy.databases)}",
                 hint="patterns match whole names of databases; see `databases` in docs/policies.md",
             )
 
         def once() -> Captured:
             return capture(
-                self.way.source,
-                self.way.root,
+                self.direction.source,
+                self.direction.root,
                 databases=there,
                 scan=self.options.scan,
                 compare=self.options.compare,
@@ -154,7 +168,7 @@ class Steps:
         """Tables of the policy that no run replicates, for their format."""
         if self.policy.formats == AS_THEY_ARE:
             return []
-        names, patterns = {pair.name for pair in self.way.matching}, self.way.patterns
+        names, patterns = {pair.name for pair in self.direction.matching}, self.direction.patterns
         found = []
         for name, reason in captured.formats.items():
             db, _, table = name.partition(".")
@@ -164,7 +178,7 @@ class Steps:
 
     def concerning(self, things: Iterable[NotReplicated]) -> list[NotReplicated]:
         """What of all that a capture did not see is the policy's."""
-        selection = Selection(tuple(pair.name for pair in self.way.matching), self.way.patterns)
+        selection = Selection(tuple(pair.name for pair in self.direction.matching), self.direction.patterns)
         found = []
         for each in things:
             db, _, table = each.object.partition(".")
@@ -174,15 +188,15 @@ class Steps:
 
     def decide(self, remembered: RememberedScope | None) -> Work:
         """What is to be dumped; ranges of the log that hold nothing of a piece's databases make no dump."""
-        log = segments(self.way.root.place)
+        log = segments(self.direction.root.place)
         end = resolve_until(log, None).position
         work = decide(
-            self.way.pairs,
-            root_id=self.way.root.id,
+            self.direction.pairs,
+            root_id=self.direction.root.id,
             first=log[0].first,
             end=end,
             remembered=remembered.databases if remembered else {},
-            rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.way, "")),
+            rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.direction, "")),
             narrower=self._narrower(),
         )
         pieces = []
@@ -196,21 +210,21 @@ class Steps:
     def _narrower(self) -> set[str]:
         """Databases whose replicas came to their checkpoints with less than the policy replicates: somebody loaded a
         dump of some tables there."""
-        scope = layout_scope((), self.way.patterns)
+        scope = layout_scope((), self.direction.patterns)
         return {
             pair.name
-            for pair in self.way.matching
+            for pair in self.direction.matching
             if pair.there and not covers(pair.there.parameters.get(SCOPE), reached(scope, pair.name))
         }
 
     def _loading(self, piece: Piece) -> bool:
-        return any(pair.loading for pair in self.way.pairs if pair.name in piece.databases)
+        return any(pair.loading for pair in self.direction.pairs if pair.name in piece.databases)
 
     # ---- dump and load --------------------------------------------------------------------------------------------
 
     def dump(self, piece: Piece, epochs: dict[str, int], *, slot: str = "") -> Dumped:
         """Writes a piece's dump into a directory of its own."""
-        root, id = self.way.root, new_dump_id(self.clock)
+        root, id = self.direction.root, new_dump_id(self.clock)
         log = segments(root.place)
         begin = None if piece.begin is None else _point(log, piece.begin)
         out = self.dumps.place_of(resolve_until(log, None).event, id)
@@ -219,9 +233,9 @@ class Steps:
             return write_dump(
                 root,
                 out,
-                source=self.way.source.uri,
+                source=self.direction.source.uri,
                 databases=piece.databases,
-                patterns=self.way.patterns,
+                patterns=self.direction.patterns,
                 since=begin,
                 slot="" if piece.bootstrap else slot,
                 id=id,
@@ -238,11 +252,11 @@ class Steps:
     def load(self, place: str) -> Loaded:
         """Replays one dump of the policy's; its pin in the source's root is not needed any more then."""
         options = self.load_options(DumpReader(place))
-        target, engines, progress = self.way.target, self.engines, self.progress
+        target, engines, progress = self.direction.target, self.engines, self.progress
         loaded = patiently(
             lambda: load(place, target, options, engine=engines, progress=progress), self.options.patience
         )
-        unpin_dump(self.way.root.place, DumpReader(place).metadata.id)
+        unpin_dump(self.direction.root.place, DumpReader(place).metadata.id)
         self.warnings += loaded.warnings
         return loaded
 
@@ -255,16 +269,16 @@ class Steps:
         """A bootstrap keeps what the target has and what is equal; what replication did not make, only with consent, or
         where turned roles say that the side is a replica now."""
         bootstrap, names = reader.metadata.kind != INCREMENTAL, reader.metadata.scope.databases
-        turned = all(pair.there is None or pair.turned for pair in self.way.pairs if pair.name in names)
+        turned = all(pair.there is None or pair.turned for pair in self.direction.pairs if pair.name in names)
         return LoadOptions(
-            warehouse=self.way.warehouse,
-            cmroot=self.way.target_root.place,
-            rename=self.way.renames(names),
-            map_locations=self.way.map_locations,
-            external=self.way.external,
+            warehouse=self.direction.warehouse,
+            cmroot=self.direction.target_root.place,
+            rename=self.direction.renames(names),
+            map_locations=self.direction.map_locations,
+            external=self.direction.external,
             overwrite=bootstrap and (self.options.adopt or turned),
             jobs=self.options.jobs,
-            source_root=self.way.root.place,
+            source_root=self.direction.root.place,
             by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
             shared_external=self.policy.external == METADATA,
             publish=self.policy.publish,
@@ -276,8 +290,11 @@ class Steps:
     def sweep_superseded(self) -> list[NotReplicated]:
         """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over; backwards also
         what was replaced on the policy's own target, before it became the primary. What has to stay."""
-        way, stays = self.way, Stays()
-        sides = [(way.target_root.place, way.target), *([(way.root.place, way.source)] if way.reverse else [])]
+        direction, stays = self.direction, Stays()
+        sides = [
+            (direction.target_root.place, direction.target),
+            *([(direction.root.place, direction.source)] if direction.reverse else []),
+        ]
         for root, side in sides:
 
             def once(root: str = root, side: Metastore = side) -> Swept:
@@ -287,14 +304,16 @@ class Steps:
 
             if has_superseded(root):
                 swept = patiently(once, self.options.patience)
-                self.warnings += stays.add_held(swept.held, swept.whose, way.root.id)
-        return stays.not_replicated({pair.name: pair.replica for pair in way.pairs})
+                self.warnings += stays.add_held(swept.held, swept.whose, direction.root.id)
+        return stays.not_replicated({pair.name: pair.replica for pair in direction.pairs})
 
     def finish_interrupted(self) -> list[Loaded]:
         """Loads that a killed run has begun are ended with their own dumps: what was copied is not copied again. Where
         that fails, the run makes a new dump from the checkpoint, which holds the same and more."""
         done = []
-        for id in dict.fromkeys(pair.loading for pair in self.way.matching if pair.made_from == self.way.root.id):
+        for id in dict.fromkeys(
+            pair.loading for pair in self.direction.matching if pair.made_from == self.direction.root.id
+        ):
             place = self.dumps.find(id) if id and not id.startswith(REPAIR) else None
             if place is None:
                 continue
@@ -314,8 +333,8 @@ class Steps:
             return
 
         def once() -> None:
-            with acquire(self.way.target_root.place, "move checkpoints") as lease:
-                for pair in self.way.pairs:
+            with acquire(self.direction.target_root.place, "move checkpoints") as lease:
+                for pair in self.direction.pairs:
                     if pair.name in chosen and pair.there is not None:
                         lease.check()
                         self._advance(pair, chosen[pair.name], end)
@@ -323,23 +342,23 @@ class Steps:
         patiently(once, self.options.patience)
 
     def _advance(self, pair: Pair, begin: int | None, end: Point) -> None:
-        there = self.way.target.database(pair.replica)
+        there = self.direction.target.database(pair.replica)
         label = f"database {pair.replica} of the target"
         may_load_into(label, mark_of(there.parameters, label))
         if there.parameters.get(POSITION) == str(begin) and not there.parameters.get(LOADING):
-            mark = Mark(end.event, end.position, self.way.root.id).parameters()
+            mark = Mark(end.event, end.position, self.direction.root.id).parameters()
             lacking = [each for each in from_property(there.parameters.get(PROPERTY), pair.name) if not each.unknown]
-            seen = sight_at(segments(self.way.root.place), end.position).unseen
+            seen = sight_at(segments(self.direction.root.place), end.position).unseen
             lacking += self.concerning(each.reported() for each in seen if each.db == pair.name)
             parameters = with_property(there.parameters | mark, lacking)
             moved = msgspec.structs.replace(there, parameters=parameters)
-            self.way.target.alter_database(pair.replica, moved)
+            self.direction.target.alter_database(pair.replica, moved)
 
     # ---- the slot -------------------------------------------------------------------------------------------------
 
     def protect(self, work: Work) -> None:
         """Before anything is dumped: the policy's slot is there, and behind nothing that a piece begins at."""
-        root, name = self.way.root.place, self.policy.slot
+        root, name = self.direction.root.place, self.policy.slot
         log = segments(root)
         begins = [piece.begin for piece in work.pieces if piece.begin is not None]
         needs = _point(log, min(begins)) if begins else resolve_until(log, None)
@@ -360,7 +379,7 @@ class Steps:
 
     def confirm(self, position: int) -> None:
         """After the loads: every database of the policy is at this position, or nothing up to it concerns it."""
-        root, name = self.way.root.place, self.policy.slot
+        root, name = self.direction.root.place, self.policy.slot
         slot = find_slot(root, name)
         if slot is not None and slot.given_up:
             return  # the next run that dumps makes a new one
@@ -384,11 +403,11 @@ def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:
     return False
 
 
-def scope_of(way: Way, recorded: str) -> RememberedScope:
+def scope_of(direction: Direction, recorded: str) -> RememberedScope:
     """What the policy replicates now, by its own names."""
-    policy = way.policy
+    policy = direction.policy
     return RememberedScope(
-        databases={pair.known_as: policy.target_name(pair.known_as) for pair in way.matching},
+        databases={pair.known_as: policy.target_name(pair.known_as) for pair in direction.matching},
         include=policy.include,
         exclude=policy.exclude,
         partitions={table: each.text for table, each in policy.partitions.items()},

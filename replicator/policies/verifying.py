@@ -25,9 +25,9 @@ from replicator.core.policy import Policy
 from replicator.core.progress import Progress
 from replicator.errors import LeaseHeld, ObjectNotFound
 from replicator.metastore.client import Metastore
+from replicator.policies.direction import Pair, find_direction
 from replicator.policies.memory import Compared, Memory, iso
 from replicator.policies.steps import Steps, SyncOptions
-from replicator.policies.way import Pair, find_way
 
 SHARE = 5  # beside --follow, verifying may take one part in so many of the time
 NAMED = 20  # tables in a warning
@@ -38,24 +38,28 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
     """Compares as much as the policy's budget says; None where it has no budget, there is no complete replica, or
     another process is comparing. `steps`: of the run, or of a way that was looked up for this. enough: asked before
     each table or hundred, whether to end early. Safe to run twice, and beside a run."""
-    way, budget = steps.way, steps.policy.verify
-    ready = {pair.name: pair.position for pair in _replicas(steps) if _is_complete(pair, way.root.id)} if budget else {}
+    direction, budget = steps.direction, steps.policy.verify
+    ready = (
+        {pair.name: pair.position for pair in _replicas(steps) if _is_complete(pair, direction.root.id)}
+        if budget
+        else {}
+    )
     if budget is None or not ready:
         return None
 
     captured: list[Captured] = []
     scanning = Steps(
-        way, replace(steps.options, scan=True), engines=steps.engines, progress=steps.progress, clock=steps.clock
+        direction, replace(steps.options, scan=True), engines=steps.engines, progress=steps.progress, clock=steps.clock
     )
 
     def changed(db: str, names: Set[str]) -> Set[str]:
         if not captured:  # asked when all is compared: what was written until then
             captured.append(scanning.capture())
-        if not any(pair.name == db and _is_complete(pair, way.root.id) for pair in _replicas(steps)):
+        if not any(pair.name == db and _is_complete(pair, direction.root.id) for pair in _replicas(steps)):
             return names  # a load or a repair is at work there: what was compared may have been half done
         found: set[tuple[str, str]] = set()
         after = ready[db] or 0
-        for segment in segments(way.root.place):
+        for segment in segments(direction.root.place):
             if segment.last > after:
                 for record in read_records(segment, after):
                     found |= touched_names(record.change)
@@ -63,14 +67,14 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
 
     try:
         sampled = verify_sample(
-            way.source,
-            way.target,
+            direction.source,
+            direction.target,
             list(ready),
             Budget(budget.objects, budget.bytes),
             join(memory.place, "verified"),
-            rename=way.renames(ready),
-            map_locations=way.map_locations,
-            patterns=way.patterns,
+            rename=direction.renames(ready),
+            map_locations=direction.map_locations,
+            patterns=direction.patterns,
             formats=steps.policy.formats,
             engine=steps.engines,
             progress=steps.progress,
@@ -98,17 +102,17 @@ def compare_now(
     """As `compare_some`, for who does not run the policy. None, too, while roles are being turned."""
     if memory.unfinished_role_change() is not None:
         return None
-    way = find_way(policy, source, target, memory.read_scope())
-    steps = Steps(way, SyncOptions(), engines=engines, progress=progress, clock=clock)
+    direction = find_direction(policy, source, target, memory.read_scope())
+    steps = Steps(direction, SyncOptions(), engines=engines, progress=progress, clock=clock)
     return compare_some(steps, memory, enough=enough)
 
 
 def _replicas(steps: Steps) -> Iterator[Pair]:
     """The databases that are replicated, with the target's as they are now."""
-    for pair in steps.way.matching:
+    for pair in steps.direction.matching:
         if pair.here is not None:
             try:
-                yield replace(pair, there=steps.way.target.database(pair.replica))
+                yield replace(pair, there=steps.direction.target.database(pair.replica))
             except ObjectNotFound:
                 continue
 

@@ -25,10 +25,10 @@ from replicator.core.roles import Role
 from replicator.dumps.layout import Point
 from replicator.dumps.points import resolve_until
 from replicator.errors import ObjectNotFound, Refused
+from replicator.policies.direction import Direction, Pair, patterns_of
 from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.run import Remembering, run_once
 from replicator.policies.steps import SyncOptions
-from replicator.policies.way import Pair, Way, patterns_of
 from replicator.turnover.failover import LastFailover, last_failover
 from replicator.turnover.role_change import (
     Action,
@@ -73,23 +73,23 @@ def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: b
     with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
         change = unfinished(kept.memory, VERB)
         report = RoleChanged(sides.policy.name, VERB)
-        way = _way(sides, kept.memory, change)
-        _tell(report, way)
-        if change is None and not dry_run and _rejoined(way):
+        direction = _direction(sides, kept.memory, change)
+        _tell(report, direction)
+        if change is None and not dry_run and _rejoined(direction):
             report.status = "nothing"
             return report
         last = _last(sides, kept.memory)
         if change is None:
-            _refuse(way, last)
-            epoch = max(highest_epoch(way.pairs), 1)
+            _refuse(direction, last)
+            epoch = max(highest_epoch(direction.pairs), 1)
         else:
             epoch = change.epoch
-        work = _Failback(sides, options, way.reverse, epoch, last, lease, kept)
+        work = _Failback(sides, options, direction.reverse, epoch, last, lease, kept)
         if dry_run:
             report.status, report.own = "ready", work.own_so_far()
             return report
         if change is None:
-            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
+            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=direction.reverse, clock=sides.clock)
         change = carry_out(kept.memory, change, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
         work.sum_up(change, report)
     report.seconds = round(clocks.monotonic() - began, 3)
@@ -109,11 +109,11 @@ def failback_and_switch(sides: Sides, options: FailbackOptions) -> RoleChanged:
 # ---- who is right -------------------------------------------------------------------------------------------------
 
 
-def _way(sides: Sides, memory: Memory, change: RoleChange | None) -> Way:
+def _direction(sides: Sides, memory: Memory, change: RoleChange | None) -> Direction:
     """From the new primary to the old one. Raises Refused where no side is the primary."""
     if change is not None:
-        return sides.way(memory, reverse=change.reverse)
-    forwards = sides.way(memory, reverse=False)
+        return sides.direction(memory, reverse=change.reverse)
+    forwards = sides.direction(memory, reverse=False)
     here = [pair.here_mark for pair in forwards.matching if pair.here_mark.role is Role.PRIMARY]
     there = [pair.there_mark for pair in forwards.matching if pair.there_mark.role is Role.PRIMARY]
     if not here and not there:
@@ -122,14 +122,14 @@ def _way(sides: Sides, memory: Memory, change: RoleChange | None) -> Way:
             hint=f"if the other side is lost: `replicator failover {sides.policy.name}`",
         )
     newest = max((mark.epoch for mark in here), default=-1), max((mark.epoch for mark in there), default=-1)
-    return sides.way(memory, reverse=newest[1] > newest[0]) if newest[1] > newest[0] else forwards
+    return sides.direction(memory, reverse=newest[1] > newest[0]) if newest[1] > newest[0] else forwards
 
 
-def _rejoined(way: Way) -> bool:
+def _rejoined(direction: Direction) -> bool:
     """Whether the other side is the replica already."""
     return all(
         pair.there_mark.role is Role.REPLICA and pair.position is not None
-        for pair in way.matching
+        for pair in direction.matching
         if pair.here is not None and pair.there is not None
     )
 
@@ -144,29 +144,34 @@ def _last(sides: Sides, memory: Memory) -> LastFailover | None:
     return last if newest <= last.epoch else None
 
 
-def _refuse(way: Way, last: LastFailover | None) -> None:
+def _refuse(direction: Direction, last: LastFailover | None) -> None:
     """Raises Refused where both claim to be the primary and no failover says who is right."""
     wrong = [
-        f"{pair.name} of {way.source.uri} is {pair.here_mark}"
-        for pair in way.matching
+        f"{pair.name} of {direction.source.uri} is {pair.here_mark}"
+        for pair in direction.matching
         if pair.here is not None and pair.here_mark.role is not Role.PRIMARY
     ]
     if wrong:
         raise Refused(
             f"not the primary: {'; '.join(wrong[:5])}", hint="complete the turn that was begun, then run this again"
         )
-    if last is not None and last.reverse == way.reverse and any(p.there_mark.role is Role.PRIMARY for p in way.pairs):
+    if (
+        last is not None
+        and last.reverse == direction.reverse
+        and any(p.there_mark.role is Role.PRIMARY for p in direction.pairs)
+    ):
         raise Refused(
-            f"the last failover made {way.target.uri} the primary, but {way.source.uri} has the higher epoch",
+            f"the last failover made {direction.target.uri} the primary, but {direction.source.uri} has the higher "
+            "epoch",
             hint="`replicator role show` on both sides tells who changed it; `role set` with a higher epoch says who "
             "is right",
         )
 
 
-def _tell(report: RoleChanged, way: Way) -> None:
-    report.primary, report.uri = "target" if way.reverse else "source", way.source.uri
-    report.epoch = highest_epoch(way.pairs)
-    report.databases = [pair.replica for pair in way.matching if pair.there is not None]
+def _tell(report: RoleChanged, direction: Direction) -> None:
+    report.primary, report.uri = "target" if direction.reverse else "source", direction.source.uri
+    report.epoch = highest_epoch(direction.pairs)
+    report.databases = [pair.replica for pair in direction.matching if pair.there is not None]
 
 
 # ---- the turn -----------------------------------------------------------------------------------------------------
@@ -198,37 +203,37 @@ class _Failback:
             Action("slots", "the policy's slot is at the new primary", self.slots),
         ]
 
-    def way(self) -> Way:
-        return self.sides.way(self.kept.memory, reverse=self.reverse)
+    def direction(self) -> Direction:
+        return self.sides.direction(self.kept.memory, reverse=self.reverse)
 
-    def _old(self, way: Way) -> list[Pair]:
+    def _old(self, direction: Direction) -> list[Pair]:
         """Databases that the old side has."""
-        return [pair for pair in way.matching if pair.there is not None]
+        return [pair for pair in direction.matching if pair.there is not None]
 
     def fence(self) -> Details:
         """The new primary's epoch is above the old one's first, so that at no moment the old one is right."""
-        way = self.way()
-        old = self._old(way)
+        direction = self.direction()
+        old = self._old(direction)
         least = max((pair.there_mark.epoch for pair in old if pair.there_mark.role is not Role.REPLICA), default=0)
-        for pair in way.matching:
+        for pair in direction.matching:
             if pair.here is not None and pair.here_mark.epoch <= least:
-                give(way.source, pair.name, Role.PRIMARY, self.epoch + 1, instead_of=(Role.PRIMARY,))
+                give(direction.source, pair.name, Role.PRIMARY, self.epoch + 1, instead_of=(Role.PRIMARY,))
         for pair in old:
             if pair.there_mark.role not in (Role.FENCED, Role.REPLICA):
                 epoch = max(pair.there_mark.epoch, 1)
-                give(way.target, pair.replica, Role.FENCED, epoch, instead_of=(Role.PRIMARY, Role.NONE))
+                give(direction.target, pair.replica, Role.FENCED, epoch, instead_of=(Role.PRIMARY, Role.NONE))
         return {"databases": [pair.replica for pair in old]}
 
     # ---- its own changes ------------------------------------------------------------------------------------------
 
     def own(self) -> Details:
-        way = self.way()
-        databases = [pair.replica for pair in self._old(way)]
+        direction = self.direction()
+        databases = [pair.replica for pair in self._old(direction)]
         if databases:
             patiently(
                 lambda: capture(
-                    way.target,
-                    way.target_root,
+                    direction.target,
+                    direction.target_root,
                     databases=databases,
                     repair=True,
                     keeper=self.sides.policy.keeper,
@@ -238,55 +243,65 @@ class _Failback:
                 ),
                 SETTLE,
             )
-        found, unknown = self._counted(way)
-        end = resolve_until(segments(way.target_root.place), None)
-        report = {**found.as_json(), "unknown": unknown, "root": way.target_root.place, "event": end.event, "hold": ""}
+        found, unknown = self._counted(direction)
+        end = resolve_until(segments(direction.target_root.place), None)
+        report = {
+            **found.as_json(),
+            "unknown": unknown,
+            "root": direction.target_root.place,
+            "event": end.event,
+            "hold": "",
+        }
         if report["changes"] or unknown:
-            report["hold"] = self._hold(way, end)
+            report["hold"] = self._hold(direction, end)
         return report
 
     def own_so_far(self) -> Details:
         """Reads only: what is captured or announced already."""
-        way = self.way()
-        found, unknown = self._counted(way)
-        log = segments(way.target_root.place)
+        direction = self.direction()
+        found, unknown = self._counted(direction)
+        log = segments(direction.target_root.place)
         if log:
-            found.announced(way.target.next_events(resolve_until(log, None).event, READ))
-        return {**found.as_json(), "unknown": unknown, "root": way.target_root.place, "event": None, "hold": ""}
+            found.announced(direction.target.next_events(resolve_until(log, None).event, READ))
+        return {**found.as_json(), "unknown": unknown, "root": direction.target_root.place, "event": None, "hold": ""}
 
-    def _counted(self, way: Way) -> tuple[Unreplicated, list[str]]:
+    def _counted(self, direction: Direction) -> tuple[Unreplicated, list[str]]:
         """What is after the failover's checkpoints; and the databases for which none is known."""
-        recorded = (self.last.loss or {}).get("databases", []) if self._after_a_failover(way) and self.last else []
+        recorded = (
+            (self.last.loss or {}).get("databases", []) if self._after_a_failover(direction) and self.last else []
+        )
         after, unknown = {}, []
         by_name = {each["db"]: each for each in recorded}
-        for pair in self._old(way):
+        for pair in self._old(direction):
             known = by_name.get(pair.replica)
-            if known and known["position"] is not None and known["source"] == way.target_root.id:
+            if known and known["position"] is not None and known["source"] == direction.target_root.id:
                 after[pair.replica] = int(known["position"])
             elif known is None and pair.here is None and recorded:
                 after[pair.replica] = 0  # made there, and never replicated
             else:
                 unknown.append(pair.replica)
-        databases = [pair.there for pair in self._old(way) if pair.there]
-        found = Unreplicated(after, patterns_of(self.sides.policy, self._turned(way)), databases)
-        found.captured(segments(way.target_root.place))
+        databases = [pair.there for pair in self._old(direction) if pair.there]
+        found = Unreplicated(after, patterns_of(self.sides.policy, self._turned(direction)), databases)
+        found.captured(segments(direction.target_root.place))
         return found, unknown
 
-    def _after_a_failover(self, way: Way) -> bool:
+    def _after_a_failover(self, direction: Direction) -> bool:
         """Whether the last failover made this way's source the primary."""
-        return self.last is not None and self.last.reverse != way.reverse
+        return self.last is not None and self.last.reverse != direction.reverse
 
-    def _turned(self, way: Way) -> list[Pair]:
+    def _turned(self, direction: Direction) -> list[Pair]:
         """The pairs by the old side's names, as patterns are."""
-        return [Pair(pair.replica, pair.name, pair.known_as, pair.there, pair.here) for pair in way.matching]
+        return [Pair(pair.replica, pair.name, pair.known_as, pair.there, pair.here) for pair in direction.matching]
 
-    def _hold(self, way: Way, end: Point) -> str:
+    def _hold(self, direction: Direction, end: Point) -> str:
         """Nothing of the old side as it came back may be expired until somebody releases it. Safe to run twice."""
         change = self.kept.memory.unfinished_role_change()
         assert change is not None
-        name, root = f"failback-{change.id}", way.target_root.place
+        name, root = f"failback-{change.id}", direction.target_root.place
         if name not in [each.name for each in read_pins(root).holds]:
-            reason = f"changes of {way.target.uri} that were never replicated, before the failback of {change.started}"
+            reason = (
+                f"changes of {direction.target.uri} that were never replicated, before the failback of {change.started}"
+            )
             hold(root, Hold(name, end.position, end.event, iso(self.sides.clock()), reason))
         return name
 
@@ -294,16 +309,16 @@ class _Failback:
 
     def demote(self) -> Details:
         """A database that only the old side has is nobody's: it stays, and no rule of this pair is about it."""
-        way = self.way()
+        direction = self.direction()
         alone = []
-        for pair in self._old(way):
+        for pair in self._old(direction):
             if pair.here is None:
                 alone.append(pair.replica)
-                give(way.target, pair.replica, Role.NONE, pair.there_mark.epoch, instead_of=(Role.FENCED,))
+                give(direction.target, pair.replica, Role.NONE, pair.there_mark.epoch, instead_of=(Role.FENCED,))
             elif pair.there_mark.role is not Role.REPLICA:
-                forget_checkpoint(way.target, pair.replica)
-                give(way.target, pair.replica, Role.REPLICA, pair.here_mark.epoch, instead_of=(Role.FENCED,))
-        return {"databases": [pair.replica for pair in self._old(way) if pair.here], "alone": alone}
+                forget_checkpoint(direction.target, pair.replica)
+                give(direction.target, pair.replica, Role.REPLICA, pair.here_mark.epoch, instead_of=(Role.FENCED,))
+        return {"databases": [pair.replica for pair in self._old(direction) if pair.here], "alone": alone}
 
     def difference(self) -> Details:
         """A run of the new direction: a bootstrap, loaded by difference."""
@@ -328,12 +343,12 @@ class _Failback:
         return {name: getattr(run, name) for name in names} | {"warnings": run.warnings}
 
     def slots(self) -> Details:
-        way = self.way()
-        return reverse_slots(self.sides.policy, way.root, way.target_root, clock=self.sides.clock)
+        direction = self.direction()
+        return reverse_slots(self.sides.policy, direction.root, direction.target_root, clock=self.sides.clock)
 
     def sum_up(self, change: RoleChange, report: RoleChanged) -> None:
-        way = self.way()
-        _tell(report, way)
+        direction = self.direction()
+        _tell(report, direction)
         by_name = {step.name: step.detail for step in change.steps}
         report.status, report.turn, report.steps = "done", change.id, steps_of(change, self.actions)
         report.own = by_name["own"]
@@ -341,9 +356,9 @@ class _Failback:
         report.bytes_copied = by_name["difference"]["bytes_copied"]
         report.warnings += by_name["difference"]["warnings"]
         for name in by_name["demote"]["alone"]:
-            report.warnings.append(f"{name} is only at {way.target.uri}: it stays there, and is nobody's")
+            report.warnings.append(f"{name} is only at {direction.target.uri}: it stays there, and is nobody's")
         for name in by_name["own"]["unknown"]:
             report.warnings.append(
                 f"{name}: it is not known up to where it was replicated; its whole state is held, and what differed "
-                f"went to {way.target_root.place}"
+                f"went to {direction.target_root.place}"
             )

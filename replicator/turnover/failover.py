@@ -25,8 +25,8 @@ from replicator.core.report import Report
 from replicator.core.roles import Role
 from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Refused
 from replicator.metastore.client import Metastore
+from replicator.policies.direction import Direction
 from replicator.policies.memory import Memory, RoleChange
-from replicator.policies.way import Way
 from replicator.text.quantity import count_text
 from replicator.turnover.interrupted import complete_loads
 from replicator.turnover.loss import Loss, loss_of, lost_root, within
@@ -104,8 +104,10 @@ def _only_reported(sides: Sides, hasty: tuple[Metastore, Metastore], options: Fa
     memory = _memory(sides.policy, options)
     seen = look(sides, hasty, memory)
     work = _Failover(sides, options, seen, memory, None)
-    report = RoleChanged(sides.policy.name, VERB, "refused", primary=side(seen.way), uri=seen.way.target.uri)
-    report.databases = [pair.replica for pair in seen.way.pairs]
+    report = RoleChanged(
+        sides.policy.name, VERB, "refused", primary=side(seen.direction), uri=seen.direction.target.uri
+    )
+    report.databases = [pair.replica for pair in seen.direction.pairs]
     report.loss = asdict(work.loss_now())
     report.warnings = list(report.loss["warnings"])
     return report
@@ -191,23 +193,27 @@ class _Failover:
             Action("slots", "the policy's slot is at the new primary", self.slots),
         ]
 
-    def way(self) -> Way:
+    def direction(self) -> Direction:
         """With the replica's databases as they are now."""
-        way = self.seen.way
-        names = set(way.target.database_names())
-        pairs = (replace(pair, there=way.target.database(pair.replica)) for pair in way.pairs if pair.replica in names)
-        return replace(way, pairs=tuple(pairs))
+        direction = self.seen.direction
+        names = set(direction.target.database_names())
+        pairs = (
+            replace(pair, there=direction.target.database(pair.replica))
+            for pair in direction.pairs
+            if pair.replica in names
+        )
+        return replace(direction, pairs=tuple(pairs))
 
     def fence(self) -> Details:
         if not self.seen.lost_answers:
             return {"fenced": [], "why": "its metastore does not answer"}
         fenced: list[str] = []
-        for pair in self.seen.way.pairs:
+        for pair in self.seen.direction.pairs:
             if pair.here is None:
                 continue
             try:
                 allowed = (Role.PRIMARY, Role.NONE, Role.FENCED)
-                give(self.seen.way.source, pair.name, Role.FENCED, self.turn.epoch + 1, instead_of=allowed)
+                give(self.seen.direction.source, pair.name, Role.FENCED, self.turn.epoch + 1, instead_of=allowed)
                 fenced.append(pair.name)
             except Error as error:  # the higher epoch decides
                 return {"fenced": fenced, "why": str(error)}
@@ -216,7 +222,7 @@ class _Failover:
     def finish(self) -> Details:
         """Raises Refused, listing what is between two states, for loads that cannot be completed, unless that is
         accepted."""
-        found = complete_loads(self.sides, self.way(), limit=self.options.limit, jobs=self.options.jobs)
+        found = complete_loads(self.sides, self.direction(), limit=self.options.limit, jobs=self.options.jobs)
         if found.between and not self.options.accept_partial:
             tables = [each["table"] for each in found.between]
             raise Refused(
@@ -230,16 +236,16 @@ class _Failover:
 
     def loss_now(self, *, completing: bool = True) -> Loss:
         """The report as of now. Reads only. completing: interrupted loads are still to be completed."""
-        way = self.way()
-        root, why = lost_root(way.root.place, self.options.limit)
+        direction = self.direction()
+        root, why = lost_root(direction.root.place, self.options.limit)
         return loss_of(
             self.sides.policy,
-            way.pairs,
-            way.source,
+            direction.pairs,
+            direction.source,
             root,
             why,
             self.memory,
-            way.target.uri,
+            direction.target.uri,
             completing=completing,
             look=self.options.look,
             limit=self.options.reading,
@@ -251,14 +257,14 @@ class _Failover:
         return asdict(self.loss_now(completing=False))
 
     def promote(self) -> Details:
-        way = self.way()
-        for pair in way.pairs:
-            give(way.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA, Role.PRIMARY))
-            forget_checkpoint(way.target, pair.replica)
-        return {"epoch": self.promoted, "databases": [pair.replica for pair in way.pairs]}
+        direction = self.direction()
+        for pair in direction.pairs:
+            give(direction.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA, Role.PRIMARY))
+            forget_checkpoint(direction.target, pair.replica)
+        return {"epoch": self.promoted, "databases": [pair.replica for pair in direction.pairs]}
 
     def slots(self) -> Details:
-        return reverse_slots(self.sides.policy, self.seen.way.target_root, None, clock=self.sides.clock)
+        return reverse_slots(self.sides.policy, self.seen.direction.target_root, None, clock=self.sides.clock)
 
     def sum_up(self, change: RoleChange) -> RoleChanged:
         by_name = {step.name: step.detail for step in change.steps}
@@ -267,8 +273,8 @@ class _Failover:
             VERB,
             "done",
             change.id,
-            side(self.seen.way),
-            self.seen.way.target.uri,
+            side(self.seen.direction),
+            self.seen.direction.target.uri,
             self.promoted,
             databases=by_name["promote"]["databases"],
             steps=steps_of(change, self.actions),

@@ -12,9 +12,9 @@ from datetime import timedelta
 from replicator.core.policy import Policy
 from replicator.dumps.reader import DumpReader
 from replicator.errors import Refused
+from replicator.policies.direction import Direction, Pair
 from replicator.policies.dumps import PolicyDumps
 from replicator.policies.steps import Steps, SyncOptions
-from replicator.policies.way import Pair, Way
 from replicator.replay.plan.target import read_target, table_position
 from replicator.turnover.loss import lost_root, within
 from replicator.turnover.role_change import Details, Sides
@@ -31,15 +31,15 @@ class Interrupted:
     reasons: list[str]
 
 
-def complete_loads(sides: Sides, way: Way, *, limit: timedelta, jobs: int) -> Interrupted:
-    """Ends every interrupted load that can be ended. `way`: from the lost side; limit: how long its places may take to
-    answer. Safe to run twice."""
-    loading = list(dict.fromkeys(pair.loading for pair in way.pairs if pair.loading))
+def complete_loads(sides: Sides, direction: Direction, *, limit: timedelta, jobs: int) -> Interrupted:
+    """Ends every interrupted load that can be ended. `direction`: from the lost side; limit: how long its places may
+    take to answer. Safe to run twice."""
+    loading = list(dict.fromkeys(pair.loading for pair in direction.pairs if pair.loading))
     if not loading:
         return Interrupted([], [], [])
-    root, _ = lost_root(way.root.place, limit)
+    root, _ = lost_root(direction.root.place, limit)
     steps = Steps(
-        replace(way, root=root or way.root),
+        replace(direction, root=root or direction.root),
         SyncOptions(jobs=jobs),
         engines=sides.engines,
         progress=sides.progress,
@@ -51,8 +51,8 @@ def complete_loads(sides: Sides, way: Way, *, limit: timedelta, jobs: int) -> In
             completed.append(_complete(steps, id, limit))
         except Exception as error:  # whatever the lost side's storage raises
             reasons.append(f"{type(error).__name__}: {error}")
-    pairs = [replace(pair, there=way.target.database(pair.replica)) for pair in way.pairs]
-    between = [each for pair in pairs if pair.loading for each in _between(way, pair, limit)]
+    pairs = [replace(pair, there=direction.target.database(pair.replica)) for pair in direction.pairs]
+    between = [each for pair in pairs if pair.loading for each in _between(direction, pair, limit)]
     return Interrupted(completed, between, reasons)
 
 
@@ -64,10 +64,10 @@ def _complete(steps: Steps, id: str, limit: timedelta) -> str:
     return place
 
 
-def _between(way: Way, pair: Pair, limit: timedelta) -> list[Details]:
+def _between(direction: Direction, pair: Pair, limit: timedelta) -> list[Details]:
     """Tables of a database whose load did not end."""
-    tables = read_target(way.target, [pair.replica])[pair.replica].tables
-    dump = _reader(way.policy, pair.loading, limit)
+    tables = read_target(direction.target, [pair.replica])[pair.replica].tables
+    dump = _reader(direction.policy, pair.loading, limit)
     named = None if dump is None else {table.name for table in dump.tables() if table.db == pair.name}
     found: list[Details] = []
     for name, table in sorted(tables.items()):

@@ -24,9 +24,9 @@ from replicator.dumps.points import point_at, resolve_until
 from replicator.dumps.reader import DumpReader
 from replicator.errors import Error, MetastoreUnreachable, NotReached
 from replicator.metastore.client import MetastoreReader
+from replicator.policies.direction import Pair, patterns_of
 from replicator.policies.dumps import PolicyDumps
 from replicator.policies.memory import Memory, iso
-from replicator.policies.way import Pair, patterns_of
 from replicator.replay.places.replica import LAST_ID
 from replicator.turnover.unreplicated import Unreplicated
 from replicator.turnover.unseen import unseen_files

@@ -8,29 +8,29 @@ from cmroot.store.place import join
 from replicator.compare.sampling import memory_of
 from replicator.compare.verified import read_memory
 from replicator.core.roles import Role
+from replicator.policies.direction import Direction, Pair
 from replicator.policies.lag import lag
 from replicator.policies.memory import Memory
-from replicator.policies.way import Pair, Way
 from replicator.replay.places.replica import RESTORING
 from replicator.text.quantity import count_text
 from replicator.turnover.role_change import RoleChanged, Sides, StepReport, highest_epoch, side
 
 
-def check_switchover(sides: Sides, way: Way, memory: Memory, report: RoleChanged, *, anyway: bool) -> None:
+def check_switchover(sides: Sides, direction: Direction, memory: Memory, report: RoleChanged, *, anyway: bool) -> None:
     """What is in the way goes to the report's `problems`; how far the replica is behind is told. anyway: tables that
     differed when they were last compared are only warned of."""
     began = clocks.monotonic()
     found = lag(sides.policy, sides.source, sides.target, clock=sides.clock)
-    report.status, report.primary, report.uri = "ready", side(way), way.target.uri
-    report.epoch = highest_epoch(way.matching) + 2
+    report.status, report.primary, report.uri = "ready", side(direction), direction.target.uri
+    report.epoch = highest_epoch(direction.matching) + 2
     report.lag_seconds, report.lag_events = found.seconds, found.events
-    report.databases = [pair.replica for pair in way.matching]
+    report.databases = [pair.replica for pair in direction.matching]
     report.warnings += found.warnings
     report.problems += [f"the {name} does not answer: {why}" for name, why in found.unreachable.items()]
-    if not way.matching:
+    if not direction.matching:
         report.problems.append("no database matches the policy on either side")
-    for pair in way.matching:
-        report.problems += _problems(pair, way)
+    for pair in direction.matching:
+        report.problems += _problems(pair, direction)
         differing = _differing(pair, memory)
         if differing:
             text = f"{pair.replica}: {', '.join(differing[:10])} differed when last compared: repair it first"
@@ -43,12 +43,12 @@ def check_switchover(sides: Sides, way: Way, memory: Memory, report: RoleChanged
     sides.reported(reported)
 
 
-def _problems(pair: Pair, way: Way) -> list[str]:
+def _problems(pair: Pair, direction: Direction) -> list[str]:
     """Why one database cannot be turned."""
-    if pair.here is None and pair.made_from != way.root.id:
+    if pair.here is None and pair.made_from != direction.root.id:
         return []  # it is only there, nobody's replica, and stays so
     if pair.here is None:
-        return [f"{pair.name} is not at {way.source.uri}: run sync, which takes its replica away"]
+        return [f"{pair.name} is not at {direction.source.uri}: run sync, which takes its replica away"]
     if pair.there is None or (pair.position is None and not pair.turned):
         return [f"{pair.replica} is not replicated yet: run sync first"]
     found = []

@@ -30,11 +30,11 @@ from replicator.core.roles import Role, RoleMark
 from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import Error, Refused
 from replicator.metastore.client import Metastore
+from replicator.policies.direction import Direction, Pair, find_direction
 from replicator.policies.memory import Memory, RoleChange, iso
 from replicator.policies.memory import Step as Remembered
 from replicator.policies.roles import label, read_role, set_role
 from replicator.policies.steps import CHECKPOINT, NO_WAIT
-from replicator.policies.way import Pair, Way, find_way
 
 Details = dict[str, Any]
 
@@ -105,8 +105,8 @@ class Sides:
     clock: Callable[[], float] = clocks.time
     reported: Reporter = field(default=lambda step: None)
 
-    def way(self, memory: Memory, *, reverse: bool | None = None) -> Way:
-        return find_way(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
+    def direction(self, memory: Memory, *, reverse: bool | None = None) -> Direction:
+        return find_direction(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
 
 
 # ---- the list of steps --------------------------------------------------------------------------------------------
@@ -263,9 +263,9 @@ def reverse_slots(policy: Policy, new: ChangeRoot, old: ChangeRoot | None, *, cl
     return {"slot": policy.slot, "root": new.place}
 
 
-def side(way: Way) -> str:
+def side(direction: Direction) -> str:
     """Which side of the policy is the one that a way leads to."""
-    return "source" if way.reverse else "target"
+    return "source" if direction.reverse else "target"
 
 
 def seconds_between(change: RoleChange, first: str, last: str) -> float | None:

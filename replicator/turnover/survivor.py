@@ -12,8 +12,8 @@ from replicator.core.policy import Policy
 from replicator.core.roles import Role
 from replicator.errors import Error, MetastoreUnreachable, Refused
 from replicator.metastore.client import Metastore
+from replicator.policies.direction import Direction, Pair, survey
 from replicator.policies.memory import Memory, RememberedScope
-from replicator.policies.way import Pair, Way, survey
 from replicator.turnover.loss import Absent
 from replicator.turnover.role_change import Sides, highest_epoch
 
@@ -22,9 +22,9 @@ VERB = "failover"
 
 @dataclass(frozen=True)
 class Seen:
-    """What answers of both sides. `way`: from the lost side to the survivor; its root may not be readable."""
+    """What answers of both sides. `direction`: from the lost side to the survivor; its root may not be readable."""
 
-    way: Way
+    direction: Direction
     reverse: bool
     lost_answers: bool
 
@@ -47,9 +47,9 @@ def look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> Se
     unread = ChangeRoot(policy.target_cmroot if reverse else policy.cmroot, Format("cmroot", 1, "", ""))
     if reverse:
         pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
-    way = Way(policy, lost, survivor, unread, root, tuple(pairs), reverse)
+    direction = Direction(policy, lost, survivor, unread, root, tuple(pairs), reverse)
     found = Seen(
-        replace(way, pairs=tuple(pair for pair in pairs if pair.there is not None)),
+        replace(direction, pairs=tuple(pair for pair in pairs if pair.there is not None)),
         reverse,
         not isinstance(lost, Absent),
     )
@@ -79,10 +79,10 @@ def _reverse(pairs: Sequence[Pair], source: Metastore | Absent, target: Metastor
 
 
 def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
-    pairs = seen.way.pairs
+    pairs = seen.direction.pairs
     if not pairs:
         raise Refused(
-            f"policy {policy.name}: {seen.way.target.uri} has no replica to promote",
+            f"policy {policy.name}: {seen.direction.target.uri} has no replica to promote",
             hint="`replicator role show` on the side that answers",
         )
     primary = [pair.replica for pair in pairs if pair.there_mark.role is Role.PRIMARY]
@@ -92,7 +92,8 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
         change = memory.unfinished_role_change()
         verb = change.verb if change else "failback"
         raise Refused(
-            f"policy {policy.name}: {', '.join(primary[:10])} of {seen.way.target.uri} is the primary already{said}",
+            f"policy {policy.name}: {', '.join(primary[:10])} of {seen.direction.target.uri} is the primary "
+            f"already{said}",
             hint=f"start the writers there; when the other side comes back: `replicator {verb} {policy.name}`",
         )
     wrong = [
@@ -112,4 +113,4 @@ def known_epoch(seen: Seen, memory: Memory) -> int:
     unfenced a side that does not answer now."""
     turns = [change.epoch + 2 for change in memory.turns()]
     last = memory.read_role_change()
-    return max([highest_epoch(seen.way.pairs), *turns, last.epoch + 2 if last else 0])
+    return max([highest_epoch(seen.direction.pairs), *turns, last.epoch + 2 if last else 0])

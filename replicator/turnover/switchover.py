@@ -24,10 +24,10 @@ from cmroot.lease import Lease
 from cmroot.waiting import patiently
 from replicator.core.roles import Role
 from replicator.errors import Refused
+from replicator.policies.direction import Direction
 from replicator.policies.memory import RoleChange
 from replicator.policies.run import Remembering, run_once
 from replicator.policies.steps import SyncOptions
-from replicator.policies.way import Way
 from replicator.turnover.ready import check_switchover
 from replicator.turnover.role_change import (
     RoleChanged,
@@ -64,17 +64,17 @@ def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_ru
             )
         report = RoleChanged(sides.policy.name, VERB)
         if change is None:
-            way = sides.way(kept.memory)
-            if options.to and side(way) != options.to:
-                return _nothing(report, way, options.to)
-            check_switchover(sides, way, kept.memory, report, anyway=options.anyway)
+            direction = sides.direction(kept.memory)
+            if options.to and side(direction) != options.to:
+                return _nothing(report, direction, options.to)
+            check_switchover(sides, direction, kept.memory, report, anyway=options.anyway)
             if dry_run:
                 return report
             if report.problems:
                 raise _refused(report)
             _catch_up(sides, lease, kept, options, report)
-            epoch = highest_epoch(sides.way(kept.memory).matching)
-            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=way.reverse, clock=sides.clock)
+            epoch = highest_epoch(sides.direction(kept.memory).matching)
+            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=direction.reverse, clock=sides.clock)
         elif options.to and options.to != ("source" if change.reverse else "target"):
             raise Refused(
                 f"policy {sides.policy.name}: a switchover to the other side was begun at {change.started} by "
@@ -103,8 +103,8 @@ def abort(sides: Sides, options: SwitchoverOptions | None = None) -> RoleChanged
                 f"policy {sides.policy.name}: no switchover is under way",
                 hint=f"a second switchover turns back one that has ended: `replicator switchover {sides.policy.name}`",
             )
-        way = sides.way(kept.memory, reverse=change.reverse)
-        promoted = [pair.replica for pair in way.matching if pair.there_mark.role is Role.PRIMARY]
+        direction = sides.direction(kept.memory, reverse=change.reverse)
+        promoted = [pair.replica for pair in direction.matching if pair.there_mark.role is Role.PRIMARY]
         if promoted:
             raise Refused(
                 f"policy {sides.policy.name}: {', '.join(promoted)} is the primary already, it is too late to abort",
@@ -116,23 +116,23 @@ def abort(sides: Sides, options: SwitchoverOptions | None = None) -> RoleChanged
             VERB,
             "aborted",
             change.id,
-            "target" if way.reverse else "source",
-            way.source.uri,
+            "target" if direction.reverse else "source",
+            direction.source.uri,
             change.epoch + 2,
         )
-        for pair in way.matching:
+        for pair in direction.matching:
             if pair.here is not None and pair.here_mark.epoch > change.epoch:
-                give(way.source, pair.name, Role.PRIMARY, change.epoch + 2, instead_of=(Role.FENCED,))
+                give(direction.source, pair.name, Role.PRIMARY, change.epoch + 2, instead_of=(Role.FENCED,))
                 report.databases.append(pair.name)
         end(kept.memory, change, clock=sides.clock, aborting=True, aborted=True)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
 
-def _nothing(report: RoleChanged, way: Way, to: str) -> RoleChanged:
-    report.status, report.primary, report.uri = "nothing", to, way.source.uri
-    report.epoch = highest_epoch(way.matching)
-    report.databases = [pair.name for pair in way.matching]
+def _nothing(report: RoleChanged, direction: Direction, to: str) -> RoleChanged:
+    report.status, report.primary, report.uri = "nothing", to, direction.source.uri
+    report.epoch = highest_epoch(direction.matching)
+    report.databases = [pair.name for pair in direction.matching]
     return report
 
 

@@ -16,11 +16,11 @@ from replicator.captures.capture import capture
 from replicator.core.roles import Role
 from replicator.dumps.points import resolve_until
 from replicator.errors import Error, NotReached, Refused
+from replicator.policies.direction import Direction
 from replicator.policies.memory import RoleChange
 from replicator.policies.roles import read_role
 from replicator.policies.run import Remembering, SyncRun, run_once
 from replicator.policies.steps import SyncOptions, concerned
-from replicator.policies.way import Way
 from replicator.turnover.role_change import (
     Action,
     Details,
@@ -73,16 +73,16 @@ class SwitchoverSteps:
             Action("slots", "the policy's slot is at the new primary", self.slots),
         ]
 
-    def way(self) -> Way:
+    def direction(self) -> Direction:
         """What both sides have now, of databases that the side to be drained has."""
-        way = self.sides.way(self.kept.memory, reverse=self.turn.reverse)
-        return replace(way, pairs=tuple(pair for pair in way.matching if pair.here is not None))
+        direction = self.sides.direction(self.kept.memory, reverse=self.turn.reverse)
+        return replace(direction, pairs=tuple(pair for pair in direction.matching if pair.here is not None))
 
     def fence(self) -> Details:
-        way = self.way()
-        names = [pair.name for pair in way.matching]
+        direction = self.direction()
+        names = [pair.name for pair in direction.matching]
         for name in names:
-            give(way.source, name, Role.FENCED, self.fenced, instead_of=(Role.PRIMARY, Role.NONE))
+            give(direction.source, name, Role.FENCED, self.fenced, instead_of=(Role.PRIMARY, Role.NONE))
         return {"epoch": self.fenced, "databases": names}
 
     def drain(self) -> Details:
@@ -119,17 +119,17 @@ class SwitchoverSteps:
 
     def _quiet(self, run: SyncRun) -> bool:
         """Whether no event since concerns the policy. Other databases of the metastore go on."""
-        way = self.way()
-        names = {pair.name for pair in way.matching}
-        return not any((event.db or "").lower() in names for event in way.source.next_events(run.to_event, SEEN))
+        direction = self.direction()
+        names = {pair.name for pair in direction.matching}
+        return not any((event.db or "").lower() in names for event in direction.source.next_events(run.to_event, SEEN))
 
     def verify(self) -> Details:
         """Raises Refused where the replica is not what was drained."""
-        way = self.way()
-        log = segments(way.root.place)
+        direction = self.direction()
+        log = segments(direction.root.place)
         newest = resolve_until(log, None)
         wrong = []
-        for pair in way.matching:
+        for pair in direction.matching:
             behind = pair.position is None or (
                 pair.position < newest.position and concerned(log, pair.position, {pair.name})
             )
@@ -137,8 +137,8 @@ class SwitchoverSteps:
                 where = f"position {pair.position}" + (f", loading {pair.loading}" if pair.loading else "")
                 wrong.append(f"{pair.replica} is at {where}, the log at {newest.position}")
                 continue
-            here, there = set(way.source.table_names(pair.name)), set(way.target.table_names(pair.replica))
-            missing = sorted(name for name in here - there if way.patterns.match(name))
+            here, there = set(direction.source.table_names(pair.name)), set(direction.target.table_names(pair.replica))
+            missing = sorted(name for name in here - there if direction.patterns.match(name))
             if missing:
                 wrong.append(f"{pair.replica} lacks {', '.join(missing[:10])}")
         if wrong:
@@ -155,17 +155,17 @@ class SwitchoverSteps:
         return next(int(step.detail["position"]) for step in change.steps if step.name == "verify")
 
     def promote(self) -> Details:
-        way = self.way()
-        self._refuse_unfenced(way)
-        for pair in way.matching:
-            give(way.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA,))
-            forget_checkpoint(way.target, pair.replica)
-        return {"epoch": self.promoted, "databases": [pair.replica for pair in way.matching]}
+        direction = self.direction()
+        self._refuse_unfenced(direction)
+        for pair in direction.matching:
+            give(direction.target, pair.replica, Role.PRIMARY, self.promoted, instead_of=(Role.REPLICA,))
+            forget_checkpoint(direction.target, pair.replica)
+        return {"epoch": self.promoted, "databases": [pair.replica for pair in direction.matching]}
 
-    def _refuse_unfenced(self, way: Way) -> None:
+    def _refuse_unfenced(self, direction: Direction) -> None:
         """Two primaries must never be: asked again right before the flip."""
-        for pair in way.matching:
-            mark = read_role(way.source, pair.name)
+        for pair in direction.matching:
+            mark = read_role(direction.source, pair.name)
             if mark.role is not Role.FENCED or mark.epoch != self.fenced:
                 raise Refused(
                     f"{pair.name} is {mark}, not fenced at epoch {self.fenced}: somebody changed its role meanwhile",
@@ -173,23 +173,23 @@ class SwitchoverSteps:
                 )
 
     def demote(self) -> Details:
-        way = self.way()
-        for pair in way.matching:
-            give(way.source, pair.name, Role.REPLICA, self.promoted, instead_of=(Role.FENCED,))
-            forget_checkpoint(way.source, pair.name)
-        return {"epoch": self.promoted, "databases": [pair.name for pair in way.matching]}
+        direction = self.direction()
+        for pair in direction.matching:
+            give(direction.source, pair.name, Role.REPLICA, self.promoted, instead_of=(Role.FENCED,))
+            forget_checkpoint(direction.source, pair.name)
+        return {"epoch": self.promoted, "databases": [pair.name for pair in direction.matching]}
 
     def late(self) -> Details:
         """Writers that were not stopped: what they wrote after the drain is in the old primary's `$cmroot` and listed
         here; the first run of the other direction takes it away. Where it cannot be told, that is said."""
-        way = self.way()
+        direction = self.direction()
         position = self._verified()
-        databases = [pair.here for pair in way.matching if pair.here is not None]
+        databases = [pair.here for pair in direction.matching if pair.here is not None]
         try:
             patiently(
                 lambda: capture(
-                    way.source,
-                    way.root,
+                    direction.source,
+                    direction.root,
                     databases=[each.name for each in databases],
                     repair=True,
                     keeper=self.sides.policy.keeper,
@@ -201,18 +201,23 @@ class SwitchoverSteps:
             )
         except Error as error:
             return {"unknown": f"{type(error).__name__}: {error}"}
-        found = Unreplicated({each.name: position for each in databases}, way.patterns, databases)
-        found.captured(segments(way.root.place))
+        found = Unreplicated({each.name: position for each in databases}, direction.patterns, databases)
+        found.captured(segments(direction.root.place))
         return found.as_json()
 
     def slots(self) -> Details:
-        way = self.way()
-        return reverse_slots(self.sides.policy, way.target_root, way.root, clock=self.sides.clock)
+        direction = self.direction()
+        return reverse_slots(self.sides.policy, direction.target_root, direction.root, clock=self.sides.clock)
 
     def sum_up(self, change: RoleChange, report: RoleChanged) -> None:
-        way = self.way()
-        report.status, report.turn, report.primary, report.uri = "done", change.id, side(way), way.target.uri
-        report.epoch, report.databases = self.promoted, [pair.replica for pair in way.matching]
+        direction = self.direction()
+        report.status, report.turn, report.primary, report.uri = (
+            "done",
+            change.id,
+            side(direction),
+            direction.target.uri,
+        )
+        report.epoch, report.databases = self.promoted, [pair.replica for pair in direction.matching]
         report.downtime_seconds = seconds_between(change, "fence", "promote")
         late = next(step.detail for step in change.steps if step.name == "late")
         if late.get("unknown"):
@@ -223,5 +228,5 @@ class SwitchoverSteps:
             tables = ", ".join(each["table"] for each in late["tables"][:10])
             report.warnings.append(
                 f"{late['changes']} changes were made to the old primary after the drain, in {tables}: they are kept "
-                f"in {way.root.place}, and the next run takes them away there"
+                f"in {direction.root.place}, and the next run takes them away there"
             )

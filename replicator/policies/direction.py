@@ -67,7 +67,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Way:
+class Direction:
     """A policy with a direction: `source` and `root` are those of the side that is replicated. `renamed`: replicas
     under names that `rename_db` gave once, and gives no more."""
 
@@ -128,26 +128,26 @@ def patterns_of(policy: Policy, pairs: Iterable[Pair]) -> Patterns:
     return Patterns.parse(policy.include, policy.exclude, filters)
 
 
-def find_way(
+def find_direction(
     policy: Policy,
     source: Metastore,
     target: Metastore,
     remembered: RememberedScope | None,
     *,
     reverse: bool | None = None,
-) -> Way:
+) -> Direction:
     """`source`, `target`: as the policy names them. `remembered`: what its last run replicated. `reverse`: which way,
     whatever the roles say (None: as they say). The roots are made when they are missing. Raises FormatError for roles
     that cannot be understood."""
     pairs = survey(policy, source, target, remembered)
     root, target_root = create_or_open(policy.cmroot), create_or_open(policy.target_cmroot)
-    backwards = runs_backwards([pair for pair in pairs if pair.matches]) if reverse is None else reverse
+    backwards = runs_in_reverse([pair for pair in pairs if pair.matches]) if reverse is None else reverse
     if not backwards:
         former = former_replicas(policy, target, remembered, pairs)
         renamed = tuple(pair for pair in former if pair.made_from == root.id)
-        return Way(policy, source, target, root, target_root, tuple(pairs), renamed=renamed)
+        return Direction(policy, source, target, root, target_root, tuple(pairs), renamed=renamed)
     turned = (Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs)
-    return Way(policy, target, source, target_root, root, tuple(turned), reverse=True)
+    return Direction(policy, target, source, target_root, root, tuple(turned), reverse=True)
 
 
 def survey(
@@ -197,7 +197,7 @@ def former_replicas(
     ]
 
 
-def runs_backwards(pairs: Sequence[Pair]) -> bool:
+def runs_in_reverse(pairs: Sequence[Pair]) -> bool:
     """Whether roles were turned: a target is the primary (or was, and is fenced to be drained into its replica), and no
     source is. `pairs`: as the policy names them."""
     turned = any(_leads(pair) and pair.there_mark.epoch >= pair.here_mark.epoch for pair in pairs)
