@@ -157,12 +157,12 @@ def make(
         captured = steps.capture()
         work = steps.decide(remembered)
         loads = []
-        if work.pieces:
+        if work.batches:
             steps.protect(work)
-        for piece in work.pieces:
-            chosen = {name: epoch for name, epoch in epochs.items() if name in piece.databases}
-            slot = policy.slot if piece is work.pieces[-1] else ""
-            loads.append(_planned(steps, steps.dump(piece, chosen, slot=slot).dump, piece.why))
+        for batch in work.batches:
+            chosen = {name: epoch for name, epoch in epochs.items() if name in batch.databases}
+            slot = policy.slot if batch is work.batches[-1] else ""
+            loads.append(_planned(steps, steps.dump(batch, chosen, slot=slot).dump, batch.why))
         leaving = leavings(steps, work)
         cost = Cost()
         for each in loads:

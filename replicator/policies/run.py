@@ -27,9 +27,9 @@ from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.direction import Direction, find_direction
+from replicator.policies.dump_batches import DumpBatch, Work
 from replicator.policies.leaving import Leaving, drop, plan_database, plan_tables
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
-from replicator.policies.pieces import Piece, Work
 from replicator.policies.steps import Steps, SyncOptions, scope_of
 from replicator.policies.verifying import Beside, compare_some, reported
 from replicator.replay.apply.load import Loaded
@@ -241,30 +241,30 @@ def _finish(steps: Steps, report: SyncRun, again: Callable[[], Direction]) -> Di
 
 def _replicate(steps: Steps, work: Work, epochs: dict[str, int], report: SyncRun) -> list[int]:
     """Dumps and loads every piece; the positions where they end."""
-    if not work.pieces:
+    if not work.batches:
         return []
     steps.protect(work)
     ends = []
-    for piece in work.pieces:
-        slot = steps.policy.slot if piece is work.pieces[-1] else ""
+    for batch in work.batches:
+        slot = steps.policy.slot if batch is work.batches[-1] else ""
         try:
-            dumped = _dump_and_load(steps, piece, epochs, report, slot)
+            dumped = _dump_and_load(steps, batch, epochs, report, slot)
         except BootstrapNeeded as error:
-            if piece.bootstrap:
+            if batch.bootstrap:
                 raise
             steps.warnings.append(f"an increment was not enough: {error}")
-            dumped = _dump_and_load(steps, Piece(piece.databases, why=str(error)), epochs, report, "")
+            dumped = _dump_and_load(steps, DumpBatch(batch.databases, why=str(error)), epochs, report, "")
         ends.append(dumped.to_position)
     return ends
 
 
-def _dump_and_load(steps: Steps, piece: Piece, epochs: dict[str, int], report: SyncRun, slot: str) -> Dumped:
-    if piece.bootstrap:
-        report.bootstrapped |= dict.fromkeys(piece.databases, piece.why)
+def _dump_and_load(steps: Steps, batch: DumpBatch, epochs: dict[str, int], report: SyncRun, slot: str) -> Dumped:
+    if batch.bootstrap:
+        report.bootstrapped |= dict.fromkeys(batch.databases, batch.why)
     report.kind = "bootstrap" if report.bootstrapped else "incremental"
     with report.timed("dump"):
-        chosen = {name: epoch for name, epoch in epochs.items() if name in piece.databases}
-        dumped = steps.dump(piece, chosen, slot=slot)
+        chosen = {name: epoch for name, epoch in epochs.items() if name in batch.databases}
+        dumped = steps.dump(batch, chosen, slot=slot)
     with report.timed("load"):
         report.add(steps.load(dumped.dump))
     return dumped

@@ -39,9 +39,9 @@ from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction, Pair
+from replicator.policies.dump_batches import DumpBatch, Work, decide
 from replicator.policies.dumps import PolicyDumps, new_dump_id
 from replicator.policies.memory import RememberedScope
-from replicator.policies.pieces import Piece, Work, decide
 from replicator.policies.roles import epochs_to_dump, establish
 from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.claim import CLAIM
@@ -199,13 +199,13 @@ class Steps:
             rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.direction, "")),
             narrower=self._narrower(),
         )
-        pieces = []
-        for piece in work.pieces:
-            if piece.begin is None or self._loading(piece) or concerned(log, piece.begin, set(piece.databases)):
-                pieces.append(piece)
+        batches = []
+        for batch in work.batches:
+            if batch.begin is None or self._loading(batch) or concerned(log, batch.begin, set(batch.databases)):
+                batches.append(batch)
             else:
-                work.passed.append(piece)
-        return replace(work, pieces=pieces)
+                work.passed.append(batch)
+        return replace(work, batches=batches)
 
     def _narrower(self) -> set[str]:
         """Databases whose replicas came to their checkpoints with less than the policy replicates: somebody loaded a
@@ -217,16 +217,16 @@ class Steps:
             if pair.there and not covers(pair.there.parameters.get(SCOPE), reached(scope, pair.name))
         }
 
-    def _loading(self, piece: Piece) -> bool:
-        return any(pair.loading for pair in self.direction.pairs if pair.name in piece.databases)
+    def _loading(self, batch: DumpBatch) -> bool:
+        return any(pair.loading for pair in self.direction.pairs if pair.name in batch.databases)
 
     # ---- dump and load --------------------------------------------------------------------------------------------
 
-    def dump(self, piece: Piece, epochs: dict[str, int], *, slot: str = "") -> Dumped:
+    def dump(self, batch: DumpBatch, epochs: dict[str, int], *, slot: str = "") -> Dumped:
         """Writes a piece's dump into a directory of its own."""
         root, id = self.direction.root, new_dump_id(self.clock)
         log = segments(root.place)
-        begin = None if piece.begin is None else _point(log, piece.begin)
+        begin = None if batch.begin is None else _point(log, batch.begin)
         out = self.dumps.place_of(resolve_until(log, None).event, id)
 
         def once() -> Dumped:
@@ -234,10 +234,10 @@ class Steps:
                 root,
                 out,
                 source=self.direction.source.uri,
-                databases=piece.databases,
+                databases=batch.databases,
                 patterns=self.direction.patterns,
                 since=begin,
-                slot="" if piece.bootstrap else slot,
+                slot="" if batch.bootstrap else slot,
                 id=id,
                 empty=True,
                 epochs=epochs,
@@ -328,7 +328,7 @@ class Steps:
     def advance(self, work: Work, end: Point) -> None:
         """Moves the checkpoints of databases that nothing up to `end` concerns: status and lag tell them from those
         that wait. Refuses what a load would refuse."""
-        chosen = {name: piece.begin for piece in work.passed for name in piece.databases}
+        chosen = {name: batch.begin for batch in work.passed for name in batch.databases}
         if not chosen:
             return
 
@@ -360,7 +360,7 @@ class Steps:
         """Before anything is dumped: the policy's slot is there, and behind nothing that a piece begins at."""
         root, name = self.direction.root.place, self.policy.slot
         log = segments(root)
-        begins = [piece.begin for piece in work.pieces if piece.begin is not None]
+        begins = [batch.begin for batch in work.batches if batch.begin is not None]
         needs = _point(log, min(begins)) if begins else resolve_until(log, None)
         slot = find_slot(root, name)
         if slot is not None and slot.given_up:

@@ -15,7 +15,7 @@ from replicator.policies.direction import Pair
 
 
 @dataclass(frozen=True)
-class Piece:
+class DumpBatch:
     """One dump of a run: databases by their source names. `begin`: the checkpoint that it continues; None: a
     bootstrap, and `why` says what made it one."""
 
@@ -30,14 +30,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Work:
-    """`pieces` in order. `current`: databases that are at the log's end already. `passed`: pieces whose databases no
+    """`batches` in order. `current`: databases that are at the log's end already. `passed`: pieces whose databases no
     record since their checkpoint concerns, so that the checkpoint can move without a dump. `left`: replicas of
     databases that are in the policy no more. `lost`: replicas whose source is gone, and whose drop no record tells.
     `rescoped`: what is replicated of each database is another choice than before."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    batches: list[DumpBatch] = field(default_factory=list)
     current: list[str] = field(default_factory=list)
-    passed: list[Piece] = field(default_factory=list)
+    passed: list[DumpBatch] = field(default_factory=list)
     left: list[Pair] = field(default_factory=list)
     lost: list[Pair] = field(default_factory=list)
     rescoped: bool = False
@@ -84,8 +84,8 @@ def decide(
             work.current.append(pair.name)
         else:
             groups.setdefault(pair.position or 0, []).append(pair.name)
-    work.pieces.extend(Piece(tuple(names), why=why) for why, names in bootstraps.items())
-    work.pieces.extend(Piece(tuple(groups[begin]), begin) for begin in sorted(groups, reverse=True))
+    work.batches.extend(DumpBatch(tuple(names), why=why) for why, names in bootstraps.items())
+    work.batches.extend(DumpBatch(tuple(groups[begin]), begin) for begin in sorted(groups, reverse=True))
     return work
 
 
