@@ -86,7 +86,7 @@ def list_kept(root: ChangeRoot, engine: AutoEngine, *, table: str = "", need: st
         pins.damaged,
         captured_databases(log),
     )
-    described = _Moments(log, largest.to_pylist())
+    described = _RecoveryPoints(log, largest.to_pylist())
     report.entries = [_entry(row, described, root.place) for row in described.rows]
     return report
 
@@ -112,7 +112,7 @@ def _said(total: Sequence[int]) -> dict[str, int]:
     return {"entries": total[0], "bytes": total[1]}
 
 
-def _entry(row: dict[str, Any], moments: _Moments, root: str) -> dict[str, Any]:
+def _entry(row: dict[str, Any], recovery_points: _RecoveryPoints, root: str) -> dict[str, Any]:
     """One kept entry: `keeper` is link, copy, version or recycle; `since_*`: of the first record that named it;
     `released_*`: of the last that ended a use of it."""
     since, released = row["since"], row["released"]
@@ -121,25 +121,25 @@ def _entry(row: dict[str, Any], moments: _Moments, root: str) -> dict[str, Any]:
     return {
         "checksum": row["checksum"],
         "size": row["size"],
-        "keeper": _keeper(row, moments, root),
+        "keeper": _keeper(row, recovery_points, root),
         "origin": join(row["location"], row["path"]) if row["location"] else None,
         "db": row["db"],
         "table": row["table"],
         "partition": row["partition"],
         "version": row["version"],
         "since_position": since,
-        "since_event": moments.event(since),
-        "since_time": moments.time(since),
+        "since_event": recovery_points.event(since),
+        "since_time": recovery_points.time(since),
         "released_position": released,
-        "released_event": moments.event(released),
-        "released_time": moments.time(released),
+        "released_event": recovery_points.event(released),
+        "released_time": recovery_points.time(released),
         "needed_by": row["reason"],
         "until": _until(row["reason"], released),
         "links": row["links"],
     }
 
 
-def _keeper(row: dict[str, Any], moments: _Moments, root: str) -> str:
+def _keeper(row: dict[str, Any], recovery_points: _RecoveryPoints, root: str) -> str:
     """How an entry came to be kept: what its names, the store and the capture's marker tell."""
     if row["state"] == VERSION:
         return "version"
@@ -147,7 +147,7 @@ def _keeper(row: dict[str, Any], moments: _Moments, root: str) -> str:
         return "link"
     if row["location"] is None:
         return "recycle"
-    said = moments.keeper(row["position"])
+    said = recovery_points.keeper(row["position"])
     if "copy" in said and "link" not in said:
         return "copy"
     return "link" if is_local(root) and is_local(row["location"]) else "copy"
@@ -158,7 +158,7 @@ def _until(need: str, released: int | None) -> str:
     return ends_when(need, released) or (live if need == LIVE else "the next expiry")
 
 
-class _Moments:
+class _RecoveryPoints:
     """What the log says of positions: the event and time of a record, the keeper of its capture. For few rows."""
 
     def __init__(self, log: Sequence[Segment], rows: list[dict[str, Any]]) -> None:

@@ -33,7 +33,7 @@ from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 from replicator.pitr.available import Available, LookTask, look
-from replicator.pitr.moments import moment, moment_text
+from replicator.pitr.recovery_points import moment, moment_text
 from replicator.replay.apply.planning import LoadOptions, plan_load
 from replicator.replay.apply.pricing import describe
 from replicator.replay.places.placement import relative

@@ -24,8 +24,8 @@ from replicator.core.report import CopyCounts
 from replicator.core.roles import after_restore, mark_of
 from replicator.errors import FilesMissing, ObjectExists, Refused
 from replicator.metastore.client import Metastore
-from replicator.pitr.moments import moment_text
 from replicator.pitr.plan import DecidedRestore, RestoreOptions, planned
+from replicator.pitr.recovery_points import moment_text
 from replicator.replay.apply.load import load
 from replicator.replay.places.placement import uri
 from replicator.replay.places.replica import RESTORING, own_parameters

@@ -13,7 +13,7 @@ from replicator.core.model import Database, Table
 from replicator.errors import MomentLost, ObjectNotFound, UsageError
 from replicator.events.lines import encode
 from replicator.events.record import Change, ChangeRecord, CreateDatabase, CreateTable, DropTable, EventsLost
-from replicator.pitr.moments import moment, retained
+from replicator.pitr.recovery_points import moment, retained
 
 Step = tuple[int, int, Change, bool]  # event, time, change, observed
 
