@@ -19,7 +19,7 @@ from cmroot.keep.content import content_name
 from cmroot.keep.filing import removing
 from cmroot.lease import Lease
 from cmroot.log.captured import ADD, segments
-from cmroot.log.taken import read_taken
+from cmroot.log.intercepted import read_intercepted
 from cmroot.store.listing import object_time_ns
 from cmroot.store.naming import raise_named
 from cmroot.store.place import is_local, join, local_path
@@ -57,22 +57,22 @@ class Since:
         self._holds = [pin for pin in pins if pin.is_hold and pin not in planned]
         self._begun = _begun(root, position)
         self._taken: frozenset[str] = frozenset()
-        self._taken_keys = _NO_KEYS
+        self._intercepted_keys = _NO_KEYS
         self.look_again()
 
     def look_again(self) -> None:
         """Read the takings once more, if there are others."""
-        takings = read_taken(self._root, _ALL_EVENTS)
-        places = frozenset(taken.place for taken in takings)
+        intercepts = read_intercepted(self._root, _ALL_EVENTS)
+        places = frozenset(taken.place for taken in intercepts)
         if places - self._taken:
-            rows = [taken.rows().select(["checksum", "size"]) for taken in takings if taken.place not in self._taken]
-            self._taken_keys = pa.concat_arrays([self._taken_keys, *(_keys(table) for table in rows)])
+            rows = [taken.rows().select(["checksum", "size"]) for taken in intercepts if taken.place not in self._taken]
+            self._intercepted_keys = pa.concat_arrays([self._intercepted_keys, *(_keys(table) for table in rows)])
             self._taken |= places
 
     def needs(self, rows: pa.RecordBatch) -> pa.Array:
         """Which of the planned rows are needed now; rather too many than too few."""
         keys = _keys(rows)
-        needed = pc.or_(pc.is_in(keys, self._begun), pc.is_in(keys, self._taken_keys))
+        needed = pc.or_(pc.is_in(keys, self._begun), pc.is_in(keys, self._intercepted_keys))
         if self._after is not None:
             needed = pc.or_(needed, pc.fill_null(pc.greater(rows["released"], self._after), False))
         for pin in self._holds:

@@ -1,7 +1,7 @@
 """What a taking writes down: its journal, and the file entries of what it kept. Values, and their files.
 
 `taking/<id>/journal.json` is there from before anything is touched until nothing is left to do; `entries.parquet` from
-when all is kept. The taking itself is in `taking`.
+when all is kept. The taking itself is in `intercept`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.keep.content import Kept, is_kept
 from cmroot.log.captured import ADD, FILES
-from cmroot.log.taken import JOURNAL
+from cmroot.log.intercepted import JOURNAL
 from cmroot.store.listing import hidden, skipped_directory
 from cmroot.store.place import join, normal, store_for
 from cmroot.text import shown
@@ -30,7 +30,7 @@ _ID = re.compile("[0-9a-f]{32}")
 _PLACE = re.compile("/|[a-z][a-z0-9+.-]*:/")
 _ENTRY = re.compile("[0-9]{1,9}")
 
-TAKING, SENT, DONE = "taking", "sent", "done"
+INTERCEPTING, SENT, DONE = "taking", "sent", "done"
 """States of a journal: nothing is sent yet, so everything goes back; sent, and the outcome is not known; dropped."""
 
 
@@ -96,7 +96,7 @@ def flaw(journal: Journal, name: str) -> str:
     does not exist; "" for a sound one. What it names as places is for who knows the warehouse to judge."""
     if journal.id != name or not _ID.fullmatch(name):
         return f"it says to be {journal.id!r}"
-    if journal.state not in (TAKING, SENT, DONE):
+    if journal.state not in (INTERCEPTING, SENT, DONE):
         return f"it has no known state: {journal.state!r}"
     moved = [source.entry for source in journal.sources if source.entry]
     wrong = [entry for entry in moved if not _ENTRY.fullmatch(entry)]

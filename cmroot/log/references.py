@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError, Superseded
 from cmroot.log.captured import ADD, RELEASE, segments
+from cmroot.log.intercepted import read_intercepted
 from cmroot.log.part_reading import reading
 from cmroot.log.parts import conform
 from cmroot.log.segment import Segment
-from cmroot.log.taken import read_taken
 from cmroot.names import check_entries
 from cmroot.store.entries import estimate, prefixes
 from cmroot.store.place import store_for
@@ -97,7 +97,7 @@ def sources(root: str, log: list[Segment]) -> list[FileRows | Listable]:
                 FileRows(place, first, min(first + GROUPS_OF_ROWS, groups))
                 for first in range(0, groups, GROUPS_OF_ROWS)
             ]
-    found += [FileRows(taken.place, 0, _row_groups(taken.place), True) for taken in read_taken(root, _ALL_EVENTS)]
+    found += [FileRows(taken.place, 0, _row_groups(taken.place), True) for taken in read_intercepted(root, _ALL_EVENTS)]
     return found
 
 

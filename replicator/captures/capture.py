@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import Lease, acquire
 from cmroot.log.captured import sweep_log
-from cmroot.log.taken import undecided_since
+from cmroot.log.intercepted import undecided_since
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import changed_directories
 from replicator.captures.contents import Contents
 from replicator.captures.fold import open_manifest
+from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import left_out
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
-from replicator.captures.takings import Takings
 from replicator.captures.unseen import Key, Sight, parse_name
 from replicator.captures.walk import refresh_tables, walk_database
 from replicator.core.engine import AutoEngine
@@ -135,7 +135,7 @@ class _Run:
         self._log = Recording(source, root, manifest, clock, lease)
         self._contents = Contents(self._log, root.place, keeper, engine, progress)
         self._dirty: dict[tuple[str, str], None] = {}
-        self._takings = Takings(root.place)
+        self._intercepts = Intercepts(root.place)
         self._sight = Sight()
         self.holed = False
         self.report = self._log.report
@@ -160,7 +160,7 @@ class _Run:
             self._source, self._log.cursor, seen, lambda: undecided_since(self._root.place), limit=EVENT_BATCH
         )
         if reading.events:
-            self._takings.look(reading.events[-1].id)
+            self._intercepts.look(reading.events[-1].id)
         if reading.hole is not None:
             self._note_hole(*reading.hole, repair=repair or self.holed)
         concerned = sum(self._fold_event(event) for event in reading.events)
@@ -222,7 +222,7 @@ class _Run:
     def _attach(self, event: NotificationEvent, change: Change) -> None:
         """What was taken before the event: unseen files among it belong to the record that touched their object."""
         table = change.touched
-        for partition, rows in self._takings.of(event.id, *table) if table else ():
+        for partition, rows in self._intercepts.of(event.id, *table) if table else ():
             thing = self._manifest.object(*table, partition) if table else None
             if thing is not None:
                 self._contents.attach(thing, rows)
@@ -319,7 +319,7 @@ class _Run:
         self.report.formats = left_out(self._manifest, self._root.place, sorted(self._manifest.scope()))
         self._contents.remember_unnamed()
         self._log.publish(self._contents.keepers.names, self._sight)
-        self._takings.finish()
+        self._intercepts.finish()
         return self.report
 
     def abandon(self) -> None:

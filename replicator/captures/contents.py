@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from cmroot.log.taken import under_way
+from cmroot.log.intercepted import under_way
 from cmroot.store.place import normal
 from replicator.captures.apply import followed
+from replicator.captures.intercepts import not_known
 from replicator.captures.keeping import Keepers
 from replicator.captures.listing import Listed, ListTask, list_objects, nothing_left, unseen_files
 from replicator.captures.manifest import DataObject, KnownFile
 from replicator.captures.recording import Recording
-from replicator.captures.takings import not_known
 from replicator.captures.unnamed import not_text, remember, remembered
 from replicator.captures.unseen import Empty, Key, Sight, Unseen, gathered
 from replicator.core.engine import AutoEngine

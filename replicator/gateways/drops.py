@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import Any
 
 from cmroot.errors import Error
-from cmroot.keep.journal import DONE, TAKING
-from cmroot.keep.taking import Taking, sweep_takings, takings
+from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
+from cmroot.keep.journal import DONE, INTERCEPTING
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.place import is_local, local_path
 from replicator.errors import ObjectNotFound
@@ -78,7 +78,7 @@ class Drops:
         self._upstream, self._root, self._counts, self._grace = upstream, root, counts, grace
         self._stopped = threading.Event()
         self._locks = _Locks(self._stopped)
-        self._undecided: dict[str, Taking] = {}
+        self._undecided: dict[str, Intercept] = {}
         self._settling = threading.Lock()
 
     def give_up(self) -> None:
@@ -99,20 +99,20 @@ class Drops:
             try:
                 if not held:
                     raise Error("the gateway is stopping: try again")
-                taking, targets = self._take(drop)
+                intercept, targets = self._take(drop)
             except (Error, OSError) as error:
                 return self._refuse(header, f"{drop.call}: nothing was dropped: {_said(error)}")
             message = without_deletion(header, arguments)
-            if taking is None:
+            if intercept is None:
                 reply = forward(message)
                 if reply.succeeded:
                     _tidy(targets.about())
                 return reply.data
-            return self._send(header, drop, taking, message, forward)
+            return self._send(header, drop, intercept, message, forward)
 
     # ---- before ---------------------------------------------------------------------------------------------------
 
-    def _take(self, drop: Drop) -> tuple[Taking | None, Targets]:
+    def _take(self, drop: Drop) -> tuple[Intercept | None, Targets]:
         """Protects what would be deleted; None when there is nothing: no such table, or none whose data would go."""
         self._wait_for_others(drop)
         try:
@@ -121,7 +121,7 @@ class Drops:
             return None, Targets()
         if not targets.sources:
             return None, targets
-        taking = Taking.begin(
+        intercept = Intercept.begin(
             self._root,
             before_event=self._upstream.current_event_id(),
             call=drop.call,
@@ -134,30 +134,30 @@ class Drops:
             stopped=self._stopped,
         )
         try:
-            taking.protect()
+            intercept.protect()
         except BaseException:
-            self._leave(taking)
+            self._leave(intercept)
             raise
-        return taking, targets
+        return intercept, targets
 
-    def _leave(self, taking: Taking) -> None:
+    def _leave(self, intercept: Intercept) -> None:
         """For later, what could not be finished now."""
-        if taking.open:
-            self._undecided[taking.journal.id] = taking
+        if intercept.open:
+            self._undecided[intercept.journal.id] = intercept
 
     def _wait_for_others(self, drop: Drop) -> None:
-        for taking in list(self._undecided.values()):
-            journal = taking.journal
+        for intercept in list(self._undecided.values()):
+            journal = intercept.journal
             if journal.db == drop.db and (not drop.table or not journal.table or journal.table == drop.table):
                 raise Error(f"{journal.call} of {journal.db}.{journal.table} before it is not decided yet: try again")
 
     # ---- the call, and what became of it --------------------------------------------------------------------------
 
-    def _send(self, header: Header, drop: Drop, taking: Taking, message: bytes, forward: Forward) -> bytes:
+    def _send(self, header: Header, drop: Drop, intercept: Intercept, message: bytes, forward: Forward) -> bytes:
         try:
-            taking.sent()
+            intercept.sent()
         except (Error, OSError) as error:
-            self._leave(taking)
+            self._leave(intercept)
             return self._refuse(header, f"{drop.call}: nothing was dropped: {_said(error)}")
         lost: UpstreamLost | None = None
         reply = Reply(b"", False)
@@ -166,45 +166,45 @@ class Drops:
             reply = forward(message)
         except UpstreamLost as error:
             lost = error
-        files, size = taking.files, taking.bytes
+        files, size = intercept.files, intercept.bytes
         try:
-            happened = self._decide(taking, reply, began if lost else None)
+            happened = self._decide(intercept, reply, began if lost else None)
         except Exception as error:
             log.error("%s of %s.%s: %s; tried again later", drop.call, drop.db, drop.table, _said(error))
-            self._leave(taking)
-            happened = reply.succeeded or bool(taking.journal.events)
+            self._leave(intercept)
+            happened = reply.succeeded or bool(intercept.journal.events)
         if happened:
             self._counts.add(files=files, bytes=size)
         if lost is not None:
-            return self._refuse(header, f"{drop.call}: the metastore went away: {lost}; {_state(taking, happened)}")
+            return self._refuse(header, f"{drop.call}: the metastore went away: {lost}; {_state(intercept, happened)}")
         return reply.data
 
-    def _decide(self, taking: Taking, reply: Reply, lost_since: float | None) -> bool:
+    def _decide(self, intercept: Intercept, reply: Reply, lost_since: float | None) -> bool:
         """Finishes a taking; whether anything was dropped. With `lost_since` only the metastore knows, and it may still
         be at work: absence of the drop counts after the grace."""
-        events = self._announced(taking).events if reply.succeeded else self._found(taking, lost_since)
-        taking.settle(events)
+        events = self._announced(intercept).events if reply.succeeded else self._found(intercept, lost_since)
+        intercept.settle(events)
         if events:
-            _tidy(taking.journal.about)
+            _tidy(intercept.journal.about)
         return bool(events)
 
-    def _announced(self, taking: Taking) -> Outcome:
+    def _announced(self, intercept: Intercept) -> Outcome:
         """The outcome of a call that succeeded: everything was dropped, and the events are there, or will be."""
-        tables = taking.tables
+        tables = intercept.tables
         deadline = time.monotonic() + ANNOUNCED_WITHIN
         while True:
-            outcome = find_outcome(self._upstream, taking.journal, _kind(taking))
+            outcome = find_outcome(self._upstream, intercept.journal, _kind(intercept))
             if outcome.announced == tables or time.monotonic() > deadline:
                 newest = self._upstream.current_event_id()
                 return Outcome({table: outcome.events.get(table, newest) for table in tables}, outcome.announced)
             time.sleep(PAUSE)
 
-    def _found(self, taking: Taking, lost_since: float | None) -> dict[str, int]:
+    def _found(self, intercept: Intercept, lost_since: float | None) -> dict[str, int]:
         deadline = 0.0 if lost_since is None else lost_since + self._grace.total_seconds()
-        tables = taking.tables
+        tables = intercept.tables
         while True:
             try:
-                events = find_outcome(self._upstream, taking.journal, _kind(taking)).events
+                events = find_outcome(self._upstream, intercept.journal, _kind(intercept)).events
                 if events.keys() == tables or time.monotonic() >= deadline:
                     return events
             except Error as error:
@@ -218,12 +218,12 @@ class Drops:
         """Takes over what a crash left; before the first connection. What was never sent goes back at once; the rest is
         for `settle_undecided`. Journals that name what is not the warehouse's are logged and left. Raises FormatError
         for a damaged one."""
-        sweep_takings(self._root)
-        for taking in takings(self._root, lambda place, journal: refusal_of(journal, self._upstream)):
-            if taking.journal.state == TAKING:
-                taking.put_back()
+        sweep_intercepts(self._root)
+        for intercept in intercepts(self._root, lambda place, journal: refusal_of(journal, self._upstream)):
+            if intercept.journal.state == INTERCEPTING:
+                intercept.put_back()
             else:
-                self._leave(taking)
+                self._leave(intercept)
 
     @property
     def undecided(self) -> int:
@@ -232,34 +232,34 @@ class Drops:
     def settle_undecided(self) -> int:
         """Tries to finish what is not decided; how many are left. An error is logged, and for the next time."""
         with self._settling:
-            for name, taking in list(self._undecided.items()):
-                journal = taking.journal
+            for name, intercept in list(self._undecided.items()):
+                journal = intercept.journal
                 with self._locks.hold(journal.db, journal.table) as held:
                     if not held:
                         break
                     try:
-                        self._settle(taking)
+                        self._settle(intercept)
                     except Exception as error:
                         what = f"{journal.call} of {journal.db}.{journal.table}"
                         log.warning("%s is not finished yet: %s", what, _said(error))
                         continue
-                    if not taking.open:
+                    if not intercept.open:
                         del self._undecided[name]
             return len(self._undecided)
 
-    def _settle(self, taking: Taking) -> None:
-        if taking.journal.state == TAKING:
-            taking.put_back()
-        elif taking.journal.state == DONE:
-            taking.settle(taking.journal.events)
+    def _settle(self, intercept: Intercept) -> None:
+        if intercept.journal.state == INTERCEPTING:
+            intercept.put_back()
+        elif intercept.journal.state == DONE:
+            intercept.settle(intercept.journal.events)
         else:
-            events = find_outcome(self._upstream, taking.journal, _kind(taking)).events
-            tables = taking.tables
-            if events.keys() != tables and time.time() < taking.journal.sent_at + self._grace.total_seconds():
+            events = find_outcome(self._upstream, intercept.journal, _kind(intercept)).events
+            tables = intercept.tables
+            if events.keys() != tables and time.time() < intercept.journal.sent_at + self._grace.total_seconds():
                 return
-            taking.settle(events)
-        if taking.journal.events:
-            _tidy(taking.journal.about)
+            intercept.settle(events)
+        if intercept.journal.events:
+            _tidy(intercept.journal.about)
 
     def _refuse(self, header: Header, message: str) -> bytes:
         self._counts.add(refused=1)
@@ -275,16 +275,16 @@ def refusal(header: Header, message: str) -> bytes:
     return declared_error(header, field, message)
 
 
-def _kind(taking: Taking) -> str:
-    return SHAPES[taking.journal.call].kind
+def _kind(intercept: Intercept) -> str:
+    return SHAPES[intercept.journal.call].kind
 
 
 def _said(error: Exception) -> str:
     return error.message if isinstance(error, Error) else str(error)
 
 
-def _state(taking: Taking, happened: bool) -> str:
-    if taking.open:
+def _state(intercept: Intercept, happened: bool) -> str:
+    if intercept.open:
         return "it is not known whether the drop happened; the files are in $cmroot until it is"
     return "the drop happened, and the files are kept" if happened else "nothing was dropped"
 

@@ -19,8 +19,8 @@ from story import Answer, Story, command
 
 import replicator.errors
 from cmroot.errors import Error
+from cmroot.keep.intercept import Intercept
 from cmroot.keep.journal import Owner, Source
-from cmroot.keep.taking import Taking
 from replicator.gateways.drops import Counts, Drops
 from replicator.metastore.embedded.running import Running
 
@@ -217,7 +217,7 @@ def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(story
     """A gateway was killed in a drop, and somebody has changed what it wrote down; then it starts again."""
     choice, source, root = random.Random(SEED), story.source, str(story.cmroot)
     texts = set(contents(source.home))
-    taking = begun(story, state)
+    intercept = begun(story, state)
     if state != "taking":
         source.metastore.drop_table(story.db, "t")
     kept = {place: story.here / f"kept-{place.name}" for place in (story.cmroot, source.home)}
@@ -228,7 +228,7 @@ def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(story
         f"file:{victim}",
         f"file:{victim}/new",
         f"file:{source.home}/../../new",
-        os.path.relpath(victim, taking),
+        os.path.relpath(victim, intercept),
         "/x",
     ]
 
@@ -241,7 +241,7 @@ def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(story
         return json.dumps(journal | {"state": choice.choice(("taking", "sent", "done"))}).encode()
 
     for number in range(EXAMPLES * 2):
-        path = choice.choice(sorted(path for path in taking.iterdir() if path.is_file()))
+        path = choice.choice(sorted(path for path in intercept.iterdir() if path.is_file()))
         change = choice.choice((redirected, mutated_text, mutated)) if path.suffix == ".json" else mutated
         path.write_bytes(change(path.read_bytes(), choice))
         about = f"example {number} of seed {SEED}: {path.name}: {path.read_bytes()[:1000]!r}"
@@ -251,9 +251,9 @@ def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(story
             drops.recover()
             drops.settle_undecided()
         except Error as error:
-            assert str(taking) in str(error), about
+            assert str(intercept) in str(error), about
         assert world(story.warehouse, story.here, source.home.parent, but=kept.keys()) == outside, about
-        left = set(contents(source.home)) | set(contents(story.cmroot / "files")) | set(contents(taking))
+        left = set(contents(source.home)) | set(contents(story.cmroot / "files")) | set(contents(intercept))
         assert texts <= left, about
         for place, copy in kept.items():
             shutil.rmtree(place)
@@ -263,7 +263,7 @@ def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(story
 def begun(story: Story, state: str) -> Path:
     """The directory of a taking of table `t` that nobody has finished."""
     place = f"file:{story.source.home / 't'}"
-    taking = Taking.begin(
+    intercept = Intercept.begin(
         str(story.cmroot),
         before_event=story.source.metastore.current_event_id(),
         call="drop_table",
@@ -272,13 +272,13 @@ def begun(story: Story, state: str) -> Path:
         sources=[Source(place, "t")],
         owners=[Owner("t", "", place)],
     )
-    taking.protect()
+    intercept.protect()
     if state != "taking":
-        taking.sent()
+        intercept.sent()
     if state == "done":
-        taking._save(state="done", events={"t": taking.journal.before_event})
-    taking._filing.close()
-    return Path(taking.place)
+        intercept._save(state="done", events={"t": intercept.journal.before_event})
+    intercept._filing.close()
+    return Path(intercept.place)
 
 
 def contents(top: Path) -> list[bytes]:

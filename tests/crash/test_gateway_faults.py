@@ -27,7 +27,7 @@ from raw_thrift import RawClient
 
 from cmroot.keep.content import locate
 from cmroot.keep.journal import Journal, Source, write_journal
-from cmroot.log.taken import read_taken, undecided_since
+from cmroot.log.intercepted import read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from replicator.errors import FormatError
 from replicator.gateways.drops import Counts, Drops
@@ -288,7 +288,7 @@ def settle(direct: ThriftMetastore, root: str, grace: timedelta = timedelta(0)) 
 
 def recorded(root: str) -> dict[str, str]:
     found = {}
-    for taken in read_taken(root, 1 << 62):
+    for taken in read_intercepted(root, 1 << 62):
         for row in taken.rows().to_pylist():
             key = f"{row['table']}/{row['partition']}"
             assert key not in found
@@ -328,7 +328,7 @@ def test_a_gateway_killed_before_it_heard_of_a_drop_finds_it_done(source_metasto
 def recorded_files(root: str) -> dict[str, str]:
     return {
         f"{row['table']}/{row['path']}": Path(locate(root, row["checksum"], row["size"])).read_text()
-        for taken in read_taken(root, 1 << 62)
+        for taken in read_intercepted(root, 1 << 62)
         for row in taken.rows().to_pylist()
     }
 
@@ -336,13 +336,13 @@ def recorded_files(root: str) -> dict[str, str]:
 def by_hand(root: Path, here: Path, **changes: Any) -> Path:
     """A taking whose journal nobody but we wrote; `0` in it is a directory."""
     id = uuid.uuid4().hex
-    taking = root / "taking" / id
-    (taking / "0").mkdir(parents=True)
-    (taking / "0" / "authorized_keys").write_text("mine")
+    intercept = root / "taking" / id
+    (intercept / "0").mkdir(parents=True)
+    (intercept / "0" / "authorized_keys").write_text("mine")
     source = Source(f"file:{here / 'elsewhere'}", "t", "0")
     journal = Journal(1, id, "taking", 0, "drop_table", "sales", "t", "2026-01-01T00:00:00+00:00", (source,), ())
-    write_journal(str(taking), msgspec.structs.replace(journal, **changes))
-    return taking
+    write_journal(str(intercept), msgspec.structs.replace(journal, **changes))
+    return intercept
 
 
 def test_a_journal_made_by_hand_moves_and_removes_nothing(
@@ -380,7 +380,7 @@ def test_a_journal_made_by_hand_moves_and_removes_nothing(
     after = {str(path): path.stat().st_ino for path in tmp_path.rglob("*")}
     assert before.items() <= after.items() and not (tmp_path / "elsewhere").exists()
     named = [record.getMessage() for record in caplog.records if "not followed" in record.getMessage()]
-    assert len(named) == len(made) and all(any(taking.name in line for line in named) for taking in made)
+    assert len(named) == len(made) and all(any(intercept.name in line for line in named) for intercept in made)
 
 
 def test_a_damaged_journal_stops_the_start_by_name(source_metastore: Running, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from raw_thrift import struct
 from story import Story, command
 
 from cmroot.log.captured import segments
-from cmroot.log.taken import read_taken
+from cmroot.log.intercepted import read_intercepted
 from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
 
@@ -75,13 +75,13 @@ def test_drops_between_captures_leave_a_log_that_adds_up(story: Story) -> None:
 
 def test_a_capture_waits_for_what_is_not_decided(story: Story) -> None:
     """A drop under way, as the capture sees it: its event is left for the next one."""
+    from cmroot.keep.intercept import Intercept
     from cmroot.keep.journal import Owner, Source
-    from cmroot.keep.taking import Taking
 
     metastore = story.source.metastore
     location = metastore.table(story.db, "t").location
     assert location
-    taking = Taking.begin(
+    intercept = Intercept.begin(
         str(story.cmroot),
         before_event=metastore.current_event_id(),
         call="drop_table",
@@ -90,15 +90,15 @@ def test_a_capture_waits_for_what_is_not_decided(story: Story) -> None:
         sources=[Source(location, "t")],
         owners=[Owner("t", "", location)],
     )
-    taking.protect()
-    taking.sent()
+    intercept.protect()
+    intercept.sent()
     scanned = story.capture()
     assert (scanned.code, scanned.said["missing_directories"], scanned.said["observed"]) == (0, [], 0), scanned
     metastore.drop_table(story.db, "t")
     dropped = metastore.current_event_id()
     answer = story.capture("--no-scan")
     assert answer.code == 0 and answer.said["through_event"] < dropped
-    taking.settle({"t": dropped})
+    intercept.settle({"t": dropped})
     assert story.capture().said["through_event"] == dropped
     story.catch_up()
 
@@ -122,7 +122,7 @@ def test_a_table_on_one_file_is_replicated_and_kept_when_it_goes(story: Story) -
     assert (verified.code, verified.said["differences"]) == (0, []), verified
     for name in ("one", "other"):
         guard.call("drop_table", story.db, name, True)
-    rows = [row for taken in read_taken(str(story.cmroot), ALL) for row in taken.rows().to_pylist()]
+    rows = [row for taken in read_intercepted(str(story.cmroot), ALL) for row in taken.rows().to_pylist()]
     assert [(row["table"], row["path"], row["kept"]) for row in rows] == [("one", "", True), ("other", "", True)]
     assert not (source.home / "one").exists()
     story.catch_up()

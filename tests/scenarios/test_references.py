@@ -13,7 +13,7 @@ from warehouse import Pair, Sides
 
 from cmroot.keep.keepers import recycle_tree
 from cmroot.log.captured import ADD, RELEASE, segments
-from cmroot.log.taken import read_taken, write_taken
+from cmroot.log.intercepted import read_intercepted, write_intercepted
 from cmroot.store.listing import hidden
 from replicator.captures.fold import open_manifest
 
@@ -85,7 +85,7 @@ def test_a_partition_made_and_taken_between_two_captures_is_recorded_with_its_by
     take_and_drop(pair, "t", "p=1")
     pair.sql("INSERT INTO t PARTITION (p = 1) VALUES ('B')")
     pair.capture()
-    assert read_taken(pair.root.place, 1 << 62) == []
+    assert read_intercepted(pair.root.place, 1 << 62) == []
     live, had = references(pair)
     assert live == had
     loaded = pair.load(pair.dump(since=pair.last.dump, until=str(made)))
@@ -117,4 +117,4 @@ def take_and_drop(pair: Pair, table: str, partition: str) -> None:
         for file in taken
         if not hidden(file.path.rpartition("/")[2])
     ]
-    write_taken(pair.root.place, pair.source.current_event_id(), pa.Table.from_pylist(rows))
+    write_intercepted(pair.root.place, pair.source.current_event_id(), pa.Table.from_pylist(rows))

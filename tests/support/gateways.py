@@ -17,7 +17,7 @@ from plain_tables import PlainDatabase
 from raw_thrift import RawClient, Said
 
 from cmroot.keep.content import locate
-from cmroot.log.taken import read_taken
+from cmroot.log.intercepted import read_intercepted
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.gateways.server import Gateway, opened
 from replicator.metastore.embedded.running import Running
@@ -79,7 +79,7 @@ class Guarded:
         """(file entry, event) of everything that was taken in this database."""
         return [
             (row, taken.event)
-            for taken in read_taken(self.root.place, ALL)
+            for taken in read_intercepted(self.root.place, ALL)
             for row in taken.rows().to_pylist()
             if row["db"] == self.db
         ]

@@ -23,7 +23,7 @@ from cmroot.keep.filing import filing, removing
 from cmroot.keep.recycle import recycle
 from cmroot.lease import acquire
 from cmroot.log.captured import FILES, SegmentWriter, segments
-from cmroot.log.taken import write_taken
+from cmroot.log.intercepted import write_intercepted
 from cmroot.pins import (
     DumpPin,
     Hold,
@@ -229,7 +229,7 @@ def test_a_capture_that_tells_no_time_is_young(local: SmallRoot) -> None:
 def test_rows_of_a_taking_keep_bytes_that_no_capture_has_recorded(ground: SmallRoot) -> None:
     ground.keep("a")
     row = {"checksum": checksum("a"), "size": len(content("a")), "op": "add", "path": "a"}
-    write_taken(ground.root, 7, pa.Table.from_pylist([row], schema=FILES))
+    write_intercepted(ground.root, 7, pa.Table.from_pylist([row], schema=FILES))
     ground.expire()
     assert ground.there() == {"a"}
 
@@ -334,7 +334,7 @@ def test_bytes_that_a_gateway_took_after_the_plan_stay(ground: SmallRoot) -> Non
     history(ground)
     plan = ground.plan()
     row = {"checksum": checksum("b"), "size": len(content("b")), "op": "add", "path": "b"}
-    write_taken(ground.root, 7, pa.Table.from_pylist([row], schema=FILES))
+    write_intercepted(ground.root, 7, pa.Table.from_pylist([row], schema=FILES))
     expire(ground.root, plan, now=lambda: NOW)
     assert ground.there() == {"a", "b"}
 

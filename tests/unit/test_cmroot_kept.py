@@ -123,7 +123,7 @@ def test_an_empty_root_keeps_nothing(history: History) -> None:
 
 
 def test_rows_of_a_taking_that_is_not_recorded_yet_are_needed(history: History) -> None:
-    from cmroot.log.taken import write_taken
+    from cmroot.log.intercepted import write_intercepted
 
     history.write("t/taken", b"taken")
     content = CopyKeeper(history.root).keep(str(history.source / "t/taken"))
@@ -138,7 +138,7 @@ def test_rows_of_a_taking_that_is_not_recorded_yet_are_needed(history: History) 
         "checksum": content.checksum,
         "kept": True,
     }
-    write_taken(history.root, 7, pa.Table.from_pylist([row], schema=FILES))
+    write_intercepted(history.root, 7, pa.Table.from_pylist([row], schema=FILES))
     assert listed(history.root)["taken"]["reason"] == "live"
 
 

@@ -14,9 +14,9 @@ from steps import at_every_step
 
 from cmroot.errors import FormatError, KeepError, NotWritable
 from cmroot.keep.content import is_kept, locate
+from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
 from cmroot.keep.journal import Owner, Source
-from cmroot.keep.taking import Taking, sweep_takings, takings
-from cmroot.log.taken import JOURNAL, read_taken, undecided_since
+from cmroot.log.intercepted import JOURNAL, read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file
 from cmroot.store.place import join, store_for
@@ -35,10 +35,10 @@ class Ground:
         for name, data in FILES.items():
             store_for(self.table).write_bytes(join(self.table, name), data)
 
-    def begin(self, **more: object) -> Taking:
+    def begin(self, **more: object) -> Intercept:
         sources = [Source(self.table, "t"), *(Source(join(self.table, f"p={number}"), "t") for number in (1, 2))]
         owners = [Owner("t", f"p={number}", join(self.table, f"p={number}")) for number in (1, 2)]
-        return Taking.begin(
+        return Intercept.begin(
             self.root,
             before_event=7,
             call="drop_table",
@@ -58,7 +58,7 @@ class Ground:
     def recorded(self) -> dict[str, bytes]:
         """Path below the table -> kept bytes, of what the capture of an event will find."""
         found = {}
-        for taken in read_taken(self.root, 1 << 62):
+        for taken in read_intercepted(self.root, 1 << 62):
             for row in taken.rows().to_pylist():
                 assert (row["op"], row["db"], row["table"], row["kept"]) == ("add", "db", "t", True)
                 assert row["location"] == join(self.table, row["partition"])
@@ -99,23 +99,23 @@ def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Ground:
 
 
 def test_what_was_dropped_is_kept_and_waits_for_its_event(ground: Ground) -> None:
-    taking = ground.begin(about={"kind": "table"})
+    intercept = ground.begin(about={"kind": "table"})
     assert undecided_since(ground.root) == 7
-    taking.protect()
-    taking.sent()
-    taking.settle({"t": 8})
+    intercept.protect()
+    intercept.sent()
+    intercept.settle({"t": 8})
     assert ground.there() == {}
     assert ground.recorded() == {name: FILES[name] for name in RECORDED}
-    assert {taken.event for taken in read_taken(ground.root, 8)} == {8}
-    assert (taking.files, taking.bytes) == (len(FILES), sum(map(len, FILES.values())))
-    assert ground.is_clean() and not taking.open
+    assert {taken.event for taken in read_intercepted(ground.root, 8)} == {8}
+    assert (intercept.files, intercept.bytes) == (len(FILES), sum(map(len, FILES.values())))
+    assert ground.is_clean() and not intercept.open
 
 
 def test_nobodys_files_are_kept_too(ground: Ground) -> None:
-    taking = ground.begin()
-    taking.protect()
-    taking.sent()
-    taking.settle({"t": 8})
+    intercept = ground.begin()
+    intercept.protect()
+    intercept.sent()
+    intercept.settle({"t": 8})
     kept = {
         store_for(ground.root).read_bytes(join(ground.root, "files", name))
         for name in store_for(ground.root).find(join(ground.root, "files"))
@@ -128,12 +128,12 @@ def test_a_file_whose_name_is_no_text_is_kept_like_any_other(tmp_path: Path, kil
     ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
     ground.lay()
     Path(os.fsdecode(os.fsencode(ground.table) + b"/p=1/bad\xff")).write_bytes(b"no text")
-    taking = ground.begin()
-    taking.protect()
-    taking.sent()
+    intercept = ground.begin()
+    intercept.protect()
+    intercept.sent()
     if killed:
-        (taking,) = takings(ground.root)
-    taking.settle({"t": 8})
+        (intercept,) = intercepts(ground.root)
+    intercept.settle({"t": 8})
     assert not Path(ground.table).exists()
     assert ground.recorded() == {name: FILES[name] for name in RECORDED} | {r"p=1/bad\xff": b"no text"}
     assert ground.is_clean()
@@ -141,10 +141,10 @@ def test_a_file_whose_name_is_no_text_is_kept_like_any_other(tmp_path: Path, kil
 
 def test_what_was_not_dropped_is_back_as_it_was(ground: Ground, tmp_path: Path) -> None:
     before = ground.there(), tree(tmp_path / "w")
-    taking = ground.begin()
-    taking.protect()
-    taking.sent()
-    taking.settle({})
+    intercept = ground.begin()
+    intercept.protect()
+    intercept.sent()
+    intercept.settle({})
     assert (ground.there(), tree(tmp_path / "w")) == before
     assert ground.recorded() == {} and ground.is_clean()
 
@@ -159,39 +159,39 @@ def tree(top: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def test_a_file_that_a_writer_adds_until_the_end_is_kept(ground: Ground) -> None:
-    taking = ground.begin()
-    taking.protect()
-    moved = taking.journal.sources[0].entry
-    place = join(taking.place, moved) if moved else ground.table
+    intercept = ground.begin()
+    intercept.protect()
+    moved = intercept.journal.sources[0].entry
+    place = join(intercept.place, moved) if moved else ground.table
     store_for(place).write_bytes(join(place, "p=1/late"), b"late")
-    taking.sent()
+    intercept.sent()
     store_for(place).write_bytes(join(place, "p=2/later"), b"later")
-    taking.settle({"t": 8})
+    intercept.settle({"t": 8})
     assert {"p=1/late": b"late", "p=2/later": b"later"}.items() <= ground.recorded().items()
     assert ground.there() == {}
 
 
 def test_a_file_that_changes_after_it_was_kept_is_kept_again(ground: Ground) -> None:
-    taking = ground.begin()
-    taking.protect()
-    moved = taking.journal.sources[0].entry
-    place = join(taking.place, moved) if moved else ground.table
+    intercept = ground.begin()
+    intercept.protect()
+    moved = intercept.journal.sources[0].entry
+    place = join(intercept.place, moved) if moved else ground.table
     store_for(place).write_bytes(join(place, "p=1/b"), b"changed since")
-    taking.sent()
-    taking.settle({"t": 8})
+    intercept.sent()
+    intercept.settle({"t": 8})
     assert ground.recorded()["p=1/b"] == b"changed since"
 
 
 @pytest.mark.parametrize("dropped", [True, False])
 @pytest.mark.parametrize("state", ["begun", "protected", "sent"])
 def test_whoever_comes_after_a_crash_finishes(ground: Ground, state: str, dropped: bool) -> None:
-    taking = ground.begin()
+    intercept = ground.begin()
     if state != "begun":
-        taking.protect()
+        intercept.protect()
     if state == "sent":
-        taking.sent()
-    taking._filing.close()  # as the end of the process would
-    (left,) = takings(ground.root)
+        intercept.sent()
+    intercept._filing.close()  # as the end of the process would
+    (left,) = intercepts(ground.root)
     assert left.journal.state == ("sent" if state == "sent" else "taking")
     if dropped and state == "sent":
         left.settle({"t": 9})
@@ -201,30 +201,30 @@ def test_whoever_comes_after_a_crash_finishes(ground: Ground, state: str, droppe
     else:
         left.put_back()
         assert ground.there() == FILES
-    assert ground.is_clean() and takings(ground.root) == []
+    assert ground.is_clean() and intercepts(ground.root) == []
 
 
 def test_a_table_made_anew_meanwhile_keeps_its_files(ground: Ground) -> None:
     """The gateway was down between the drop and its end; the name has other data by then."""
-    taking = ground.begin()
-    taking.protect()
-    taking.sent()
-    taking._filing.close()
-    if not taking.journal.sources[0].entry:
+    intercept = ground.begin()
+    intercept.protect()
+    intercept.sent()
+    intercept._filing.close()
+    if not intercept.journal.sources[0].entry:
         store_for(ground.table).remove_tree(ground.table)
     store_for(ground.table).write_bytes(join(ground.table, "p=1/a"), b"of another table")
     store_for(ground.table).write_bytes(join(ground.table, "p=1/new"), b"new")
-    (left,) = takings(ground.root)
+    (left,) = intercepts(ground.root)
     left.settle({"t": 9})
     assert ground.there() == {"p=1/a": b"of another table", "p=1/new": b"new"}
     assert ground.recorded() == {name: FILES[name] for name in RECORDED}
 
 
 def test_what_comes_back_does_not_replace_what_has_come_meanwhile(ground: Ground) -> None:
-    taking = ground.begin()
-    taking.protect()
+    intercept = ground.begin()
+    intercept.protect()
     store_for(ground.table).write_bytes(join(ground.table, "p=1/b"), b"another")
-    taking.put_back()
+    intercept.put_back()
     assert ground.there() == FILES | {"p=1/b": b"another"}
     checksum = checksum_of(b"two")
     assert is_kept(ground.root, *checksum)
@@ -240,12 +240,12 @@ def test_an_emptied_directory_stays_as_accessible_as_it_was(tmp_path: Path) -> N
     ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
     ground.lay()
     os.chmod(ground.table, 0o750)
-    taking = ground.begin(empties=True)
-    taking.protect()
+    intercept = ground.begin(empties=True)
+    intercept.protect()
     assert os.listdir(ground.table) == [] and os.stat(ground.table).st_mode & 0o7777 == 0o750
-    taking.sent()
+    intercept.sent()
     Path(ground.table, "written-after").write_bytes(b"new")
-    taking.settle({"t": 8})
+    intercept.settle({"t": 8})
     assert ground.there() == {"written-after": b"new"}
     assert ground.recorded() == {name: FILES[name] for name in RECORDED}
 
@@ -255,7 +255,7 @@ def test_of_several_tables_only_those_that_were_dropped_stay(tmp_path: Path) -> 
     for name in ("dropped", "there"):
         store_for(ground.table).write_bytes(join(ground.table, name, "file"), name.encode())
     sources = [Source(join(ground.table, name), name) for name in ("dropped", "there")]
-    taking = Taking.begin(
+    intercept = Intercept.begin(
         ground.root,
         before_event=1,
         call="drop_database",
@@ -264,11 +264,11 @@ def test_of_several_tables_only_those_that_were_dropped_stay(tmp_path: Path) -> 
         sources=sources,
         owners=[Owner(source.table, "", source.place) for source in sources],
     )
-    taking.protect()
-    taking.sent()
-    taking.settle({"dropped": 2})
+    intercept.protect()
+    intercept.sent()
+    intercept.settle({"dropped": 2})
     assert ground.there() == {"there/file": b"there"}
-    ((row,),) = [taken.rows().to_pylist() for taken in read_taken(ground.root, 2)]
+    ((row,),) = [taken.rows().to_pylist() for taken in read_intercepted(ground.root, 2)]
     assert (row["table"], row["path"]) == ("dropped", "file")
 
 
@@ -278,10 +278,10 @@ def test_hidden_files_and_links_come_back_too(tmp_path: Path) -> None:
     Path(ground.table, ".a.crc").write_bytes(b"crc")
     Path(ground.table, "link").symlink_to("p=1/a")
     Path(ground.table, "dangling").symlink_to("nowhere")
-    taking = ground.begin()
-    taking.protect()
+    intercept = ground.begin()
+    intercept.protect()
     assert not Path(ground.table).exists()
-    taking.put_back()
+    intercept.put_back()
     assert (
         Path(ground.table, ".a.crc").read_bytes() == b"crc"
         and Path(ground.table, "link").read_bytes() == FILES["p=1/a"]
@@ -304,9 +304,9 @@ def test_a_root_inside_what_is_taken_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_kept_leaves_everything_in_place(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is that goes wrong, at the first file or at the last."""
-    import cmroot.keep.taking
+    import cmroot.keep.intercept
 
-    real = cmroot.keep.taking.keep_safely
+    real = cmroot.keep.intercept.keep_safely
     before = ground.there()
     for fails_at in range(len(FILES)):
         calls = iter(range(100))
@@ -316,7 +316,7 @@ def test_a_file_that_cannot_be_kept_leaves_everything_in_place(ground: Ground, m
                 raise NotWritable("the disk is not what it was")
             return real(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(cmroot.keep.taking, "keep_safely", keep)
+        monkeypatch.setattr(cmroot.keep.intercept, "keep_safely", keep)
         with pytest.raises(NotWritable):
             ground.begin().protect()
         assert ground.there() == before and ground.is_clean()
@@ -325,17 +325,17 @@ def test_a_file_that_cannot_be_kept_leaves_everything_in_place(ground: Ground, m
 def test_a_damaged_journal_is_told_by_name(tmp_path: Path) -> None:
     ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w" / "t"))
     ground.lay()
-    taking = ground.begin()
-    journal = Path(taking.place, JOURNAL)
+    intercept = ground.begin()
+    journal = Path(intercept.place, JOURNAL)
     journal.write_bytes(journal.read_bytes()[:40])
     with pytest.raises(FormatError, match=r"journal\.json"):
-        takings(ground.root)
+        intercepts(ground.root)
     journal.write_text(
         '{"version": 2, "id": "", "state": "", "before_event": 0, "call": "", "db": "", "table": "",'
         ' "created": "", "sources": [], "owners": []}'
     )
     with pytest.raises(FormatError, match="version 2"):
-        takings(ground.root)
+        intercepts(ground.root)
 
 
 def test_many_files_are_kept_by_several_threads(tmp_path: Path) -> None:
@@ -343,10 +343,10 @@ def test_many_files_are_kept_by_several_threads(tmp_path: Path) -> None:
     Path(ground.table, "p=1").mkdir(parents=True)
     for number in range(300):
         Path(ground.table, "p=1", f"{number:03}").write_text(str(number))
-    taking = ground.begin()
-    taking.protect()
-    taking.sent()
-    taking.settle({"t": 8})
+    intercept = ground.begin()
+    intercept.protect()
+    intercept.sent()
+    intercept.settle({"t": 8})
     assert ground.recorded() == {f"p=1/{number:03}": str(number).encode() for number in range(300)}
 
 
@@ -354,7 +354,7 @@ def test_many_files_are_kept_by_several_threads(tmp_path: Path) -> None:
 
 WORK = """
 from cmroot.keep.journal import Owner, Source
-from cmroot.keep.taking import Taking
+from cmroot.keep.intercept import Taking
 root, table = {root!r}, {table!r}
 taking = Taking.begin(root, before_event=7, call="drop_table", db="db", table="t", sources=[Source(table, "t")],
                       owners=[Owner("t", f"p={{n}}", f"{{table}}/p={{n}}") for n in (1, 2)])
@@ -389,11 +389,11 @@ def test_a_taking_that_is_killed_at_any_step_loses_nothing(
             if path.is_file():
                 checksum, size = checksum_file(str(path))
                 assert path.name == f"xxh3_128-{checksum}-{size}"
-        sweep_takings(root)
+        sweep_intercepts(root)
         ground = Ground(root, str(place))
-        for taking in takings(root):
-            assert taking.journal.state != "done" or dropped.exists()
-            taking.settle({"t": 8} if dropped.exists() else {})
+        for intercept in intercepts(root):
+            assert intercept.journal.state != "done" or dropped.exists()
+            intercept.settle({"t": 8} if dropped.exists() else {})
         if dropped.exists():
             assert ground.recorded() == content, number
             assert not place.exists() or not any(path.is_file() for path in place.rglob("*")), number
@@ -403,6 +403,9 @@ def test_a_taking_that_is_killed_at_any_step_loses_nothing(
         assert ground.is_clean() and os.listdir(join(root, "taking")) == []
 
     kills = at_every_step(
-        WORK.format(root=root, table=str(place), dropped=str(dropped)), prepare, check, imports=", cmroot.keep.taking"
+        WORK.format(root=root, table=str(place), dropped=str(dropped)),
+        prepare,
+        check,
+        imports=", cmroot.keep.intercept",
     )
     assert kills > 20

@@ -27,7 +27,7 @@ JOURNAL = "journal.json"
 
 
 @dataclass(frozen=True)
-class Taken:
+class Intercepted:
     """What was taken before an event: its id, and the file that holds the entries."""
 
     event: int
@@ -46,7 +46,7 @@ class Taken:
             ) from error
 
 
-def write_taken(root: str, event: int, rows: pa.Table, unique: str | None = None) -> Taken:
+def write_intercepted(root: str, event: int, rows: pa.Table, unique: str | None = None) -> Intercepted:
     """Leave entries for the capture that reads an event; durable when it returns. The bytes must be kept by then.
 
     `unique`: 32 hex digits of the caller's; writing again with the same ones replaces what was written."""
@@ -54,17 +54,17 @@ def write_taken(root: str, event: int, rows: pa.Table, unique: str | None = None
     store_for(root).mkdirs(join(root, "taken"))
     with store_for(root).open_write(place) as file:
         pq.write_table(conform(rows, FILES), file, compression="zstd")
-    return Taken(event, place)
+    return Intercepted(event, place)
 
 
-def read_taken(root: str, until: int) -> list[Taken]:
+def read_intercepted(root: str, until: int) -> list[Intercepted]:
     """Everything that was taken before events up to and with `until`, in their order."""
     names = sorted(store_for(root).list(join(root, "taken")))
     found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
-    return [Taken(event, join(root, "taken", name)) for event, name in found if event <= until]
+    return [Intercepted(event, join(root, "taken", name)) for event, name in found if event <= until]
 
 
-def remove_taken(taken: Taken) -> None:
+def remove_intercepted(taken: Intercepted) -> None:
     """After the segment that records it was published. Safe to run twice."""
     try:
         store_for(taken.place).remove(taken.place)
@@ -94,13 +94,14 @@ def under_way(root: str) -> set[tuple[str, str]]:
 
 
 def _journals(root: str) -> Iterator[_Journal]:
-    store, taking = store_for(root), join(root, "taking")
-    for name in store.list(taking):
+    store, intercept = store_for(root), join(root, "taking")
+    for name in store.list(intercept):
         try:
-            yield msgspec.json.decode(store.read_bytes(join(taking, name, JOURNAL)), type=_Journal)
+            yield msgspec.json.decode(store.read_bytes(join(intercept, name, JOURNAL)), type=_Journal)
         except FileNotFoundError:
             continue  # decided this moment
         except UNREADABLE as error:
             raise FormatError(
-                f"{join(taking, name, JOURNAL)}: {error}", hint="start the gateway on this root once: it puts it right"
+                f"{join(intercept, name, JOURNAL)}: {error}",
+                hint="start the gateway on this root once: it puts it right",
             ) from error

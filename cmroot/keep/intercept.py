@@ -29,8 +29,8 @@ from cmroot.keep.journal import (
     DIRECTORY,
     DONE,
     ENTRIES,
+    INTERCEPTING,
     SENT,
-    TAKING,
     VERSION,
     Journal,
     Owner,
@@ -45,7 +45,7 @@ from cmroot.keep.journal import (
 )
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.safely import files_at, keep_safely, move_aside, move_back, remove_kept_below, unchanged
-from cmroot.log.taken import JOURNAL, write_taken
+from cmroot.log.intercepted import JOURNAL, write_intercepted
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.local import same_device, status_of
 from cmroot.store.naming import naming
@@ -60,7 +60,7 @@ _BATCH = 64  # files that a thread keeps in a row
 log = logging.getLogger(__name__)
 
 
-class Taking:
+class Intercept:
     """One taking: `protect`, then `sent`, then `settle` (or `put_back`). Each may be run again after a crash."""
 
     def __init__(self, root: str, journal: Journal, *, live: bool, stopped: threading.Event | None = None) -> None:
@@ -90,7 +90,7 @@ class Taking:
         empties: bool = False,
         about: Mapping[str, Any] | None = None,
         stopped: threading.Event | None = None,
-    ) -> Taking:
+    ) -> Intercept:
         """Writes the journal; nothing is moved yet. Raises NotWritable or NoSpace when the root takes nothing, and
         Protected for a source that lies in a root, or around one. The arguments are those of Journal."""
         chosen = outermost(sources)
@@ -103,7 +103,7 @@ class Taking:
         journal = Journal(
             VERSION,
             uuid.uuid4().hex,
-            TAKING,
+            INTERCEPTING,
             before_event,
             call,
             db,
@@ -114,15 +114,15 @@ class Taking:
             empties,
             dict(about or {}),
         )
-        taking = cls(root, journal, live=True, stopped=stopped)
+        intercept = cls(root, journal, live=True, stopped=stopped)
         try:
-            store_for(root).mkdirs(taking.place)
-            taking._save()
+            store_for(root).mkdirs(intercept.place)
+            intercept._save()
         except BaseException:
             with contextlib.suppress(Exception):
-                taking._forget()
+                intercept._forget()
             raise
-        return taking
+        return intercept
 
     @property
     def files(self) -> int:
@@ -284,7 +284,7 @@ class Taking:
         for table, event in self.journal.events.items():
             of_table = rows.filter(pc.equal(rows["table"], table))
             if of_table.num_rows:
-                write_taken(self.root, event, of_table, uuid.uuid5(uuid.UUID(self.journal.id), table).hex)
+                write_intercepted(self.root, event, of_table, uuid.uuid5(uuid.UUID(self.journal.id), table).hex)
 
     def _forget(self) -> None:
         """The journal last: while it is there, captures wait and a restart looks here."""
@@ -296,7 +296,7 @@ class Taking:
         self.open, self._is_filing = False, False
 
 
-def takings(root: str, refuse: Callable[[str, Journal], str] = lambda place, journal: "") -> list[Taking]:
+def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, journal: "") -> list[Intercept]:
     """Those that are not finished, the oldest first: of a gateway at work, or left by a crash. Raises FormatError for a
     journal that is damaged or of another version.
 
@@ -311,11 +311,11 @@ def takings(root: str, refuse: Callable[[str, Journal], str] = lambda place, jou
         if why := flaw(journal, name) or refuse(place, journal):
             log.warning("%s is not followed: %r; %s", join(place, JOURNAL), why, LEFT)
             continue
-        found.append(Taking(root, journal, live=False))
-    return sorted(found, key=lambda taking: (taking.journal.before_event, taking.journal.created))
+        found.append(Intercept(root, journal, live=False))
+    return sorted(found, key=lambda intercept: (intercept.journal.before_event, intercept.journal.created))
 
 
-def sweep_takings(root: str) -> None:
+def sweep_intercepts(root: str) -> None:
     """Removes what a crash left of takings that had no journal yet, or none any more: empty directories."""
     store = store_for(root)
     for name in store.list(join(root, DIRECTORY)):

@@ -1,7 +1,7 @@
 """Takings: files that were moved into `$cmroot` before the event of their drop, met by the capture that reads it.
 
 A table that is made, filled and dropped between two captures is recorded with its bytes, if who dropped it went
-through the gateway. What was taken is known by the id of the event (cmroot.log.taken).
+through the gateway. What was taken is known by the id of the event (cmroot.log.intercepted).
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.log.captured import ADD
-from cmroot.log.taken import Taken, read_taken, remove_taken
+from cmroot.log.intercepted import Intercepted, read_intercepted, remove_intercepted
 from replicator.captures.manifest import KnownFile
 
 
-class Takings:
+class Intercepts:
     """What lies ready for the events of one capture."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._found: list[Taken] = []
+        self._found: list[Intercepted] = []
 
     def look(self, until: int) -> None:
         """Finds what was taken for events up to one; after these were read, so that nothing is missed."""
-        self._found = read_taken(self._root, until)
+        self._found = read_intercepted(self._root, until)
 
     def of(self, event: int, db: str, table: str) -> Iterator[tuple[str, pa.Table]]:
         """(partition, file entries) of what was taken of a table before an event."""
@@ -40,7 +40,7 @@ class Takings:
     def finish(self) -> None:
         """After the segment is published: what its events brought is recorded, or was nobody's business here."""
         for taken in self._found:
-            remove_taken(taken)
+            remove_intercepted(taken)
 
 
 def not_known(rows: pa.Table, known: Mapping[str, KnownFile]) -> pa.Table:
