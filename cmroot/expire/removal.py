@@ -1,6 +1,6 @@
 """Carrying out a plan of an expiry: what came since is taken back, the rest is removed, batch by batch.
 
-Runs under the lease, so no capture, dump or compaction is at work; a gateway may be (see `filing`).
+Runs under the lease, so no capture, dump or compaction is at work; a gateway may be (see `store_lock`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from cmroot.errors import FormatError, Superseded
 from cmroot.expire.retention import NEVER, Needing
 from cmroot.keep.content import content_name
-from cmroot.keep.filing import removing
+from cmroot.keep.store_lock import removing
 from cmroot.lease import Lease
 from cmroot.log.captured import ADD, segments
 from cmroot.log.intercepted import read_intercepted

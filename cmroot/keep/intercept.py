@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 
 from cmroot.errors import KeepError
 from cmroot.keep.content import ATTEMPTS, Kept
-from cmroot.keep.filing import filing
 from cmroot.keep.journal import (
     DIRECTORY,
     DONE,
@@ -45,6 +44,7 @@ from cmroot.keep.journal import (
 )
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.safely import files_at, keep_safely, move_aside, move_back, remove_kept_below, unchanged
+from cmroot.keep.store_lock import store_lock
 from cmroot.log.intercepted import JOURNAL, write_intercepted
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.local import same_device, status_of
@@ -73,8 +73,8 @@ class Intercept:
         self._stopped = stopped or threading.Event()
         self._kept: dict[str, Kept] = {}  # by the place that the file had
         self._keepers: dict[object, Keeper] = {}
-        self._filing = contextlib.ExitStack()
-        self._is_filing = False
+        self._store_lock = contextlib.ExitStack()
+        self._has_store_lock = False
 
     @classmethod
     def begin(
@@ -140,7 +140,7 @@ class Intercept:
         """Keeps every file, then moves what can be moved, then keeps what a writer added meanwhile. When it returns the
         bytes are in `files/`, whatever happens to the sources. An error leaves all as it was."""
         try:
-            self._begin_filing()
+            self._take_store_lock()
             for source in self.journal.sources:
                 self._keep(source.place, source.place, stopped=self._stopped)
             moved = [self._move(source) for source in self.journal.sources]
@@ -174,7 +174,7 @@ class Intercept:
             return
         if self.journal.state != DONE:
             self._save(state=DONE, events=dict(events))
-        self._begin_filing()
+        self._take_store_lock()
         self._kept = self._kept or read_entries(self.root, self.place)
         gone = [source for source in self.journal.sources if source.table in self.journal.events]
         self._restore(source for source in self.journal.sources if source.table not in self.journal.events)
@@ -191,10 +191,10 @@ class Intercept:
 
     # ---- keeping --------------------------------------------------------------------------------------------------
 
-    def _begin_filing(self) -> None:
-        if not self._is_filing:
-            self._filing.enter_context(filing(self.root))
-            self._is_filing = True
+    def _take_store_lock(self) -> None:
+        if not self._has_store_lock:
+            self._store_lock.enter_context(store_lock(self.root))
+            self._has_store_lock = True
 
     def _keep(self, place: str, named: str, stopped: threading.Event | None = None) -> None:
         """Keeps the files at `place` that are not yet; they had the name `named`."""
@@ -292,8 +292,8 @@ class Intercept:
         store.remove(join(self.place, ENTRIES))
         store.remove(join(self.place, JOURNAL))
         _remove_empty(self.place)
-        self._filing.close()
-        self.open, self._is_filing = False, False
+        self._store_lock.close()
+        self.open, self._has_store_lock = False, False
 
 
 def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, journal: "") -> list[Intercept]:

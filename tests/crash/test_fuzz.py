@@ -277,7 +277,7 @@ def begun(story: Story, state: str) -> Path:
         intercept.sent()
     if state == "done":
         intercept._save(state="done", events={"t": intercept.journal.before_event})
-    intercept._filing.close()
+    intercept._store_lock.close()
     return Path(intercept.place)
 
 

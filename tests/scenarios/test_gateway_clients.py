@@ -24,7 +24,7 @@ from raw_thrift import RawClient, message, struct
 from story import Answer, command
 
 import replicator
-from cmroot.keep.filing import removing
+from cmroot.keep.store_lock import removing
 from cmroot.root import create_or_open
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
 from replicator.gateways.messages import BOOL, I64, LIST, STRING, Field, Fields, Listed

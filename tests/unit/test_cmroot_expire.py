@@ -19,8 +19,8 @@ from cmroot.errors import Error, Filing, FormatError, LeaseHeld, Superseded
 from cmroot.expire.expire import Count, cutoff_position, expire, held_by, plan_expiry
 from cmroot.expire.removal import Since, remove
 from cmroot.expire.retention import DECIDED
-from cmroot.keep.filing import filing, removing
 from cmroot.keep.recycle import recycle
+from cmroot.keep.store_lock import removing, store_lock
 from cmroot.lease import acquire
 from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.log.intercepted import write_intercepted
@@ -415,7 +415,12 @@ def test_pins_that_were_half_written_are_swept_a_day_later(local: SmallRoot) -> 
 
 
 def test_nothing_is_removed_while_bytes_are_filed(local: SmallRoot) -> None:
-    with filing(local.root), filing(local.root), pytest.raises(Filing), removing(local.root, patience=timedelta(0)):
+    with (
+        store_lock(local.root),
+        store_lock(local.root),
+        pytest.raises(Filing),
+        removing(local.root, patience=timedelta(0)),
+    ):
         raise AssertionError
     with removing(local.root):
         pass
@@ -428,7 +433,7 @@ def test_who_files_is_let_in_between_two_batches(local: SmallRoot) -> None:
     filed = threading.Event()
 
     def file() -> None:
-        with filing(local.root):
+        with store_lock(local.root):
             filed.set()
 
     with removing(local.root):
@@ -459,11 +464,11 @@ def test_on_an_object_store_takings_and_removals_see_each_other(root: str) -> No
     store.write_bytes(join(root, "taking/1/journal.json"), b"{}")
     with pytest.raises(Filing), removing(root, patience=timedelta(0)):
         raise AssertionError
-    with filing(root):
+    with store_lock(root):
         pass
     store.remove_tree(join(root, "taking/1"))
     moments = iter([NOW, NOW + 80, NOW + 91])  # of an expiry that was killed, 60 s and the clocks' skew later
-    with removing(root, now=lambda: NOW), filing(root, now=lambda: next(moments)):
+    with removing(root, now=lambda: NOW), store_lock(root, now=lambda: next(moments)):
         assert next(moments, None) is None
     assert store.list(join(root, "expiring")) == []
 

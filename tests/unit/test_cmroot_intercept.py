@@ -190,7 +190,7 @@ def test_whoever_comes_after_a_crash_finishes(ground: Ground, state: str, droppe
         intercept.protect()
     if state == "sent":
         intercept.sent()
-    intercept._filing.close()  # as the end of the process would
+    intercept._store_lock.close()  # as the end of the process would
     (left,) = intercepts(ground.root)
     assert left.journal.state == ("sent" if state == "sent" else "taking")
     if dropped and state == "sent":
@@ -209,7 +209,7 @@ def test_a_table_made_anew_meanwhile_keeps_its_files(ground: Ground) -> None:
     intercept = ground.begin()
     intercept.protect()
     intercept.sent()
-    intercept._filing.close()
+    intercept._store_lock.close()
     if not intercept.journal.sources[0].entry:
         store_for(ground.table).remove_tree(ground.table)
     store_for(ground.table).write_bytes(join(ground.table, "p=1/a"), b"of another table")

@@ -1,9 +1,9 @@
 """Between who files bytes without the lease (the metastore gateway) and an expiry that removes: never both at once.
 
 Filing finds a content name in `files/` and relies on it; expiry could remove that name a moment later. So whoever files
-without the lease does it inside `filing`, from the first look at `files/` until the entries are in `taken/`, and expiry
-removes a batch at a time inside `removing`, after reading `taken/` again. Captures and loads hold the lease instead.
-"""
+without the lease does it inside `store_lock`, from the first look at `files/` until the entries are in `taken/`, and
+expiry removes a batch at a time inside `removing`, after reading `taken/` again. Captures and loads hold the lease
+instead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REMOVING_FOR = timedelta(seconds=60)
 
 
 @contextlib.contextmanager
-def filing(root: str, *, now: Callable[[], float] = time.time) -> Iterator[None]:
+def store_lock(root: str, *, now: Callable[[], float] = time.time) -> Iterator[None]:
     """Several may file at once; waits for the batch of removals that is under way. On an object store `taking/<id>/`
     must be there before: expiry looks for it."""
     if is_local(root):
