@@ -1,20 +1,12 @@
-"""Following: captures again and again, with patience for what passes; what one of them does is `capture`."""
+"""Captures again and again, as one report; what one of them does is `capture`."""
 
 from __future__ import annotations
 
-import random
-import time as clocks
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, NoReturn
-
-import tenacity
+from typing import Any
 
 from replicator.captures.recording import Captured
 from replicator.core.report import Report
 from replicator.errors import Error, LeaseHeld
-
-LONGEST_WAIT = timedelta(minutes=1)  # between tries while the metastore is away
 
 
 class Followed(Report):
@@ -42,36 +34,6 @@ class Followed(Report):
         return dict(self._fields)
 
 
-def follow(
-    once: Callable[[], Captured],
-    interval: timedelta,
-    *,
-    reported: Callable[[Captured], None],
-    failed: Callable[[BaseException, float], None],
-) -> NoReturn:
-    """Captures until an exception ends it: that of a signal, or an error that trying again does not help. told: is
-    given each capture; failed: each error that can pass, and the seconds to the next try."""
-    while True:
-        reported(_patiently(once, failed))
-        clocks.sleep(interval.total_seconds() * random.uniform(0.9, 1.1))
-
-
-def _patiently(once: Callable[[], Captured], failed: Callable[[BaseException, float], None]) -> Captured:
-    """Tries again, ever less often, while the metastore is away or a dump holds the lease."""
-
-    def report(state: tenacity.RetryCallState) -> None:
-        error = state.outcome and state.outcome.exception()
-        assert error and state.next_action
-        failed(error, state.next_action.sleep)
-
-    attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_can_pass),
-        before_sleep=report,
-        reraise=True,
-        wait=tenacity.wait_exponential_jitter(initial=1, max=LONGEST_WAIT.total_seconds()),
-    )
-    return attempts(once)
-
-
-def _can_pass(error: BaseException) -> bool:
+def can_pass(error: Exception) -> bool:
+    """Whether a following tries again: the metastore is away, or a dump holds the lease."""
     return isinstance(error, LeaseHeld) or (isinstance(error, Error) and error.transient)

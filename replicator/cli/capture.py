@@ -105,7 +105,7 @@ def _follow(session: Session, as_json: bool, given: Mapping[str, Any]) -> int:
                 ]
             )
 
-    def failed(error: BaseException, wait: float) -> None:
+    def failed(error: Exception, wait: float) -> None:
         note(f"{error}; trying again in {wait:.0f} s")
 
     code = 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Event
 
 from cmroot.root import create_or_open
 from replicator.captures import capture as capturing
-from replicator.captures.follow import follow
+from replicator.captures.follow import can_pass
 from replicator.captures.recording import Captured
 from replicator.commands.base import Options, names, verb
+from replicator.core import following
 from replicator.errors import UsageError
 
 
@@ -48,7 +50,7 @@ class CaptureOptions(Options):
     follow: bool = False
     interval: timedelta = timedelta(seconds=10)
     reported: Callable[[Captured], None] = _nobody
-    failed: Callable[[BaseException, float], None] = _nobody
+    failed: Callable[[Exception, float], None] = _nobody
 
 
 @verb(CaptureOptions)
@@ -80,6 +82,10 @@ def capture(options: CaptureOptions) -> Captured:
                 progress=options.teller,
             )
 
+        def one() -> float:
+            options.reported(once())
+            return following.spread(options.interval)
+
         if options.follow:
-            follow(once, options.interval, reported=options.reported, failed=options.failed)
+            following.follow(one, options.failed, stop=Event(), passes=can_pass)
         return once()

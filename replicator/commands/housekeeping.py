@@ -11,8 +11,9 @@ from datetime import timedelta
 from cmroot.store.place import normal
 from replicator.commands.base import Options, names, opened_root, verb
 from replicator.commands.removing import Removing
+from replicator.core.stopping import Stop
 from replicator.errors import UsageError
-from replicator.housekeeping.following import Followed, Stop, follow
+from replicator.housekeeping.following import Followed, follow
 from replicator.housekeeping.opening import alone, copy_of, opened, time_of
 from replicator.housekeeping.run import Housekeeping, Housekept
 from replicator.housekeeping.run import Options as Wanted

@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
+from replicator.core import following
 from replicator.core.report import Report
-from replicator.errors import ConfigError, UsageError
+from replicator.core.stopping import Stop, Terminated
 from replicator.housekeeping.run import Housekept
 
-LONGEST_WAIT = 300.0
-"""Seconds between two tries while something is away."""
-
-
-class Stop(Protocol):
-    """The wish that something ends; a `threading.Event` is one."""
-
-    def is_set(self) -> bool: ...
-
-    def wait(self, timeout: float) -> bool: ...
+LONGEST_WAIT = timedelta(minutes=5)
+"""Between two tries while something is away."""
 
 
 @dataclass
@@ -45,26 +38,23 @@ def follow(
     tell: Callable[[Housekept], None],
     tell_failure: Callable[[Exception, float], None],
 ) -> Followed:
-    """Runs until `stop`. A run that fails is tried again, after 1 to 300 seconds, which `tell_failure` is told; every
+    """Runs until `stop`. A run that fails is tried again after 1 to 300 seconds, which `tell_failure` is told; every
     failure but those of the configuration. What is interrupted after `stop` has ended, too."""
-    done, wait = Followed(), 1.0
+    done = Followed()
+
+    def run() -> float:
+        done.last = once()
+        done.rounds, done.removed = done.rounds + 1, done.removed + done.last.removed
+        tell(done.last)
+        return interval.total_seconds()
+
+    def failed(error: Exception, wait: float) -> None:
+        done.failures += 1
+        tell_failure(error, wait)
+
     try:
-        while not stop.is_set():
-            try:
-                done.last = once()
-                done.rounds, done.removed, wait = done.rounds + 1, done.removed + done.last.removed, 1.0
-                tell(done.last)
-                stop.wait(interval.total_seconds())
-            except (ConfigError, UsageError):
-                raise
-            except Exception as error:
-                done.failures += 1
-                tell_failure(error, wait)
-                stop.wait(wait)
-                wait = min(LONGEST_WAIT, wait * 2)
-    except Exception:
-        raise
-    except BaseException:
+        following.follow(run, failed, stop=stop, longest=lambda error: LONGEST_WAIT, dice=max)
+    except (KeyboardInterrupt, Terminated):
         if not stop.is_set():
             raise
     return done

@@ -1,5 +1,5 @@
-"""Following: a policy's runs again and again, until somebody says stop. Schedule, back-off and their jitter; what one
-run does is `run`.
+"""Following: a policy's runs again and again, until somebody says stop. The schedule, and when a round looks
+further than the events; what one run does is `run`.
 
 Every failure is retried but those of the configuration: a metastore that restarts, a Spark that died, a lease that
 another holds, a table in the way that an operator will move. Each stands in the history, and is told.
@@ -15,22 +15,21 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 
+from replicator.core import following
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.policy import Policy
 from replicator.core.progress import Progress
 from replicator.core.report import Report
 from replicator.core.stopping import Stop, Terminated
-from replicator.errors import ConfigError, LeaseHeld, MetastoreError, MetastoreUnreachable, Refused, UsageError
+from replicator.errors import LeaseHeld, MetastoreError, MetastoreUnreachable, Refused
 from replicator.metastore.client import Metastore
 from replicator.policies.memory import Compared
 from replicator.policies.run import Remembering, SyncRun, record_unreached, sync_once
 from replicator.policies.steps import SyncOptions
 from replicator.policies.verifying import Beside, compare_now
 
-FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=1), timedelta(minutes=1)
 AWAY_WAIT = timedelta(seconds=10)  # the longest while a metastore is away: a try costs nothing, and lag grows
-JITTER = 0.1  # of the schedule, each way: policies that were started together drift apart
 SCAN_SHARE = 5  # looking at directories for changes without events may take one part in so many of the time
 COMPARE_SHARE = 20  # comparing every table with the metastore, where changes without events are rare
 
@@ -89,14 +88,9 @@ class Pace:
     """When the next round begins, and whether it scans. Pure but for its clock and its dice."""
 
     def __init__(
-        self,
-        schedule: timedelta,
-        *,
-        now: Callable[[], float] = clocks.monotonic,
-        dice: Callable[[float, float], float] = random.uniform,
+        self, schedule: timedelta, *, now: Callable[[], float] = clocks.monotonic, dice: following.Dice = random.uniform
     ) -> None:
-        self._schedule, self._now, self._dice = schedule.total_seconds(), now, dice
-        self._failures = 0
+        self._schedule, self._now, self.dice = schedule, now, dice
         self._began = now()
         self._next_scan = self._next_comparison = 0.0
 
@@ -114,19 +108,9 @@ class Pace:
         if scan is Scan.ALL:
             self._next_comparison = self._began + COMPARE_SHARE * run.compare_seconds
 
-    def succeeded(self) -> float:
+    def rest(self) -> float:
         """Seconds to wait: what the schedule, from one begin to the next, leaves."""
-        self._failures = 0
-        spread = self._schedule * self._dice(1 - JITTER, 1 + JITTER)
-        return max(0.0, self._began + spread - self._now())
-
-    def failed(self, *, away: bool = False) -> float:
-        """Seconds to wait: twice as long after each failure in a row, up to a minute, spread by half of it. away: a
-        metastore did not answer, which is asked again sooner."""
-        longest = (AWAY_WAIT if away else LONGEST_WAIT).total_seconds()
-        wait = min(longest, FIRST_WAIT.total_seconds() * 2 ** min(self._failures, 20))
-        self._failures += 1
-        return float(wait * self._dice(0.5, 1.0))
+        return max(0.0, self._began + following.spread(self._schedule, self.dice) - self._now())
 
 
 def follow(
@@ -143,45 +127,50 @@ def follow(
     beside: Beside | None = None,
 ) -> None:
     """Runs `once(scan)` until `stop`, and counts in `total`. newest_event(reverse): of the side that is replicated;
-    while it stays and no scan is due, a round is not made at all. told: is given each run that loaded something, beside
-    which a difference was found, or after which other objects are not replicated; failed: each error, and the seconds
-    to the next try. unreached: records an error that came before a run had begun, which a run's own record cannot tell.
-    beside: what verifies meanwhile; the runs record what it finds.
+    while it stays and no scan is due, a round is not made at all. reported: is given each run that loaded something,
+    beside which a difference was found, or after which other objects are not replicated; failed: each error, and the
+    seconds to the next try. unreached: records an error that came before a run had begun, which a run's own record
+    cannot tell. beside: what verifies meanwhile; the runs record what it finds.
 
     Raises ConfigError and UsageError, which trying again does not mend, and what interrupts a round."""
     seen: int | None = None
     reverse = False
-    while not stop.is_set():
+
+    def one() -> float:
+        nonlocal seen, reverse
+        scan = pace.begin()
         try:
-            scan = pace.begin()
-            try:
-                newest = newest_event(reverse)
-            except Exception as error:
-                unreached(error)
-                raise
-            if scan is Scan.NOTHING and newest == seen and not (beside and beside.has_news):
-                total.skipped += 1
-            else:
-                run, lacked = once(scan), {each.name for each in total.not_replicated}
-                total.add(run)
-                reverse = run.reverse
-                seen = newest  # of before the run: what came meanwhile is looked for at once
-                pace.scanned(scan, run)
-                lacks = {each.name for each in run.not_replicated} != lacked
-                if run.moved or lacks or (run.compared and run.compared.differing):
-                    reported(run)
-            wait = pace.succeeded()
-        except (ConfigError, UsageError):
-            raise
+            newest = newest_event(reverse)
         except Exception as error:
-            seen = None
-            total.failures += 1
-            total.last_error = f"{type(error).__name__}: {error}"
-            if not isinstance(error, MetastoreError | LeaseHeld | Refused):
-                _begin_anew(engines)
-            wait = pace.failed(away=isinstance(error, MetastoreUnreachable))
-            failed(error, wait)
-        stop.wait(wait)
+            unreached(error)
+            raise
+        if scan is Scan.NOTHING and newest == seen and not (beside and beside.has_news):
+            total.skipped += 1
+            return pace.rest()
+        run, lacked = once(scan), {each.name for each in total.not_replicated}
+        total.add(run)
+        reverse = run.reverse
+        seen = newest  # of before the run: what came meanwhile is looked for at once
+        pace.scanned(scan, run)
+        lacks = {each.name for each in run.not_replicated} != lacked
+        if run.moved or lacks or (run.compared and run.compared.differing):
+            reported(run)
+        return pace.rest()
+
+    def missed(error: Exception, wait: float) -> None:
+        nonlocal seen
+        seen = None
+        total.failures += 1
+        total.last_error = f"{type(error).__name__}: {error}"
+        if not isinstance(error, MetastoreError | LeaseHeld | Refused):
+            engines.stop()  # Spark may have died: the next round that needs it gets a new session
+        failed(error, wait)
+
+    following.follow(one, missed, stop=stop, longest=_longest_wait, dice=pace.dice)
+
+
+def _longest_wait(error: Exception) -> timedelta:
+    return AWAY_WAIT if isinstance(error, MetastoreUnreachable) else following.LONGEST_WAIT
 
 
 def follow_policy(
@@ -243,8 +232,3 @@ def follow_policy(
         except Terminated:
             total.status = "interrupted"
     return total
-
-
-def _begin_anew(engines: AutoEngine) -> None:
-    """Spark may have died: the next round that needs it gets a new session."""
-    engines.stop()

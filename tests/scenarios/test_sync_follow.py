@@ -203,12 +203,25 @@ class Turning:
 
 
 def test_failures_wait_twice_as_long_each_time_up_to_a_minute_and_a_success_forgets_them() -> None:
-    pace = Pace(timedelta(seconds=10), now=lambda: 0.0, dice=lambda low, high: high)
-    pace.begin()
-    assert [pace.failed() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert pace.failed(away=True) == 10  # while a metastore is away
-    assert pace.succeeded() == 11
-    assert pace.failed() == 1
+    away, other = MetastoreUnreachable("gone"), LeaseHeld("another")
+    turning, outcomes = Turning(11), iter([*[other] * 8, away, None, other])
+
+    def once(scan: Scan) -> SyncRun:
+        if error := next(outcomes):
+            raise error
+        return SyncRun("p")
+
+    follow(
+        Followed("p"),
+        once,
+        lambda reverse: int(turning.now),
+        pace=Pace(timedelta(seconds=10), now=turning.clock, dice=lambda low, high: high),
+        stop=turning,
+        engines=local_engine(),
+        reported=lambda run: None,
+        failed=lambda error, wait: None,
+    )
+    assert turning.waited == [1, 2, 4, 8, 16, 32, 60, 60, 10, 11, 1]  # 10: while a metastore is away
 
 
 def test_the_schedule_is_from_begin_to_begin_and_a_long_scan_is_made_less_often() -> None:
@@ -217,7 +230,7 @@ def test_the_schedule_is_from_begin_to_begin_and_a_long_scan_is_made_less_often(
     assert pace.begin() is Scan.ALL
     turning.now += 6
     pace.scanned(Scan.ALL, SyncRun("p", scan_seconds=4, compare_seconds=2))
-    assert pace.succeeded() == 4
+    assert pace.rest() == 4
     turning.now -= 6
     found = []
     for _ in range(5):
