@@ -15,7 +15,7 @@ import msgspec
 from cmroot.check.entries import PrefixTask, check_prefix, foreign
 from cmroot.check.finding import DAMAGE, FINDINGS, Finding, Found
 from cmroot.check.leftovers import leftovers
-from cmroot.check.needed import check_needed
+from cmroot.check.required_contents import check_needed
 from cmroot.check.segments import check_segment
 from cmroot.errors import FormatError
 from cmroot.log.captured import Segment, finished, segments

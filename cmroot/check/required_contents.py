@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cmroot.check.alternate_sources import LookTask, VersionTask, check_versions, look
 from cmroot.check.finding import FINDINGS, Finding, Found
-from cmroot.check.whereabouts import LookTask, VersionTask, check_versions, look
 from cmroot.expire.kept import IN_FILES, MISSING, VERSION, kept
 from cmroot.expire.retention import GOING
 from cmroot.keep.content import content_name, locate
