@@ -56,8 +56,8 @@ from replicator.events.record import (
     SetStatistics,
 )
 from replicator.replay.apply.commit import Commit
+from replicator.replay.apply.orphans import _by_place, begun_places
 from replicator.replay.apply.prepare import Preparation
-from replicator.replay.apply.strays import _by_place, begun_places
 from replicator.replay.apply.work import Work
 from replicator.replay.copy.files import fold_entries
 from replicator.replay.places.clearing import Kept

@@ -28,11 +28,11 @@ from replicator.replay.apply.brake import stop_excess
 from replicator.replay.apply.carrying import Carrying
 from replicator.replay.apply.claim import Claims
 from replicator.replay.apply.commit import Commit
+from replicator.replay.apply.orphans import clear_orphans
 from replicator.replay.apply.planning import LoadOptions, compare, plan_load, root_of
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.proof import prove
 from replicator.replay.apply.prune import prune
-from replicator.replay.apply.strays import clear_strays
 from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
 from replicator.replay.apply.work import Work
 from replicator.replay.copy.asides import sweep_asides
@@ -99,7 +99,7 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             lease.check()
             pruned = prune(plan, reader, work.target, roots, engine, work.neighbours)
             lease.check()
-            strays = clear_strays(plan, reader, roots, engine, work.neighbours)
+            orphans = clear_orphans(plan, reader, roots, engine, work.neighbours)
             copying = clocks.monotonic()
             copied = copy_files(reader, plan, roots, engine, progress, lease.check, allow_missing=options.allow_missing)
             outcome.count(copied)
@@ -113,7 +113,7 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             outcome.not_replicated = merged(stays, outcome.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
             outcome.objects_changed = work.changed.objects + pruned.partitions
-            outcome.files_removed += work.changed.recycled + pruned.files + late.files + strays
+            outcome.files_removed += work.changed.recycled + pruned.files + late.files + orphans
             outcome.warnings = plan.warnings + pruned.warnings + late.warnings
         lease.check()
         _acknowledge(reader, target, plan)

@@ -34,7 +34,7 @@ BATCH = 64 * PLACES  # looked at together
 
 
 @dataclass(frozen=True)
-class StrayTask:
+class OrphanTask:
     """Directories of the target in which the dump (`parts`: its file entries) does not want every file. `roots`: None
     only looks, else what it does not want goes."""
 
@@ -45,14 +45,14 @@ class StrayTask:
 
 
 @dataclass(frozen=True)
-class Strays:
+class Orphans:
     """Directories that hold (or held) strays, and how many files went."""
 
     places: list[str]
     removed: int = 0
 
 
-def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngine, neighbours: Neighbours) -> int:
+def clear_orphans(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngine, neighbours: Neighbours) -> int:
     """Files that went. Only where an increment keeps the layout: a bootstrap clears or prunes whole tables, and
     a snapshot's directories are its own. What others have at a place stays."""
     if plan.metadata.kind != INCREMENTAL or plan.snapshot is not None:
@@ -65,8 +65,8 @@ def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngi
     owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories that hold strays, which are few
     engine = engines.for_work(count)
     for some in map(_by_place, batched(places, BATCH)):
-        looking = (StrayTask(parts, rules, each) for each in batched([Clearing(place) for place in some], PLACES))
-        for found in engine.run(run_stray_task, looking):
+        looking = (OrphanTask(parts, rules, each) for each in batched([Clearing(place) for place in some], PLACES))
+        for found in engine.run(run_orphan_task, looking):
             owners |= {place: some[place] for place in found.places}
     free = Free()
     for place, theirs in owners.items():
@@ -75,8 +75,8 @@ def clear_strays(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngi
         free.held += answer.held
     whose = {place: (db, table) for place, theirs in owners.items() for db, table, _ in theirs}
     plan.warnings += plan.stays.add_held(free.held, whose, plan.mark.source)
-    tasks = (StrayTask(parts, rules, each, roots) for each in batched(free.clearings, PLACES))
-    return sum(found.removed for found in fenced(engine, roots.target, run_stray_task, tasks))
+    tasks = (OrphanTask(parts, rules, each, roots) for each in batched(free.clearings, PLACES))
+    return sum(found.removed for found in fenced(engine, roots.target, run_orphan_task, tasks))
 
 
 def _by_place(places: Iterable[tuple[str, tuple[str, str, str]]]) -> dict[str, set[tuple[str, str, str]]]:
@@ -110,12 +110,12 @@ def begun_places(
                 yield place, (*step.name, name)
 
 
-def run_stray_task(task: StrayTask, fence: Fence = OPEN) -> Strays:
+def run_orphan_task(task: OrphanTask, fence: Fence = OPEN) -> Orphans:
     """Most directories are not there yet, and the dump is not read. May run twice. Raises LeaseHeld when it was given
     up."""
     found = {each: listing.files for each in task.places if (listing := list_tree(each.directory)) and listing.files}
     if not found:
-        return Strays([])
+        return Orphans([])
     wanted = {file.target for file in fold_entries(entries(task.parts), task.rules)[0]}
     holding: dict[str, None] = {}
     removed = 0
@@ -129,4 +129,4 @@ def run_stray_task(task: StrayTask, fence: Fence = OPEN) -> Strays:
             if task.roots is not None:
                 fence.check()
                 removed += remove_file(target, task.roots)
-    return Strays(list(holding), removed)
+    return Orphans(list(holding), removed)
