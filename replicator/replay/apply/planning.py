@@ -17,8 +17,8 @@ from replicator.dumps.signing import Keys
 from replicator.errors import BootstrapNeeded, UsageError
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.brake import Brake
+from replicator.replay.apply.differing import differing_objects
 from replicator.replay.apply.occupied import refuse_occupied
-from replicator.replay.apply.unlike import unlike_objects
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, PUBLISH, SOURCE
 from replicator.replay.plan.admission import check_target
@@ -143,7 +143,7 @@ def compare(plan: Plan, reader: DumpReader, target: MetastoreReader, engine: Aut
     """Ends the planning of a load by difference that publishes by snapshots: which objects are to be published anew is
     told by what is in them. Changes nothing; may run twice."""
     if plan.snapshot and plan.by_difference is not None:
-        isolate(plan, unlike_objects(plan, reader, target, engine))
+        isolate(plan, differing_objects(plan, reader, target, engine))
 
 
 def _by_snapshots(options: LoadOptions, there: Mapping[str, TargetDatabase], *, bootstrap: bool) -> bool:

@@ -21,7 +21,7 @@ from replicator.dumps.reader import DumpReader
 from replicator.errors import ObjectNotFound
 from replicator.events.scope import matches_name
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.replay.apply.unlike import named_files
+from replicator.replay.apply.differing import named_files
 from replicator.replay.apply.work import RecycleTask, leaving_partitions, own_places, run_recycle_task, to_recycle
 from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.copying import Roots, remove_file

@@ -32,7 +32,7 @@ HOMES = 10_000  # directories of one task, which reads the file entries of the w
 
 
 @dataclass(frozen=True)
-class UnlikeTask:
+class DifferingTask:
     """(location in the dump, directory of the target) pairs. `parts`: the dump's file entries. `reread`: files
     that are stamped are read, too."""
 
@@ -41,7 +41,7 @@ class UnlikeTask:
     reread: bool
 
 
-def run_unlike_task(task: UnlikeTask) -> list[int]:
+def run_differing_task(task: DifferingTask) -> list[int]:
     """Which of a task's pairs differ, by their numbers."""
     named = named_files(task.parts, {normal(source) for source, _ in task.homes}, ("size", "mtime_ns", "checksum"))
     return [
@@ -51,7 +51,7 @@ def run_unlike_task(task: UnlikeTask) -> list[int]:
     ]
 
 
-def unlike_objects(
+def differing_objects(
     plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine
 ) -> dict[Name, set[str]]:
     """Of the tables that the target has, those that differ and their partitions that do ("": the table itself)."""
@@ -61,8 +61,8 @@ def unlike_objects(
     for homes in batched(_homes(plan, reader, target), 4 * HOMES):
         engine = engines.for_work(len(homes))
         shares = list(shared(homes, engine.parallelism, HOMES))
-        tasks = [UnlikeTask(parts, [home for _, _, home in each], reread) for each in shares]
-        for each, numbers in zip(shares, engine.run(run_unlike_task, tasks), strict=True):
+        tasks = [DifferingTask(parts, [home for _, _, home in each], reread) for each in shares]
+        for each, numbers in zip(shares, engine.run(run_differing_task, tasks), strict=True):
             for number in numbers:
                 found.setdefault(each[number][0], set()).add(each[number][1])
     return found
