@@ -25,7 +25,7 @@ from replicator.core.progress import Progress
 from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.replay.apply.carrying import CarryTask, run_carry_task
+from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.places.superseded import Superseded, close_superseded, note_superseded, sweep_superseded
 
@@ -122,8 +122,8 @@ def test_a_snapshot_on_s3_is_carried_by_the_store_and_what_it_replaced_is_kept_o
     for name in ("same", "replaced", "removed"):
         store.write_bytes(f"{old}/{name}", name.encode())
     note_superseded(root, "1", [Superseded(old, "a", "log", successor=new)])
-    assert run_carry_task(CarryTask(root, [(old, new)])) == 3
-    assert run_carry_task(CarryTask(root, [(old, new)])) == 0  # again, after a kill
+    assert run_clone_task(CloneTask(root, [(old, new)])) == 3
+    assert run_clone_task(CloneTask(root, [(old, new)])) == 0  # again, after a kill
     roots = Roots(root, root)
     store.write_bytes(f"{new}/replaced", b"another")
     assert remove_file(f"{new}/removed", roots, private=True)

@@ -32,7 +32,7 @@ from replicator.removal.audit import begin_audit
 from replicator.removal.live import LiveLocations, Reference
 from replicator.removal.removal import Limits, Removal
 from replicator.removal.remove import Remover
-from replicator.replay.apply.carrying import CarryTask, run_carry_task
+from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.apply.work import RecycleTask, run_recycle_task
 from replicator.replay.copy.asides import fenced, sweep_asides
 from replicator.replay.copy.files import run_copy_task
@@ -152,7 +152,7 @@ def test_what_is_carried_by_copy_is_whole_however_many_attempts_carry_it(tmp_pat
     root = task(tmp_path, tmp_path, 0, 1).roots.target
     (tmp_path / "old").mkdir()
     large_file(tmp_path / "old" / "f")
-    what = (run_carry_task, CarryTask(root, [(str(tmp_path / "old"), str(elsewhere / "new"))]))
+    what = (run_clone_task, CloneTask(root, [(str(tmp_path / "old"), str(elsewhere / "new"))]))
     there = elsewhere / "new"
     with stopped(tmp_path, what, there) as first, stopped(tmp_path, what, there) as second:
         code, _, err = go_on(first)

@@ -25,8 +25,8 @@ from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import stop_excess
-from replicator.replay.apply.carrying import Carrying
 from replicator.replay.apply.claim import Claims
+from replicator.replay.apply.cloning import Cloning
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.orphans import clear_orphans
 from replicator.replay.apply.planning import LoadOptions, compare, plan_load, root_of
@@ -95,7 +95,7 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             if options.brake is not None and not options.exact:
                 stop_excess(plan, reader, target, engine, work.neighbours, options.brake)
             preparation.prepare()
-            Carrying(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
+            Cloning(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             lease.check()
             pruned = prune(plan, reader, work.target, roots, engine, work.neighbours)
             lease.check()

@@ -19,7 +19,7 @@ from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectExists, ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH
-from replicator.replay.apply.carrying import CarryTask, run_carry_task
+from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.apply.work import Work, exists, leaving_partitions, make_directory
 from replicator.replay.places.by_name import not_noted
 from replicator.replay.places.neighbours import Leaving
@@ -181,8 +181,8 @@ class Preparation:
 
     def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
         engine = self._work.engine.for_work(len(pairs))
-        tasks = [CarryTask(self._work.root, some) for some in batched(pairs, 100)]
-        deque(engine.run(run_carry_task, tasks), maxlen=0)
+        tasks = [CloneTask(self._work.root, some) for some in batched(pairs, 100)]
+        deque(engine.run(run_clone_task, tasks), maxlen=0)
 
     def _settle_partitions(self, step: TablePlan, old: str, new: str) -> None:
         names = self._work.target.partition_names(*step.name)

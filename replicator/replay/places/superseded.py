@@ -159,13 +159,13 @@ def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Superseded], 
             swept.whose[each.directory] = each.db, each.table
             continue
         if each.successor and not clearing.kept:
-            _drop_carried(each)
+            _drop_cloned(each)
         swept.files += clear(root, clearing)
         swept.directories += 1
         _remove_empty(each.directory)
 
 
-def _drop_carried(each: Superseded) -> None:
+def _drop_cloned(each: Superseded) -> None:
     """Names of files that the successor has, too: the bytes stay, so they need not be kept."""
     listing, there = list_tree(each.directory), list_tree(each.successor)
     successors = {file.path_relative: file for file in there.files} if there else {}

@@ -31,14 +31,14 @@ from replicator.replay.plan.squash import Lineage
 
 
 @dataclass(frozen=True)
-class CarryTask:
+class CloneTask:
     """(directory, new directory) pairs, and the target's `$cmroot`."""
 
     root: str
     pairs: Sequence[tuple[str, str]]
 
 
-def run_carry_task(task: CarryTask) -> int:
+def run_clone_task(task: CloneTask) -> int:
     """How many files were carried."""
     return sum(_carry(task.root, old, new) for old, new in task.pairs)
 
@@ -105,7 +105,7 @@ def _copy(source: str, target: str) -> None:
             writing.write(block)
 
 
-class Carrying:
+class Cloning:
     """What a load carries before it copies."""
 
     def __init__(self, work: Work) -> None:
@@ -159,6 +159,6 @@ class Carrying:
         if carried:
             engine = self._work.engine.for_work(len(carried))
             deque(
-                engine.run(run_carry_task, [CarryTask(self._work.root, some) for some in batched(carried, 100)]),
+                engine.run(run_clone_task, [CloneTask(self._work.root, some) for some in batched(carried, 100)]),
                 maxlen=0,
             )
