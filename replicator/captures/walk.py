@@ -35,37 +35,37 @@ def walk_table(source: MetastoreReader, known: Manifest, table: Table, *, deep: 
     """Differences of one table: itself, its partitions, its column statistics. One that goes away meanwhile is left to
     the event that says so; if it was new, what was told of it is taken back, so that a rename finds it unknown."""
     changes = list(compare.table_change(known.table(table.db, table.name), table))
-    begins_anew = any(change.creates for change in changes)
+    is_recreated = any(change.creates for change in changes)
     yield from changes
     try:
-        yield from _walk_contents(source, known, table, begins_anew=begins_anew, deep=deep)
+        yield from _walk_contents(source, known, table, is_recreated=is_recreated, deep=deep)
     except ObjectNotFound:
-        if begins_anew:
+        if is_recreated:
             yield DropTable(db=table.db, name=table.name)
 
 
 def _walk_contents(
-    source: MetastoreReader, known: Manifest, table: Table, *, begins_anew: bool, deep: bool
+    source: MetastoreReader, known: Manifest, table: Table, *, is_recreated: bool, deep: bool
 ) -> Iterator[Change]:
-    if table.is_partitioned and not table.is_view and (deep or begins_anew):
-        yield from _walk_partitions(source, known, table, begins_anew)
+    if table.is_partitioned and not table.is_view and (deep or is_recreated):
+        yield from _walk_partitions(source, known, table, is_recreated)
     columns = table.storage.columns if table.storage else ()
     if compare.has_column_statistics(table.parameters) and columns and not table.is_partitioned:
-        known_statistics = [] if begins_anew else known.statistics(table.db, table.name)
+        known_statistics = [] if is_recreated else known.statistics(table.db, table.name)
         now = source.table_statistics(table.db, table.name, [column.name for column in columns])
         yield from compare.statistics_change(table.db, table.name, known_statistics, [now] if now else [], [None])
 
 
-def _walk_partitions(source: MetastoreReader, known: Manifest, table: Table, begins_anew: bool) -> Iterator[Change]:
+def _walk_partitions(source: MetastoreReader, known: Manifest, table: Table, is_recreated: bool) -> Iterator[Change]:
     names = source.partition_names(table.db, table.name)
-    if not begins_anew:
+    if not is_recreated:
         gone = set(known.partition_names(table.db, table.name)) - set(names)
         yield from compare.dropped_partitions(table, sorted(gone))
-    known_statistics = [] if begins_anew else known.statistics(table.db, table.name)
+    known_statistics = [] if is_recreated else known.statistics(table.db, table.name)
     for batch in source.partitions(table.db, table.name, names):
         before = {}
         batch_names = list(partition_names([key.name for key in table.partition_keys], batch))
-        if not begins_anew:
+        if not is_recreated:
             before = known.partitions_by_name(table.db, table.name, batch_names)
         yield from compare.partition_changes(table, before, batch)
         marked = [

@@ -65,7 +65,7 @@ class Put:
 
     items: list[Item]
     period: Period
-    anew: bool = False
+    restarted: bool = False
     dropped: bool = False
 
 
@@ -248,7 +248,7 @@ class Decider:
         if begins and before is not None:
             for partitions in known.partitions(before.db, before.name):
                 named = [(partition_name(table.partition_keys, each.values), each) for each in partitions]
-                yield from self._lives(record, db, name, named, new.expired, anew=False)
+                yield from self._lives(record, db, name, named, new.expired, restarted=False)
 
     def _altered(self, record: ChangeRecord, known: Known, change: AlterTable) -> Iterator[Operation]:
         table, before = change.table, known.table(change.db, change.name)
@@ -312,7 +312,7 @@ class Decider:
             ]
             yield from self._left(record, change.db, change.table, left, wishes.unreferenced)
         if wishes.expired:
-            yield from self._lives(record, change.db, change.table, named, wishes.expired, anew=change.replace)
+            yield from self._lives(record, change.db, change.table, named, wishes.expired, restarted=change.replace)
         yield Again(_paths(*(each.location for each in change.partitions)), f"{change.db}.{change.table}")
 
     def _altered_partition(self, record: ChangeRecord, known: Known, change: AlterPartition) -> Iterator[Operation]:
@@ -330,7 +330,7 @@ class Decider:
             assert old is not None
             yield from self._left(record, db, name, [(change.name, old)], wishes.unreferenced)
         if wishes.expired:
-            yield from self._lives(record, db, name, [(change.name, partition)], wishes.expired, anew=False)
+            yield from self._lives(record, db, name, [(change.name, partition)], wishes.expired, restarted=False)
         yield Again(_paths(partition.location), f"{db}.{name}/{change.name}")
 
     def _dropped_partitions(
@@ -351,7 +351,7 @@ class Decider:
         named: Sequence[tuple[str, Partition]],
         period: Period,
         *,
-        anew: bool,
+        restarted: bool,
     ) -> Iterator[Operation]:
         """Partitions that have a time to live, from when they were made."""
         items = [
@@ -360,7 +360,7 @@ class Decider:
             if each.location
         ]
         if items:
-            yield Put(items, period, anew)
+            yield Put(items, period, restarted)
 
     def _left(
         self,

@@ -96,12 +96,12 @@ def _reconsider(store: Store, known: Manifest, decider: Decider, done: Scheduled
 
 def _carry_out(work: Connection, operation: Operation, event: int, now: int, done: Scheduled) -> None:
     match operation:
-        case Put(items=items, period=period, anew=anew, dropped=dropped):
+        case Put(items=items, period=period, restarted=restarted, dropped=dropped):
             if dropped:
                 names = sorted({each.partition for each in items})
                 ours = writing.removed_by_us(work, items[0].db, items[0].table, names, event)
                 items = [each for each in items if (each.partition, each.place) not in ours]
-            done.scheduled += writing.put(work, items, period, anew=anew)
+            done.scheduled += writing.put(work, items, period, restarted=restarted)
         case Detach(db=db, table=table, partitions=partitions):
             done.detached += writing.detach(work, db, table, partitions, now)
         case Disable(db=db, table=table, lifecycle=lifecycle, reason=reason):

@@ -65,9 +65,10 @@ def set_state(work: Connection, key: str, value: str) -> None:
         work.execute(state.insert().values(key=key, value=value))
 
 
-def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool = False) -> int:
+def put(work: Connection, items: Sequence[Item], period: Period, *, restarted: bool = False) -> int:
     """Adds items, or goes on with the open ones of the same objects: their path, period and event are the new ones,
-    their time begins where it began (`anew`: now). How many are new. All have the same period; no two the same slot."""
+    their time begins where it began (`restarted`: now). How many are new. All have the same period; no two the same
+    slot."""
     new = 0
     for some in batched(items, CHUNK):
         slots = {slot_of(each): each for each in some}
@@ -76,9 +77,9 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, anew: bool =
         changed = []
         for slot, row in known.items():
             one = slots[slot]
-            created = one.created if anew else row.creation_timestamp
+            created = one.created if restarted else row.creation_timestamp
             given_up = row.housekeeping_status in (SKIPPED, EXHAUSTED) and row.reason != TABLES_STAY
-            stays = given_up and one.lifecycle == EXPIRED and not anew
+            stays = given_up and one.lifecycle == EXPIRED and not restarted
             changed.append(
                 {
                     "b_id": row.id,

@@ -86,7 +86,7 @@ def test_an_object_has_one_open_item_and_its_time_begins_once(store: Store) -> N
     assert put(store, path("/w/new", created=900, **partition)) == 0
     one = store.find(item.c.partition_name == "p=1")[0]
     assert (one.path, one.created, one.cleanup) == ("file:/w/new", 100, 100 + DAY)
-    assert put(store, path("/w/new", created=900, **partition), anew=True) == 0
+    assert put(store, path("/w/new", created=900, **partition), restarted=True) == 0
     assert store.find(item.c.partition_name == "p=1")[0].created == 900
     with store.transaction() as work:
         assert writing.detach(work, "d", "t", ["p=1"], 5) == 1

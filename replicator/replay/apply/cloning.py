@@ -122,7 +122,7 @@ class Cloning:
             old, new = there.location, step.table.location
             moves = step.place is not None or (self._work.plan.back and is_published(old))
             if moves and not step.table.is_partitioned and old and new and normal(old) != normal(new):
-                self._carry(step, [(old, new, "")], () if step.anew else ("",))
+                self._carry(step, [(old, new, "")], () if step.recreated else ("",))
             if step.place is None or not step.table.is_partitioned:
                 continue
             for batch in batched(sorted(step.touched), PARTITION_BATCH):

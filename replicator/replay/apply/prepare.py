@@ -215,7 +215,7 @@ class Preparation:
             return
         db, name = step.name
         going = goings(step)
-        begun, gone, filled_anew = going.begun, going.gone, going.filled_anew
+        begun, gone, refilled = going.begun, going.gone, going.refilled
         renamed = [fate for fate in step.lineage.fates if fate.renamed]
         store, mark = store_for(self._work.root), f"{self._work.mark(step)}.partitions"
         if not (begun or renamed) or store.exists(mark):
@@ -239,7 +239,7 @@ class Preparation:
                 ],
                 leaving_partitions(step.table, by_name),
             )
-            flipped = filled_anew if self._work.plan.snapshot else set()
+            flipped = refilled if self._work.plan.snapshot else set()
             dropped = [key for key in batch if key in wanted - flipped and key in by_name]
             if dropped:
                 self._work.target.drop_partitions(db, name, dropped)
@@ -344,18 +344,18 @@ def _same_place(one: str | None, other: str | None) -> bool:
 @dataclass(frozen=True)
 class Goings:
     """Partitions that the target has and that go, or begin anew: `begun`, by name, the position from which on; `gone`:
-    those that were dropped; `filled_anew`: those of the same name at the end; `relocated`: those that left their files
+    those that were dropped; `refilled`: those of the same name at the end; `relocated`: those that left their files
     for others elsewhere."""
 
     begun: dict[str, int]
     gone: frozenset[str]
-    filled_anew: frozenset[str]
+    refilled: frozenset[str]
     relocated: frozenset[str]
 
     def takes(self, step: TablePlan, name: str) -> bool:
         """Whether the files of such a partition go."""
         owns = step.table is not None and step.table.owns_data
-        return not step.shared and (owns or name in self.filled_anew | self.relocated)
+        return not step.shared and (owns or name in self.refilled | self.relocated)
 
 
 def goings(step: TablePlan) -> Goings:

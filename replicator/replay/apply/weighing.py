@@ -32,7 +32,7 @@ from replicator.replay.plan.target import applied_position
 
 DROPPED = "dropped at the source"
 REPLACED = "made anew from the dump"
-ANEW = "lies where it is to be copied"
+IN_THE_WAY_OF_A_COPY = "lies where it is to be copied"
 LEFT = "left for another location"
 EXTRA = "not in the dump"
 REMOVED = "removed at the source"
@@ -175,7 +175,7 @@ class _Weighing:
             for name in there:
                 files, size = sizes.get(places.get(name, ""), (0, 0))
                 if name in found.gone or files:
-                    why = DROPPED if name in found.gone else ANEW
+                    why = DROPPED if name in found.gone else IN_THE_WAY_OF_A_COPY
                     self._add(".".join(step.name), why, name, 0, files, size)
 
     def _named(self, step: TablePlan, names: Sequence[str]) -> dict[str, Partition]:
@@ -193,7 +193,7 @@ class _Weighing:
             place = clears(self._plan, step)
             for files, size in self._sizes([place] if place else [], Leaving(going | {step.name})).values():
                 if files:
-                    self._add(".".join(step.name), ANEW, "", 0, files, size)
+                    self._add(".".join(step.name), IN_THE_WAY_OF_A_COPY, "", 0, files, size)
             own = {step.name, step.rename_from or step.name}
             place = self._leaves(step)
             for files, size in self._sizes([place] if place else [], Leaving(going | own)).values():

@@ -50,7 +50,7 @@ class TablePlan:
     replaces: Table | None = None
 
     @property
-    def anew(self) -> bool:
+    def recreated(self) -> bool:
         """Whether nothing of what the target has of it stays: all its files are in the range."""
         return self.lineage.complete and not self.prune
 

@@ -48,8 +48,8 @@ class PartitionFate:
     does not matter). `now`: its name at the end (None: dropped). `last`: position of the record with its final object.
     `since`: file entries before this position are void; when not 0, all its files are in the range. `names`: what it
     was called, each from a position on; `moves`: of its own directory; `values`: of its last name, after a rename;
-    `anew`: the one that was there at the start was dropped meanwhile, with its statistics; `relocated`: it left its
-    files for other ones elsewhere."""
+    `recreated`: the one that was there at the start was dropped meanwhile, with its statistics; `relocated`: it left
+    its files for other ones elsewhere."""
 
     before: str | None
     now: str | None
@@ -58,7 +58,7 @@ class PartitionFate:
     names: list[tuple[int, str]] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     values: tuple[str, ...] = ()
-    anew: bool = False
+    recreated: bool = False
     relocated: bool = False
 
     @property
@@ -75,7 +75,7 @@ class PartitionFate:
         """Whether the old one goes, and nothing or another takes its place."""
         if self.before is None:
             return False
-        return self.now is None or self.anew or (self.now != self.before and self.complete)
+        return self.now is None or self.recreated or (self.now != self.before and self.complete)
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ class _Fold:
                 self._superseded(True)
             fate.now, fate.last = name, at
             if change.replace:
-                fate.since, fate.anew = at, True
+                fate.since, fate.recreated = at, True
                 lineage.statistics.pop(name, None)
 
     def _alter_partition(self, change: AlterPartition, at: int) -> None:
@@ -340,7 +340,7 @@ class _Fold:
         known = name in lineage.partitions
         fate = self._fate(lineage, name, at)
         self._superseded(known)
-        fate.now, fate.last, fate.since, fate.anew = None, at, at, True
+        fate.now, fate.last, fate.since, fate.recreated = None, at, at, True
         lineage.statistics.pop(name, None)
 
 
