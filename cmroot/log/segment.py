@@ -191,14 +191,14 @@ class Segment:
             yield
         except (FormatError, FileNotFoundError) as error:
             missing = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
-            if missing and self._superseded():
+            if missing and self._retired():
                 raise Superseded(
                     f"{self.place}: was merged into another segment while it was read",
                     hint="run the same command again: it reads the merged one",
                 ) from error
             raise
 
-    def _superseded(self) -> bool:
+    def _retired(self) -> bool:
         log, store = parent(self.place), store_for(self.place)
         for name in store.list(log):
             match = SEGMENT_NAME.fullmatch(name)

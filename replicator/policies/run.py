@@ -325,7 +325,7 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
 
 
 def tidy(steps: Steps, kept: Remembering, report: SyncRun, clock: Callable[[], float]) -> None:
-    report.not_replicated = merged(steps.sweep_superseded(), report.not_replicated)
+    report.not_replicated = merged(steps.sweep_retired(), report.not_replicated)
     if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
         steps.dumps.tidy(steps.direction.root, steps.policy.retention, clock=clock)
         kept.memory.prune_runs(steps.policy.retention, now=clock)

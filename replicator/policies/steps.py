@@ -48,8 +48,8 @@ from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadOptions
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
+from replicator.replay.places.retired import Swept, has_retired, sweep_retired
 from replicator.replay.places.stays import Stays
-from replicator.replay.places.superseded import Swept, has_superseded, sweep_superseded
 from replicator.replay.plan.difference import ByDifference
 
 NO_WAIT = timedelta(0)
@@ -287,7 +287,7 @@ class Steps:
             brake=self.options.brake,
         )
 
-    def sweep_superseded(self) -> list[NotReplicated]:
+    def sweep_retired(self) -> list[NotReplicated]:
         """What snapshots have replaced goes to the target's `$cmroot` when the policy's delay is over; backwards also
         what was replaced on the policy's own target, before it became the primary. What has to stay."""
         direction, stays = self.direction, Stays()
@@ -300,9 +300,9 @@ class Steps:
             def once(root: str = root, side: Metastore = side) -> Swept:
                 with acquire(root, "sweep what snapshots replaced") as lease:
                     delay = self.policy.publish_delay
-                    return sweep_superseded(root, side, delay, now=self.clock, check=lease.check)
+                    return sweep_retired(root, side, delay, now=self.clock, check=lease.check)
 
-            if has_superseded(root):
+            if has_retired(root):
                 swept = patiently(once, self.options.patience)
                 self.warnings += stays.add_held(swept.held, swept.whose, direction.root.id)
         return stays.not_replicated({pair.name: pair.replica for pair in direction.pairs})

@@ -27,7 +27,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.copy.copying import Roots, remove_file
-from replicator.replay.places.superseded import Superseded, close_superseded, note_superseded, sweep_superseded
+from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
 
 pytest.importorskip("s3fs", reason="the s3 extra is not installed")
 server = pytest.importorskip("moto.server", reason="moto is not installed")
@@ -121,16 +121,16 @@ def test_a_snapshot_on_s3_is_carried_by_the_store_and_what_it_replaced_is_kept_o
     store = store_for(old)
     for name in ("same", "replaced", "removed"):
         store.write_bytes(f"{old}/{name}", name.encode())
-    note_superseded(root, "1", [Superseded(old, "a", "log", successor=new)])
+    note_retired(root, "1", [Retired(old, "a", "log", successor=new)])
     assert run_clone_task(CloneTask(root, [(old, new)])) == 3
     assert run_clone_task(CloneTask(root, [(old, new)])) == 0  # again, after a kill
     roots = Roots(root, root)
     store.write_bytes(f"{new}/replaced", b"another")
     assert remove_file(f"{new}/removed", roots, private=True)
     assert store.list(old) == ["removed", "replaced", "same"]
-    close_superseded(root, "1", now=0.0)
+    close_retired(root, "1", now=0.0)
     with connect(source_metastore.uri) as metastore:
-        swept = sweep_superseded(root, metastore, timedelta(seconds=1), now=lambda: 2.0)
+        swept = sweep_retired(root, metastore, timedelta(seconds=1), now=lambda: 2.0)
     assert (swept.directories, swept.files, store.list(old), store.list(new)) == (1, 2, [], ["replaced", "same"])
     kept = [store.read_bytes(f"{root}/files/{name}") for name in store.find(f"{root}/files")]
     assert sorted(kept) == [b"removed", b"replaced"]

@@ -22,7 +22,7 @@ from replicator.dumps.reader import DumpReader
 from replicator.dumps.signing import check_parts, read_keys, signed
 from replicator.errors import ConfigError, FormatError, Refused
 from replicator.metastore.embedded.running import Running
-from replicator.replay.places.superseded import Superseded, close_superseded, note_superseded, sweep_superseded
+from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
 
 TEXT = "1\x01one\n2\x01two\n"
 Edit = Callable[[dict[str, Any]], Any]
@@ -187,10 +187,10 @@ def test_a_dump_speaks_only_of_its_databases(story: Story) -> None:
 def test_a_note_of_superseded_directories_names_places_outside_of_the_root(story: Story, directory: str) -> None:
     root = story.target_cmroot
     directory = directory.format(root=root, above=story.warehouse)
-    note_superseded(str(root), "load", [Superseded(directory, story.db, "t")])
-    close_superseded(str(root), "load", now=0.0)
+    note_retired(str(root), "load", [Retired(directory, story.db, "t")])
+    close_retired(str(root), "load", now=0.0)
     with nothing_outside(story), pytest.raises(FormatError, match="superseded"):
-        sweep_superseded(str(root), story.target.metastore, timedelta(0), now=lambda: 1.0)
+        sweep_retired(str(root), story.target.metastore, timedelta(0), now=lambda: 1.0)
 
 
 def test_a_table_names_no_place_above_its_database(story: Story) -> None:

@@ -23,7 +23,7 @@ from replicator.core.progress import Silent
 from replicator.errors import ObjectNotFound
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.replay.places.superseded import has_superseded, sweep_superseded
+from replicator.replay.places.retired import has_retired, sweep_retired
 
 FILES = 4
 
@@ -160,7 +160,7 @@ def test_what_stays_is_carried_and_what_was_replaced_goes_after_the_delay(pair: 
     pair.keys["publish_delay"] = "1ms"
     pair.sync()
     assert not before[""].exists() and not before["p=1"].exists()
-    assert not has_superseded(str(pair.keys["target_cmroot"]))
+    assert not has_retired(str(pair.keys["target_cmroot"]))
     kept = Path(pair.keys["target_cmroot"]) / "files"
     assert sorted(path.read_text() for path in kept.rglob("*") if path.is_file()) == ["1", "2"]  # not what was carried
     is_same(pair)
@@ -283,7 +283,7 @@ def test_what_others_have_in_a_superseded_directory_stays(pair: Replication, sub
     pair.sync()
     is_same(pair)
     pair.sync()
-    assert not has_superseded(str(pair.keys["target_cmroot"]))
+    assert not has_retired(str(pair.keys["target_cmroot"]))
     is_same(pair)
     replica = pair.replica("a")
     assert sorted(path.name for path in places(pair, "e")[""].iterdir()) == (["two"] if sub else ["one", "two"])
@@ -323,7 +323,7 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     a.write("days/p=1", {"more": "3"})
     pair.keys["publish_delay"] = "1h"
     pair.sync()
-    assert has_superseded(pair.keys["target_cmroot"])
+    assert has_retired(pair.keys["target_cmroot"])
     pair.keys["publish_delay"] = "1ms"
     home = {name: pair.source.table(a.name, name).location for name in ("plain", "days")}
     pair.keys["publish"] = "mirror"
@@ -333,7 +333,7 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     replica.rename("plain", "renamed")
     replica.table("plain", {"new": "5"})
     run = pair.sync()
-    assert not has_superseded(pair.keys["target_cmroot"])
+    assert not has_retired(pair.keys["target_cmroot"])
     assert run.reverse and run.files_copied == 5  # three are of the table that has another name now
     reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
     assert verify(pair.target, pair.source, [a.name], **reported).differences == []
@@ -370,7 +370,7 @@ def test_what_somebody_lies_in_again_is_not_swept(pair: Replication) -> None:
     assert found[0].storage
     storage = msgspec.structs.replace(found[0].storage, location=f"file:{day}")
     pair.target.add_partitions(shadow.name, "days", [msgspec.structs.replace(found[0], storage=storage)])
-    swept = sweep_superseded(pair.keys["target_cmroot"], pair.target, timedelta(0), now=lambda: 1e12)
+    swept = sweep_retired(pair.keys["target_cmroot"], pair.target, timedelta(0), now=lambda: 1e12)
     assert (len(swept.held), swept.directories) == (2, 0)
     assert (plain / "one").read_text() == "1" and (day / "x").read_text() == "1"
 
@@ -406,4 +406,4 @@ def test_killed_anywhere_the_next_run_ends_it_and_nothing_is_left_lying_about(pa
     db = pair.replica("a")
     named = {place for name in pair.target.table_names(db.name) for place in places(pair, name).values()}
     lying = {path for path in db.home.rglob("*") if path.is_file() and not any(path.is_relative_to(at) for at in named)}
-    assert not lying and not has_superseded(pair.keys["target_cmroot"])
+    assert not lying and not has_retired(pair.keys["target_cmroot"])

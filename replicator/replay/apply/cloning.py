@@ -25,7 +25,7 @@ from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.work import Work
 from replicator.replay.copy.asides import Attempt, noted
 from replicator.replay.places.placement import is_published
-from replicator.replay.places.superseded import Superseded
+from replicator.replay.places.retired import Retired
 from replicator.replay.plan.plan import TablePlan
 from replicator.replay.plan.squash import Lineage
 
@@ -153,7 +153,7 @@ class Cloning:
     def _carry(self, step: TablePlan, pairs: Sequence[tuple[str, str, str]], kept: Collection[str]) -> None:
         """pairs: (directory, new directory, partition); `kept`: those of which something may stay."""
         self._work.supersede(
-            [Superseded(old, *step.name, name, successor=new if name in kept else "") for old, new, name in pairs]
+            [Retired(old, *step.name, name, successor=new if name in kept else "") for old, new, name in pairs]
         )
         carried = [(old, new) for old, new, name in pairs if name in kept]
         if carried:

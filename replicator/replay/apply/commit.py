@@ -39,7 +39,7 @@ from replicator.replay.places.replica import (
     replica_partition,
     replica_statistics,
 )
-from replicator.replay.places.superseded import close_superseded
+from replicator.replay.places.retired import close_retired
 from replicator.replay.plan.plan import TablePlan
 from replicator.replay.plan.published import at_place
 from replicator.replay.plan.squash import Lineage
@@ -344,7 +344,7 @@ class Commit:
             if parameters != there.parameters:
                 self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
         store_for(self._work.root).remove_tree(join(self._work.root, "loads", self._work.plan.metadata.id))
-        close_superseded(self._work.root, self._work.plan.metadata.id, now=clocks.time())
+        close_retired(self._work.root, self._work.plan.metadata.id, now=clocks.time())
 
     def _said_of_others(self, name: str, parameters: dict[str, str]) -> list[NotReplicated]:
         """What a database says that it lacks, of tables that the dump does not hold."""

@@ -25,7 +25,7 @@ from replicator.replay.places.by_name import not_noted
 from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, LOADING, PUBLISH, RENAMED, SOURCE
-from replicator.replay.places.superseded import Superseded
+from replicator.replay.places.retired import Retired
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.published import (
     aside_of,
@@ -202,7 +202,7 @@ class Preparation:
         reads it: with a new place in the same call it does not."""
         assert there.location and there.storage and self._work.plan.snapshot
         place = aside_of(self._work.plan.snapshot, there)
-        self._work.supersede([Superseded(there.location, *(renamed.db, renamed.name), successor=place)])
+        self._work.supersede([Retired(there.location, *(renamed.db, renamed.name), successor=place)])
         if not there.is_partitioned:
             self._carry([(there.location, place)])
         make_directory(place)
@@ -305,7 +305,7 @@ class Preparation:
             return partition
         if exists(place):  # of a partition that had the name before; the server refuses a name whose place is taken
             self._work.recycle({place: step.name}, leaving_partitions(step.table, [old]))
-        gone = Superseded(partition.location, *step.name, old, successor=place)
+        gone = Retired(partition.location, *step.name, old, successor=place)
         self._work.supersede([gone])
         self._carry([(partition.location, place)])
         make_directory(place)

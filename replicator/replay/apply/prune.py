@@ -29,8 +29,8 @@ from replicator.replay.copy.emptied import sweep_empty
 from replicator.replay.places.clearing import Clearing, to_clear
 from replicator.replay.places.neighbours import Leaving, Name, Neighbours
 from replicator.replay.places.placement import relative
+from replicator.replay.places.retired import Retired, note_retired
 from replicator.replay.places.stays import reported
-from replicator.replay.places.superseded import Superseded, note_superseded
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.squash import surviving_partitions
 from replicator.text.partition_filter import parse_partition_filter
@@ -249,8 +249,8 @@ class _Dropping:
         for batch in batches:
             places, names = own_places(step.table, batch), _names(step, batch)
             if places and self.plan.snapshot:
-                gone = [Superseded(place, *step.name) for place in places]
-                note_superseded(self.roots.target, self.plan.snapshot, gone)
+                gone = [Retired(place, *step.name) for place in places]
+                note_retired(self.roots.target, self.plan.snapshot, gone)
             elif places:
                 free = self.neighbours.free(places, leaving_partitions(step.table, names))
                 whose = dict.fromkeys(places, step.name)

@@ -34,7 +34,7 @@ from replicator.replay.places.clearing import Clearing, Kept, clear
 from replicator.replay.places.neighbours import Free, Leaving, Name, Neighbours
 from replicator.replay.places.placement import is_published, relative
 from replicator.replay.places.replica import has_sources_data
-from replicator.replay.places.superseded import Superseded, has_left, note_left, note_superseded, take_left
+from replicator.replay.places.retired import Retired, has_left, note_left, note_retired, take_left
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.target import NEW
 from replicator.text.quantity import count_text
@@ -217,12 +217,12 @@ class Work:
         """Data of what is dropped: to `$cmroot` before that, or, where others may be reading it, noted for later.
         leaving: what goes with it; all that others have there stays."""
         if self.plan.snapshot:
-            self.supersede([Superseded(place, table.db, table.name) for place in directories])
+            self.supersede([Retired(place, table.db, table.name) for place in directories])
         else:
             self.recycle(dict.fromkeys(directories, (table.db, table.name)), leaving)
 
-    def supersede(self, directories: Sequence[Superseded]) -> None:
-        note_superseded(self.root, self.plan.metadata.id, directories)
+    def supersede(self, directories: Sequence[Retired]) -> None:
+        note_retired(self.root, self.plan.metadata.id, directories)
 
     def leave(self, step: TablePlan, places: Iterable[tuple[str, str | None, str | None]]) -> None:
         """(partition, where it lies, where it is to lie): what lies elsewhere from now on leaves its files behind. They
@@ -230,7 +230,7 @@ class Work:
         published. What snapshots have published waits for its delay."""
         if self.plan.snapshot or step.shared or has_sources_data(step.there):
             return
-        left, others, placement = list[Superseded](), list[str](), self.plan.placement
+        left, others, placement = list[Retired](), list[str](), self.plan.placement
         root = resolved(self.root)
         source = step.lineage.table.location if step.lineage.table else None
         for partition, old, new in places:
@@ -241,7 +241,7 @@ class Work:
             elif touches(resolved(old), root):
                 self.plan.stays.add(step.name, old, f"the target's root {self.root} is, or lies, there")
             else:
-                left.append(Superseded(old, *step.name, partition, stamped=not placement.holds(old)))
+                left.append(Retired(old, *step.name, partition, stamped=not placement.holds(old)))
         if others:
             more = f" and {len(others) - 1:,} more directories" if len(others) > 1 else ""
             name = ".".join(step.name)
@@ -255,7 +255,7 @@ class Work:
         self.neighbours = Neighbours(self.target)
         take_left(self.root, self._take_left)
 
-    def _take_left(self, left: Sequence[Superseded]) -> None:
+    def _take_left(self, left: Sequence[Retired]) -> None:
         whose = {each.directory: (each.db, each.table) for each in left}
         self.recycle({each.directory: whose[each.directory] for each in left if not each.stamped}, Leaving())
         free = self.neighbours.free([each.directory for each in left if each.stamped], Leaving())

@@ -200,10 +200,10 @@ class _Fold:
         self.out.records += 1
         match change:
             case CreateDatabase(database=database) | AlterDatabase(database=database):
-                self._superseded(database.name in self.out.databases)
+                self._retired(database.name in self.out.databases)
                 self.out.databases[database.name] = database
             case DropDatabase(db=db):
-                self._superseded(self.out.databases.get(db) is not None)
+                self._retired(self.out.databases.get(db) is not None)
                 self.out.databases[db] = None
                 self.out.dropped_at[db] = at
                 for name in [name for name in self._current if name[0] == db]:
@@ -211,10 +211,10 @@ class _Fold:
                 for name in [name for name in self.out.functions if name[0] == db]:
                     self.out.functions[name] = None
             case CreateFunction(function=function):
-                self._superseded((function.db, function.name) in self.out.functions)
+                self._retired((function.db, function.name) in self.out.functions)
                 self.out.functions[function.db, function.name] = function
             case DropFunction(db=db, name=name):
-                self._superseded(self.out.functions.get((db, name)) is not None)
+                self._retired(self.out.functions.get((db, name)) is not None)
                 self.out.functions[db, name] = None
             case CreateTable(table=table):
                 self._create(table, at)
@@ -246,7 +246,7 @@ class _Fold:
                 lineage.table = tables.get(lineage.now, lineage.table)
         return self.out
 
-    def _superseded(self, yes: bool) -> None:
+    def _retired(self, yes: bool) -> None:
         self.out.squashed += yes
 
     def _lineage(self, name: Name, at: int) -> Lineage:
@@ -269,7 +269,7 @@ class _Fold:
     def _alter(self, change: AlterTable, at: int) -> None:
         old, table = (change.db, change.name), change.table
         lineage = self._lineage(old, at)
-        self._superseded(bool(lineage.altered))
+        self._retired(bool(lineage.altered))
         if change.renames:
             if (table.db, table.name) in self._current:
                 self._end((table.db, table.name), at)
@@ -285,7 +285,7 @@ class _Fold:
 
     def _end(self, name: Name, at: int) -> None:
         lineage = self._lineage(name, at)
-        self._superseded(lineage.before is None)
+        self._retired(lineage.before is None)
         lineage.ended = at
         del self._current[name]
 
@@ -308,7 +308,7 @@ class _Fold:
             if fate is None:
                 fate = self._fate(lineage, name, at)
             else:
-                self._superseded(True)
+                self._retired(True)
             fate.now, fate.last = name, at
             if change.replace:
                 fate.since, fate.recreated = at, True
@@ -330,7 +330,7 @@ class _Fold:
                 lineage.statistics[change.name] = msgspec.structs.replace(statistics, partition=change.name)
         else:
             fate = self._fate(lineage, change.name, at)
-            self._superseded(fate.last < at)
+            self._retired(fate.last < at)
         known = change.location_before
         if known is not None and change.partition.location != known and not change.moved:
             fate.since, fate.relocated = at, True
@@ -339,7 +339,7 @@ class _Fold:
     def _drop_partition(self, lineage: Lineage, name: str, at: int) -> None:
         known = name in lineage.partitions
         fate = self._fate(lineage, name, at)
-        self._superseded(known)
+        self._retired(known)
         fate.now, fate.last, fate.since, fate.recreated = None, at, at, True
         lineage.statistics.pop(name, None)
 

@@ -4,7 +4,7 @@
     superseded/<dump id>/closed          when the load had ended: from then on nobody begins to read them
     superseded/<dump id>-left/           the same, of what tables leave in the source's layout: no delay
 
-After the delay, under the root's lease, `sweep_superseded` takes them into `$cmroot`: what of them no table and no
+After the delay, under the root's lease, `sweep_retired` takes them into `$cmroot`: what of them no table and no
 partition has by then. What the successor has as the same file (the load carried it by link) is not taken twice.
 """
 
@@ -38,7 +38,7 @@ _LEFT = "-left"
 _FORMAT, _VERSION = "replicator-superseded", 1
 
 
-class Superseded(msgspec.Struct, frozen=True):
+class Retired(msgspec.Struct, frozen=True):
     """A directory of the target that was (or is about to be) replaced: of which table, and which partition of it;
     `successor`: the directory that has what stayed the same (empty: none has); `stamped`: of what a table left, only
     files go that a load has published."""
@@ -54,10 +54,10 @@ class Superseded(msgspec.Struct, frozen=True):
 class _Note(msgspec.Struct, frozen=True):
     format: str
     version: int
-    directories: tuple[Superseded, ...]
+    directories: tuple[Retired, ...]
 
 
-def note_superseded(root: str, load: str, directories: Sequence[Superseded]) -> None:
+def note_retired(root: str, load: str, directories: Sequence[Retired]) -> None:
     """Durable when it returns; before the metadata that names other directories. May run twice."""
     if directories:
         note = _Note(_FORMAT, _VERSION, tuple(directories))
@@ -65,12 +65,12 @@ def note_superseded(root: str, load: str, directories: Sequence[Superseded]) -> 
         store_for(root).write_bytes(place, msgspec.json.encode(note) + b"\n")
 
 
-def note_left(root: str, load: str, directories: Sequence[Superseded]) -> None:
-    """As `note_superseded`, of what goes before the load ends: see `take_left`."""
-    note_superseded(root, f"{load}{_LEFT}", directories)
+def note_left(root: str, load: str, directories: Sequence[Retired]) -> None:
+    """As `note_retired`, of what goes before the load ends: see `take_left`."""
+    note_retired(root, f"{load}{_LEFT}", directories)
 
 
-def take_left(root: str, take: Callable[[Sequence[Superseded]], None]) -> None:
+def take_left(root: str, take: Callable[[Sequence[Retired]], None]) -> None:
     """Hands over what tables have left, of loads that were killed, too, and forgets it. Under the lease of the target's
     root, once all of them lie elsewhere. May run twice. Raises FormatError for a damaged note."""
     store = store_for(root)
@@ -84,7 +84,7 @@ def take_left(root: str, take: Callable[[Sequence[Superseded]], None]) -> None:
             store.remove_tree(place)
 
 
-def close_superseded(root: str, load: str, *, now: float) -> None:
+def close_retired(root: str, load: str, *, now: float) -> None:
     """After a load's last flip: the delay begins. May run twice; the first time counts."""
     store, place = store_for(root), join(root, _NOTES, load)
     if store.list(place) and not store.exists(join(place, _CLOSED)):
@@ -95,7 +95,7 @@ def has_left(root: str) -> bool:
     return any(load.endswith(_LEFT) for load in store_for(root).list(join(root, _NOTES)))
 
 
-def has_superseded(root: str) -> bool:
+def has_retired(root: str) -> bool:
     """Whether anything waits."""
     return bool(store_for(root).list(join(root, _NOTES)))
 
@@ -111,7 +111,7 @@ class Swept:
     whose: dict[str, Name] = field(default_factory=dict)
 
 
-def sweep_superseded(
+def sweep_retired(
     root: str,
     target: MetastoreReader,
     delay: timedelta,
@@ -131,7 +131,7 @@ def sweep_superseded(
         if load in loading or load.endswith(_LEFT):  # the next load takes that
             continue
         if not store.exists(join(place, _CLOSED)):  # given up, or killed right before it had been closed
-            close_superseded(root, load, now=now())
+            close_retired(root, load, now=now())
             continue
         closed = float(store.read_bytes(join(place, _CLOSED)))
         if closed + delay.total_seconds() <= now():
@@ -149,7 +149,7 @@ def sweep_superseded(
     return swept
 
 
-def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Superseded], swept: Swept) -> None:
+def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Retired], swept: Swept) -> None:
     free = neighbours.free([each.directory for each in noted], Leaving())
     clearings, holders = {each.directory: each for each in free.clearings}, dict(free.held)
     for each in noted:
@@ -165,7 +165,7 @@ def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Superseded], 
         _remove_empty(each.directory)
 
 
-def _drop_cloned(each: Superseded) -> None:
+def _drop_cloned(each: Retired) -> None:
     """Names of files that the successor has, too: the bytes stay, so they need not be kept."""
     listing, there = list_tree(each.directory), list_tree(each.successor)
     successors = {file.path_relative: file for file in there.files} if there else {}
@@ -197,7 +197,7 @@ def _loading(target: MetastoreReader) -> set[str]:
     return found
 
 
-def _read(place: str, root: str) -> tuple[Superseded, ...]:
+def _read(place: str, root: str) -> tuple[Retired, ...]:
     try:
         note = msgspec.json.decode(store_for(place).read_bytes(place), type=_Note)
     except UNREADABLE as error:
