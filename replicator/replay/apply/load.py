@@ -30,8 +30,8 @@ from replicator.replay.apply.cloning import Cloning
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.orphans import clear_orphans
 from replicator.replay.apply.planning import LoadOptions, compare, plan_load, root_of
+from replicator.replay.apply.post_commit import prove
 from replicator.replay.apply.prepare import Preparation
-from replicator.replay.apply.proof import prove
 from replicator.replay.apply.prune import prune
 from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
 from replicator.replay.apply.work import Work
