@@ -19,7 +19,7 @@ from replicator.events.scope import Patterns
 from replicator.replay.places.placement import relative
 
 NAMED = 20  # directories of a table that are told by name
-LANES = 8  # tables listed side by side
+THREADS = 8  # tables listed side by side
 
 
 @dataclass
@@ -37,10 +37,14 @@ def unseen_files(root: ChangeRoot, databases: Sequence[str], patterns: Patterns,
     """Lists every directory of the databases' tables, by the log's end (`position`) at the lost side. Tables without
     such files are left out. Holds the names of the files of eight tables at a time."""
     found: list[UnseenFiles] = []
-    with scratch("fold") as here, manifest_at(root, position, here) as manifest, ThreadPoolExecutor(LANES) as lanes:
+    with (
+        scratch("fold") as here,
+        manifest_at(root, position, here) as manifest,
+        ThreadPoolExecutor(THREADS) as executor,
+    ):
         tables = _tables(manifest, databases, patterns)
-        for some in batched(tables, LANES):
-            found += lanes.map(lambda each: _compare(*each), some)
+        for some in batched(tables, THREADS):
+            found += executor.map(lambda each: _compare(*each), some)
     return [each for each in found if each.files]
 
 

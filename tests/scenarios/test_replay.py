@@ -15,7 +15,7 @@ from replicator.core.progress import Silent
 from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.policies.run import Remembering, sync_once
-from replicator.replay.plan.gathering import Named, gathered
+from replicator.replay.plan.batching import Named, gathered
 from replicator.replay.plan.squash import Called, Lineage
 
 

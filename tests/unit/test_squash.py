@@ -65,8 +65,8 @@ from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
 from replicator.replay.plan.admission import check_target
+from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.deciding import looked_at, make_plan
-from replicator.replay.plan.gathering import gathered
 from replicator.replay.plan.published import of_kind
 from replicator.replay.plan.squash import squash, surviving_partitions
 from replicator.replay.plan.target import read_databases, read_part

@@ -25,7 +25,7 @@ from replicator.events.scope import Patterns
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.work import Work, is_one_file, make_directory
-from replicator.replay.copy.lanes import Lanes
+from replicator.replay.copy.keyed_executor import KeyedExecutor
 from replicator.replay.places.by_name import noted_like
 from replicator.replay.places.named_paths import NamedPath, named_paths
 from replicator.replay.places.replica import (
@@ -164,13 +164,13 @@ class Commit:
     ) -> None:
         """Adds and alters partitions as they stream by: in order within a table, tables side by side."""
         steps = {id(step.lineage): step for step in self._work.plan.tables}
-        with Lanes(self._work.jobs) as lanes:
+        with KeyedExecutor(self._work.jobs) as executor:
             for lineage, some in named:
                 step = steps.get(id(lineage))
                 if step is None or step.table is None:
                     continue
                 for batch in batched(some, PARTITION_BATCH):
-                    lanes.submit(step.name, self._partitions, step, batch)
+                    executor.submit(step.name, self._partitions, step, batch)
                     advance(len(batch))
 
     def _partitions(self, step: TablePlan, named: Sequence[tuple[str, Partition]]) -> None:

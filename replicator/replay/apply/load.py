@@ -37,7 +37,7 @@ from replicator.replay.apply.transfer import copy_files, missing_files, probe_fi
 from replicator.replay.apply.work import Work
 from replicator.replay.copy.asides import sweep_asides
 from replicator.replay.copy.copying import Roots
-from replicator.replay.plan.gathering import gathered
+from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import surviving_partitions
 

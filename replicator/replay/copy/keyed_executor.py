@@ -9,7 +9,7 @@ from threading import BoundedSemaphore
 QUEUED = 8  # batches that wait for a lane: bounds the driver's memory
 
 
-class Lanes:
+class KeyedExecutor:
     """Ordered work side by side: all of one key runs in one lane, in order; full lanes make the caller wait."""
 
     def __init__(self, count: int) -> None:
@@ -29,7 +29,7 @@ class Lanes:
         while self._futures and (wait or self._futures[0].done()):
             self._futures.pop(0).result()
 
-    def __enter__(self) -> Lanes:
+    def __enter__(self) -> KeyedExecutor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
