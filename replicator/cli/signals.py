@@ -37,8 +37,8 @@ class Stopping:
     def __enter__(self) -> Self:
         self._reader, self._writer = os.pipe()  # no Event: setting one in a handler may meet its own lock
         for number, handler in (
-            (signal.SIGINT, self._wish),
-            (signal.SIGTERM, self._wish),
+            (signal.SIGINT, self._setting),
+            (signal.SIGTERM, self._setting),
             (signal.SIGALRM, self._insist),
         ):
             self._before[number] = signal.signal(number, handler)
@@ -61,7 +61,7 @@ class Stopping:
         select.select([self._reader], [], [], max(0.0, timeout))
         return self.is_set()
 
-    def _wish(self, number: int, frame: FrameType | None) -> None:
+    def _setting(self, number: int, frame: FrameType | None) -> None:
         if self.code:
             self._insist(number, frame)
         self.code = 128 + number

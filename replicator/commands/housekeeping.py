@@ -17,9 +17,9 @@ from replicator.housekeeping.following import Followed, follow
 from replicator.housekeeping.opening import alone, copy_of, opened, time_of
 from replicator.housekeeping.run import Housekeeping, Housekept
 from replicator.housekeeping.run import Options as Wanted
+from replicator.housekeeping.settings import Defaults
 from replicator.housekeeping.vacuum import Vacuumed, VacuumPlan
 from replicator.housekeeping.vacuum import vacuum as vacuum_table
-from replicator.housekeeping.wishes import Defaults
 from replicator.text.period import parse_period
 
 

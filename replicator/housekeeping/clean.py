@@ -26,8 +26,8 @@ from replicator.errors import ObjectNotFound
 from replicator.housekeeping import writing
 from replicator.housekeeping.due import UNCAPTURED, Going, Staying, decide, look
 from replicator.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
+from replicator.housekeeping.settings import Defaults
 from replicator.housekeeping.store import PAGE, Store
-from replicator.housekeeping.wishes import Defaults
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.removal.removal import Refusal, Removal
 from replicator.removal.remove import Remover

@@ -26,7 +26,7 @@ from replicator.events.record import (
     EventsRead,
 )
 from replicator.housekeeping.items import INVALID_CONFIG, SCHEDULED, SKIPPED, Item
-from replicator.housekeeping.wishes import (
+from replicator.housekeeping.settings import (
     ALTER_PARTITION,
     ALTER_TABLE,
     DROP_PARTITION,
@@ -35,8 +35,8 @@ from replicator.housekeeping.wishes import (
     NOTHING,
     UNREFERENCED,
     Defaults,
-    Wishes,
-    read_wishes,
+    LifecycleSettings,
+    read_settings,
 )
 from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.text.period import Period
@@ -189,18 +189,18 @@ class Decider:
         for database in known.databases():
             for name in known.table_names(database.name):
                 table = known.table(database.name, name)
-                old = read_wishes(table, before)
-                if table is not None and old != read_wishes(table, self.defaults):
+                old = read_settings(table, before)
+                if table is not None and old != read_settings(table, self.defaults):
                     yield from self._table(record, known, table, table, old)
 
     # ---- tables ---------------------------------------------------------------------------------------------------
 
     def _table(
-        self, record: ChangeRecord, known: Known, before: Table | None, table: Table, old: Wishes
+        self, record: ChangeRecord, known: Known, before: Table | None, table: Table, old: LifecycleSettings
     ) -> Iterator[Operation]:
         """What a table's properties ask for that they did not before (`old`). Items have the name of before until
         `Follow`."""
-        new = read_wishes(table, self.defaults)
+        new = read_settings(table, self.defaults)
         db, name = (before.db, before.name) if before else (table.db, table.name)
         for lifecycle in LIFECYCLES:
             problem = new.problems.get(lifecycle)
@@ -231,7 +231,13 @@ class Decider:
             yield Again(_paths(*(each.location for each in partitions)), _name(table))
 
     def _expiring(
-        self, record: ChangeRecord, known: Known, before: Table | None, table: Table, old: Wishes, new: Wishes
+        self,
+        record: ChangeRecord,
+        known: Known,
+        before: Table | None,
+        table: Table,
+        old: LifecycleSettings,
+        new: LifecycleSettings,
     ) -> Iterator[Operation]:
         db, name = (before.db, before.name) if before else (table.db, table.name)
         assert new.expired is not None
@@ -254,27 +260,29 @@ class Decider:
         table, before = change.table, known.table(change.db, change.name)
         if change.renames:
             yield from self._gone(record, known, table.db, table.name)  # whoever had the name
-        yield from self._table(record, known, before, table, read_wishes(before, self.defaults))
+        yield from self._table(record, known, before, table, read_settings(before, self.defaults))
         old = change.location_before or (before.location if before else None)
         if change.renames:
             moved = (old, table.location) if change.moved and old and table.location else None
             yield Follow((change.db, change.name, None), (table.db, table.name, None), moved)
         if _differ(old, table.location) and not table.is_view:
-            wishes = read_wishes(table, self.defaults)
-            if not change.moved and wishes.unreferenced and ALTER_TABLE in wishes.events:
+            settings = read_settings(table, self.defaults)
+            if not change.moved and settings.unreferenced and ALTER_TABLE in settings.events:
                 assert old is not None
-                one = self._item(record, UNREFERENCED, table.db, table.name, "", old, record.time, wishes.unreferenced)
-                yield Put([one], wishes.unreferenced)
+                one = self._item(
+                    record, UNREFERENCED, table.db, table.name, "", old, record.time, settings.unreferenced
+                )
+                yield Put([one], settings.unreferenced)
             yield Again(_paths(table.location), _name(table))
 
     def _gone(self, record: ChangeRecord, known: Known, db: str, name: str) -> Iterator[Operation]:
         table = known.table(db, name)
         if table is None:
             return
-        wishes = read_wishes(table, self.defaults)
-        if wishes.unreferenced and DROP_TABLE in wishes.events and table.location:
-            own = self._item(record, UNREFERENCED, db, name, "", table.location, record.time, wishes.unreferenced)
-            yield Put([own], wishes.unreferenced, dropped=True)
+        settings = read_settings(table, self.defaults)
+        if settings.unreferenced and DROP_TABLE in settings.events and table.location:
+            own = self._item(record, UNREFERENCED, db, name, "", table.location, record.time, settings.unreferenced)
+            yield Put([own], settings.unreferenced, dropped=True)
             below = own.place + "/"
             for partitions in known.partitions(db, name):
                 elsewhere = [
@@ -286,15 +294,15 @@ class Decider:
                         partition_name(table.partition_keys, each.values),
                         each.location or "",
                         record.time,
-                        wishes.unreferenced,
+                        settings.unreferenced,
                     )
                     for each in partitions
                     if each.location and not normal(each.location).startswith(below)
                 ]
                 if elsewhere:
-                    yield Put(_distinct(elsewhere), wishes.unreferenced, dropped=True)
+                    yield Put(_distinct(elsewhere), settings.unreferenced, dropped=True)
         yield Detach(db, name)
-        for lifecycle in wishes.problems:
+        for lifecycle in settings.problems:
             yield Settle(db, name, lifecycle)
 
     # ---- partitions -----------------------------------------------------------------------------------------------
@@ -302,22 +310,22 @@ class Decider:
     def _added(self, record: ChangeRecord, known: Known, change: AddPartitions) -> Iterator[Operation]:
         table = known.table(change.db, change.table)
         named = list(zip(change.partition_names, change.partitions, strict=True))
-        wishes = read_wishes(table, self.defaults)
-        if wishes.unreferenced and ALTER_PARTITION in wishes.events:
+        settings = read_settings(table, self.defaults)
+        if settings.unreferenced and ALTER_PARTITION in settings.events:
             before = known.partitions_by_name(change.db, change.table, [name for name, _ in named])
             left = [
                 (name, old)
                 for name, each in named
                 if name in before and (old := before[name].location) and _differ(old, each.location)
             ]
-            yield from self._left(record, change.db, change.table, left, wishes.unreferenced)
-        if wishes.expired:
-            yield from self._lives(record, change.db, change.table, named, wishes.expired, restarted=change.replace)
+            yield from self._left(record, change.db, change.table, left, settings.unreferenced)
+        if settings.expired:
+            yield from self._lives(record, change.db, change.table, named, settings.expired, restarted=change.replace)
         yield Again(_paths(*(each.location for each in change.partitions)), f"{change.db}.{change.table}")
 
     def _altered_partition(self, record: ChangeRecord, known: Known, change: AlterPartition) -> Iterator[Operation]:
         db, name, partition = change.db, change.table, change.partition
-        wishes = read_wishes(known.table(db, name), self.defaults)
+        settings = read_settings(known.table(db, name), self.defaults)
         before = known.partitions_by_name(db, name, [change.before]).get(change.before)
         old = change.location_before or (before.location if before else None)
         if change.before != change.name:
@@ -326,21 +334,21 @@ class Decider:
             yield Follow((db, name, change.before), (db, name, change.name), moved)
         if not _differ(old, partition.location):
             return
-        if not change.moved and wishes.unreferenced and ALTER_PARTITION in wishes.events:
+        if not change.moved and settings.unreferenced and ALTER_PARTITION in settings.events:
             assert old is not None
-            yield from self._left(record, db, name, [(change.name, old)], wishes.unreferenced)
-        if wishes.expired:
-            yield from self._lives(record, db, name, [(change.name, partition)], wishes.expired, restarted=False)
+            yield from self._left(record, db, name, [(change.name, old)], settings.unreferenced)
+        if settings.expired:
+            yield from self._lives(record, db, name, [(change.name, partition)], settings.expired, restarted=False)
         yield Again(_paths(partition.location), f"{db}.{name}/{change.name}")
 
     def _dropped_partitions(
         self, record: ChangeRecord, known: Known, db: str, name: str, names: tuple[str, ...]
     ) -> Iterator[Operation]:
-        wishes = read_wishes(known.table(db, name), self.defaults)
-        if wishes.unreferenced and DROP_PARTITION in wishes.events:
+        settings = read_settings(known.table(db, name), self.defaults)
+        if settings.unreferenced and DROP_PARTITION in settings.events:
             gone = known.partitions_by_name(db, name, names)
             left = [(part, each.location) for part, each in gone.items() if each.location]
-            yield from self._left(record, db, name, left, wishes.unreferenced, dropped=True)
+            yield from self._left(record, db, name, left, settings.unreferenced, dropped=True)
         yield Detach(db, name, names)
 
     def _lives(

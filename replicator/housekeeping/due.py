@@ -13,7 +13,7 @@ from cmroot.store.place import normal
 from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import ObjectNotFound
 from replicator.housekeeping.items import DISABLED, SKIPPED, Item, iso
-from replicator.housekeeping.wishes import EXPIRED, Defaults, Wishes, read_wishes
+from replicator.housekeeping.settings import EXPIRED, Defaults, LifecycleSettings, read_settings
 from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.metastore.client import MetastoreReader
 from replicator.removal.removal import Removal, depth
@@ -27,7 +27,7 @@ class Facts:
     partitioned tables that have partitions."""
 
     tables: Mapping[tuple[str, str], Table] = field(default_factory=dict)
-    wishes: Mapping[tuple[str, str], Wishes] = field(default_factory=dict)
+    settings: Mapping[tuple[str, str], LifecycleSettings] = field(default_factory=dict)
     partitions: Mapping[tuple[str, str, str], Partition] = field(default_factory=dict)
     filled: frozenset[tuple[str, str]] = frozenset()
 
@@ -76,8 +76,8 @@ def look(metastore: MetastoreReader, items: Sequence[Item], defaults: Defaults) 
                     partitions[*key, partition_name(tables[key].partition_keys, each.values)] = each
         except ObjectNotFound:
             tables.pop(key)
-    wishes = {key: read_wishes(table, defaults) for key, table in tables.items()}
-    return Facts(tables, wishes, partitions, _filled(metastore, items, tables))
+    settings = {key: read_settings(table, defaults) for key, table in tables.items()}
+    return Facts(tables, settings, partitions, _filled(metastore, items, tables))
 
 
 def _filled(
@@ -105,17 +105,17 @@ def decide(one: Item, facts: Facts, now: int, min_depth: int) -> Going | Staying
     table = facts.tables.get((one.db, one.table))
     if table is None:
         return Staying(one, UNCAPTURED)
-    wishes = facts.wishes[one.db, one.table]
-    if one.lifecycle in wishes.problems:
-        return Staying(one, wishes.problems[one.lifecycle])
-    period = wishes.period(one.lifecycle)
+    settings = facts.settings[one.db, one.table]
+    if one.lifecycle in settings.problems:
+        return Staying(one, settings.problems[one.lifecycle])
+    period = settings.period(one.lifecycle)
     if period is None:
         return Going(one, _removal(one, "path")) if one.begun and _gone(one, facts) else _cancelled(one)
     if period.end(one.created) > now:
         return Staying(one, UNCAPTURED)
     if one.lifecycle != EXPIRED:
         return Going(one, _removal(one, "path"))
-    return _expired_partition(one, facts) if one.partition else _expired_table(one, table, facts, wishes.drops_table)
+    return _expired_partition(one, facts) if one.partition else _expired_table(one, table, facts, settings.drops_table)
 
 
 def _expired_partition(one: Item, facts: Facts) -> Going | Staying:

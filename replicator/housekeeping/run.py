@@ -27,8 +27,8 @@ from replicator.housekeeping import writing
 from replicator.housekeeping.clean import Cleaned, Cleaning, Page, plan
 from replicator.housekeeping.schedule import Scheduled, fold_path, schedule
 from replicator.housekeeping.schema import ACTIVE_ONLY, item
+from replicator.housekeeping.settings import UNREFERENCED, Defaults, outside_with_settings
 from replicator.housekeeping.store import Store
-from replicator.housekeeping.wishes import UNREFERENCED, Defaults, outside_with_wishes
 from replicator.metastore.client import Metastore
 from replicator.removal.audit import begin_audit
 from replicator.removal.live import LiveLocations
@@ -240,7 +240,7 @@ class Housekeeping:
             return
         done.databases = captured
         if self._outside is None or self._clock() - self._looked > LOOK_OUTSIDE:
-            self._outside, self._looked = outside_with_wishes(self._metastore, captured), self._clock()
+            self._outside, self._looked = outside_with_settings(self._metastore, captured), self._clock()
         if self._outside:
             done.warnings.append(
                 f"{', '.join(self._outside)}: tables have properties for housekeeping, but {self._root.place} does not "

@@ -34,8 +34,8 @@ from replicator.housekeeping.decide import (
     Switch,
     Trouble,
 )
+from replicator.housekeeping.settings import Defaults
 from replicator.housekeeping.store import Store
-from replicator.housekeeping.wishes import Defaults
 
 BATCH = 5000
 """Records, or partitions in them, that become durable together."""

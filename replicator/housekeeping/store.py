@@ -19,7 +19,7 @@ from cmroot.store.place import is_local, join, local_path
 from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable, UsageError
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
-from replicator.housekeeping.wishes import EXPIRED
+from replicator.housekeeping.settings import EXPIRED
 
 if TYPE_CHECKING:
     from cmroot.root import ChangeRoot

@@ -15,8 +15,8 @@ from replicator.errors import Refused, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import FROM_VACUUM, Item
 from replicator.housekeeping.schema import ACTIVE_ONLY, item
+from replicator.housekeeping.settings import UNREFERENCED
 from replicator.housekeeping.store import Store
-from replicator.housekeeping.wishes import UNREFERENCED
 from replicator.metastore.client import MetastoreReader
 from replicator.removal.live import LiveLocations
 from replicator.text.period import Period

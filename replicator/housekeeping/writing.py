@@ -25,7 +25,7 @@ from replicator.housekeeping.items import (
     Item,
 )
 from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
-from replicator.housekeeping.wishes import EXPIRED, UNREFERENCED
+from replicator.housekeeping.settings import EXPIRED, UNREFERENCED
 from replicator.text.period import Period
 
 CHUNK = 500  # values in one statement

@@ -27,8 +27,8 @@ from replicator.core.spark import SparkEngine
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import plan
 from replicator.housekeeping.items import Item
+from replicator.housekeeping.settings import THREE_DAYS, UNREFERENCED, Defaults
 from replicator.housekeeping.store import PAGE, Store, store_url
-from replicator.housekeeping.wishes import THREE_DAYS, UNREFERENCED, Defaults
 from replicator.metastore.thrift import connect
 from replicator.removal.audit import begin_audit
 from replicator.removal.live import LiveLocations

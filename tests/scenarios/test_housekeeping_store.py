@@ -17,8 +17,8 @@ from replicator.errors import FormatError, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import DELETED, Item, iso
 from replicator.housekeeping.schema import HEAD, item
+from replicator.housekeeping.settings import DEFAULT_EVENTS, EXPIRED, UNREFERENCED, Defaults, read_settings
 from replicator.housekeeping.store import Store, store_url
-from replicator.housekeeping.wishes import DEFAULT_EVENTS, EXPIRED, UNREFERENCED, Defaults, read_wishes
 from replicator.text.period import parse_period
 
 DAY = 86_400
@@ -202,7 +202,7 @@ def test_fixed_periods_are_as_long_as_they_say(moment: int, days: int, seconds: 
 
 
 def test_properties_as_owners_write_them() -> None:
-    def wishes(kind: str = "MANAGED_TABLE", **given: str) -> Any:
+    def settings(kind: str = "MANAGED_TABLE", **given: str) -> Any:
         names = {
             "u": "beekeeper.remove.unreferenced.data",
             "up": "beekeeper.unreferenced.data.retention.period",
@@ -212,16 +212,16 @@ def test_properties_as_owners_write_them() -> None:
             "d": "beekeeper.expired.data.table.deletion.enabled",
         }
         parameters = {names.get(key, key): value for key, value in given.items()}
-        return read_wishes(Table(db="d", name="t", kind=kind, parameters=parameters), Defaults())
+        return read_settings(Table(db="d", name="t", kind=kind, parameters=parameters), Defaults())
 
-    both = wishes(u="TRUE", e=" true ")
+    both = settings(u="TRUE", e=" true ")
     assert (both.unreferenced.text, both.expired.text, both.events) == ("P3D", "P30D", DEFAULT_EVENTS)
     assert not both.drops_table and not both.problems
-    assert wishes(u="true", w="Drop_Table, , nonsense").events >= {"drop_table"}
-    assert not wishes(u="true", w="").events & DEFAULT_EVENTS
-    assert wishes(up="P9D").unreferenced is None and wishes(u="false", up="nonsense").problems == {}
-    assert set(wishes(u="yes", e="true").problems) == {UNREFERENCED}
-    assert set(wishes(e="true", ep="P", u="true").problems) == {EXPIRED}
-    assert set(wishes(e="true", d="maybe").problems) == {EXPIRED}
-    assert set(wishes(e="true", table_type="ICEBERG").problems) == {EXPIRED}
-    assert wishes(kind=VIEW, e="true", u="true").expired is None
+    assert settings(u="true", w="Drop_Table, , nonsense").events >= {"drop_table"}
+    assert not settings(u="true", w="").events & DEFAULT_EVENTS
+    assert settings(up="P9D").unreferenced is None and settings(u="false", up="nonsense").problems == {}
+    assert set(settings(u="yes", e="true").problems) == {UNREFERENCED}
+    assert set(settings(e="true", ep="P", u="true").problems) == {EXPIRED}
+    assert set(settings(e="true", d="maybe").problems) == {EXPIRED}
+    assert set(settings(e="true", table_type="ICEBERG").problems) == {EXPIRED}
+    assert settings(kind=VIEW, e="true", u="true").expired is None

@@ -18,8 +18,8 @@ from replicator.core.spark import SparkEngine
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.listing import Filter, list_items
 from replicator.housekeeping.run import Housekeeping, Housekept, Options
+from replicator.housekeeping.settings import Defaults
 from replicator.housekeeping.store import Store, store_url
-from replicator.housekeeping.wishes import Defaults
 from replicator.metastore.client import Metastore
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal.audit import AuditRow, read_audit

@@ -40,13 +40,13 @@ THREE_DAYS, THIRTY_DAYS = parse_period("P3D"), parse_period("P30D")
 DEFAULT_EVENTS = frozenset({ALTER_PARTITION, ALTER_TABLE})
 
 
-def outside_with_wishes(metastore: MetastoreReader, captured: Collection[str]) -> list[str]:
+def outside_with_settings(metastore: MetastoreReader, captured: Collection[str]) -> list[str]:
     """Databases other than the captured ones of which a table asks for a lifecycle, sorted. Reads in batches, and of
     each database no more than up to the first such table."""
-    return sorted(db for db in metastore.database_names() if db not in captured and _has_wishes(metastore, db))
+    return sorted(db for db in metastore.database_names() if db not in captured and _has_settings(metastore, db))
 
 
-def _has_wishes(metastore: MetastoreReader, db: str) -> bool:
+def _has_settings(metastore: MetastoreReader, db: str) -> bool:
     with suppress(ObjectNotFound):  # dropped meanwhile
         if is_shadow(metastore.database(db)):
             return False
@@ -91,7 +91,7 @@ class Defaults:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LifecycleSettings:
     """unreferenced, expired: how long such data stays; None: it is not to be removed. events: after which changes old
     locations are scheduled. drops_table: whether an expired table goes itself, not only its partitions. problems: by
     lifecycle, why its properties cannot be followed."""
@@ -106,10 +106,10 @@ class Wishes:
         return self.unreferenced if lifecycle == UNREFERENCED else self.expired
 
 
-NOTHING = Wishes()
+NOTHING = LifecycleSettings()
 
 
-def read_wishes(table: Table | None, defaults: Defaults) -> Wishes:
+def read_settings(table: Table | None, defaults: Defaults) -> LifecycleSettings:
     """Never raises. A view has none, nor has a table whose files are listed in metadata of their own (Iceberg)."""
     if table is None or table.is_view or not any(key.startswith("beekeeper.") for key in table.parameters):
         return NOTHING
@@ -134,7 +134,7 @@ def read_wishes(table: Table | None, defaults: Defaults) -> Wishes:
         except ValueError as error:
             problems[EXPIRED] = str(error)
             found[EXPIRED] = None
-    return Wishes(found.get(UNREFERENCED), _events(given), found.get(EXPIRED), drops, problems)
+    return LifecycleSettings(found.get(UNREFERENCED), _events(given), found.get(EXPIRED), drops, problems)
 
 
 def _switch(given: Mapping[str, str], key: str) -> bool:
