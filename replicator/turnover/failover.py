@@ -28,6 +28,7 @@ from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction
 from replicator.policies.memory import Memory, RoleChange
 from replicator.text.quantity import count_text
+from replicator.turnover.candidate import VERB, Seen, known_epoch, look
 from replicator.turnover.interrupted import complete_loads
 from replicator.turnover.loss import Loss, loss_of, lost_root, within
 from replicator.turnover.role_change import (
@@ -44,7 +45,6 @@ from replicator.turnover.role_change import (
     side,
     steps_of,
 )
-from replicator.turnover.survivor import VERB, Seen, known_epoch, look
 
 STEPS = ("fence", "finish", "loss", "promote", "slots")
 
@@ -65,22 +65,24 @@ class FailoverOptions:
     jobs: int = 2
 
 
-def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions | None = None) -> RoleChanged:
+def failover(
+    sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverOptions | None = None
+) -> RoleChanged:
     """Promotes the replica, or completes what an earlier call began. May be killed anywhere and run again.
 
-    hasty: source and target as the policy names them, with clients that wait for no answer longer than a few seconds:
-    one of the two is gone. Without `force` it reads only, and the answer says `refused`, with the loss.
+    short_timeouts: source and target as the policy names them, with clients that wait for no answer longer than a few
+    seconds: one of the two is gone. Without `force` it reads only, and the answer says `refused`, with the loss.
 
     Raises LeaseHeld while the policy is at work or being turned, Refused when there is no replica to promote, when a
     side is the primary already, or for what lies between two states without consent."""
     began, options = clocks.monotonic(), options or FailoverOptions()
     if not options.force:
-        report = _only_reported(sides, hasty, options)
+        report = _only_reported(sides, short_timeouts, options)
         report.seconds = round(clocks.monotonic() - began, 3)
         return report
     memory = _memory(sides.policy, options)
     with patiently(lambda: memory.lease(VERB), options.patience) as lease:
-        seen = look(sides, hasty, memory)
+        seen = look(sides, short_timeouts, memory)
         work = _Failover(sides, options, seen, memory, lease)
         change = memory.unfinished_role_change()
         if change is None or change.verb != VERB:
@@ -100,9 +102,9 @@ def failover(sides: Sides, hasty: tuple[Metastore, Metastore], options: Failover
     return report
 
 
-def _only_reported(sides: Sides, hasty: tuple[Metastore, Metastore], options: FailoverOptions) -> RoleChanged:
+def _only_reported(sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverOptions) -> RoleChanged:
     memory = _memory(sides.policy, options)
-    seen = look(sides, hasty, memory)
+    seen = look(sides, short_timeouts, memory)
     work = _Failover(sides, options, seen, memory, None)
     report = RoleChanged(
         sides.policy.name, VERB, "refused", primary=side(seen.direction), uri=seen.direction.target.uri

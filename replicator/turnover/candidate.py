@@ -29,10 +29,10 @@ class Seen:
     lost_answers: bool
 
 
-def look(sides: Sides, hasty: tuple[Metastore, Metastore], memory: Memory) -> Seen:
+def look(sides: Sides, short_timeouts: tuple[Metastore, Metastore], memory: Memory) -> Seen:
     """Decides who survives. Raises Refused where no side is a replica that can be promoted."""
     policy, remembered = sides.policy, memory.read_scope()
-    source, target = (_answering(each, policy, remembered) for each in hasty)
+    source, target = (_answering(each, policy, remembered) for each in short_timeouts)
     pairs = [pair for pair in survey(policy, source, target, remembered) if pair.matches]
     change = memory.unfinished_role_change()
     reverse = change.reverse if change is not None and change.verb != "failback" else _reverse(pairs, source, target)
