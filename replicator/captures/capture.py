@@ -22,7 +22,7 @@ from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import left_out
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
-from replicator.captures.unseen import Key, Sight, parse_name
+from replicator.captures.uncaptured import Key, Sight, parse_name
 from replicator.captures.walk import refresh_tables, walk_database
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Database, NotificationEvent

@@ -15,11 +15,11 @@ from cmroot.store.place import normal
 from replicator.captures.apply import followed
 from replicator.captures.intercepts import not_known
 from replicator.captures.keeping import Keepers
-from replicator.captures.listing import Listed, ListTask, list_objects, nothing_left, unseen_files
+from replicator.captures.listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
 from replicator.captures.manifest import DataObject, KnownFile
 from replicator.captures.recording import Recording
+from replicator.captures.uncaptured import Empty, Key, Sight, Uncaptured, gathered
 from replicator.captures.unnamed import not_text, remember, remembered
-from replicator.captures.unseen import Empty, Key, Sight, Unseen, gathered
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.progress import Progress
@@ -60,7 +60,7 @@ class Contents:
         for key in list(self._named):
             now = followed(key, min(self._named[key].values()), self._log.renames)
             if now is not None and now[:2] == (db, table) and (partitions is None or now[2] in partitions):
-                self._log.files(unseen_files(*key, self._named.pop(key)))
+                self._log.files(uncaptured_files(*key, self._named.pop(key)))
 
     def attach(self, thing: DataObject, rows: pa.Table) -> None:
         """Files that a gateway took: unseen ones belong to the record that touched their object."""
@@ -111,7 +111,7 @@ class Contents:
                 if not any(each[2] == "" and thing.partition for each in named):
                     declared.append(Empty(thing.db, thing.table, thing.partition, thing.location))
             elif count or not self._log.before.is_empty(thing):
-                unseen.append(Unseen(thing.db, thing.table, why, thing.partition, thing.location, size))
+                unseen.append(Uncaptured(thing.db, thing.table, why, thing.partition, thing.location, size))
                 self._log.report.missing_directories.append(thing.label)
         declared += [Empty(*each) for each in used if each[2] == "" and self._is_partitioned(each)]
         self._refuse_unknown(set(empty) - used)

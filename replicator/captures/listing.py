@@ -113,7 +113,7 @@ def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, Kno
     return Listed(objects=objects, rows=rows.table(objects), owners=rows.owner)
 
 
-def unseen_files(db: str, table: str, partition: str, named: Mapping[str, int]) -> pa.Table:
+def uncaptured_files(db: str, table: str, partition: str, named: Mapping[str, int]) -> pa.Table:
     """Rows for files that an event named (URI -> position) and that were gone before they could be read: the checksum
     is unknown, nothing is kept, and a load that needs them says so."""
     rows = _Rows()

@@ -177,7 +177,7 @@ def loss_lines(loss: Mapping[str, Any]) -> list[str]:
                 [
                     f"{count_text(loss['unseen_files'], 'file')}, {size_text(loss['unseen_bytes'])} "
                     "that no capture has seen",
-                    *shortened(_unseen_table(each) for each in loss["unseen"]),
+                    *shortened(_uncaptured_table(each) for each in loss["unseen"]),
                 ]
                 if loss["unseen"] is not None
                 else None,
@@ -195,7 +195,7 @@ def loss_lines(loss: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _unseen_table(each: Mapping[str, Any]) -> str:
+def _uncaptured_table(each: Mapping[str, Any]) -> str:
     files = f"{count_text(each['files'], 'file')}, {size_text(each['bytes'])}"
     return f"{each['table']}: {files}, in {', '.join(each['directories'][:3])}"
 

@@ -24,8 +24,8 @@ from cmroot.store.scratch import scratch
 from replicator.captures.fold import manifest_at, open_manifest, read_records
 from replicator.captures.left_out import gaps, left_out
 from replicator.captures.manifest import Manifest
+from replicator.captures.uncaptured import Uncaptured, sight_at
 from replicator.captures.unnamed import remembered
-from replicator.captures.unseen import Unseen, sight_at
 from replicator.core.batches import batched
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.progress import Progress
@@ -334,7 +334,7 @@ class _Dump:
 
     # ---- both -----------------------------------------------------------------------------------------------------
 
-    def _unseen(self) -> Iterator[Unseen]:
+    def _uncaptured(self) -> Iterator[Uncaptured]:
         """Objects in scope that the capture at the end could not see."""
         for thing in sight_at(segments(self._root.place), self._end.position).unseen:
             if self._selection.holds_partition((thing.db, thing.table), thing.partition):
@@ -363,7 +363,7 @@ class _Dump:
     def metadata(self, source: str, slot: str, epochs: Mapping[str, int], choice: FormatChoice) -> layout.DumpMetadata:
         writer = self._writer
         locations = {}
-        unseen = list(self._unseen())
+        unseen = list(self._uncaptured())
         formats = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
         reported = (thing.reported() for thing in unseen)
         lacking = merged(self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())

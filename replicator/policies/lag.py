@@ -15,7 +15,7 @@ from cmroot.pins import find_slot
 from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.place import join, normal, store_for
 from replicator.captures.fold import read_records
-from replicator.captures.unseen import sight_at
+from replicator.captures.uncaptured import sight_at
 from replicator.core.model import NotificationEvent
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import Policy

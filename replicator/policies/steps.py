@@ -19,7 +19,7 @@ from cmroot.waiting import patiently
 from replicator.captures.capture import capture
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
-from replicator.captures.unseen import sight_at
+from replicator.captures.uncaptured import sight_at
 from replicator.compare.repair import REPAIR
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, with_property

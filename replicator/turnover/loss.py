@@ -28,8 +28,8 @@ from replicator.policies.direction import Pair, patterns_of
 from replicator.policies.dumps import PolicyDumps
 from replicator.policies.memory import Memory, iso
 from replicator.replay.places.replica import LAST_ID
+from replicator.turnover.uncaptured import uncaptured_files
 from replicator.turnover.unreplicated import Unreplicated
-from replicator.turnover.unseen import unseen_files
 
 T = TypeVar("T")
 
@@ -253,7 +253,7 @@ def _look(
         unseen = within(
             limit,
             "list the lost side's directories",
-            lambda: unseen_files(root, [pair.name for pair in pairs], patterns, end),
+            lambda: uncaptured_files(root, [pair.name for pair in pairs], patterns, end),
         )
     except Exception as error:  # whatever a store raises: it is not to be had
         report.warnings.append(f"the lost side's directories could not be listed: {_reason(error)}")

@@ -77,14 +77,14 @@ def _homes(plan: Plan, reader: DumpReader, target: MetastoreReader) -> Iterator[
     for step in steps.values():
         source = step.lineage.table
         assert source is not None and step.there is not None
-        if plan.is_unseen(step.lineage):
+        if plan.is_uncaptured(step.lineage):
             continue
         if not source.is_partitioned and source.location and step.there.location:
             yield step.name, "", (source.location, step.there.location)
     for lineage, named in surviving_partitions(plan.squashed, reader.records()):
         found = steps.get(id(lineage))
         if found is not None:
-            seen = {name: each for name, each in named if not plan.is_unseen(lineage, name)}
+            seen = {name: each for name, each in named if not plan.is_uncaptured(lineage, name)}
             yield from _partition_homes(found, seen, target)
 
 

@@ -101,7 +101,7 @@ def begun_places(
             continue
         for name, partition in named:
             fate = lineage.partitions.get(name)
-            if plan.is_unseen(lineage, name):
+            if plan.is_uncaptured(lineage, name):
                 continue
             if not partition.location or not (lineage.complete or (fate is not None and fate.complete)):
                 continue

@@ -185,7 +185,7 @@ def _walk(
 def _place(plan: Plan, step: TablePlan, location: str, partition: str) -> str | None:
     """Where what the dump does not name is taken away of an object; None: nowhere."""
     assert step.lineage.table is not None
-    if step.shared or plan.is_unseen(step.lineage, partition):
+    if step.shared or plan.is_uncaptured(step.lineage, partition):
         return None
     if step.place is not None:
         return join(step.place, partition) if partition in step.touched or not step.exists else None

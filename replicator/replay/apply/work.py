@@ -236,7 +236,7 @@ class Work:
         for partition, old, new in places:
             if not old or not new or normal(old) == normal(new) or is_published(old):
                 continue
-            if placement.is_sources(old, source) or self.plan.is_unseen(step.lineage, partition):
+            if placement.is_sources(old, source) or self.plan.is_uncaptured(step.lineage, partition):
                 others.append(old)
             elif touches(resolved(old), root):
                 self.plan.stays.add(step.name, old, f"the target's root {self.root} is, or lies, there")

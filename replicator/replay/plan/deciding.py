@@ -162,7 +162,7 @@ def _plan_created(plan: Plan, step: TablePlan, there: Table | None, target: Mapp
     """A table whose whole content is in the dump. One of its name makes room, if it is not what an earlier attempt to
     load this very dump has committed: of another dump's table nobody knows what of it the source has no more."""
     assert step.table is not None
-    kept = there is not None and plan.metadata.kind == BOOTSTRAP and plan.has_unseen(step.lineage)
+    kept = there is not None and plan.metadata.kind == BOOTSTRAP and plan.has_uncaptured(step.lineage)
     if plan.by_difference is not None or kept:  # what nobody could see must not go with the rest of a table
         step.prune = True
         # The data that a replica has had goes with it, where it owns that.

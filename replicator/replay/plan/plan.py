@@ -134,18 +134,18 @@ class Plan:
         sources = {source for source, name in self.placement.databases.items() if name == database}
         return [each for each in self.not_replicated if each.object.partition(".")[0] in sources]
 
-    def is_unseen(self, lineage: Lineage, partition: str = "") -> bool:
+    def is_uncaptured(self, lineage: Lineage, partition: str = "") -> bool:
         """Whether nobody could see which files a table (or one partition) has at the source: what the target has of it
         stays. A table with some such partition is none itself."""
         table = ".".join(lineage.now) if lineage.now else ""
-        return bool({(table, ""), (table, partition)} & self._unseen)
+        return bool({(table, ""), (table, partition)} & self._uncaptured)
 
-    def has_unseen(self, lineage: Lineage) -> bool:
+    def has_uncaptured(self, lineage: Lineage) -> bool:
         """Whether a table, or any partition of it, is unseen."""
-        return lineage.now is not None and ".".join(lineage.now) in {table for table, _ in self._unseen}
+        return lineage.now is not None and ".".join(lineage.now) in {table for table, _ in self._uncaptured}
 
     @cached_property
-    def _unseen(self) -> frozenset[tuple[str, str]]:
+    def _uncaptured(self) -> frozenset[tuple[str, str]]:
         return frozenset((each.object, each.partition) for each in self.metadata.not_replicated if each.unknown)
 
     @property

@@ -23,7 +23,7 @@ THREADS = 8  # tables listed side by side
 
 
 @dataclass
-class UnseenFiles:
+class UncapturedFiles:
     """Files of a table that no capture has seen, or that have another size than it saw, without markers and empty ones
     beside them; `directories`: some of those that they lie in."""
 
@@ -33,10 +33,12 @@ class UnseenFiles:
     directories: list[str] = field(default_factory=list)
 
 
-def unseen_files(root: ChangeRoot, databases: Sequence[str], patterns: Patterns, position: int) -> list[UnseenFiles]:
+def uncaptured_files(
+    root: ChangeRoot, databases: Sequence[str], patterns: Patterns, position: int
+) -> list[UncapturedFiles]:
     """Lists every directory of the databases' tables, by the log's end (`position`) at the lost side. Tables without
     such files are left out. Holds the names of the files of eight tables at a time."""
-    found: list[UnseenFiles] = []
+    found: list[UncapturedFiles] = []
     with (
         scratch("fold") as here,
         manifest_at(root, position, here) as manifest,
@@ -66,9 +68,9 @@ def _tables(
             yield f"{db}.{name}", list(homes), known
 
 
-def _compare(table: str, homes: Sequence[str], known: dict[str, int]) -> UnseenFiles:
+def _compare(table: str, homes: Sequence[str], known: dict[str, int]) -> UncapturedFiles:
     """Markers (`_SUCCESS`) and empty files hold no rows: they count only where nothing else is unseen."""
-    found, rowless = UnseenFiles(table), UnseenFiles(table)
+    found, rowless = UncapturedFiles(table), UncapturedFiles(table)
     for home in homes:
         listing = list_tree(home)
         found.files += len(listing.unnamed) if listing else 0  # their names are not UTF-8: no capture takes them

@@ -24,7 +24,7 @@ NAMED = 20  # partitions of one table that are named; of more the table is, so t
 Key = tuple[str, str, str]
 
 
-class Unseen(Value, frozen=True, omit_defaults=True):
+class Uncaptured(Value, frozen=True, omit_defaults=True):
     """One object, or a table for many of its partitions. `reason`: a sentence. `bytes`: of the files that were seen
     last; `since`: the first capture that did not see it, in seconds."""
 
@@ -65,7 +65,7 @@ class Empty(Value, frozen=True, omit_defaults=True):
 class Sight(Value, frozen=True, omit_defaults=True):
     """What the end of a capture did not see."""
 
-    unseen: tuple[Unseen, ...] = ()
+    unseen: tuple[Uncaptured, ...] = ()
     empty: tuple[Empty, ...] = ()
 
     def about(self) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def _read(about: Mapping[str, Any], place: str) -> Sight:
         raise FormatError(f"{place}: its marker cannot be read: {error}", hint="restore it from a copy") from error
 
 
-def gathered(things: Iterable[Unseen], before: Sight, now: int) -> tuple[Unseen, ...]:
+def gathered(things: Iterable[Uncaptured], before: Sight, now: int) -> tuple[Uncaptured, ...]:
     """Sorted, each with the moment since when it is unseen; tables in place of many partitions."""
-    tables: dict[tuple[str, str], list[Unseen]] = {}
+    tables: dict[tuple[str, str], list[Uncaptured]] = {}
     for each in things:
         tables.setdefault((each.db, each.table), []).append(each)
     known = {each.key: each.since for each in before.unseen}
@@ -116,13 +116,13 @@ def gathered(things: Iterable[Unseen], before: Sight, now: int) -> tuple[Unseen,
     return tuple(sorted(dated, key=lambda each: each.key))
 
 
-def _few(some: Sequence[Unseen]) -> Iterator[Unseen]:
+def _few(some: Sequence[Uncaptured]) -> Iterator[Uncaptured]:
     if len(some) <= NAMED:
         yield from some
         return
     first = some[0]
     reason = f"{len(some):,} of its partitions cannot be seen, such as {first.partition}: {first.reason}"
-    yield Unseen(first.db, first.table, reason, bytes=sum(each.bytes for each in some))
+    yield Uncaptured(first.db, first.table, reason, bytes=sum(each.bytes for each in some))
 
 
 def parse_name(text: str) -> Key:
