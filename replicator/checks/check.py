@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cmroot.errors import Error
 from cmroot.store.place import join
-from replicator.checks import formats, lacking, metastores, places, proofs, standing
+from replicator.checks import formats, lacking, metastores, places, policy_health, proofs
 from replicator.checks.finding import Finding, Health, worst
 from replicator.checks.places import Probed, Room, reported
 from replicator.core.not_replicated import NotReplicated, merged
@@ -141,7 +141,7 @@ class _Check:
     def scope(self, source: MetastoreReader, target: MetastoreReader) -> _Direction | None:
         """The policy's databases, and the direction in which it runs."""
         try:
-            root = standing.root_of(self.policy.target_cmroot)
+            root = policy_health.root_of(self.policy.target_cmroot)
             remembered = Memory(root, self.policy.name).read_scope() if root else None
         except (Error, OSError) as error:
             self.findings.append(Finding("scope", "warning", *reported(error)))
@@ -154,9 +154,9 @@ class _Check:
         direction = _direction(self.policy, source, target, pairs)
         if not direction.backwards:  # else what left is looked for at the other side
             former = former_replicas(self.policy, target, remembered, pairs)
-            self._look("databases", lambda: standing.judge_databases(self.policy, pairs, former))
-            self._look("partitions", lambda: standing.judge_filters(self.policy, source))
-        self._look("roles", lambda: standing.judge_roles(pairs))
+            self._look("databases", lambda: policy_health.judge_databases(self.policy, pairs, former))
+            self._look("partitions", lambda: policy_health.judge_filters(self.policy, source))
+        self._look("roles", lambda: policy_health.judge_roles(pairs))
         return direction
 
     def sides(self, source: MetastoreReader, target: MetastoreReader) -> None:
@@ -176,8 +176,8 @@ class _Check:
         """The log, the slot, and the lag, in the direction in which the policy runs now."""
         self._look("log", lambda: metastores.log_is_on(direction.source, direction.source.database_names()))
         try:
-            root = standing.root_of(direction.cmroot)
-            cursor = standing.captured_event(root)
+            root = policy_health.root_of(direction.cmroot)
+            cursor = policy_health.captured_event(root)
         except (Error, OSError) as error:
             self.findings.append(Finding("cmroot", "critical", *reported(error)))
             return
@@ -185,10 +185,10 @@ class _Check:
         self._look("formats", lambda: self._formats(direction))
         self._look("not replicated", lambda: self._lacking(direction))
         if not direction.backwards:
-            self._look("replicas", lambda: standing.judge_target(direction.pairs, direction.target, root_id))
+            self._look("replicas", lambda: policy_health.judge_target(direction.pairs, direction.target, root_id))
         self._look("events", lambda: self._reach(direction.source, cursor))
-        self._look("slot", lambda: standing.judge_slot(self.policy, root, direction.pairs))
-        self._look("lag", lambda: standing.judge_lag(self.policy, list(self._lags(direction))))
+        self._look("slot", lambda: policy_health.judge_slot(self.policy, root, direction.pairs))
+        self._look("lag", lambda: policy_health.judge_lag(self.policy, list(self._lags(direction))))
 
     def _formats(self, direction: _Direction) -> list[Finding]:
         self.not_replicated, unseen = formats.find_left_out(self.policy, direction.pairs, direction.source)
@@ -203,20 +203,20 @@ class _Check:
     def runs(self) -> None:
         """What the policy remembers, which stays on the target's side when roles are turned."""
         try:
-            root = standing.root_of(self.policy.target_cmroot)
+            root = policy_health.root_of(self.policy.target_cmroot)
             history = Memory(root, self.policy.name).runs(RUNS) if root else History([], [])
         except (Error, OSError) as error:
             self.findings.append(Finding("last run", "unknown", *reported(error)))
             return
         schedule = self.policy.schedule
-        self._look("last run", lambda: standing.judge_runs(history, schedule=schedule, now=self._clock()))
+        self._look("last run", lambda: policy_health.judge_runs(history, schedule=schedule, now=self._clock()))
         self._look("verified", lambda: proofs.judge_verified(self.policy, history, now=self._clock()))
         if root:
             drills = Drills(Memory(root, self.policy.name))
             self._look("drill", lambda: proofs.judge_drills(drills.read(RUNS)[0], now=self._clock()))
             self._look(
                 "turn",
-                lambda: standing.judge_role_change(Memory(root, self.policy.name).read_role_change()),
+                lambda: policy_health.judge_role_change(Memory(root, self.policy.name).read_role_change()),
                 "critical",
             )
 
@@ -243,7 +243,7 @@ class _Check:
                     existing[uri] = metastore.database_names()
             except (Error, OSError):
                 continue  # told as unknown, for the policies that it concerns
-        self._look("overlap", lambda: standing.judge_overlaps(self.policy, beside, existing))
+        self._look("overlap", lambda: policy_health.judge_overlaps(self.policy, beside, existing))
 
     def places(self, direction: _Direction | None, target: MetastoreReader | None) -> None:
         written = dict(self._written(direction, target))

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from cmroot.lease import acquire
 from cmroot.store.place import join
+from replicator.compare.candidates import OWN, Batch, Candidate, Changed, changed_by_events, table_of
 from replicator.compare.differences import LIMIT, Difference
-from replicator.compare.suspects import OWN, Batch, Changed, Suspect, changed_by_events, table_of
 from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
 from replicator.compare.verify import Level, Verified, verify
 from replicator.core.batches import batched
@@ -189,7 +189,7 @@ class _Run:
         self._rename, self._comparing, self._clock = rename, comparing, clock
         self._changed = changed or self._changed_since
         self._events = {db: self._checkpoint(db) for db in databases}
-        self._suspects: list[Suspect] = []
+        self._candidates: list[Candidate] = []
         self._compared = 0
         self._report = Sampled(level=comparing.level, databases=list(databases))
         self._memories: dict[str, Memory] = {}
@@ -254,7 +254,7 @@ class _Run:
             found = self._comparing.databases([db])
             self._count(found)
             if found.differing:
-                self._suspects.append(Suspect(Batch(db, [OWN]), found, frozenset([OWN])))
+                self._candidates.append(Candidate(Batch(db, [OWN]), found, frozenset([OWN])))
 
     def compare(self, batch: Batch) -> None:
         """Compares some tables, and notes when for those that are the same."""
@@ -265,17 +265,17 @@ class _Run:
         for name in set(batch.names) - differing:
             self._note(batch, name, "same", found.bytes)
         if differing:
-            self._suspects.append(Suspect(batch, found, differing))
+            self._candidates.append(Candidate(batch, found, differing))
         if clocks.monotonic() - self._saved > SAVE_SECONDS:
             self.save()
 
     def settle(self) -> None:
         """At the end: what differs and was changed by the source since is only behind; it keeps the time it had."""
         names: dict[str, set[str]] = {}
-        for suspect in self._suspects:
+        for suspect in self._candidates:
             names.setdefault(suspect.batch.db, set()).update(suspect.names)
         behind = {db: self._changed(db, found) & found for db, found in names.items()}
-        for suspect in self._suspects:
+        for suspect in self._candidates:
             batch, late = suspect.batch, suspect.names & behind[suspect.batch.db]
             self._report.behind += sorted(f"{batch.db}.{name}".rstrip(".") for name in late)
             self._differences(suspect, late)
@@ -300,7 +300,7 @@ class _Run:
         self._report.files += found.files
         self._report.bytes += found.bytes // shares  # a share is about as large as another
 
-    def _differences(self, suspect: Suspect, behind: Set[str]) -> None:
+    def _differences(self, suspect: Candidate, behind: Set[str]) -> None:
         report, found = self._report, suspect.found
         hidden = found.difference_count - len(found.differences)
         mine = [each for each in found.differences if suspect.key(each.object) not in behind]

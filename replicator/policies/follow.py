@@ -27,7 +27,7 @@ from replicator.metastore.client import Metastore
 from replicator.policies.memory import Compared
 from replicator.policies.run import Remembering, SyncRun, record_unreached, sync_once
 from replicator.policies.steps import SyncOptions
-from replicator.policies.verifying import Beside, compare_now
+from replicator.policies.verifying import Background, compare_now
 
 AWAY_WAIT = timedelta(seconds=10)  # the longest while a metastore is away: a try costs nothing, and lag grows
 SCAN_SHARE = 5  # looking at directories for changes without events may take one part in so many of the time
@@ -124,7 +124,7 @@ def follow(
     reported: Callable[[SyncRun], None],
     failed: Callable[[Exception, float], None],
     unreached: Callable[[Exception], None] = lambda error: None,
-    beside: Beside | None = None,
+    background: Background | None = None,
 ) -> None:
     """Runs `once(scan)` until `stop`, and counts in `total`. newest_event(reverse): of the side that is replicated;
     while it stays and no scan is due, a round is not made at all. reported: is given each run that loaded something,
@@ -144,7 +144,7 @@ def follow(
         except Exception as error:
             unreached(error)
             raise
-        if scan is Scan.NOTHING and newest == seen and not (beside and beside.has_news):
+        if scan is Scan.NOTHING and newest == seen and not (background and background.has_news):
             total.skipped += 1
             return pace.rest()
         run, lacked = once(scan), {each.name for each in total.not_replicated}
@@ -214,8 +214,8 @@ def follow_policy(
     total = Followed(policy.name)
     with ExitStack() as stack:
         if policy.verify is not None:
-            remembering.beside = Beside(compare, pause=schedule.total_seconds())
-            stack.enter_context(remembering.beside.running())
+            remembering.background = Background(compare, pause=schedule.total_seconds())
+            stack.enter_context(remembering.background.running())
         try:
             follow(
                 total,
@@ -227,7 +227,7 @@ def follow_policy(
                 reported=reported,
                 failed=failed,
                 unreached=lambda error: record_unreached(remembering, error),
-                beside=remembering.beside,
+                background=remembering.background,
             )
         except Terminated:
             total.status = "interrupted"

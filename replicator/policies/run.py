@@ -31,7 +31,7 @@ from replicator.policies.dump_batches import DumpBatch, Work
 from replicator.policies.leaving import Leaving, drop, plan_database, plan_tables
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.steps import Steps, SyncOptions, scope_of
-from replicator.policies.verifying import Beside, compare_some, reported
+from replicator.policies.verifying import Background, compare_some, reported
 from replicator.replay.apply.load import Loaded
 
 REMEMBERED = 1000  # of what was not replicated, in the record of a run
@@ -108,7 +108,7 @@ class Remembering:
         self.quiet: Run | None = None  # the record of the last round, when nothing was new: the next one prolongs it
         self.unreached: Run | None = None  # the same of rounds that could not begin
         self.swept = False
-        self.beside: Beside | None = None  # what verifies while this process follows the policy
+        self.background: Background | None = None  # what verifies while this process follows the policy
 
 
 def sync_once(
@@ -209,10 +209,10 @@ def look(
 ) -> Direction:
     """Which way the policy runs, and what both sides have. Raises ConfigError where another policy writes the same."""
     direction = find_direction(policy, source, target, remembered)
-    beside = [each for each in others if each.name != policy.name and same_metastore(each.target, policy.target)]
-    if beside:
+    background = [each for each in others if each.name != policy.name and same_metastore(each.target, policy.target)]
+    if background:
         names = {policy.source: [pair.known_as for pair in direction.matching]}
-        for other in beside:
+        for other in background:
             refuse_overlaps([policy, other], names)
     return direction
 
@@ -311,10 +311,10 @@ def leave(steps: Steps, leaving: Sequence[Leaving], report: SyncRun) -> None:
 def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
     """After all that a run is for: what the policy's budget says, or what was compared beside it. A failure is told,
     and makes no failure of the run."""
-    if kept.beside is not None:
-        report.compared = kept.beside.take()
-        steps.warnings += reported(report.compared or kept.beside.last)
-        steps.warnings += [f"verifying failed: {kept.beside.error}"] if kept.beside.error else []
+    if kept.background is not None:
+        report.compared = kept.background.take()
+        steps.warnings += reported(report.compared or kept.background.last)
+        steps.warnings += [f"verifying failed: {kept.background.error}"] if kept.background.error else []
     elif steps.policy.verify is not None and not steps.options.draining:
         try:
             with report.timed("verify"):

@@ -18,8 +18,8 @@ from cmroot.log.captured import segments
 from cmroot.store.place import join
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
+from replicator.compare.candidates import touched_names
 from replicator.compare.sampling import Budget, Sampled, verify_sample
-from replicator.compare.suspects import touched_names
 from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy
 from replicator.core.progress import Progress
@@ -148,7 +148,7 @@ def reported(compared: Compared | None) -> list[str]:
     return [f"differs from the source, and not because it is behind: {text}; see `replicator repair`"]
 
 
-class Beside:
+class Background:
     """Verifies again and again in a thread of its own, beside the runs of --follow, which never wait for it."""
 
     def __init__(self, once: Callable[[Callable[[], bool]], Compared | None], *, pause: float) -> None:

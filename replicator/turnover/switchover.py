@@ -28,7 +28,7 @@ from replicator.policies.direction import Direction
 from replicator.policies.memory import RoleChange
 from replicator.policies.run import Remembering, run_once
 from replicator.policies.steps import SyncOptions
-from replicator.turnover.ready import check_switchover
+from replicator.turnover.preflight import check_switchover
 from replicator.turnover.role_change import (
     RoleChanged,
     Sides,

@@ -26,7 +26,7 @@ from replicator.checks.check import Checked, check
 from replicator.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
 from replicator.checks.metastores import judge_clock, judge_reach
 from replicator.checks.places import Probed, Room, clock_ahead, judge_store_clocks
-from replicator.checks.standing import judge_marks, judge_role_change, judge_runs
+from replicator.checks.policy_health import judge_marks, judge_role_change, judge_runs
 from replicator.cli.main import run
 from replicator.core.config import parse_config
 from replicator.core.model import Database, NotificationEvent

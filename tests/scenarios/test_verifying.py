@@ -16,7 +16,7 @@ import replicator
 from replicator.core.progress import Silent
 from replicator.metastore.embedded.running import Running
 from replicator.policies.memory import Compared
-from replicator.policies.verifying import Beside, compare_now
+from replicator.policies.verifying import Background, compare_now
 
 TABLES = ("one", "three", "two")
 
@@ -145,10 +145,10 @@ def test_what_verifies_beside_tries_again_after_a_failure_and_tells_of_it() -> N
         done.set()
         return Compared(sampled=1, differing=("a.t",))
 
-    beside = Beside(once, pause=0.05)
-    with beside.running():
+    background = Background(once, pause=0.05)
+    with background.running():
         assert failed.wait(20) and done.wait(20)
-    until(lambda: beside.has_news)
-    assert beside.error == ""
-    assert beside.take() == beside.last == Compared(sampled=1, differing=("a.t",))
-    assert beside.take() is None and not beside.has_news
+    until(lambda: background.has_news)
+    assert background.error == ""
+    assert background.take() == background.last == Compared(sampled=1, differing=("a.t",))
+    assert background.take() is None and not background.has_news

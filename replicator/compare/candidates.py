@@ -32,7 +32,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Suspect:
+class Candidate:
     """Tables of a batch that differ, or the database itself (`OWN`)."""
 
     batch: Batch
