@@ -12,6 +12,7 @@ from replicator.errors import NotificationLogOff, ObjectNotFound
 from replicator.events.reach import TTL, Reach, newest_event
 from replicator.events.reader import digest
 from replicator.metastore.client import MetastoreReader
+from replicator.metastore.convert.fields import ids
 from replicator.text.quantity import count_text, duration_text
 
 HEADROOM_WARNING, HEADROOM_CRITICAL = 0.5, 0.25
@@ -20,7 +21,7 @@ SKEW = timedelta(seconds=30)
 """How far two clocks may differ; the same as leases on object stores allow (cmroot.lease)."""
 EVENT_GRAIN = 2  # seconds: events have whole ones, and are given them at the begin of the change
 
-_CATALOG = "8"  # the thrift field of a database that servers send since Hive 3
+_CATALOG = ids("Database", "catalogName")  # servers send it since Hive 3
 
 
 # Whether they answer
@@ -56,7 +57,7 @@ def level(default: Database | None) -> str:
     """The interface a server speaks, by what it sends: no call tells its version (`getVersion` always says 3.0)."""
     if default is None:
         return "unknown interface"
-    return "interface of Hive 3 or newer" if _CATALOG in default.extra else "interface of Hive 2"
+    return "interface of Hive 3 or newer" if _CATALOG & default.extra.keys() else "interface of Hive 2"
 
 
 def levels_fit(source: Database | None, target: Database | None) -> Finding:

@@ -36,8 +36,8 @@ from replicator.events.record import (
     UnknownEvent,
 )
 from replicator.metastore.values import (
-    database_from_tjson,
-    function_from_tjson,
+    database_from_text,
+    function_from_text,
     partition_from_text,
     place_from_text,
     table_from_text,
@@ -149,12 +149,12 @@ def _files(encoded: list[str] | None, partition: str | None = None) -> tuple[Nam
 
 def _create_database(event: NotificationEvent, message: Message) -> Decoded:
     if "dbJson" in message:
-        return Decoded(change=CreateDatabase(database=database_from_tjson(_read_json(message["dbJson"]))))
+        return Decoded(change=CreateDatabase(database=database_from_text(message["dbJson"])))
     return Decoded(change=CreateDatabase(database=Database(name=message["db"])))
 
 
 def _alter_database(event: NotificationEvent, message: Message) -> Decoded:
-    return Decoded(change=AlterDatabase(database=database_from_tjson(_read_json(message["dbObjAfterJson"]))))
+    return Decoded(change=AlterDatabase(database=database_from_text(message["dbObjAfterJson"])))
 
 
 def _drop_database(event: NotificationEvent, message: Message) -> Decoded:
@@ -240,7 +240,7 @@ def _insert(event: NotificationEvent, message: Message) -> Decoded:
 
 
 def _create_function(event: NotificationEvent, message: Message) -> Decoded:
-    return Decoded(change=CreateFunction(function=function_from_tjson(_read_json(message["functionObjJson"]))))
+    return Decoded(change=CreateFunction(function=function_from_text(message["functionObjJson"])))
 
 
 def _drop_function(event: NotificationEvent, message: Message) -> Decoded:

@@ -8,7 +8,7 @@ from cmroot.errors import UNREADABLE, FormatError
 from cmroot.names import HINT, check_below, check_name, foreign
 from replicator.core.model import Database, Function, Partition, Table
 from replicator.events.record import Change, ChangeRecord
-from replicator.metastore.convert.homes import NEVER_EXTRA
+from replicator.metastore.convert.objects import HOMES
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ChangeRecord)
@@ -59,7 +59,7 @@ def _check_fields(thing: Database | Table | Partition | Function, place: str) ->
     """What a value keeps of fields without a home must not be a second name, or a second location."""
     storage = thing.storage if isinstance(thing, Table | Partition) else None
     for value in (thing, storage, storage.serde if storage else None):
-        if value is not None and value.extra and not NEVER_EXTRA[type(value)].isdisjoint(value.extra):
+        if value is not None and value.extra and not HOMES[type(value)].isdisjoint(value.extra):
             raise foreign(place, "the fields", sorted(value.extra), "have a home of their own")
 
 

@@ -1,54 +1,68 @@
 """The door to the conversions between thrift structs, notification messages' objects and the values of `model`.
 
-All pure, and nothing here talks to a server. A million partitions share one columns tuple and one Serde.
+All pure, and nothing here talks to a server. A million partitions share one columns tuple and one Serde. What is made
+from a text raises FormatError for one that is not of that object.
 """
 
 from __future__ import annotations
 
-from replicator.metastore.convert.from_text import partition_from_text, place_from_text, table_from_text
-from replicator.metastore.convert.from_thrift import (
-    column_statistics_from_thrift,
-    database_from_thrift,
-    event_from_thrift,
-    function_from_thrift,
-    partition_from_thrift,
-    statistics_from_thrift,
-    table_from_thrift,
-)
-from replicator.metastore.convert.from_tjson import (
-    database_from_tjson,
-    function_from_tjson,
-    partition_from_tjson,
-    table_from_tjson,
-)
-from replicator.metastore.convert.homes import ENGINE
-from replicator.metastore.convert.to_thrift import (
-    database_to_thrift,
-    function_to_thrift,
-    partition_to_thrift,
-    statistics_to_thrift,
-    table_to_thrift,
-)
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = [
-    "ENGINE",
-    "column_statistics_from_thrift",
-    "database_from_thrift",
-    "database_from_tjson",
-    "database_to_thrift",
-    "event_from_thrift",
-    "function_from_thrift",
-    "function_from_tjson",
-    "function_to_thrift",
-    "partition_from_text",
-    "partition_from_thrift",
-    "partition_from_tjson",
-    "partition_to_thrift",
-    "place_from_text",
-    "statistics_from_thrift",
-    "statistics_to_thrift",
-    "table_from_text",
-    "table_from_thrift",
-    "table_from_tjson",
-    "table_to_thrift",
-]
+import msgspec
+from hmsclient.genthrift.hive_metastore import ttypes
+
+from replicator.core.model import ColumnStatistic, Database, Function, NotificationEvent, Partition, Statistics, Table
+from replicator.metastore.convert.codecs import from_text, from_thrift, partial_shape, to_thrift
+
+ENGINE = "hive"  # whose statistics: some 4.x releases require it, older ones skip it
+
+database_from_thrift = from_thrift(Database)
+database_from_text = from_text(Database)
+database_to_thrift = to_thrift(Database)
+table_from_thrift = from_thrift(Table)
+table_from_text = from_text(Table)
+table_to_thrift = to_thrift(Table)
+partition_from_thrift = from_thrift(Partition)
+partition_from_text = from_text(Partition)
+function_from_thrift = from_thrift(Function)
+function_from_text = from_text(Function)
+function_to_thrift = to_thrift(Function)
+event_from_thrift = from_thrift(NotificationEvent)
+
+_read_place = partial_shape(Partition, frozenset({"values", "storage", "location"}))
+
+
+def partition_to_thrift(db: str, table: str, partition: Partition) -> Any:
+    struct = to_thrift(Partition)(partition)
+    struct.dbName, struct.tableName = db, table
+    return struct
+
+
+def place_from_text(text: str) -> tuple[tuple[str, ...], str | None]:
+    """Values and location of a partition as the text inside a message. Raises FormatError."""
+    try:
+        found = _read_place(text)
+    except msgspec.DecodeError:
+        whole = partition_from_text(text)
+        return whole.values, whole.location
+    place = found.storage.value
+    return tuple(found.values.value[2:]), place.location.value if place else None
+
+
+def column_statistics_from_thrift(columns: Iterable[Any]) -> tuple[ColumnStatistic, ...]:
+    """Of thrift ColumnStatisticsObj, which several answers carry without a description."""
+    return tuple(map(from_thrift(ColumnStatistic), columns))
+
+
+def statistics_from_thrift(statistics: Any) -> Statistics:
+    columns = column_statistics_from_thrift(statistics.statsObj or ())
+    return msgspec.structs.replace(from_thrift(Statistics)(statistics.statsDesc), columns=columns)
+
+
+def statistics_to_thrift(statistics: Statistics) -> Any:
+    description = to_thrift(Statistics)(statistics)
+    description.isTblLevel = statistics.partition is None
+    struct = ttypes.ColumnStatistics(description, list(map(to_thrift(ColumnStatistic), statistics.columns)))
+    struct.engine = ENGINE
+    return struct

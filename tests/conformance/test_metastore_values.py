@@ -40,7 +40,7 @@ from replicator.core.model import (
 )
 from replicator.errors import FormatError
 from replicator.metastore import values
-from replicator.metastore.convert import fields
+from replicator.metastore.convert import fields, objects
 from replicator.metastore.thrift import ThriftMetastore
 
 CONTROL = re.compile(r"[\x00-\x1f]")  # the server escapes them, thrift for Python does not
@@ -208,14 +208,64 @@ def test_a_value_survives_the_wire(protocol: Any, data: st.DataObject) -> None:
 
 
 @settings(deadline=None)
-@given(tables, partitions)
+@given(databases, tables, partitions, functions)
 def test_the_text_in_a_message_reads_as_the_same_value_skew_locations_included(
-    table: Table, partition: Partition
+    database: Database, table: Table, partition: Partition, function: Function
 ) -> None:
+    assert values.database_from_text(as_text(values.database_to_thrift(database))) == database
     assert values.table_from_text(as_text(values.table_to_thrift(table))) == table
+    assert values.function_from_text(as_text(values.function_to_thrift(function))) == function
     text = as_text(values.partition_to_thrift("d", "t", partition))
     assert values.partition_from_text(text) == partition
     assert values.place_from_text(text) == (partition.values, partition.location)
+
+
+@settings(deadline=None)
+@given(tables, partitions)
+def test_ids_that_nobody_knows_are_kept_wherever_they_are_and_change_nothing_else(
+    table: Table, partition: Partition
+) -> None:
+    for value, write, read, where in (
+        (table, values.table_to_thrift, values.table_from_text, "7"),
+        (partition, lambda each: values.partition_to_thrift("d", "t", each), values.partition_from_text, "6"),
+    ):
+        known = msgspec.structs.replace(value, storage=without_skew_locations(value.storage))
+        message = as_tjson(write(known))
+        for each in (message, *in_storage(message, where)):
+            each["99"] = {"lst": ["i64", 1, 5]}
+        found = read(json.dumps(message))
+        assert found == with_unknown(known)
+        lost = msgspec.structs.replace(found, storage=None)  # what the field table does not know is not sent
+        assert "99" not in over_the_wire(write(lost), TBinaryProtocolAccelerated).__dict__
+
+
+def in_storage(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The fields of the storage descriptor, and of its serde."""
+    if where not in message:
+        return []
+    storage = message[where]["rec"]
+    return [storage, storage["7"]["rec"]]
+
+
+def with_unknown(value: Any) -> Any:
+    """The same with a field that has no row, there and below."""
+    below = {}
+    if getattr(value, "storage", None) is not None:
+        below["storage"] = with_unknown(value.storage)
+    if isinstance(value, Storage):
+        below["serde"] = with_unknown(value.serde)
+    return msgspec.structs.replace(value, extra=value.extra | {"99": {"lst": ["i64", 1, 5]}}, **below)
+
+
+@pytest.mark.parametrize("model", objects.OBJECTS)
+def test_each_attribute_has_one_row_and_each_row_another_field(model: Any) -> None:
+    struct, rows = objects.OBJECTS[model]
+    assert set(model.__struct_fields__) - {"extra"} - ({"columns"} if model is Statistics else set()) == {
+        name for name in rows if not name.startswith("_")
+    }
+    fields = [field for field, _ in rows.values()]
+    assert len(set(fields)) == len(fields)
+    assert all(struct.thrift_spec[field] is not None for field in fields)
 
 
 @pytest.mark.parametrize("text", ["", "{", "nonsense", '{"1":{"str":"t"}', "{}", "[]", '{"1":5}'])
@@ -231,23 +281,25 @@ def without_skew_locations(storage: Storage | None) -> Storage | None:
     return msgspec.structs.replace(storage, skew=msgspec.structs.replace(storage.skew, locations=()))
 
 
-@settings(deadline=None)
-@given(databases, tables, partitions, functions)
-def test_tjson_of_an_object_reads_as_the_same_value(
-    database: Database, table: Table, partition: Partition, function: Function
-) -> None:
-    table = msgspec.structs.replace(table, storage=without_skew_locations(table.storage))
-    partition = msgspec.structs.replace(partition, storage=without_skew_locations(partition.storage))
-    assert values.database_from_tjson(as_tjson(values.database_to_thrift(database))) == database
-    assert values.table_from_tjson(as_tjson(values.table_to_thrift(table))) == table
-    assert values.partition_from_tjson(as_tjson(values.partition_to_thrift("d", "t", partition))) == partition
-    assert values.function_from_tjson(as_tjson(values.function_to_thrift(function))) == function
-
-
-def test_a_field_nobody_knows_is_kept_from_tjson() -> None:
-    read = values.table_from_tjson({"1": {"str": "t"}, "2": {"str": "d"}, "99": {"lst": ["i64", 1, 5]}})
+def test_a_field_nobody_knows_is_kept() -> None:
+    read = values.table_from_text('{"1":{"str":"t"},"2":{"str":"d"},"99":{"lst":["i64",1,5]}}')
     assert read == Table(db="d", name="t", storage=None, extra={"99": {"lst": ["i64", 1, 5]}})
     assert values.table_from_thrift(values.table_to_thrift(read)).extra == {}
+
+
+@pytest.mark.parametrize("read", [values.table_from_text, values.partition_from_text, values.function_from_text])
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"7":{"rec":{"1":{"lst":["rec",1,{"1":{"str":"a"}}]}}}',
+        '"8":{"lst":["rec",1,{"1":{"i32":1}}]}',
+        '"6":{"rec":5}',
+        '"99":5,"6":{"rec":5}',
+    ],
+)
+def test_an_object_with_a_part_that_is_none_is_a_format_error(read: Any, field: str) -> None:
+    with pytest.raises(FormatError):
+        read(f'{{"1":{{"str":"f"}},"2":{{"str":"d"}},"3":{{"str":"c"}},{field}}}')
 
 
 def test_null_maps_lists_and_values_of_maps_are_read() -> None:
@@ -258,9 +310,9 @@ def test_null_maps_lists_and_values_of_maps_are_read() -> None:
     assert table == Table(db="d", name="t", parameters={"b": "c"})
     unsendable = Table(db="d", name="t", parameters={"a": None, "b": "c"})  # type: ignore[dict-item]
     assert over_the_wire(values.table_to_thrift(unsendable), TBinaryProtocolAccelerated).parameters == {"b": "c"}
-    assert values.table_from_tjson(
-        {"1": {"str": "t"}, "2": {"str": "d"}, "9": {"map": ["str", "str", 2, {"a": None, "b": "c"}]}}
-    ).parameters == {"b": "c"}
+    for unknown in ("", ',"99":{"i32":1}'):
+        text = f'{{"1":{{"str":"t"}},"2":{{"str":"d"}},"9":{{"map":["str","str",2,{{"a":null,"b":"c"}}]}}{unknown}}}'
+        assert values.table_from_text(text).parameters == {"b": "c"}
 
 
 def test_the_skew_that_the_server_sends_with_every_table_is_none() -> None:
@@ -275,7 +327,7 @@ def test_equal_columns_are_one_object() -> None:
     storage = Storage(columns=tuple(Column(name=f"c{i}", type="int") for i in range(20)))
     structs = [values.partition_to_thrift("d", "t", Partition(values=(str(i),), storage=storage)) for i in range(2)]
     read = [values.partition_from_thrift(over_the_wire(struct, TBinaryProtocolAccelerated)) for struct in structs]
-    reported = [values.partition_from_tjson(as_tjson(struct)) for struct in structs]
+    reported = [values.partition_from_text(as_text(struct)) for struct in structs]
     of = [part.storage for part in read + reported]
     assert len({id(storage.columns) for storage in of if storage}) == 1
     assert len({id(storage.serde) for storage in of if storage}) == 1

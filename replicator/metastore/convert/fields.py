@@ -153,6 +153,11 @@ def _row(field: int, text: str) -> Row:
     return field, kind, name, args, None
 
 
+def ids(struct: str, *names: str) -> frozenset[str]:
+    """Ids of fields of a struct, as the keys that they have in `extra`."""
+    return frozenset(str(row[0]) for row in getattr(ttypes, struct).thrift_spec if row and row[2] in names)
+
+
 class _Struct:
     """Body of the structs that hmsclient lacks; the table gives them their fields."""
 

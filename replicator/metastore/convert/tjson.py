@@ -88,6 +88,11 @@ def _set_fields(value: Any, fields: dict[str, Any]) -> None:
             setattr(value, row[2], _decode(tagged[tag], row[1], row[3]))
 
 
+def field_from_tjson(row: Any, tagged: dict[str, Any]) -> Any:
+    """The value of a field that thrift describes by `row`. Raises KeyError, TypeError or ValueError for another."""
+    return _decode(tagged[_TAGS[row[1]]], row[1], row[3])
+
+
 def _decode(data: Any, kind: int, args: Any) -> Any:
     if kind == TType.STRUCT:
         return struct_from_tjson(args[0], data)
@@ -100,7 +105,8 @@ def _decode(data: Any, kind: int, args: Any) -> Any:
     if kind == TType.SET:
         return {_decode(item, args[0], args[1]) for item in data[2:]}
     if kind == TType.MAP:
-        return {_key(key, args[0]): _decode(item, args[2], args[3]) for key, item in data[3].items()}
+        items = ((key, item) for key, item in data[3].items() if item is not None)
+        return {_key(key, args[0]): _decode(item, args[2], args[3]) for key, item in items}
     if kind == TType.BOOL:
         return bool(data)
     if kind == TType.DOUBLE:

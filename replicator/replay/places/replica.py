@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from replicator.core.model import EXTERNAL, Database, Function, Partition, Statistics, Storage, Table
+from replicator.metastore.convert.fields import ids
 from replicator.replay.places.placement import Placement, respelled, uri
 from replicator.replay.places.view_text import rename_databases
 
@@ -108,8 +109,7 @@ def replica_statistics(statistics: Statistics, placement: Placement) -> Statisti
     return msgspec.structs.replace(statistics, db=placement.database(statistics.db))
 
 
-# Table fields that name the server's own things: catalog, write ids, numeric ids (Hive 3 and 4).
-_SERVERS_OWN_FIELDS = {"17", "19", "25", "28"}
+_SERVERS_OWN_FIELDS = ids("Table", "catName", "writeId", "id", "txnId")  # since Hive 3 and 4
 
 
 def _storage(storage: Storage | None, placement: Placement, table: Table) -> Storage | None:

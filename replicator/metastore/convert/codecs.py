@@ -1,0 +1,254 @@
+"""Conversions made from the rows of `objects`: thrift structs, and the text inside messages, from and to values. Pure.
+
+Each is a function whose code is written from the rows, once: going through the rows for each object takes several times
+as long. A text is read into a shape whose parts stay text, and each distinct part is read once. A text that does not
+fit its shape (ids that a newer server sends) is read field by field, which leaves nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar, cast
+
+import msgspec
+from thrift.protocol.TJSONProtocol import TJSONProtocol
+from thrift.Thrift import TException
+from thrift.transport.TTransport import TMemoryBuffer
+
+from cmroot.errors import FormatError
+from cmroot.names import HINT, foreign
+from replicator.core.model import Serde, Value
+from replicator.metastore.convert import objects, tjson
+from replicator.metastore.convert.objects import HOMES, OBJECTS, PARTS, Kind, text_map
+
+T = TypeVar("T", bound=Value)
+F = TypeVar("F", bound=Callable[..., Any])
+_UNREADABLE = (msgspec.DecodeError, TException, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError)
+_read_any = msgspec.json.Decoder().decode
+_read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def _once(function: F) -> F:
+    """`cache`, with the types of the function."""
+    return cast(F, cache(function))
+
+
+class _Row(NamedTuple):
+    """One field. id, field: in thrift, whose description of it is `spec`. default: the attribute's."""
+
+    attribute: str
+    id: int
+    field: str
+    spec: Any
+    kind: Kind
+    default: Any
+
+    def filled(self, expression: str, x: str) -> str:
+        cls = f"ttypes.{self.spec[3][0].__name__}" if "{c}" in expression else ""
+        return expression.format(x=x, d=repr(self.default), c=cls)
+
+    @property
+    def required(self) -> bool:
+        return self.kind.absent is msgspec.NODEFAULT
+
+
+@_once
+def _all_rows(model: type[Any]) -> tuple[_Row, ...]:
+    cls, rows = OBJECTS[model]
+    defaults = {each.name: each.default for each in msgspec.structs.fields(model)}
+    defaults = {name: None if default is msgspec.NODEFAULT else default for name, default in defaults.items()}
+    specs = {name: cls.thrift_spec[field] for name, (field, _) in rows.items()}
+    return tuple(
+        _Row(name, field, specs[name][2], specs[name], kind, defaults.get(name)) for name, (field, kind) in rows.items()
+    )
+
+
+def _rows(model: type[Any]) -> list[_Row]:
+    """Of the fields that are attributes."""
+    return [row for row in _all_rows(model) if row.attribute in model.__struct_fields__]
+
+
+def _others(model: type[Any]) -> list[Any]:
+    """Thrift's descriptions of the fields that go to `extra`."""
+    if "extra" not in model.__struct_fields__:
+        return []
+    return [spec for spec in OBJECTS[model][0].thrift_spec if spec and str(spec[0]) not in HOMES[model]]
+
+
+def _made(*lines: str, **names: Any) -> Callable[..., Any]:
+    """A function of `x`, the last of whose lines is its value. It may use the names of this module and of `objects`."""
+    scope = vars(objects) | globals() | names
+    exec("\n    ".join(["def made(x):", *lines[:-1], f"return {lines[-1]}"]), scope)
+    made: Callable[..., Any] = scope["made"]
+    return made
+
+
+# ---- thrift -------------------------------------------------------------------------------------------------------
+
+
+@_once
+def from_thrift(model: type[T]) -> Callable[[Any], T]:
+    """How a thrift struct is read as a `model`."""
+    given = [f"{row.attribute}={row.filled(row.kind.read, f'x.{row.field}')}" for row in _rows(model)]
+    if others := _others(model):
+        given.append(f"extra={{}} if {_unset(others)} else tjson.fields_to_tjson(x, others)")
+    return _made(f"model({', '.join(given)})", model=model, others=others)
+
+
+@_once
+def to_thrift(model: type[T]) -> Callable[[T], Any]:
+    """How a `model` is written as a thrift struct, its `extra` as far as the field table knows the ids. The function
+    raises FormatError for a value that cannot be sent."""
+    lines = [f"struct.{row.field} = {row.filled(row.kind.write, f'x.{row.attribute}')}" for row in _rows(model)]
+    if "extra" in model.__struct_fields__:
+        lines.append("if x.extra: set_extra(struct, x.extra, homes)")
+    names = {"cls": OBJECTS[model][0], "set_extra": _set_extra, "homes": HOMES[model]}
+    return _made("struct = cls()", *lines, "struct", **names)
+
+
+def _unset(others: list[Any]) -> str:
+    return " is ".join(["None", *(f"x.{spec[2]}" for spec in others)])
+
+
+def _set_extra(struct: Any, extra: dict[str, Any], homes: frozenset[str]) -> None:
+    if not homes.isdisjoint(extra):
+        raise foreign(type(struct).__name__, "extra fields", sorted(extra), "have a home of their own")
+    tjson.set_fields(struct, extra)
+
+
+_of_serde = attrgetter(*(row.field for row in _rows(Serde)))
+_is_plain = _made(_unset(_others(Serde)))
+
+
+def shared_serde(info: Any) -> Serde:
+    """Equal ones are one object, as a million partitions have the same."""
+    if info is None:
+        return Serde()
+    if not _is_plain(info):
+        return from_thrift(Serde)(info)
+    name, library, parameters = _of_serde(info)
+    return _serde(name, library, tuple(parameters.items()) if parameters else ())
+
+
+@lru_cache(PARTS)
+def _serde(name: str | None, library: str | None, parameters: tuple[tuple[str, str | None], ...]) -> Serde:
+    return Serde(name=name, library=library, parameters=text_map(dict(parameters)))
+
+
+# ---- the text inside messages -------------------------------------------------------------------------------------
+
+
+@_once
+def from_text(model: type[T]) -> Callable[[str | bytes], T]:
+    """How the text of an object inside a message is read as a `model`. The function raises FormatError."""
+    read, build = msgspec.json.Decoder(_shape(model)).decode, _from_shape(model)
+
+    def made(text: str | bytes) -> T:
+        try:
+            return build(read(text))
+        except _UNREADABLE:
+            return _slowly(model, text)
+
+    return made
+
+
+@_once
+def partial_shape(model: type[Any], only: frozenset[str]) -> Callable[[str], Any]:
+    """How of a text `only` these attributes are read, each as `.value`. The function raises DecodeError."""
+    return msgspec.json.Decoder(_shape(model, only)).decode
+
+
+@_once
+def _shape(model: type[Any], only: frozenset[str] = frozenset()) -> Any:
+    """The shape of an object. An id that has no row is no part of it, unless `only` some attributes are read."""
+    fields = [_field(row, only) for row in _all_rows(model) if not only or row.attribute in only]
+    fields.sort(key=lambda field: field[2].default is not msgspec.NODEFAULT)
+    return msgspec.defstruct(model.__name__, fields, frozen=True, gc=False, forbid_unknown_fields=not only)
+
+
+def _field(row: _Row, only: frozenset[str]) -> tuple[str, Any, Any]:
+    shape = _leaf(row.kind, only) if row.kind.tag else msgspec.Raw
+    return row.attribute, shape, msgspec.field(name=str(row.id), default=msgspec.NODEFAULT if row.required else shape())
+
+
+@_once
+def _leaf(kind: Kind, only: frozenset[str] = frozenset()) -> Any:
+    """The shape of a tagged value: {"str": "a"}."""
+    shape = _shape(kind.nested, only) if kind.nested else kind.type
+    shape = shape if kind.absent is msgspec.NODEFAULT else shape | None
+    value = ("value", shape, msgspec.field(name=kind.tag, default=kind.absent))
+    return msgspec.defstruct(kind.tag, [value], frozen=True, gc=False, forbid_unknown_fields=not only)
+
+
+@_once
+def _from_shape(model: type[T]) -> Callable[[Any], T]:
+    lines, given = [], [f"{row.attribute}={_of_leaf(row, f'x.{row.attribute}.value')}" for row in _rows(model)]
+    if parts := [row for row in _rows(model) if not row.kind.tag]:
+        texts = ", ".join(f"bytes(x.{row.attribute})" for row in parts)
+        lines = [f"{', '.join(row.attribute for row in parts)}, = parts({texts})"]
+    nested = {f"a_{row.attribute}": _from_shape(row.kind.nested) for row in _rows(model) if row.kind.nested}
+    return _made(*lines, f"model({', '.join(given)})", model=model, parts=_parts(parts), **nested)
+
+
+def _of_leaf(row: _Row, x: str) -> str:
+    if not row.kind.tag:
+        return row.attribute
+    if row.kind.nested:
+        return f"{x} and a_{row.attribute}({x})"
+    return row.filled(row.kind.text or row.kind.read, x)
+
+
+def _parts(rows: list[_Row]) -> Callable[..., list[Any]]:
+    """The values of parts, each given as its text."""
+    reads = [_part(row) for row in rows]
+    return lru_cache(PARTS)(lambda *texts: [read(text) for read, text in zip(reads, texts, strict=True)])
+
+
+def _reader(row: _Row) -> Callable[[Any], Any]:
+    """How the text of one tagged value becomes the attribute; None: an absent value."""
+    if not row.kind.tag:
+        part = lru_cache(PARTS)(_part(row))
+        return lambda text: part(bytes(text or b""))
+    if row.kind.nested:
+        whole = from_text(row.kind.nested)
+        return lambda text: whole(_read_fields(text)["rec"]) if text else None
+    leaf, of_leaf = msgspec.json.Decoder(_leaf(row.kind)).decode, _made(_of_leaf(row, "x"))
+    return lambda text: of_leaf(leaf(text or b"{}").value)
+
+
+def _part(row: _Row) -> Callable[[bytes], Any]:
+    read = _made(row.filled(row.kind.read, "x"))
+    nested = row.kind.nested
+    if not nested:
+        return lambda text: read(tjson.field_from_tjson(row.spec, _read_any(text)) if text else None)
+    whole, back = from_text(nested), to_thrift(nested)
+
+    def part(text: bytes) -> Any:
+        value = whole(_read_fields(text)["rec"]) if text else None
+        return value if value and value.extra else read(value and back(value))  # of which there is one
+
+    return part
+
+
+@_once
+def _readers(model: type[Any]) -> list[tuple[str, str, Callable[[Any], Any]]]:
+    return [(row.attribute, str(row.id), _reader(row)) for row in _all_rows(model)]
+
+
+def _slowly(model: type[T], text: str | bytes) -> T:
+    """Skew locations have lists for keys, and thrift writes them as such: `{["str",1,"a"]:"file:/..."}`. No JSON
+    decoder reads that; thrift's own does, thirty times slower, and leaves out ids that the field table lacks."""
+    try:
+        try:
+            fields = _read_fields(text)
+        except msgspec.DecodeError:
+            struct = OBJECTS[model][0]()
+            struct.read(TJSONProtocol(TMemoryBuffer(text if isinstance(text, bytes) else text.encode())))
+            return from_thrift(model)(struct)
+        given = {name: read(fields.pop(field, None)) for name, field, read in _readers(model)}
+        given = {name: value for name, value in given.items() if name in model.__struct_fields__}
+        return model(**given, extra={key: _read_any(value) for key, value in fields.items()})
+    except _UNREADABLE as error:
+        raise FormatError(f"not a {model.__name__.lower()} in thrift's JSON form: {error!r}", hint=HINT) from error
