@@ -25,7 +25,7 @@ from cmroot.holder import Lease as Lease
 from cmroot.store.listing import file_state
 from cmroot.store.local import LocalStore, aside_name, sync_directory
 from cmroot.store.naming import naming
-from cmroot.store.place import Store, is_local, join, local_path, store_for
+from cmroot.store.place import Place
 
 TTL = timedelta(seconds=60)
 """How long an object-store lease holds without renewal; it is renewed at a third of this."""
@@ -41,27 +41,25 @@ def acquire(
 
     `ttl`, `now` and `renew` (a background thread) concern object stores only.
     """
-    if is_local(root):
-        return _acquire_local(local_path(root), purpose, now)
-    return _acquire_object(root, purpose, ttl, now, renew)
+    place = Place(root)
+    return _acquire_local(place, purpose, now) if place.local else _acquire_object(place, purpose, ttl, now, renew)
 
 
 def held_at(root: str, epoch: int, *, now: Callable[[], float] = time.time) -> bool:
     """Whether the lease of a root is still that of an epoch, and held. Takes nothing. Raises FormatError for a lease
     that cannot be read, OSError for a root that does not answer."""
-    if is_local(root):
-        return _held_local(join(local_path(root), "lease"), epoch)
-    store = store_for(root)
-    if _epochs(store, root)[-1:] != [epoch]:
+    place = Place(root)
+    if place.local:
+        return _held_local((place / "lease").local, epoch)
+    if _epochs(place)[-1:] != [epoch]:
         return False
     try:
-        path = _epoch_path(root, epoch)
-        holder = decode_holder(store.read_bytes(path), path)
+        holder = _read_holder(place, epoch)
     except FileNotFoundError:  # superseded this moment
         return False
     if holder is None or holder.released:
         return False
-    return now() - _probe(store, root, now) < holder.expires + SKEW.total_seconds()
+    return now() - _probe(place, now) < holder.expires + SKEW.total_seconds()
 
 
 def _held_local(path: str, epoch: int) -> bool:
@@ -103,8 +101,7 @@ class LocalLease(Block):
 
     def publish(self, name: str, data: bytes) -> None:
         self.check()
-        path = join(os.path.dirname(self._path), name)
-        LocalStore().write_bytes(path, data)
+        (Place(self._path).parent / name).write_bytes(data)
 
     def release(self) -> None:
         if self._descriptor is not None:
@@ -112,9 +109,9 @@ class LocalLease(Block):
             self._descriptor = None
 
 
-def _acquire_local(root: str, purpose: str, now: Callable[[], float]) -> LocalLease:
+def _acquire_local(root: Place, purpose: str, now: Callable[[], float]) -> LocalLease:
     """The file is replaced, never written in place: who locks it next reads a whole epoch or the one before."""
-    path = join(root, "lease")
+    path = (root / "lease").local
     with naming(path):
         old = _lock(path)
         try:
@@ -181,11 +178,9 @@ def _write_locked(path: str, data: bytes) -> int:
 class ObjectLease(Block):
     """An object that only this holder rewrites. Lost when a higher epoch exists or it could not be renewed in time."""
 
-    def __init__(
-        self, root: str, store: Store, holder: Holder, ttl: timedelta, now: Callable[[], float], renew: bool
-    ) -> None:
+    def __init__(self, root: Place, holder: Holder, ttl: timedelta, now: Callable[[], float], renew: bool) -> None:
         self.holder = holder
-        self._root, self._store, self._ttl, self._now = root, store, ttl, now
+        self._root, self._ttl, self._now = root, ttl, now
         self._stop = threading.Event()
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._renew_until_stopped, name="lease", daemon=True) if renew else None
@@ -197,11 +192,7 @@ class ObjectLease(Block):
         return self.holder.epoch
 
     def check(self) -> None:
-        if (
-            self._stop.is_set()
-            or self._now() >= self.holder.expires
-            or _epochs(self._store, self._root)[-1:] != [self.epoch]
-        ):
+        if self._stop.is_set() or self._now() >= self.holder.expires or _epochs(self._root)[-1:] != [self.epoch]:
             raise self._lost()
 
     def _lost(self) -> LeaseHeld:
@@ -219,20 +210,20 @@ class ObjectLease(Block):
             ours = msgspec.structs.replace(
                 self.holder, epoch=before + 1, expires=expires, publishes=Publication(name, data)
             )
-            if not _take(self._store, self._root, ours):
+            if not _take(self._root, ours):
                 self._stop.set()
                 raise self._lost()
             self.holder = ours  # says so, also when it is released, until the file is known to be there
-            self._store.write_bytes(join(self._root, name), data)
+            (self._root / name).write_bytes(data)
             self.holder = msgspec.structs.replace(ours, publishes=None)
-            self._store.remove(_epoch_path(self._root, before))
+            _epoch_path(self._root, before).remove()
 
     def renew(self) -> None:
         """Move the expiry; raises LeaseHeld when it is too late for that."""
         with self._writing:
             self.check()
             renewed = msgspec.structs.replace(self.holder, expires=self._now() + self._ttl.total_seconds())
-            self._store.write_bytes(_epoch_path(self._root, self.epoch), msgspec.json.encode(renewed))
+            _epoch_path(self._root, self.epoch).write_bytes(msgspec.json.encode(renewed))
             self.holder = renewed
 
     def release(self) -> None:
@@ -242,7 +233,7 @@ class ObjectLease(Block):
             with contextlib.suppress(LeaseHeld):
                 self.check()
                 ended = msgspec.structs.replace(self.holder, released=True)
-                self._store.write_bytes(_epoch_path(self._root, self.epoch), msgspec.json.encode(ended))
+                _epoch_path(self._root, self.epoch).write_bytes(msgspec.json.encode(ended))
             self._stop.set()
         if self._thread:
             self._thread.join()
@@ -257,70 +248,73 @@ class ObjectLease(Block):
                 continue  # the store may answer the next time; the expiry decides
 
 
-def _epoch_path(root: str, epoch: int) -> str:
-    return join(root, "lease", f"{epoch:020d}")
+def _epoch_path(root: Place, epoch: int) -> Place:
+    return root / "lease" / f"{epoch:020d}"
 
 
-def _epochs(store: Store, root: str) -> list[int]:
-    return sorted(int(name) for name in store.list(join(root, "lease")) if name.isdecimal())
+def _epochs(root: Place) -> list[int]:
+    return sorted(int(name) for name in (root / "lease").list() if name.isdecimal())
 
 
-def _acquire_object(root: str, purpose: str, ttl: timedelta, now: Callable[[], float], renew: bool) -> ObjectLease:
-    store = store_for(root)
-    ahead = _probe(store, root, now)
+def _read_holder(root: Place, epoch: int) -> Holder | None:
+    path = _epoch_path(root, epoch)
+    return decode_holder(path.read_bytes(), str(path))
+
+
+def _acquire_object(root: Place, purpose: str, ttl: timedelta, now: Callable[[], float], renew: bool) -> ObjectLease:
+    ahead = _probe(root, now)
 
     def store_time() -> float:
         return now() - ahead
 
-    known = _epochs(store, root)
+    known = _epochs(root)
     last = known[-1] if known else 0
     pending: Publication | None = None
     if last:
         try:
-            path = _epoch_path(root, last)
-            holder = decode_holder(store.read_bytes(path), path)
+            holder = _read_holder(root, last)
         except FileNotFoundError:  # superseded this moment
-            raise held_by(root, None) from None
+            raise held_by(str(root), None) from None
         if holder and not holder.released and store_time() < holder.expires + SKEW.total_seconds():
-            raise held_by(root, holder)
+            raise held_by(str(root), holder)
         pending = holder.publishes if holder else None
     ours = new_holder(last + 1, purpose, now(), uuid.uuid4().hex, store_time() + ttl.total_seconds())
     ours = msgspec.structs.replace(ours, publishes=pending)  # until it is there
-    if not _take(store, root, ours):
-        raise held_by(root, None)
-    if pending and not store.exists(path := join(root, pending.name)):
-        store.write_bytes(path, pending.data)
+    if not _take(root, ours):
+        raise held_by(str(root), None)
+    if pending and not (path := root / pending.name).exists():
+        path.write_bytes(pending.data)
     for epoch in known:
-        store.remove(_epoch_path(root, epoch))
-    return ObjectLease(root, store, msgspec.structs.replace(ours, publishes=None), ttl, store_time, renew)
+        _epoch_path(root, epoch).remove()
+    return ObjectLease(root, msgspec.structs.replace(ours, publishes=None), ttl, store_time, renew)
 
 
-def _take(store: Store, root: str, ours: Holder) -> bool:
+def _take(root: Place, ours: Holder) -> bool:
     """Makes an epoch ours, if nobody else has. A request that was sent twice may be refused by itself."""
     path, data = _epoch_path(root, ours.epoch), msgspec.json.encode(ours)
-    if not store.create_exclusive(path, data):
+    if not path.create_exclusive(data):
         with contextlib.suppress(FileNotFoundError):
-            return store.read_bytes(path) == data
+            return path.read_bytes() == data
         return False
-    if _epochs(store, root)[-1] != ours.epoch:  # we looked so long ago that our epoch was used and removed meanwhile
-        store.remove(path)
+    if _epochs(root)[-1] != ours.epoch:  # we looked so long ago that our epoch was used and removed meanwhile
+        path.remove()
         return False
     return True
 
 
-def _probe(store: Store, root: str, now: Callable[[], float]) -> float:
+def _probe(root: Place, now: Callable[[], float]) -> float:
     """How many seconds `now` is ahead of the store's clock; 0 where the store tells no times.
 
     Some S3 look-alikes ignore the condition of a conditional write; there a lease would exclude nobody."""
-    probe = join(root, "lease", f"probe-{uuid.uuid4().hex}")
+    probe = root / "lease" / f"probe-{uuid.uuid4().hex}"
     try:
-        created, moment = store.create_exclusive(probe, b"1"), now()
-        written = file_state(probe).mtime_ns
-        if not created or store.create_exclusive(probe, b"2"):
+        created, moment = probe.create_exclusive(b"1"), now()
+        written = file_state(str(probe)).mtime_ns
+        if not created or probe.create_exclusive(b"2"):
             raise NotWritable(
                 f"{root}: the store accepts a conditional write twice, so a lease would exclude nobody",
                 hint="use a store with conditional writes, or put $cmroot elsewhere",
             )
         return moment - written / 1e9 if written else 0.0
     finally:
-        store.remove(probe)
+        probe.remove()

@@ -18,7 +18,7 @@ import msgspec
 from cmroot.errors import FormatError, PinError
 from cmroot.root import guard_names
 from cmroot.sealed import seal, unseal
-from cmroot.store.place import Store, join, store_for
+from cmroot.store.place import Place
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -187,14 +187,14 @@ def holds(root: str) -> list[Hold]:
 
 def pin_dump(root: str, pin: DumpPin) -> None:
     """Before anything of the dump is listed. Safe to run twice: the last word counts."""
-    _check_name(pin)
+    _check_name(DumpPin, pin.name)
     guard_names(root, _DIRECTORY[DumpPin])
     _write(root, pin)
 
 
 def unpin_dump(root: str, name: str) -> None:
     """Safe to run twice."""
-    store_for(root).remove(_place(root, DumpPin, name))
+    _place(root, DumpPin, name).remove()
 
 
 # Times
@@ -214,24 +214,23 @@ def seconds(moment: str) -> float:
 # Files
 
 
-def _place(root: str, kind: type[Pin], name: str) -> str:
+def _place(root: str, kind: type[Pin], name: str) -> Place:
+    _check_name(kind, name)
+    return Place(root) / _DIRECTORY[kind] / name
+
+
+def _check_name(kind: type[Pin], name: str) -> None:
     if not _NAME.fullmatch(name):
         raise PinError(
             f"{name!r} cannot be the name of a {_WORD[kind]}",
             hint="use up to 63 letters, digits, dots, dashes and underscores, the first a letter or digit",
         )
-    return join(root, _DIRECTORY[kind], name)
 
 
-def _check_name(pin: Pin) -> str:
-    return _place("", type(pin), pin.name)
-
-
-def _decode(data: bytes, kind: type[P], path: str) -> P:
-    name = path.rpartition("/")[2]
+def _read_file(path: Place, kind: type[P]) -> P:
     hint = f"restore the file from a copy of the root, or drop the {_WORD[kind]} if nobody needs it"
-    pin = unseal(data, kind, _FORMAT[kind], path, hint)
-    if pin.name != name:
+    pin = unseal(path.read_bytes(), kind, _FORMAT[kind], str(path), hint)
+    if pin.name != path.name:
         raise FormatError(f"{path}: is the file of {pin.name}", hint=hint)
     try:
         seconds(pin.confirmed if isinstance(pin, Slot) else pin.created)
@@ -243,20 +242,19 @@ def _decode(data: bytes, kind: type[P], path: str) -> P:
 def _create(root: str, pin: Pin) -> None:
     place = _place(root, type(pin), pin.name)
     guard_names(root, _DIRECTORY[type(pin)])  # one that was lost must not be there again as if it had been empty
-    if not store_for(root).create_exclusive(place, seal(_FORMAT[type(pin)], pin)):
+    if not place.create_exclusive(seal(_FORMAT[type(pin)], pin)):
         raise PinError(
             f"{_WORD[type(pin)]} {pin.name}: there is one of this name", hint="choose another, or drop it first"
         )
 
 
 def _write(root: str, pin: Pin) -> None:
-    store_for(root).write_bytes(_place(root, type(pin), pin.name), seal(_FORMAT[type(pin)], pin))
+    _place(root, type(pin), pin.name).write_bytes(seal(_FORMAT[type(pin)], pin))
 
 
 def _find(root: str, kind: type[P], name: str) -> P | None:
-    place = _place(root, kind, name)
     try:
-        return _decode(store_for(root).read_bytes(place), kind, place)
+        return _read_file(_place(root, kind, name), kind)
     except FileNotFoundError:
         return None
 
@@ -269,14 +267,14 @@ def _read(root: str, kind: type[P], name: str) -> P:
 
 
 def _drop(root: str, kind: type[Pin], name: str) -> None:
-    place, store = _place(root, kind, name), store_for(root)
-    if not store.exists(place):
+    place = _place(root, kind, name)
+    if not place.exists():
         raise _unknown(root, kind, name)
-    store.remove(place)
+    place.remove()
 
 
 def _unknown(root: str, kind: type[Pin], name: str) -> PinError:
-    known = ", ".join(store_for(root).list(join(root, _DIRECTORY[kind]))) or "none"
+    known = ", ".join((Place(root) / _DIRECTORY[kind]).list()) or "none"
     return PinError(f"{_WORD[kind]} {name}: there is none of this name", hint=f"there are: {known}")
 
 
@@ -288,20 +286,17 @@ def _whole(root: str, kind: type[P]) -> list[P]:
 
 
 def _all(root: str, kind: type[P], damaged: list[str]) -> list[P]:
-    store: Store = store_for(root)
-    directory = join(root, _DIRECTORY[kind])
-    found = []
+    directory, found = Place(root) / _DIRECTORY[kind], []
     try:
         names = guard_names(root, _DIRECTORY[kind])
     except FormatError:
-        damaged.append(directory)
+        damaged.append(str(directory))
         return []
     for name in names:
-        path = join(directory, name)
         try:
-            found.append(_decode(store.read_bytes(path), kind, path))
+            found.append(_read_file(directory / name, kind))
         except FileNotFoundError:  # dropped this moment
             continue
         except FormatError:
-            damaged.append(path)
+            damaged.append(str(directory / name))
     return found

@@ -11,7 +11,8 @@ import msgspec
 from cmroot.errors import UNREADABLE, FormatError, NotWritable
 from cmroot.names import check_id
 from cmroot.store.local import is_directory
-from cmroot.store.place import is_local, join, local_path, normal, store_for
+from cmroot.store.place import Place, join
+from cmroot.store.resolve import as_written
 
 FORMAT = "FORMAT"
 VERSION = 1
@@ -84,30 +85,29 @@ def create_or_open(place: str, kind: str = "cmroot") -> ChangeRoot:
 
     Raises NotWritable for a place in use by something else, FormatError for another kind or an unknown version.
     """
-    place = normal(place)
-    store = store_for(place)
-    if not store.exists(join(place, FORMAT)):
-        refuse_other(place, kind)
-        store.mkdirs(place, private=True)
+    at = as_written(place)
+    if not (at / FORMAT).exists():
+        refuse_other(at, kind)
+        at.mkdirs(private=True)
         made = Format(kind, VERSION, str(uuid.uuid4()), datetime.now(UTC).isoformat(timespec="seconds"))
-        store.create_exclusive(join(place, FORMAT), _pretty(made))  # whoever was first has made it
-    root = open_existing(place, kind)
-    given = _made(place)
+        (at / FORMAT).create_exclusive(_pretty(made))  # whoever was first has made it
+    root = open_existing(str(at), kind)
+    given = _made(at)
     for name in DIRECTORIES:
         if name not in given:
-            store.mkdirs(join(place, name))
+            (at / name).mkdirs()
     fresh = [name for name in GUARDS if name not in given]
     if fresh:
         for name in fresh:
-            if not is_local(place):
-                store.write_bytes(join(place, name, _HERE), b"")
-        store.write_bytes(join(place, MADE), msgspec.json.encode(_Made(1, tuple(sorted({*given, *fresh})))) + b"\n")
+            if not at.local:
+                (at / name / _HERE).write_bytes(b"")
+        (at / MADE).write_bytes(msgspec.json.encode(_Made(1, tuple(sorted({*given, *fresh})))) + b"\n")
     return root
 
 
-def refuse_other(place: str, kind: str = "cmroot") -> None:
+def refuse_other(place: Place, kind: str = "cmroot") -> None:
     """Raises NotWritable for a place without FORMAT that has something else."""
-    if store_for(place).list(place):
+    if place.list():
         raise NotWritable(
             f"{place}: not empty, and not a {kind} (it has no {FORMAT})",
             hint="choose an empty directory, or one that a run before made",
@@ -117,26 +117,26 @@ def refuse_other(place: str, kind: str = "cmroot") -> None:
 def guard_names(place: str, guard: str) -> list[str]:
     """The names in one of GUARDS of a root. Raises FormatError when the root had the directory and has it
     no more: what it forbade is not known then."""
-    directory = join(place, guard)
-    names = store_for(place).list(directory)
-    there = bool(names) if is_local(place) else _HERE in names
-    if not there and not (is_local(place) and is_directory(local_path(directory))) and guard in _made(place):
+    directory = Place(place) / guard
+    names = directory.list()
+    there = bool(names) or is_directory(directory.local) if directory.local else _HERE in names
+    if not there and guard in _made(directory.parent):
         raise FormatError(
             f"{directory}: missing, so what it forbids to remove is not known, and nothing may go",
-            hint=f"restore it from a copy of the root; if nobody needs what it had, make {_empty(place, guard)}",
-            details={"damaged": [directory]},
+            hint=f"restore it from a copy of the root; if nobody needs what it had, make {_empty(directory)}",
+            details={"damaged": [str(directory)]},
         )
     return [name for name in names if not name.startswith(".")]
 
 
-def _empty(place: str, guard: str) -> str:
-    return "an empty directory" if is_local(place) else f"an empty object {join(place, guard, _HERE)}"
+def _empty(directory: Place) -> str:
+    return "an empty directory" if directory.local else f"an empty object {directory / _HERE}"
 
 
-def _made(place: str) -> tuple[str, ...]:
-    path = join(place, MADE)
+def _made(place: Place) -> tuple[str, ...]:
+    path = place / MADE
     try:
-        return msgspec.json.decode(store_for(place).read_bytes(path), type=_Made).directories
+        return msgspec.json.decode(path.read_bytes(), type=_Made).directories
     except FileNotFoundError:
         return ()
     except msgspec.DecodeError as error:
@@ -145,10 +145,10 @@ def _made(place: str) -> tuple[str, ...]:
 
 def open_existing(place: str, kind: str = "cmroot") -> ChangeRoot:
     """Open a root that must be there; writes nothing. Raises FormatError when it is not one this release knows."""
-    place = normal(place)
-    path = join(place, FORMAT)
+    path = as_written(place) / FORMAT
+    place = str(path.parent)
     try:
-        data = store_for(place).read_bytes(path)
+        data = path.read_bytes()
     except FileNotFoundError:
         raise FormatError(f"{place}: not a {kind} (it has no {FORMAT})", hint="check the path of the root") from None
     try:
@@ -161,7 +161,7 @@ def open_existing(place: str, kind: str = "cmroot") -> ChangeRoot:
                 hint="use the release that wrote it, or a newer one",
             )
         found = msgspec.json.decode(data, type=Format)
-        check_id(path, "the id", found.id)
+        check_id(str(path), "the id", found.id)
         return ChangeRoot(place, found)
     except UNREADABLE as error:
         raise FormatError(f"{path}: {error}", hint="restore this small file from a backup of the root") from error

@@ -10,8 +10,9 @@ from typing import Any
 from cmroot.check.finding import Finding
 from cmroot.errors import Error
 from cmroot.keep.versions import version_size
-from cmroot.store.checksum import checksum_file, checksum_stream
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.checksum import checksum_at
+from cmroot.store.place import Place, join
+from cmroot.store.resolve import folded
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def look(task: LookTask) -> tuple[dict[str, Any], str]:
         return row, "it is not known where it was kept from"
     place = join(row["location"], row["path"])
     try:
-        if store_for(place).size(place) == row["size"] and _checksum(place) == (row["checksum"], row["size"]):
+        if Place(folded(place)).size() == row["size"] and checksum_at(place) == (row["checksum"], row["size"]):
             return row, ""
     except (FileNotFoundError, NotADirectoryError):
         return row, f"{place} does not exist"
@@ -67,10 +68,3 @@ def check_versions(task: VersionTask) -> list[Finding]:
             )
         )
     return findings
-
-
-def _checksum(place: str) -> tuple[str, int]:
-    if is_local(place):
-        return checksum_file(local_path(place))
-    with store_for(place).open_read(place) as file:
-        return checksum_stream(file)

@@ -22,7 +22,7 @@ from cmroot.log.captured import Segment, finished, segments
 from cmroot.log.references import Grouping
 from cmroot.pins import Pins, read_pins
 from cmroot.store.entries import PREFIXES
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -99,7 +99,7 @@ def _check_log(root: str, engine: Workers, report: Checked, found: Found) -> lis
 
 
 def _check_entries(root: str, engine: Workers, report: Checked, found: Found, bytes: bool) -> None:
-    names = store_for(root).list(join(root, "files"))
+    names = (Place(root) / "files").list()
     for finding in foreign(root, names):
         found.add(finding)
     there = sorted(set(PREFIXES) & set(names))

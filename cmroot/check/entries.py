@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from cmroot.check.finding import Finding
 from cmroot.keep.content import content_name, locate
-from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.checksum import checksum_at
 from cmroot.store.entries import PREFIXES, content_of, list_entries
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, join
 
 SHOWN = 100
 """Damaged entries of one prefix that are told one by one."""
@@ -45,7 +45,7 @@ def check_prefix(task: PrefixTask) -> PrefixChecked:
         report.bytes += there
         place = locate(task.root, checksum, size)
         try:
-            holds = (checksum, size) if there == size and not task.bytes else _read(place)
+            holds = (checksum, size) if there == size and not task.bytes else checksum_at(place)
         except FileNotFoundError:  # expired meanwhile
             continue
         except OSError as error:
@@ -62,13 +62,6 @@ def check_prefix(task: PrefixTask) -> PrefixChecked:
     return report
 
 
-def _read(place: str) -> tuple[str, int]:
-    if is_local(place):
-        return checksum_file(local_path(place))
-    with store_for(place).open_read(place) as file:
-        return checksum_stream(file)
-
-
 def _damaged(place: str, holds: tuple[str, int]) -> Finding:
     return Finding(
         "damaged",
@@ -82,7 +75,7 @@ def _strange(root: str, prefix: str) -> Iterator[Finding]:
     """Names that are none of this directory; at most as many as are shown."""
     directory = join(root, "files", prefix)
     reported = 0
-    for name in store_for(root).list(directory):
+    for name in Place(directory).list():
         content = content_of(name)
         if name.startswith(".") or (content and content[0][:2] == prefix) or reported == SHOWN:
             continue

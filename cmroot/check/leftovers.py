@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cmroot.check.finding import Finding
 from cmroot.log.captured import finished
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 
 _LEFT = (
     ("incoming", "copy-", "part of a copy", "the next capture removes it"),
@@ -21,15 +21,16 @@ _LEFT = (
 
 def leftovers(root: str) -> Iterator[Finding]:
     """What runs have left on their way, or runs that are at work now have there."""
-    store = store_for(root)
     for directory, beginning, what, then in _LEFT:
-        for name in store.list(join(root, directory)):
+        above = Place(root) / directory
+        for name in above.list():
             if name.startswith(beginning) and not name.endswith(".origin"):
-                yield Finding("leftover", join(root, directory, name), f"{what}, of a killed run or one at work", then)
+                yield Finding("leftover", str(above / name), f"{what}, of a killed run or one at work", then)
     there, covered = finished(root)
     known = {segment.place for segment in (*there, *(segment for segment, _ in covered))}
-    for name in store.list(join(root, "log")):
-        if (place := join(root, "log", name)) not in known:
+    log = Place(root) / "log"
+    for name in log.list():
+        if (place := str(log / name)) not in known:
             yield Finding(
                 "leftover",
                 place,

@@ -26,6 +26,7 @@ from cmroot.log.captured import Segment, segments
 from cmroot.log.references import KEY, Grouping, read_references, sources
 from cmroot.pins import DumpPin, Pins, Slot, give_up_slot, read_pins, seconds, unpin_dump
 from cmroot.store.entries import foreign_names, list_entries
+from cmroot.store.place import Place
 
 __all__ = ["Count", "Expired", "ExpiryPlan", "GivenUp", "Held", "cutoff_position", "expire", "held_by", "plan_expiry"]
 
@@ -187,7 +188,7 @@ class _Decider:
 
     root: str
     rules: Rules
-    place: str | None
+    place: Place | None
 
     def __call__(self, group: pa.Table) -> pa.Table:
         if not group.column("checksum").null_count:  # no directory: nothing is kept of what is referred to
@@ -207,7 +208,7 @@ class _Decider:
         return pa.concat_tables([tally(decided, self.rules), pa.Table.from_pylist(reported, schema=TALLY)])
 
 
-def _decide(root: str, log: list[Segment], engine: Grouping, rules: Rules, place: str | None) -> _Counts:
+def _decide(root: str, log: list[Segment], engine: Grouping, rules: Rules, place: Place | None) -> _Counts:
     counts = _Counts(unknown=foreign_names(root))
     decider = _Decider(root, rules, place)
     for batch in engine.group(read_references, sources(root, log), KEY, decider, TALLY):

@@ -23,7 +23,7 @@ from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_ref
 from cmroot.names import check_entries
 from cmroot.pins import Pins
 from cmroot.store.entries import ENTRIES, list_entries
-from cmroot.store.place import store_for
+from cmroot.store.place import Place
 
 IN_FILES, VERSION, MISSING = "files", "version", "missing"
 KEPT = pa.schema(
@@ -144,7 +144,7 @@ def _origins(rows: pa.Table, pending: bool) -> pa.Table:
 
 def _rows(source: FileRows) -> Iterator[pa.Table]:
     try:
-        with store_for(source.place).open_read(source.place) as file, reading(source.place):
+        with Place(source.place).open_read() as file, reading(source.place):
             parquet = pq.ParquetFile(file)
             names = [name for name in _READ if name in parquet.schema_arrow.names]
             for number in range(source.first, source.last):

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import Superseded
 from cmroot.store.local import aside_name
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, join
 from cmroot.store.spelling import ASIDE
 
 ABANDONED = timedelta(days=1)
@@ -38,14 +38,18 @@ class PlanDirectory:
     _descriptor: int | None = field(default=None, repr=False)
 
     @property
-    def place(self) -> str:
-        return join(self.root, "expiring", self.id)
+    def place(self) -> Place:
+        return Place(self.root) / "expiring" / self.id
+
+    @property
+    def lock(self) -> Place:
+        return self.place.parent / f"{self.id}.lock"
 
     def read(self, parts: Iterable[str], columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of some parts, in flat memory. Superseded when they are gone."""
         for name in parts:
             try:
-                with store_for(self.root).open_read(join(self.place, name)) as file:
+                with (self.place / name).open_read() as file:
                     yield from pq.ParquetFile(file).iter_batches(_ROWS, columns=columns)
             except FileNotFoundError as error:
                 raise Superseded(
@@ -54,9 +58,9 @@ class PlanDirectory:
 
     def discard(self) -> None:
         """Safe to run twice."""
-        store_for(self.root).remove_tree(self.place)
+        self.place.remove_tree()
         if self._descriptor is not None:
-            store_for(self.root).remove(self.place + ".lock")
+            self.lock.remove()
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -65,35 +69,35 @@ def new_plan(root: str, moment: float) -> PlanDirectory:
     """A fresh directory; its name begins with the time, in seconds since 1970."""
     name = f"{max(0, int(moment)):012d}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
     plan = PlanDirectory(root, name)
-    store_for(root).mkdirs(join(root, "expiring"))
-    if is_local(root):
-        plan = PlanDirectory(root, name, _lock_new(local_path(plan.place) + ".lock"))
-    store_for(root).mkdirs(plan.place)
+    plan.place.parent.mkdirs()
+    if plan.lock.local:
+        plan = PlanDirectory(root, name, _lock_new(plan.lock.local))
+    plan.place.mkdirs()
     return plan
 
 
-def write_part(place: str, kind: str, prefix: str, rows: pa.Table) -> str:
+def write_part(place: Place, kind: str, prefix: str, rows: pa.Table) -> str:
     """Write a part under a fresh name, as a task may run twice; the name counts once its writer returned it."""
     name = f"{kind}-{prefix}-{uuid.uuid4().hex[:12]}.parquet"
-    path = join(place, name)
-    if is_local(place):
-        with naming(path):  # nothing is synced: a plan does not outlive its process
-            pq.write_table(rows, local_path(path), compression="zstd")
+    path = place / name
+    if path.local:
+        with naming(path.local):  # nothing is synced: a plan does not outlive its process
+            pq.write_table(rows, path.local, compression="zstd")
     else:
-        with store_for(path).open_write(path) as file:
+        with path.open_write() as file:
             pq.write_table(rows, file, compression="zstd")
     return name
 
 
 def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> list[str]:
     """Remove plans whose processes are gone; under the lease. Returns their names."""
-    store, expiring = store_for(root), join(root, "expiring")
     swept = []
-    for name in sorted({name.removesuffix(".lock") for name in store.list(expiring)}):
-        if (own and name == own.id) or not name[:1].isdigit() or _alive(root, name, moment):
+    for name in sorted({name.removesuffix(".lock") for name in (Place(root) / "expiring").list()}):
+        plan = PlanDirectory(root, name)
+        if (own and name == own.id) or not name[:1].isdigit() or _alive(plan, moment):
             continue
-        store.remove_tree(join(expiring, name))
-        store.remove(join(expiring, name + ".lock"))
+        plan.place.remove_tree()
+        plan.lock.remove()
         swept.append(name)
     return swept
 
@@ -101,21 +105,21 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
 def sweep_asides(root: str, moment: float) -> None:
     """Remove what writers of pins, plans, the lease and the root's own files that were killed left half written. Some
     take no lease, so only what is old enough to be nobody's goes; on object stores nothing is written aside."""
-    if not is_local(root):
+    if not (top := Place(root).local):
         return
     for directory in ("", "slots", "holds", "dumps", "expiring"):
-        with contextlib.suppress(FileNotFoundError), os.scandir(join(local_path(root), directory)) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(join(top, directory)) as entries:
             for entry in entries:
                 if entry.name.startswith(ASIDE) and moment - entry.stat().st_mtime > ABANDONED.total_seconds():
                     os.unlink(entry.path)
 
 
-def _alive(root: str, name: str, moment: float) -> bool:
-    if not is_local(root):
-        made = name.partition("-")[0]
+def _alive(plan: PlanDirectory, moment: float) -> bool:
+    if not plan.lock.local:
+        made = plan.id.partition("-")[0]
         return made.isdecimal() and moment - int(made) < ABANDONED.total_seconds()
     try:
-        descriptor = os.open(local_path(join(root, "expiring", name)) + ".lock", os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(plan.lock.local, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:

@@ -22,7 +22,7 @@ from cmroot.log.captured import ADD, segments
 from cmroot.log.intercepted import read_intercepted
 from cmroot.store.listing import object_time_ns
 from cmroot.store.naming import raise_named
-from cmroot.store.place import is_local, join, local_path
+from cmroot.store.place import Place, join
 from cmroot.store.remote import FsspecStore
 
 BATCH = 1000
@@ -93,7 +93,7 @@ def remove(
     """Remove the planned entries that are not needed now. One that was filed anew after `cutoff_ns` (since 1970) is
     taken back too. Safe to run twice."""
     removed = Removed()
-    directory = join(local_path(root) if is_local(root) else root, "files")
+    files = Place(root) / "files"
     for rows in planned:
         for start in range(0, rows.num_rows, BATCH):
             batch = rows.slice(start, BATCH)
@@ -105,10 +105,10 @@ def remove(
                 removed.taken_back += back.num_rows
                 removed.taken_back_bytes += pc.sum(back["bytes"]).as_py() or 0
                 going = batch.filter(pc.invert(needed))
-                if is_local(root):
-                    _unlink(directory, going, cutoff_ns, removed)
+                if files.local:
+                    _unlink(files.local, going, cutoff_ns, removed)
                 else:
-                    _delete(directory, going, cutoff_ns, removed, lease)
+                    _delete(str(files), going, cutoff_ns, removed, lease)
     return removed
 
 

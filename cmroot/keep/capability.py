@@ -13,7 +13,7 @@ from cmroot.errors import NotWritable, UnknownPlace
 from cmroot.keep.content import fresh_incoming
 from cmroot.store.local import raise_unless_gone, same_device, status_of
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, is_local, join, local_path
 
 PROBE = "probe"  # begins the names of what is tried; a sweep removes those that a crash left
 
@@ -48,12 +48,12 @@ def why_no_link(root: str, location: str) -> str:
 def why_no_copy(root: str) -> str:
     """Writing into the root: a small file is written and removed. Raises NoSpace when it is full, which passes."""
     try:
-        if is_local(root) and not os.access(_nearest(join(local_path(root), "files")), os.W_OK | os.X_OK):
-            return f"{join(root, 'files')}: this user may not write there"
-        probe = fresh_incoming(root, PROBE)
-        store = store_for(root)
-        store.write_bytes(probe, b"written to see whether this can be written\n")
-        store.remove(probe)
+        files = Place(root) / "files"
+        if files.local and not os.access(_nearest(files.local), os.W_OK | os.X_OK):
+            return f"{files}: this user may not write there"
+        probe = Place(fresh_incoming(root, PROBE))
+        probe.write_bytes(b"written to see whether this can be written\n")
+        probe.remove()
     except (NotWritable, UnknownPlace) as error:
         return error.message
     except NotImplementedError as error:  # stores that fsspec can only read

@@ -20,7 +20,7 @@ from cmroot.errors import FormatError, KeepError
 from cmroot.names import HINT
 from cmroot.store.checksum import ALGORITHM, checksum_descriptor, checksum_file, copy_descriptor
 from cmroot.store.local import sync_directory
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 ATTEMPTS = 3
 """How often a file that changes while it is read is read again before that is an error."""
@@ -57,16 +57,16 @@ def locate(root: str, checksum: str, size: int) -> str:
 def is_kept(root: str, checksum: str, size: int) -> bool:
     """Whether bytes of this name and size are there; reads none of them."""
     try:
-        return store_for(root).size(locate(root, checksum, size)) == size
+        return Place(locate(root, checksum, size)).size() == size
     except FileNotFoundError:
         return False
 
 
 def fresh_incoming(root: str, kind: str) -> str:
     """A name in `incoming/` that nobody has used; the directory is made on a local root."""
-    incoming = join(root, "incoming")
-    store_for(root).mkdirs(incoming)
-    return join(incoming, f"{kind}-{os.getpid()}-{uuid.uuid4().hex}")
+    incoming = Place(root) / "incoming"
+    incoming.mkdirs()
+    return str(incoming / f"{kind}-{os.getpid()}-{uuid.uuid4().hex}")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from cmroot.keep.content import content_name, is_kept
 from cmroot.log.captured import ADD, RELEASE, Segment
 from cmroot.store.checksum import ALGORITHM
-from cmroot.store.place import is_local, join, normal, store_for
+from cmroot.store.place import Place, is_local, join, normal
 
 LIMIT = 1000
 """References told one by one; the newest. The others are counted."""
@@ -207,7 +207,7 @@ def kept_now(root: str, contents: Iterable[tuple[str, int]]) -> set[tuple[str, i
     for checksum, size in contents:
         prefix = checksum[:2]
         if prefix not in names:
-            names[prefix] = set(store_for(root).list(join(root, "files", prefix)))
+            names[prefix] = set((Place(root) / "files" / prefix).list())
         if content_name(checksum, size) in names[prefix]:
             found.add((checksum, size))
     return found

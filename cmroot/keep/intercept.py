@@ -49,7 +49,7 @@ from cmroot.log.intercepted import JOURNAL, write_intercepted
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.local import same_device, status_of
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, normal, split_authority, store_for
+from cmroot.store.place import Place, is_local, join, local_path, normal, split_authority
 from cmroot.store.resolve import refuse_root
 from cmroot.store.spelling import ASIDE
 
@@ -67,7 +67,7 @@ class Intercept:
         """`live`: its sources have not been out of sight since it began; not so for one that a crash left. `stopped`:
         once it is set, `protect` gives up at the next file."""
         self.root, self.journal = root, journal
-        self.place = join(root, DIRECTORY, journal.id)
+        self.place = str(Place(root) / DIRECTORY / journal.id)
         self.open = True  # until all is done
         self._live = live
         self._stopped = stopped or threading.Event()
@@ -116,7 +116,7 @@ class Intercept:
         )
         intercept = cls(root, journal, live=True, stopped=stopped)
         try:
-            store_for(root).mkdirs(intercept.place)
+            Place(intercept.place).mkdirs()
             intercept._save()
         except BaseException:
             with contextlib.suppress(Exception):
@@ -270,7 +270,7 @@ class Intercept:
         return remove_kept_below(source.place, source.place, self._kept, whole=alone) or not alone
 
     def _entry(self, source: Source) -> str:
-        return local_path(join(self.place, source.entry))
+        return (Place(self.place) / source.entry).local
 
     # ---- the taking's own files -----------------------------------------------------------------------------------
 
@@ -288,10 +288,10 @@ class Intercept:
 
     def _forget(self) -> None:
         """The journal last: while it is there, captures wait and a restart looks here."""
-        store = store_for(self.root)
-        store.remove(join(self.place, ENTRIES))
-        store.remove(join(self.place, JOURNAL))
-        _remove_empty(self.place)
+        place = Place(self.place)
+        (place / ENTRIES).remove()
+        (place / JOURNAL).remove()
+        _remove_empty(place)
         self._store_lock.close()
         self.open, self._has_store_lock = False, False
 
@@ -303,7 +303,7 @@ def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, 
     A journal says what is moved and removed, so it is believed only when it has no flaw, and `refuse`, asked with the
     taking's place, has nothing against it; else it is logged and left as it is."""
     found = []
-    for name in store_for(root).list(join(root, DIRECTORY)):
+    for name in (Place(root) / DIRECTORY).list():
         place = join(root, DIRECTORY, name)
         journal = read_journal(place)
         if journal is None:
@@ -317,16 +317,14 @@ def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, 
 
 def sweep_intercepts(root: str) -> None:
     """Removes what a crash left of takings that had no journal yet, or none any more: empty directories."""
-    store = store_for(root)
-    for name in store.list(join(root, DIRECTORY)):
-        place = join(root, DIRECTORY, name)
-        if not store.exists(join(place, JOURNAL)):
+    for name in (Place(root) / DIRECTORY).list():
+        place = Place(root) / DIRECTORY / name
+        if not (place / JOURNAL).exists():
             _remove_empty(place)
 
 
-def _remove_empty(place: str) -> None:
-    if is_local(place):
-        path = local_path(place)
+def _remove_empty(place: Place) -> None:
+    if path := place.local:
         with naming(path), contextlib.suppress(FileNotFoundError):
             for name in os.listdir(path):
                 if name.startswith(ASIDE):

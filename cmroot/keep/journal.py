@@ -19,7 +19,7 @@ from cmroot.keep.content import Kept, is_kept
 from cmroot.log.captured import ADD, FILES
 from cmroot.log.intercepted import JOURNAL
 from cmroot.store.listing import hidden, skipped_directory
-from cmroot.store.place import join, normal, store_for
+from cmroot.store.place import Place, join, normal
 from cmroot.text import shown
 
 VERSION = 1
@@ -74,14 +74,14 @@ class Journal(msgspec.Struct, frozen=True):
 
 def write_journal(place: str, journal: Journal) -> None:
     """Durable when it returns; replaces the one before."""
-    store_for(place).write_bytes(join(place, JOURNAL), msgspec.json.encode(journal))
+    (Place(place) / JOURNAL).write_bytes(msgspec.json.encode(journal))
 
 
 def read_journal(place: str) -> Journal | None:
     """None when there is none: nothing has begun there, or all is done. Raises FormatError for a damaged one."""
-    path = join(place, JOURNAL)
+    path = Place(place) / JOURNAL
     try:
-        journal = msgspec.json.decode(store_for(place).read_bytes(path), type=Journal)
+        journal = msgspec.json.decode(path.read_bytes(), type=Journal)
     except FileNotFoundError:
         return None
     except UNREADABLE as error:
@@ -168,16 +168,16 @@ def _nearest_owner(directory: str, owners: Mapping[str, Owner]) -> str | None:
 
 
 def write_entries(place: str, rows: pa.Table) -> None:
-    with store_for(place).open_write(join(place, ENTRIES)) as file:
+    with (Place(place) / ENTRIES).open_write() as file:
         pq.write_table(rows, file, compression="zstd")
 
 
 def read_entries(root: str, place: str) -> dict[str, Kept]:
     """What was kept before a crash, by the place it had, as far as it still is: until it is recorded nothing refers to
     it, so it may have expired. Raises FormatError."""
-    path = join(place, ENTRIES)
+    path = Place(place) / ENTRIES
     try:
-        with store_for(path).open_read(path) as file:
+        with path.open_read() as file:
             rows = pq.read_table(file).to_pylist()
     except FileNotFoundError:
         return {}  # all of this is done already

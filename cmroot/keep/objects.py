@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from cmroot.errors import ChecksumMismatch
 from cmroot.keep.content import ATTEMPTS, Kept, fresh_incoming, is_kept, locate, name_incoming, unsteady
-from cmroot.store.checksum import ALGORITHM, checksum_stream, copy_stream
+from cmroot.store.checksum import ALGORITHM, checksum_at, copy_stream
 from cmroot.store.listing import FileState, file_state
-from cmroot.store.place import is_local, local_path, store_for
+from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
-from cmroot.store.spelling import same_store
 
 
 def read_object(path: str) -> Kept:
     """Checksum of a file on any store, by a reading that no writer disturbed."""
     for _ in range(ATTEMPTS):
         before = file_state(path)
-        with store_for(path).open_read(path) as source:
-            checksum, size = checksum_stream(source)
+        checksum, size = checksum_at(path)
         if _steady(path, before, size):
             return Kept(size, before.mtime_ns, before.identity, ALGORITHM, checksum)
     raise unsteady(path)
@@ -29,18 +27,18 @@ def read_object(path: str) -> Kept:
 def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
     """Copy a file of any store into a root on any store. A copy inside one object store is the server's work. `renew`:
     what is kept already is replaced by equal bytes, so that it is as young as a new one; else it stays as it is."""
-    if not is_local(root) and same_store(root, path):
+    if not Place(root).local and Place(root).same_store(Place(path)):
         return _keep_by_server(root, path, renew)
     for _ in range(ATTEMPTS):
         before = file_state(path)
-        aside = fresh_incoming(root, "copy")
-        with store_for(path).open_read(path) as source, store_for(root).open_write(aside) as target:
+        aside = Place(fresh_incoming(root, "copy"))
+        with Place(path).open_read() as source, aside.open_write() as target:
             checksum, size = copy_stream(source, target)
         kept = Kept(size, before.mtime_ns, before.identity, ALGORITHM, checksum)
         if _steady(path, before, size):
             _name(root, aside, kept, renew)
             return kept
-        store_for(root).remove(aside)
+        aside.remove()
     raise unsteady(path)
 
 
@@ -49,9 +47,7 @@ def keep_and_check(root: str, path: str) -> Kept:
     source may go."""
     kept = keep_object(root, path, renew=True)
     final = locate(root, kept.checksum, kept.size)
-    with store_for(root).open_read(final) as file:
-        again = checksum_stream(file)
-    if again != (kept.checksum, kept.size):
+    if checksum_at(final) != (kept.checksum, kept.size):
         raise ChecksumMismatch(
             f"{final}: holds other bytes than its name says, so {path} was not removed",
             hint="look at the store for errors, remove the damaged file, then run the same command again",
@@ -64,34 +60,32 @@ def remove_source(path: str, kept: Kept) -> None:
     now = file_state(path)
     if (now.identity, now.mtime_ns, now.size) != (kept.identity, kept.mtime_ns, kept.size):
         raise unsteady(path)
-    store_for(path).remove(path)
+    Place(path).remove()
 
 
 def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
-    store = store_for(root)
-    assert isinstance(store, FsspecStore)
+    store = FsspecStore(root)
     for _ in range(ATTEMPTS):
         kept = read_object(path)
         if not renew and is_kept(root, kept.checksum, kept.size):
             return kept
-        aside = fresh_incoming(root, "copy")
-        store.filesystem.cp_file(store.key(path), store.key(aside))
-        if file_state(path).identity == kept.identity and store.size(aside) == kept.size:
+        aside = Place(fresh_incoming(root, "copy"))
+        store.filesystem.cp_file(store.key(path), store.key(str(aside)))
+        if file_state(path).identity == kept.identity and aside.size() == kept.size:
             _name(root, aside, kept, renew)
             return kept
-        store.remove(aside)
+        aside.remove()
     raise unsteady(path)
 
 
-def _name(root: str, aside: str, kept: Kept, renew: bool) -> None:
-    if is_local(root):
-        name_incoming(local_path(root), local_path(aside), kept)
+def _name(root: str, aside: Place, kept: Kept, renew: bool) -> None:
+    if aside.local:
+        name_incoming(Place(root).local, aside.local, kept)
         return
-    store = store_for(root)
     if not renew and is_kept(root, kept.checksum, kept.size):
-        store.remove(aside)
+        aside.remove()
     else:
-        store.move(aside, locate(root, kept.checksum, kept.size))
+        aside.move(Place(locate(root, kept.checksum, kept.size)))
 
 
 def _steady(path: str, before: FileState, size: int) -> bool:

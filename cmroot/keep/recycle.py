@@ -33,7 +33,7 @@ from cmroot.keep.objects import keep_and_check, remove_source
 from cmroot.store.checksum import checksum_file
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.resolve import refuse_root
 from cmroot.store.spelling import ASIDE
 from cmroot.text import shown
@@ -132,23 +132,22 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
 
     Safe to run twice. A copy's source is still where it was. `record`: see Record.
     """
-    store = store_for(root)
-    incoming = join(root, "incoming")
+    where = Place(root) / "incoming"
     finished: list[Recycled] = []
     removed: list[str] = []
-    if not is_local(root):
-        for name in store.find(incoming):
-            store.remove(join(incoming, name))
+    if not where.local:
+        for name in where.find():
+            (where / name).remove()
             removed.append(name)
         return Swept(finished, removed)
-    root, incoming = local_path(root), local_path(incoming)
+    root, incoming = Place(root).local, where.local
     with naming(incoming):
         for above in (root, incoming):
             for name in os.listdir(above) if is_directory(above) else ():
                 if name.startswith(ASIDE):
                     remove_name(join(above, name))
                     removed.append(name)
-        names = store.list(incoming)
+        names = where.list()
         for name in names:
             entry = join(incoming, name)
             if name.endswith(_ORIGIN):
@@ -275,13 +274,13 @@ def _recycle_each(root: str, directory: str, record: Record, ours: bool) -> list
         recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
         remove_emptied(directory)
         return recycled
-    store = store_for(directory)
-    if not store.find(directory) and store.exists(directory):
+    place = Place(directory)
+    if not place.find() and place.exists():
         return [Recycled(shown(directory), recycle(root, directory, record=record, ours=ours))]
-    paths = [join(directory, name) for name in store.find(directory)]
+    paths = [join(directory, name) for name in place.find()]
     recycled = [Recycled(shown(path), recycle(root, path, record=record, ours=ours)) for path in paths]
-    if not store.find(directory):  # a new file may have come
-        store.remove_tree(directory)
+    if not place.find():  # a new file may have come
+        place.remove_tree()
     return recycled
 
 

@@ -12,10 +12,11 @@ import msgspec
 from cmroot.errors import ChecksumMismatch, Exists, KeepError
 from cmroot.keep.content import content_name, locate
 from cmroot.keep.versions import open_version
-from cmroot.store.checksum import checksum_stream, copy_file, copy_stream
+from cmroot.store.checksum import checksum_at, copy_file, copy_stream
 from cmroot.store.local import LocalStore, aside_name, sync_directory
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, local_path, normal, store_for
+from cmroot.store.place import Place
+from cmroot.store.resolve import as_written
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -36,20 +37,20 @@ def restore_file(
     (unless `overwrite`; on a store without conditional writes one that appears meanwhile is replaced), KeepError when
     the bytes are not kept, ChecksumMismatch when what is kept is damaged: then nothing was written. May run again.
     """
-    to = normal(to)
-    if not overwrite and store_for(to).exists(to):
+    place = as_written(to)
+    to = str(place)
+    if not overwrite and place.exists():
         raise _exists(to)
     origin = locate(root, checksum, size)
-    if is_local(to):
+    if place.local:
         with naming(to):
-            return _to_local(root, origin, checksum, size, local_path(to), overwrite, version)
-    with _opened(root, origin, checksum, size, version) as (name, source), store_for(to).open_write(to) as target:
+            return _to_local(root, origin, checksum, size, to, overwrite, version)
+    with _opened(root, origin, checksum, size, version) as (name, source), place.open_write() as target:
         _compare(name, copy_stream(source, target), (checksum, size))  # an error leaves nothing
     try:
-        with store_for(to).open_read(to) as written:
-            _compare(to, checksum_stream(written), (checksum, size))
+        _compare(to, checksum_at(to), (checksum, size))
     except ChecksumMismatch:
-        store_for(to).remove(to)
+        place.remove()
         raise
     return Restored(to, name, size, checksum)
 
@@ -62,9 +63,9 @@ def _to_local(
     name = origin
     try:
         try:
-            if not is_local(root):
+            if not (kept := Place(origin).local):
                 raise FileNotFoundError
-            found = copy_file(local_path(origin), aside, reread=True)
+            found = copy_file(kept, aside, reread=True)
         except FileNotFoundError:
             with _opened(root, origin, checksum, size, version) as (name, source), open(aside, "xb") as target:
                 found = copy_stream(source, target)
@@ -93,7 +94,7 @@ def _opened(
 ) -> Iterator[tuple[str, BinaryIO]]:
     """The kept bytes, wherever they are, and what to call that."""
     try:
-        source, name = store_for(root).open_read(origin), origin
+        source, name = Place(origin).open_read(), origin
     except FileNotFoundError:
         if version is None:
             raise _not_kept(root, checksum, size) from None

@@ -19,7 +19,7 @@ import msgspec
 from cmroot.errors import Filing
 from cmroot.lease import SKEW
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place
 
 PATIENCE = timedelta(seconds=60)
 """How long an expiry waits for who files, before it gives up for now; the lease is held meanwhile."""
@@ -35,7 +35,7 @@ REMOVING_FOR = timedelta(seconds=60)
 def store_lock(root: str, *, now: Callable[[], float] = time.time) -> Iterator[None]:
     """Several may file at once; waits for the batch of removals that is under way. On an object store `taking/<id>/`
     must be there before: expiry looks for it."""
-    if is_local(root):
+    if Place(root).local:
         with _locked(root, _WAITING, fcntl.LOCK_SH) as waiting:  # an expiry that sees it lets us go first
             lock = _open(root, _LOCK)
             try:
@@ -54,22 +54,22 @@ def store_lock(root: str, *, now: Callable[[], float] = time.time) -> Iterator[N
 def removing(root: str, *, now: Callable[[], float] = time.time, patience: timedelta = PATIENCE) -> Iterator[None]:
     """Under the lease, for one batch. Raises Filing when somebody files for longer than `patience`."""
     deadline = time.monotonic() + patience.total_seconds()
-    if is_local(root):
+    if Place(root).local:
         with _exclusive(root, deadline):
             yield
         return
-    store, marker = store_for(root), _marker(root)
+    marker = _marker(root)
     try:
         while True:
             until = now() + REMOVING_FOR.total_seconds()
-            store.write_bytes(marker, msgspec.json.encode(_Removing(1, until)))
-            if not store.list(join(root, "taking")):  # either they see our marker, or we see theirs
+            marker.write_bytes(msgspec.json.encode(_Removing(1, until)))
+            if not (Place(root) / "taking").list():  # either they see our marker, or we see theirs
                 break
-            store.remove(marker)
+            marker.remove()
             _wait(root, deadline, _STEP * 10)
         yield
     finally:
-        store.remove(marker)
+        marker.remove()
 
 
 class _Removing(msgspec.Struct, frozen=True):
@@ -77,14 +77,14 @@ class _Removing(msgspec.Struct, frozen=True):
     expires: float
 
 
-def _marker(root: str) -> str:
-    return join(root, "expiring", "removing")
+def _marker(root: str) -> Place:
+    return Place(root) / "expiring" / "removing"
 
 
 def _removed_from(root: str, moment: float) -> bool:
     """Whether a batch of removals is under way on an object store."""
     try:
-        found = msgspec.json.decode(store_for(root).read_bytes(_marker(root)), type=_Removing)
+        found = msgspec.json.decode(_marker(root).read_bytes(), type=_Removing)
     except FileNotFoundError:
         return False
     except msgspec.DecodeError:  # being replaced
@@ -136,6 +136,6 @@ def _locked(root: str, name: str, how: int) -> Iterator[int]:
 
 
 def _open(root: str, name: str) -> int:
-    path = join(local_path(root), name)
+    path = (Place(root) / name).local
     with naming(path):
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -36,7 +36,7 @@ from cmroot.log.segment import (
 )
 from cmroot.store.local import sync_directory
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, name_of, store_for
+from cmroot.store.place import Place, join
 
 __all__ = [
     "ADD",
@@ -94,16 +94,16 @@ def finished(root: str) -> tuple[list[Segment], list[tuple[Segment, Segment]]]:
 
 def _marked(root: str) -> Iterator[Segment]:
     """Every segment with a marker; without one it is unfinished, and swept by the next writer."""
-    log, store = join(root, "log"), store_for(root)
-    if is_local(root):
-        names = [name for name in store.list(log) if SEGMENT_NAME.fullmatch(name)]
-        names = [name for name in names if store.exists(join(log, name, MARKER))]
+    log = Place(root) / "log"
+    if log.local:
+        names = [name for name in log.list() if SEGMENT_NAME.fullmatch(name)]
+        names = [name for name in names if (log / name / MARKER).exists()]
     else:  # one listing of all instead of a request for each segment
-        below = (name.rpartition("/") for name in store.find(log))
+        below = (name.rpartition("/") for name in log.find())
         names = [above for above, _, name in below if name == MARKER]
     for name in names:
         if match := SEGMENT_NAME.fullmatch(name):
-            yield Segment(join(log, name), int(match[1]), int(match[2]))
+            yield Segment(str(log / name), int(match[1]), int(match[2]))
 
 
 def sweep_log(root: str, lease: Lease | None = None, *, clock: Callable[[], float] = time.time) -> list[str]:
@@ -112,8 +112,8 @@ def sweep_log(root: str, lease: Lease | None = None, *, clock: Callable[[], floa
 
     One without a marker whose positions lie before the log's end and in no other segment was finished once: it stays,
     and `segments` names the gap, until its marker is restored."""
-    log, store = join(root, "log"), store_for(root)
-    names = store.list(log)  # before it is known which are finished: what others finish later is not among them
+    log = Place(root) / "log"
+    names = log.list()  # before it is known which are finished: what others finish later is not among them
     found, covered = finished(root)
     staying = {segment.place for segment in found}
     for segment, by in covered:
@@ -121,12 +121,12 @@ def sweep_log(root: str, lease: Lease | None = None, *, clock: Callable[[], floa
             staying.add(segment.place)
         else:
             _ask(lease)
-            store.remove(join(segment.place, MARKER))  # first: from here on it is not a damaged segment but none
+            (Place(segment.place) / MARKER).remove()  # first: from here on it is not a damaged segment but none
     swept = []
     for name in names:
-        if join(log, name) not in staying and not _is_lost(name, found):
+        if str(log / name) not in staying and not _is_lost(name, found):
             _ask(lease)
-            store.remove_tree(join(log, name))
+            (log / name).remove_tree()
             swept.append(name)
     return swept
 
@@ -170,11 +170,11 @@ class SegmentWriter:
         self._first = first_position
         self._lease = lease
         # On object stores two writers may be at work for a while, of whom one has lost the lease: names of their own.
-        self._own = f"-{lease.epoch}" if lease is not None and not is_local(root) else ""
-        self._place = join(root, "log", f"{first_position:020d}-writing{self._own}")
-        store_for(root).remove_tree(self._place)
-        store_for(root).mkdirs(self._place)
-        self._writer = PartsWriter(self._place)
+        self._own = f"-{lease.epoch}" if lease is not None and not Place(root).local else ""
+        self._place = Place(root) / "log" / f"{first_position:020d}-writing{self._own}"
+        self._place.remove_tree()
+        self._place.mkdirs()
+        self._writer = PartsWriter(str(self._place))
         self._records: LinesWriter | None = None
         self._records_bytes = 0
         self._records_parts = 0
@@ -211,8 +211,8 @@ class SegmentWriter:
         if last_position < self._first:
             raise FormatError(f"{self._place}: ends at {last_position}, before it begins", hint="report this as a bug")
         self._close_parts()
-        if is_local(self._root):
-            store_for(self._root).sync(self._root)  # links in files/ that these records name
+        if self._place.local:
+            self._place.sync()  # links in files/ that these records name
         return self._finish(last_position, {"about": metadata}, lambda: None)
 
     def finish_merged(self, merged_at: int, before_publishing: Callable[[], None]) -> Segment:
@@ -231,7 +231,7 @@ class SegmentWriter:
         }
 
         def check() -> None:
-            PartsReader(self._place, MARKER, format=FORMAT, version=VERSION).verify()
+            PartsReader(str(self._place), MARKER, format=FORMAT, version=VERSION).verify()
             before_publishing()
 
         return self._finish(self._over[-1].last, metadata, check)
@@ -244,31 +244,30 @@ class SegmentWriter:
     def _finish(self, last: int, metadata: dict[str, Any], before_publishing: Callable[[], None]) -> Segment:
         self._writer.finish(MARKER, {"first": self._first, "last": last, **metadata}, format=FORMAT, version=VERSION)
         before_publishing()
-        final = join(self._root, "log", f"{self._first:020d}-{last:020d}")
+        final = self._place.parent / f"{self._first:020d}-{last:020d}"
         self._publish(final)
         self._done = True
-        return Segment(final, self._first, last)
+        return Segment(str(final), self._first, last)
 
-    def _publish(self, final: str) -> None:
+    def _publish(self, final: Place) -> None:
         """Locally one rename. On object stores part by part, the marker last, as nothing counts without it: under a
         lease by the one write that is refused once the lease was taken over."""
-        store = store_for(self._root)
         _ask(self._lease)
-        if is_local(self._root):
-            with naming(final):
-                os.rename(local_path(self._place), local_path(final))
-                sync_directory(os.path.dirname(local_path(final)))
+        if final.local:
+            with naming(final.local):
+                os.rename(self._place.local, final.local)
+                sync_directory(final.parent.local)
             return
         if self._lease is None:
-            store.remove_tree(final)  # part of an attempt that a crash ended here
+            final.remove_tree()  # part of an attempt that a crash ended here
         for part in self._writer.parts:
-            store.move(join(self._place, part.name), join(final, part.name))
+            (self._place / part.name).move(final / part.name)
         if self._lease is None:
-            store.move(join(self._place, MARKER), join(final, MARKER))
+            (self._place / MARKER).move(final / MARKER)
         else:
-            marker = store.read_bytes(join(self._place, MARKER))
-            self._lease.publish(f"log/{name_of(final)}/{MARKER}", marker)
-        store.remove_tree(self._place)
+            marker = (self._place / MARKER).read_bytes()
+            self._lease.publish(f"log/{final.name}/{MARKER}", marker)
+        self._place.remove_tree()
 
     def abort(self) -> None:
         """Leave nothing; safe to run twice, and after `finish` does nothing."""
@@ -277,7 +276,7 @@ class SegmentWriter:
         for part in (self._records, self._files):
             if part is not None:
                 part.abort()
-        store_for(self._root).remove_tree(self._place)
+        self._place.remove_tree()
         self._done = True
 
     def __enter__(self) -> Self:

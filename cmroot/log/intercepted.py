@@ -20,7 +20,7 @@ from cmroot.errors import UNREADABLE, FormatError
 from cmroot.log.captured import FILES
 from cmroot.log.parts import conform
 from cmroot.names import check_entries
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 
 _NAME = re.compile(r"(\d{20})-[0-9a-f]{32}\.parquet")
 JOURNAL = "journal.json"
@@ -36,7 +36,7 @@ class Intercepted:
     def rows(self) -> pa.Table:
         """The entries. FormatError when the file is damaged."""
         try:
-            with store_for(self.place).open_read(self.place) as file:
+            with Place(self.place).open_read() as file:
                 rows = conform(pq.read_table(file), FILES)
                 check_entries(rows, self.place, pending=True)
                 return rows
@@ -50,26 +50,22 @@ def write_intercepted(root: str, event: int, rows: pa.Table, unique: str | None 
     """Leave entries for the capture that reads an event; durable when it returns. The bytes must be kept by then.
 
     `unique`: 32 hex digits of the caller's; writing again with the same ones replaces what was written."""
-    place = join(root, "taken", f"{event:020d}-{unique or uuid.uuid4().hex}.parquet")
-    store_for(root).mkdirs(join(root, "taken"))
-    with store_for(root).open_write(place) as file:
+    place = Place(root) / "taken" / f"{event:020d}-{unique or uuid.uuid4().hex}.parquet"
+    with place.open_write() as file:
         pq.write_table(conform(rows, FILES), file, compression="zstd")
-    return Intercepted(event, place)
+    return Intercepted(event, str(place))
 
 
 def read_intercepted(root: str, until: int) -> list[Intercepted]:
     """Everything that was taken before events up to and with `until`, in their order."""
-    names = sorted(store_for(root).list(join(root, "taken")))
-    found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
-    return [Intercepted(event, join(root, "taken", name)) for event, name in found if event <= until]
+    directory = Place(root) / "taken"
+    found = [(int(match[1]), name) for name in directory.list() if (match := _NAME.fullmatch(name))]
+    return [Intercepted(event, str(directory / name)) for event, name in found if event <= until]
 
 
 def remove_intercepted(taken: Intercepted) -> None:
     """After the segment that records it was published. Safe to run twice."""
-    try:
-        store_for(taken.place).remove(taken.place)
-    except FileNotFoundError:
-        return
+    Place(taken.place).remove()
 
 
 class _Source(msgspec.Struct, frozen=True):
@@ -94,14 +90,14 @@ def under_way(root: str) -> set[tuple[str, str]]:
 
 
 def _journals(root: str) -> Iterator[_Journal]:
-    store, intercept = store_for(root), join(root, "taking")
-    for name in store.list(intercept):
+    intercept = Place(root) / "taking"
+    for name in intercept.list():
+        journal = intercept / name / JOURNAL
         try:
-            yield msgspec.json.decode(store.read_bytes(join(intercept, name, JOURNAL)), type=_Journal)
+            yield msgspec.json.decode(journal.read_bytes(), type=_Journal)
         except FileNotFoundError:
             continue  # decided this moment
         except UNREADABLE as error:
             raise FormatError(
-                f"{join(intercept, name, JOURNAL)}: {error}",
-                hint="start the gateway on this root once: it puts it right",
+                f"{journal}: {error}", hint="start the gateway on this root once: it puts it right"
             ) from error

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import FormatError
 from cmroot.log.parts import CHUNK, PARQUET, ROW_GROUP, Part, damaged, read_marker
 from cmroot.store.checksum import checksum_stream
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 LINE_BYTES = 256 << 20
 """The longest line. A record is about as long as its event's message, and Hive takes no call above 100 MB
@@ -91,7 +91,7 @@ class PartsReader:
 
     def _open(self, name: str) -> BinaryIO:
         try:
-            return store_for(self.place).open_read(self.path(name))
+            return Place(self.path(name)).open_read()
         except FileNotFoundError as error:
             raise damaged(self.path(name), "is missing, and the marker names it") from error
 

@@ -16,7 +16,7 @@ import xxhash
 from cmroot.errors import FormatError
 from cmroot.log.part_reading import LINE_BYTES, too_long
 from cmroot.log.parts import CHUNK, LINES, PARQUET, ROW_GROUP, Marker, Part, conform, encode_marker
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 
 
 class _HashingSink:
@@ -69,9 +69,7 @@ class _PartWriter(ABC):
         self._owner = owner
         self._name = name
         self._publishing = contextlib.ExitStack()
-        self._sink = _HashingSink(
-            self._publishing.enter_context(store_for(owner.place).open_write(join(owner.place, name)))
-        )
+        self._sink = _HashingSink(self._publishing.enter_context((Place(owner.place) / name).open_write()))
         self.rows = 0
         self.part: Part | None = None
 
@@ -212,8 +210,7 @@ class PartsWriter:
     def finish(self, marker_name: str, metadata: dict[str, Any], *, format: str = "parts", version: int = 1) -> Marker:
         """Write the marker, after everything it names is durable. This is the last write of the directory."""
         marker = Marker(format, version, sorted(self.parts, key=lambda part: part.name), metadata)
-        store = store_for(self.place)
         if self.parts:
-            store.sync(self.place)
-        store.write_bytes(join(self.place, marker_name), encode_marker(marker))
+            Place(self.place).sync()
+        (Place(self.place) / marker_name).write_bytes(encode_marker(marker))
         return marker

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.names import check_below, foreign, is_checksum
-from cmroot.store.place import store_for
+from cmroot.store.place import Place
 
 LINES = "lines"
 PARQUET = "parquet"
@@ -71,7 +71,7 @@ def encode_marker(marker: Marker) -> bytes:
 def read_marker(path: str, format: str, version: int) -> Marker:
     """The marker at a path. Raises FormatError when missing, damaged, or of another format or version."""
     try:
-        data = store_for(path).read_bytes(path)
+        data = Place(path).read_bytes()
     except FileNotFoundError as error:
         raise FormatError(
             f"{path}: missing, so nothing beside it counts", hint="it is unfinished: run again"

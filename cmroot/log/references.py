@@ -23,7 +23,7 @@ from cmroot.log.parts import conform
 from cmroot.log.segment import Segment
 from cmroot.names import check_entries
 from cmroot.store.entries import estimate, prefixes
-from cmroot.store.place import store_for
+from cmroot.store.place import Place
 
 KEY = "prefix"
 
@@ -150,7 +150,7 @@ def count_references(entries: pa.Table, *, pending: bool = False) -> pa.Table:
 def _entries(source: FileRows) -> Iterator[pa.Table]:
     columns = ["position", "op", "size", "checksum", "since"]
     try:
-        with store_for(source.place).open_read(source.place) as file, reading(source.place):
+        with Place(source.place).open_read() as file, reading(source.place):
             parquet = pq.ParquetFile(file)
             there = [
                 name for name in columns if name in parquet.schema_arrow.names
@@ -167,7 +167,7 @@ def _entries(source: FileRows) -> Iterator[pa.Table]:
 
 def _row_groups(place: str) -> int:
     try:
-        with store_for(place).open_read(place) as file, reading(place):
+        with Place(place).open_read() as file, reading(place):
             return int(pq.ParquetFile(file).metadata.num_row_groups)
     except FileNotFoundError as error:
         raise Superseded(f"{place}: gone while it was to be read", hint="run the same command again") from error

@@ -21,7 +21,7 @@ from cmroot.errors import FormatError, Superseded
 from cmroot.log.part_reading import PartsReader
 from cmroot.log.parts import LINES, PARQUET, Marker, Part, conform, damaged
 from cmroot.names import check_entries
-from cmroot.store.place import join, name_of, parent, store_for
+from cmroot.store.place import Place, join, name_of
 
 MARKER = "_segment.json"
 FORMAT = "cmroot-segment"
@@ -199,10 +199,10 @@ class Segment:
             raise
 
     def _retired(self) -> bool:
-        log, store = parent(self.place), store_for(self.place)
-        for name in store.list(log):
+        log = Place(self.place).parent
+        for name in log.list():
             match = SEGMENT_NAME.fullmatch(name)
             wider = match and int(match[1]) <= self.first and self.last <= int(match[2])
-            if wider and name != name_of(self.place) and store.exists(join(log, name, MARKER)):
+            if wider and name != name_of(self.place) and (log / name / MARKER).exists():
                 return True
         return False

@@ -16,6 +16,7 @@ import xxhash
 
 from cmroot.errors import NoSpace
 from cmroot.store.naming import raise_named
+from cmroot.store.place import Place, is_local, local_path
 
 ALGORITHM = "xxh3_128"
 
@@ -188,6 +189,14 @@ def _write(target: int, block: memoryview) -> None:
         if more == 0:
             raise NoSpace("a write took no bytes", hint="free space, then run the same command again")
         written += more
+
+
+def checksum_at(place: str) -> tuple[str, int]:
+    """Checksum and size of a file of any store. Raises FileNotFoundError when it is gone."""
+    if is_local(place):
+        return checksum_file(local_path(place))
+    with Place(place).open_read() as file:
+        return checksum_stream(file)
 
 
 def checksum_stream(source: BinaryIO) -> tuple[str, int]:

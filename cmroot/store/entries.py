@@ -16,7 +16,7 @@ import pyarrow as pa
 from cmroot.store.checksum import ALGORITHM
 from cmroot.store.listing import object_time_ns
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 
 PREFIXES = tuple(f"{number:02x}" for number in range(256))
@@ -54,9 +54,9 @@ def content_of(name: str) -> tuple[str, int] | None:
 def list_entries(root: str, prefix: str) -> Listed:
     """The entries below `files/<prefix>/`, in no order; empty when there is no such directory."""
     rows: dict[str, list[Any]] = {name: [] for name in ENTRIES.names}
-    place = join(root, "files", prefix)
+    place = Place(root) / "files" / prefix
     unknown = 0
-    found = _local(local_path(place)) if is_local(root) else _objects(place)
+    found = _local(place.local) if place.local else _objects(str(place))
     for name, size, changed_ns, links in found:
         content = content_of(name)
         if content is None or size is None or content[0][:2] != prefix:
@@ -69,20 +69,19 @@ def list_entries(root: str, prefix: str) -> Listed:
 
 def prefixes(root: str) -> tuple[str, ...]:
     """The directories in `files/` that are there, of the 256 there can be."""
-    return tuple(sorted(_PREFIX_SET.intersection(store_for(root).list(join(root, "files")))))
+    return tuple(sorted(_PREFIX_SET.intersection((Place(root) / "files").list())))
 
 
 def foreign_names(root: str) -> int:
     """How many names directly in `files/` are none of the 256 directories."""
-    names = store_for(root).list(join(root, "files"))
+    names = (Place(root) / "files").list()
     return sum(name not in _PREFIX_SET and not name.startswith(".") for name in names)
 
 
 def estimate(root: str) -> int:
     """About how many entries there are, from a sample of the directories."""
-    step = len(PREFIXES) // SAMPLE
-    store = store_for(root)
-    return sum(len(store.list(join(root, "files", prefix))) for prefix in PREFIXES[::step]) * step
+    step, files = len(PREFIXES) // SAMPLE, Place(root) / "files"
+    return sum(len((files / prefix).list()) for prefix in PREFIXES[::step]) * step
 
 
 _PREFIX_SET = frozenset(PREFIXES)

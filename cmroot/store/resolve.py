@@ -13,7 +13,7 @@ import stat
 from cmroot.errors import Protected
 from cmroot.store.local import status_of
 from cmroot.store.naming import raise_named
-from cmroot.store.place import is_local, local_path, normal, split_authority
+from cmroot.store.place import Place, is_local, local_path, normal, split_authority
 
 
 def resolved(place: str) -> str:
@@ -40,6 +40,13 @@ def resolved(place: str) -> str:
                 missing = os.path.join(name, missing) if missing else name
         except OSError as error:
             raise_named(error, path)
+
+
+def as_written(text: str) -> Place:
+    """The place that a person means, in its normal form: on a local filesystem `..` leads where the system would go.
+    UnknownPlace for a text that is no place."""
+    dotted = is_local(text) and "/../" in f"{text}/" and "\0" not in text
+    return Place(resolved(text) if dotted else normal(text))
 
 
 def folded(place: str) -> str:

@@ -318,7 +318,7 @@ with acquire(root, "pause", ttl=timedelta(seconds=1)) as lease:
         if when == "before":
             pause()
         else:  # after the last look, right before the request that decides
-            store, real = type(lease._store), type(lease._store).create_exclusive
+            store, real = type(lease._root.store), type(lease._root.store).create_exclusive
             store.create_exclusive = lambda *given: (pause(), real(*given))[1]
         try:
             writer.finish(3, time=1)
