@@ -107,8 +107,7 @@ def _direction(policy: Policy, source: MetastoreReader, target: MetastoreReader,
         backwards = False
     if not backwards:
         return _Direction(source, target, policy.cmroot, pairs, pairs, backwards)
-    turned = [Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs]
-    return _Direction(target, source, policy.target_cmroot, turned, pairs, backwards)
+    return _Direction(target, source, policy.target_cmroot, [pair.swapped for pair in pairs], pairs, backwards)
 
 
 class _Check:

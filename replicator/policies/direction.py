@@ -61,6 +61,11 @@ class Pair:
         return self.there_mark.role is Role.REPLICA and self.position is None
 
     @property
+    def swapped(self) -> Pair:
+        """The same in the other direction."""
+        return Pair(self.replica, self.name, self.known_as, self.there, self.here, self.matches)
+
+    @property
     def loading(self) -> str:
         """Id of a dump whose load into the replica has begun and not ended; nothing when there is none."""
         return self.there.parameters.get(LOADING, "") if self.there else ""
@@ -146,8 +151,7 @@ def find_direction(
         former = former_replicas(policy, target, remembered, pairs)
         renamed = tuple(pair for pair in former if pair.made_from == root.id)
         return Direction(policy, source, target, root, target_root, tuple(pairs), renamed=renamed)
-    turned = (Pair(each.replica, each.name, each.known_as, each.there, each.here, each.matches) for each in pairs)
-    return Direction(policy, target, source, target_root, root, tuple(turned), reverse=True)
+    return Direction(policy, target, source, target_root, root, tuple(pair.swapped for pair in pairs), reverse=True)
 
 
 def survey(

@@ -135,7 +135,7 @@ def lag(
     place = policy.cmroot
     if report.reverse:
         here, there, place = there, here, policy.target_cmroot
-        pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
+        pairs = [pair.swapped for pair in pairs]
     root, log = _log(place, report)
     known = here is None
     counted = _Counted(policy, [pair for pair in pairs if pair.here or known or (root and pair.made_from == root.id)])

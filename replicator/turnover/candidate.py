@@ -46,7 +46,7 @@ def look(sides: Sides, short_timeouts: tuple[Metastore, Metastore], memory: Memo
     root = open_existing(place or policy.target_cmroot)
     unread = ChangeRoot(policy.target_cmroot if reverse else policy.cmroot, Format("cmroot", 1, "", ""))
     if reverse:
-        pairs = [Pair(each.replica, each.name, each.known_as, each.there, each.here) for each in pairs]
+        pairs = [pair.swapped for pair in pairs]
     direction = Direction(policy, lost, survivor, unread, root, tuple(pairs), reverse)
     found = Seen(
         replace(direction, pairs=tuple(pair for pair in pairs if pair.there is not None)),

@@ -291,7 +291,7 @@ class _Failback:
 
     def _turned(self, direction: Direction) -> list[Pair]:
         """The pairs by the old side's names, as patterns are."""
-        return [Pair(pair.replica, pair.name, pair.known_as, pair.there, pair.here) for pair in direction.matching]
+        return [pair.swapped for pair in direction.matching]
 
     def _hold(self, direction: Direction, end: Point) -> str:
         """Nothing of the old side as it came back may be expired until somebody releases it. Safe to run twice."""
