@@ -4,28 +4,26 @@ and how long the source's event log still holds what is needed next. Reads only.
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from cmroot.log.captured import ADD, Segment, segments
+from cmroot.log.captured import Segment, segments
+from cmroot.names import LARGEST
 from cmroot.pins import find_slot
 from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.place import join, normal, store_for
-from replicator.captures.fold import read_records
 from replicator.captures.uncaptured import sight_at
-from replicator.core.model import NotificationEvent
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import Policy
 from replicator.core.report import Report
-from replicator.dumps.selection import Entering, Selection
+from replicator.dumps.selection import Selection
 from replicator.errors import Error, MetastoreUnreachable
 from replicator.events.reach import read_reach
+from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Pair, patterns_of, runs_in_reverse, survey
 from replicator.policies.memory import History, Memory, RememberedScope, Run
+from replicator.policies.unreplicated import TableChanges, Unreplicated
 from replicator.policies.verifying import reported
 from replicator.replay.places.replica import LAST_ID
 from replicator.text.quantity import duration_text
@@ -51,11 +49,10 @@ class TableLag:
         self.not_replicated += 1
         self.oldest = min(self.oldest, thing.since or now)
 
-    def add(self, *, time: float | None = None, size: int = 0) -> None:
-        if time is not None:
-            self.events += 1
-            self.oldest = min(self.oldest, time)
-        self.bytes += size
+    @classmethod
+    def of(cls, found: TableChanges) -> TableLag:
+        oldest = float("inf") if found.first is None else found.first
+        return cls(found.table, found.changes, bytes=found.bytes, oldest=oldest)
 
 
 @dataclass
@@ -138,18 +135,21 @@ def lag(
         pairs = [pair.swapped for pair in pairs]
     root, log = _log(place, report)
     known = here is None
-    counted = _Counted(policy, [pair for pair in pairs if pair.here or known or (root and pair.made_from == root.id)])
+    pairs = [pair for pair in pairs if pair.here or known or (root and pair.made_from == root.id)]
+    after = {pair.name: LARGEST if pair.position is None else pair.position for pair in pairs}
+    patterns = patterns_of(policy, pairs)
+    counted = Unreplicated(after, patterns, partitions=False)
     counted.captured(log)
     report.captured_event = int(log[-1].metadata["event"]) if log else None
     if here is not None:
         _read_source(report, counted, here, clock())
-    report.not_replicated = counted.lacking(log, clock())
-    _sum_up(report, counted, clock())
+    report.not_replicated = _lacking(pairs, patterns, log)
+    _sum_up(report, pairs, _waiting(counted, report.not_replicated, after, patterns, clock()))
     for each in report.databases:
         each.source_role, each.target_role = roles.get((each.replica if report.reverse else each.db), ("", ""))
     if report.unreachable:
         _last_known(report, last, source_away=here is None, target_away=there is None)
-    _find_blocks(report, policy, counted.pairs, root, memory, history)
+    _find_blocks(report, policy, pairs, root, memory, history)
     if report.max_lag_seconds is not None and report.seconds > report.max_lag_seconds:
         report.status = "late"
     if report.blocks:
@@ -215,77 +215,33 @@ def _last_known(report: Lag, last: Run | None, *, source_away: bool, target_away
             each.status = "unknown"
 
 
-class _Counted:
+def _lacking(pairs: Sequence[Pair], patterns: Patterns, log: list[Segment]) -> list[NotReplicated]:
+    """What the replicas say that they lack, and what the newest capture did not see."""
+    said = [from_property(pair.there.parameters.get(PROPERTY), pair.name) if pair.there else [] for pair in pairs]
+    selection = Selection(tuple(pair.name for pair in pairs), patterns)
+    unseen = [
+        each.reported()
+        for each in (sight_at(log, log[-1].last).unseen if log else ())
+        if selection.holds_partition((each.db, each.table), each.partition)
+    ]
+    return merged(*said, unseen)
+
+
+def _waiting(
+    counted: Unreplicated, lacking: Iterable[NotReplicated], names: Iterable[str], patterns: Patterns, now: float
+) -> list[TableLag]:
     """What waits, by table; a database's own changes count under its name alone."""
-
-    def __init__(self, policy: Policy, pairs: Iterable[Pair]) -> None:
-        self.pairs = list(pairs)
-        self._by_name = {pair.name: pair for pair in self.pairs}
-        self._patterns = patterns_of(policy, self.pairs)
-        self._chosen = Entering(Selection(tuple(self._by_name), self._patterns))
-        self.waiting: dict[tuple[str, str], TableLag] = {}
-
-    def _of(self, db: str | None, table: str | None) -> TableLag | None:
-        if db not in self._by_name or db is None or (table and not self._patterns.match(table)):
-            return None
-        return self.waiting.setdefault((db, table or ""), TableLag(f"{db}.{table}" if table else db))
-
-    def captured(self, log: list[Segment]) -> None:
-        after: dict[str, int] = {pair.name: pair.position for pair in self.pairs if pair.position is not None}
-        if not after:
-            return
-        for segment in log:
-            if segment.last <= min(after.values()):
-                continue
-            for record in read_records(segment, min(after.values())):
-                db, table = record.change.touched_db, record.change.touched
-                if db is None or db not in after or record.position <= after[db]:
-                    continue
-                if self._chosen.reported(record.change, record.position) is None:
-                    continue
-                found = self._of(db, table[1] if table else None)
-                if found is not None:
-                    found.add(time=record.time)
-            for batch in segment.file_batches(["position", "op", "db", "table", "partition", "size"]):
-                self._bytes(pa.Table.from_batches([batch]), after)
-
-    def _bytes(self, rows: pa.Table, after: dict[str, int]) -> None:
-        added, _ = self._chosen.reported_rows(rows.filter(pc.equal(rows["op"], ADD)))
-        for db, position in after.items():
-            theirs = added.filter(pc.and_(pc.equal(added["db"], db), pc.greater(added["position"], position)))
-            sums = theirs.group_by("table").aggregate([("size", "sum")]).to_pylist()
-            for each in sums:
-                found = self._of(db, each["table"])
-                if found is not None:
-                    found.add(size=each["size_sum"] or 0)
-
-    def lacking(self, log: list[Segment], now: float) -> list[NotReplicated]:
-        """What the replicas say that they lack, and what the newest capture did not see."""
-        said = [
-            from_property(pair.there.parameters.get(PROPERTY), pair.name) if pair.there else [] for pair in self.pairs
-        ]
-        selection = self._chosen.selection
-        unseen = [
-            each.reported()
-            for each in (sight_at(log, log[-1].last).unseen if log else ())
-            if selection.holds_partition((each.db, each.table), each.partition)
-        ]
-        found = merged(*said, unseen)
-        for each in found:
-            db, _, table = each.object.partition(".")
-            waiting = self._of(db, table or None) if each.unknown else None
-            if waiting is not None:
-                waiting.lack(each, now)
-        return found
-
-    def events(self, rows: Iterable[NotificationEvent]) -> None:
-        for row in rows:
-            found = self._of((row.db or "").lower(), (row.table or "").lower() or None)
-            if found is not None:
-                found.add(time=row.time)
+    found = {each.table: TableLag.of(each) for each in counted.tables()}
+    for each in lacking:
+        db, _, table = each.object.partition(".")
+        if each.unknown and db in names and (not table or patterns.match(table)):
+            found.setdefault(each.object, TableLag(each.object)).lack(each, now)
+    for one in found.values():
+        one.seconds = 0.0 if one.oldest == float("inf") else round(max(0.0, now - one.oldest), 3)
+    return list(found.values())
 
 
-def _read_source(report: Lag, counted: _Counted, source: MetastoreReader, now: float) -> None:
+def _read_source(report: Lag, counted: Unreplicated, source: MetastoreReader, now: float) -> None:
     """What is not captured yet, and how far the event log reaches."""
     reach = read_reach(source, report.captured_event)
     report.source_event = reach.newest
@@ -305,20 +261,18 @@ def _read_source(report: Lag, counted: _Counted, source: MetastoreReader, now: f
                     f"the source cleans event {reach.needed.id} in {duration_text(max(0.0, report.headroom_seconds))}, "
                     "and it is not captured yet"
                 )
-        counted.events(source.next_events(report.captured_event, READ))
+        counted.announced(source.next_events(report.captured_event, READ))
         if reach.newest - report.captured_event > READ:
             report.warnings.append(f"only the first {READ:,} events that wait were told apart by table")
 
 
-def _sum_up(report: Lag, counted: _Counted, now: float) -> None:
-    for each in counted.waiting.values():
-        each.seconds = 0.0 if each.oldest == float("inf") else round(max(0.0, now - each.oldest), 3)
-    for pair in counted.pairs:
+def _sum_up(report: Lag, pairs: Iterable[Pair], waiting: Sequence[TableLag]) -> None:
+    for pair in pairs:
         text = pair.there.parameters.get(LAST_ID, "") if pair.there else ""
         found = DatabaseLag(pair.name, pair.replica, "current", int(text) if text.isdigit() else None, pair.position)
         lacking = 0
-        for (db, _), each in counted.waiting.items():
-            if db == pair.name:
+        for each in waiting:
+            if each.table.partition(".")[0] == pair.name:
                 lacking += each.not_replicated
                 found.events += each.events
                 found.bytes += each.bytes
@@ -338,8 +292,8 @@ def _sum_up(report: Lag, counted: _Counted, now: float) -> None:
     report.status = "behind" if any(each.status == "behind" for each in report.databases) else "current"
     if not events:
         report.status = "none"
-    waiting = (each for each in counted.waiting.values() if each.events or each.bytes or each.not_replicated)
-    report.tables = sorted(waiting, key=lambda each: (-each.seconds, each.table))[:TABLES]
+    behind = (each for each in waiting if each.events or each.bytes or each.not_replicated)
+    report.tables = sorted(behind, key=lambda each: (-each.seconds, each.table))[:TABLES]
     for each in report.tables:
         each.oldest = 0.0 if each.oldest == float("inf") else each.oldest
 

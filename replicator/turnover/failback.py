@@ -29,6 +29,7 @@ from replicator.policies.direction import Direction, Pair, patterns_of
 from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.run import Remembering, run_once
 from replicator.policies.steps import SyncOptions
+from replicator.policies.unreplicated import Unreplicated
 from replicator.turnover.failover import LastFailover, last_failover
 from replicator.turnover.role_change import (
     Action,
@@ -46,7 +47,6 @@ from replicator.turnover.role_change import (
 )
 from replicator.turnover.switchover import switchover
 from replicator.turnover.switchover_steps import SwitchoverOptions
-from replicator.turnover.unreplicated import Unreplicated
 
 VERB = "failback"
 STEPS = ("fence", "own", "demote", "difference", "slots")

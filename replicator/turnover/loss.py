@@ -27,9 +27,9 @@ from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Pair, patterns_of
 from replicator.policies.dumps import PolicyDumps
 from replicator.policies.memory import Memory, iso
+from replicator.policies.unreplicated import Unreplicated
 from replicator.replay.places.replica import LAST_ID
 from replicator.turnover.uncaptured import uncaptured_files
-from replicator.turnover.unreplicated import Unreplicated
 
 T = TypeVar("T")
 

@@ -21,6 +21,7 @@ from replicator.policies.memory import RoleChange
 from replicator.policies.roles import read_role
 from replicator.policies.run import Remembering, SyncRun, run_once
 from replicator.policies.steps import SyncOptions, concerned
+from replicator.policies.unreplicated import Unreplicated
 from replicator.turnover.role_change import (
     Action,
     Details,
@@ -32,7 +33,6 @@ from replicator.turnover.role_change import (
     seconds_between,
     side,
 )
-from replicator.turnover.unreplicated import Unreplicated
 
 STEPS = ("fence", "drain", "verify", "promote", "demote", "late", "slots")
 SEEN = 10_000  # events that are looked at for one that concerns the policy

@@ -1,7 +1,7 @@
 """What one side has and the other was never given: changes after given positions of a captured log, and events that no
 capture has read yet, counted per table. Reads only.
 
-A failover's loss report, what a failback keeps, and what came too late in a switchover are all counted here.
+Lag, a failover's loss report, what a failback keeps, and what came too late in a switchover are all counted here.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ class TableChanges:
 
 class Unreplicated:
     """Counts changes by table. `after`: database -> the position that the other side has loaded; databases that are not
-    named are passed over. `known`: the databases as they were, so that a role or checkpoint alone is no change."""
+    named are passed over. `known`: the databases as they were, so that a role or checkpoint alone is no change.
+    partitions: whether they are counted."""
 
-    def __init__(self, after: Mapping[str, int], patterns: Patterns, known: Iterable[Database] = ()) -> None:
-        self._after, self._patterns = dict(after), patterns
+    def __init__(
+        self, after: Mapping[str, int], patterns: Patterns, known: Iterable[Database] = (), *, partitions: bool = True
+    ) -> None:
+        self._after, self._patterns, self._counts_partitions = dict(after), patterns, partitions
         self._known = {each.name: _plain(each) for each in known}
         self._tables: dict[str, TableChanges] = {}
         self._partitions: dict[str, set[str]] = {}
@@ -110,17 +113,19 @@ class Unreplicated:
     def _count(self, change: Change, time: int, *, captured: bool = True) -> None:
         if self._only_ours(change):
             return
-        table, db, named = change.touched, change.touched_db or "", change.partition_names
-        names = [name for name in named if table is None or self._wanted(*table, name)]
-        found = self._of(db, table[1] if table else None) if names or not named else None
+        table, db = change.touched, change.touched_db or ""
+        about = change.partition_names or change.written_partitions
+        wanted = {name for name in about if table is None or self._wanted(*table, name)}
+        found = self._of(db, table[1] if table else None) if wanted or not about else None
         if found is None:
             return
         found.changes += 1
         found.not_captured += not captured
         found.first = time if found.first is None else min(found.first, time)
         found.last = time if found.last is None else max(found.last, time)
-        for name in names:
-            self._partition(found, name)
+        for name in change.partition_names:
+            if name in wanted:
+                self._partition(found, name)
 
     def _wanted(self, db: str, table: str, partition: str) -> bool:
         """Whether the policy's filters let a partition be replicated at all."""
@@ -139,9 +144,11 @@ class Unreplicated:
             theirs = rows.filter(pc.and_(pc.equal(rows["db"], db), pc.greater(rows["position"], position)))
             if not theirs.num_rows:
                 continue
-            grouped = theirs.group_by(["op", "table", "partition"]).aggregate([("size", "sum"), ([], "count_all")])
+            keys = ["op", "table"] + ["partition"] * (self._counts_partitions or bool(self._patterns.partitions))
+            grouped = theirs.group_by(keys).aggregate([("size", "sum"), ([], "count_all")])
             for each in grouped.to_pylist():
-                if each["partition"] and not self._wanted(db, each["table"], each["partition"]):
+                partition = each.get("partition")
+                if partition and not self._wanted(db, each["table"], partition):
                     continue
                 found = self._of(db, each["table"])
                 if found is None:
@@ -153,12 +160,12 @@ class Unreplicated:
                     found.removed += each["count_all"]
                 else:
                     continue
-                if each["partition"]:
-                    self._partition(found, each["partition"])
+                if partition:
+                    self._partition(found, partition)
 
     def _partition(self, found: TableChanges, name: str) -> None:
         seen = self._partitions.setdefault(found.table, set())
-        if name in seen:
+        if name in seen or not self._counts_partitions:
             return
         if len(seen) < COUNTED:
             seen.add(name)
