@@ -26,14 +26,14 @@ from replicator.core.report import Report
 from replicator.dumps.reader import DumpReader
 from replicator.errors import BootstrapNeeded, FormatError, Refused
 from replicator.metastore.client import Metastore
-from replicator.policies.leaving import Leaving
 from replicator.policies.memory import iso
+from replicator.policies.out_of_scope import OutOfScope
 from replicator.policies.run import (
     Remembering,
     SyncRun,
     behind,
+    find_out_of_scope,
     leave,
-    leavings,
     look,
     recorded,
     refuse_role_change,
@@ -163,7 +163,7 @@ def make(
             chosen = {name: epoch for name, epoch in epochs.items() if name in batch.databases}
             slot = policy.slot if batch is work.batches[-1] else ""
             loads.append(_planned(steps, steps.dump(batch, chosen, slot=slot).dump, batch.why))
-        leaving = leavings(steps, work)
+        out_of_scope = find_out_of_scope(steps, work)
         cost = Cost()
         for each in loads:
             cost = cost.plus(each.cost)
@@ -178,8 +178,8 @@ def make(
             drop_left=options.drop_left,
             roles=_roles(steps),
             loads=loads,
-            left=[name for each in leaving for name in each.names],
-            drops=sorted({*_drops(leaving), *(name for each in loads for name in _dropped(each))}),
+            left=[name for each in out_of_scope for name in each.names],
+            drops=sorted({*_drops(out_of_scope), *(name for each in loads for name in _dropped(each))}),
             position=min([captured.position, *(each.to_position for each in loads)]),
             to_event=captured.through_event,
             cost=cost,
@@ -216,9 +216,9 @@ def apply(
         report.reverse = direction.reverse
         steps = Steps(direction, options, engines=engines, progress=progress, clock=clock)
         work = steps.decide(remembered)
-        leaving = leavings(steps, work)
+        out_of_scope = find_out_of_scope(steps, work)
         with report.timed("compare"):
-            waiting = _compare(plan, steps, leaving)
+            waiting = _compare(plan, steps, out_of_scope)
         lease.check()
         for each in waiting:
             report.kind = "bootstrap" if each.kind == "bootstrap" or report.kind == "bootstrap" else "incremental"
@@ -229,7 +229,7 @@ def apply(
         report.to_event, report.position = plan.to_event, plan.position
         report.not_replicated = merged(plan.not_replicated, report.not_replicated)
         steps.confirm(plan.position)
-        leave(steps, leaving, report)
+        leave(steps, out_of_scope, report)
         remember_scope(kept.memory, direction, work, remembered, report, clock)
         tidy(steps, kept, report, clock)
         report.lag_seconds = behind(direction.source, report.to_event, clock)
@@ -303,7 +303,7 @@ def _settled(bill: Price) -> Price:
     return replace(bill, files_from_source=0, files_from_cmroot=0, files_from_target=0)
 
 
-def _compare(plan: SyncPlan, steps: Steps, leaving: Sequence[Leaving]) -> list[PlannedLoad]:
+def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -> list[PlannedLoad]:
     """The loads that are still to be made. Raises Refused when the world has moved."""
     moved = []
     if plan.policy_digest != _digest(_keys(steps.policy)):
@@ -325,8 +325,8 @@ def _compare(plan: SyncPlan, steps: Steps, leaving: Sequence[Leaving]) -> list[P
         if any(pair.loading == each.id for pair in pairs):
             continue  # one that was killed in the middle of this load had compared
         moved += _moved(each, steps)
-    if plan.drop_left and not set(_drops(leaving)) <= set(plan.drops):
-        moved.append(f"what left the policy is now {', '.join(_drops(leaving)) or 'nothing'}")
+    if plan.drop_left and not set(_drops(out_of_scope)) <= set(plan.drops):
+        moved.append(f"what left the policy is now {', '.join(_drops(out_of_scope)) or 'nothing'}")
     if moved:
         raise Refused(
             f"the world has moved since the plan was made at {plan.made}: {'; '.join(moved[:5])}",
@@ -397,12 +397,12 @@ def _drop_tables(load: PlannedLoad) -> list[str]:
     return list(load.steps.get("drop_tables", []))
 
 
-def _drops(leaving: Sequence[Leaving]) -> list[str]:
-    tables = (f"{each.db}.{table.name}" for each in leaving for table in each.tables)
+def _drops(out_of_scope: Sequence[OutOfScope]) -> list[str]:
+    tables = (f"{each.db}.{table.name}" for each in out_of_scope for table in each.tables)
     partitions = (
-        f"{each.db}.{table}/{name}" for each in leaving for table, some in each.partitions.items() for name in some
+        f"{each.db}.{table}/{name}" for each in out_of_scope for table, some in each.partitions.items() for name in some
     )
-    return sorted([*tables, *partitions, *(each.db for each in leaving if each.whole)])
+    return sorted([*tables, *partitions, *(each.db for each in out_of_scope if each.whole)])
 
 
 def _keys(policy: Policy) -> dict[str, Any]:

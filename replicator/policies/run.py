@@ -28,8 +28,8 @@ from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.direction import Direction, find_direction
 from replicator.policies.dump_batches import DumpBatch, Work
-from replicator.policies.leaving import Leaving, drop, plan_database, plan_tables
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
+from replicator.policies.out_of_scope import OutOfScope, drop, plan_database, plan_tables
 from replicator.policies.steps import Steps, SyncOptions, scope_of
 from replicator.policies.verifying import Background, compare_some, reported
 from replicator.replay.apply.load import Loaded
@@ -186,7 +186,7 @@ def run_once(
         report.to_event, report.position = captured.through_event, min([captured.position, *ends])
         steps.advance(work, Point(captured.position, captured.through_event, 0))
         steps.confirm(report.position)
-        leave(steps, leavings(steps, work), report)
+        leave(steps, find_out_of_scope(steps, work), report)
         remember_scope(kept.memory, direction, work, remembered, report, clock)
         tidy(steps, kept, report, clock)
         report.lag_seconds = behind(direction.source, report.to_event, clock)
@@ -270,7 +270,7 @@ def _dump_and_load(steps: Steps, batch: DumpBatch, epochs: dict[str, int], repor
     return dumped
 
 
-def leavings(steps: Steps, work: Work) -> list[Leaving]:
+def find_out_of_scope(steps: Steps, work: Work) -> list[OutOfScope]:
     """What left the policy's scope, as it would be dropped; raises Refused for what roles protect."""
     direction = steps.direction
     gone = [*work.left, *work.lost, *direction.renamed]
@@ -284,24 +284,24 @@ def leavings(steps: Steps, work: Work) -> list[Leaving]:
     return [each for each in found if not each.empty]
 
 
-def leave(steps: Steps, leaving: Sequence[Leaving], report: SyncRun) -> None:
+def leave(steps: Steps, out_of_scope: Sequence[OutOfScope], report: SyncRun) -> None:
     """With consent, what left the policy goes; else it is told."""
-    if leaving and steps.options.drop_left:
+    if out_of_scope and steps.options.drop_left:
         with report.timed("leave"):
             report.files_removed += drop(
-                leaving,
+                out_of_scope,
                 steps.direction.target,
                 steps.direction.target_root,
                 engine=steps.engines,
                 jobs=steps.options.jobs,
             )
-        report.dropped = [name for each in leaving for name in each.names]
-        for each in leaving:
+        report.dropped = [name for each in out_of_scope for name in each.names]
+        for each in out_of_scope:
             if each.staying:
                 steps.warnings.append(f"{each.db} stays: it holds {', '.join(each.staying[:10])}, not made here")
         return
-    report.left = [name for each in leaving for name in each.names]
-    if leaving:
+    report.left = [name for each in out_of_scope for name in each.names]
+    if out_of_scope:
         steps.warnings.append(
             f"the policy does not name {', '.join(report.left)} any more: they stay on the target as they are, until "
             "a run with --drop-left"

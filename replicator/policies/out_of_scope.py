@@ -27,7 +27,7 @@ from replicator.text.quantity import count_text
 
 
 @dataclass(frozen=True)
-class Leaving:
+class OutOfScope:
     """What goes of one of the target's databases: `tables`, and with `whole` the database itself. `staying`: tables
     that keep the database there, as replication did not make them. `partitions`: by table, those outside its filter.
     `snapshots`: loads publish by snapshots there, so the data goes when the delay is over."""
@@ -54,7 +54,7 @@ class Leaving:
         ]
 
 
-def plan_database(target: MetastoreReader, db: str, root_id: str) -> Leaving:
+def plan_database(target: MetastoreReader, db: str, root_id: str) -> OutOfScope:
     """A database that left. `root_id`: of the source's `$cmroot` that its tables were made from. Raises Refused for one
     that is a primary or fenced."""
     there = read_target(target, [db])[db]
@@ -62,16 +62,16 @@ def plan_database(target: MetastoreReader, db: str, root_id: str) -> Leaving:
     ours = _ours(there, root_id)
     staying = sorted(set(there.tables) - {table.name for table in ours})
     whole = there.database is not None and not staying
-    return Leaving(db, ours, whole, staying, snapshots=_by_snapshots(there.database))
+    return OutOfScope(db, ours, whole, staying, snapshots=_by_snapshots(there.database))
 
 
-def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patterns, root_id: str) -> Leaving:
+def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patterns, root_id: str) -> OutOfScope:
     """What of a database that stays is outside the patterns: tables, and partitions of tables with a filter. known_as:
     its name at the source, which the filters say. A call for the names of all tables, one for each filtered table."""
     try:
         names = target.table_names(db)
     except ObjectNotFound:
-        return Leaving(db, [], False, [])
+        return OutOfScope(db, [], False, [])
     outside = [name for name in names if not patterns.match(name)]
     tables = _made_from(target.tables(db, outside), root_id)
     partitions: dict[str, list[str]] = {}
@@ -80,7 +80,7 @@ def plan_tables(target: MetastoreReader, db: str, known_as: str, patterns: Patte
         if wanted is not None and name not in outside and _made_from(target.tables(db, [name]), root_id):
             gone = [each for each in target.partition_names(db, name) if not matches_name(wanted, each)]
             partitions |= {name: gone} if gone else {}
-    return Leaving(db, tables, False, [], partitions, _by_snapshots(target.database(db)))
+    return OutOfScope(db, tables, False, [], partitions, _by_snapshots(target.database(db)))
 
 
 def _by_snapshots(database: Database | None) -> bool:
@@ -95,11 +95,13 @@ def _made_from(tables: Iterable[Table], root_id: str) -> list[Table]:
     return [table for table in tables if table_position(table) is not None and table.parameters.get(SOURCE) == root_id]
 
 
-def drop(leaving: Sequence[Leaving], target: Metastore, root: ChangeRoot, *, engine: AutoEngine, jobs: int) -> int:
+def drop(
+    out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot, *, engine: AutoEngine, jobs: int
+) -> int:
     """Carries it out; returns how many files were recycled. `root`: the target's. May run twice."""
     recycled = 0
     with acquire(root.place, "drop what left the policy") as lease:
-        for each in leaving:
+        for each in out_of_scope:
             work = Work(_plan(each), target, root.place, engine, jobs, lease.check)
             Preparation(work).prepare()
             Commit(work).drop_databases()
@@ -109,14 +111,14 @@ def drop(leaving: Sequence[Leaving], target: Metastore, root: ChangeRoot, *, eng
     return recycled
 
 
-def _plan(leaving: Leaving) -> Plan:
+def _plan(out_of_scope: OutOfScope) -> Plan:
     """A load's plan that only drops."""
     nowhere = Point(0, 0, 0)
     metadata = DumpMetadata(
-        id=f"leaving-{leaving.db}",
+        id=f"leaving-{out_of_scope.db}",
         kind=BOOTSTRAP,
         created="",
-        scope=Scope(databases=(leaving.db,)),
+        scope=Scope(databases=(out_of_scope.db,)),
         source="",
         root="",
         root_id="",
@@ -132,11 +134,11 @@ def _plan(leaving: Leaving) -> Plan:
     )
     return Plan(
         metadata=metadata,
-        placement=Placement({leaving.db: leaving.db}, {}, {}, None),
+        placement=Placement({out_of_scope.db: out_of_scope.db}, {}, {}, None),
         mark=Mark(0, 0, ""),
         after=0,
         squashed=squash((), (), bootstrap=False),
-        drops=list(leaving.tables),
-        drop_databases=[leaving.db] if leaving.whole else [],
-        snapshot=metadata.id if leaving.snapshots else None,
+        drops=list(out_of_scope.tables),
+        drop_databases=[out_of_scope.db] if out_of_scope.whole else [],
+        snapshot=metadata.id if out_of_scope.snapshots else None,
     )
