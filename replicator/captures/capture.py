@@ -223,9 +223,9 @@ class _Run:
         """What was taken before the event: unseen files among it belong to the record that touched their object."""
         table = change.touched
         for partition, rows in self._intercepts.of(event.id, *table) if table else ():
-            thing = self._manifest.object(*table, partition) if table else None
-            if thing is not None:
-                self._contents.attach(thing, rows)
+            obj = self._manifest.object(*table, partition) if table else None
+            if obj is not None:
+                self._contents.attach(obj, rows)
 
     def _watch(self, change: Change) -> None:
         """Marks tables that an event does not tell whole, and saves what the message knew of files that go unseen."""

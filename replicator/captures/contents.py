@@ -62,11 +62,11 @@ class Contents:
             if now is not None and now[:2] == (db, table) and (partitions is None or now[2] in partitions):
                 self._log.files(uncaptured_files(*key, self._named.pop(key)))
 
-    def attach(self, thing: DataObject, rows: pa.Table) -> None:
+    def attach(self, obj: DataObject, rows: pa.Table) -> None:
         """Files that a gateway took: unseen ones belong to the record that touched their object."""
-        fresh = not_known(rows, self._log.manifest.files(thing.table_id, thing.partition_id))
-        self._log.files(self._placed(fresh, [thing], [0] * fresh.num_rows))
-        self._named.pop((thing.db, thing.table, thing.partition), None)
+        fresh = not_known(rows, self._log.manifest.files(obj.table_id, obj.partition_id))
+        self._log.files(self._placed(fresh, [obj], [0] * fresh.num_rows))
+        self._named.pop((obj.db, obj.table, obj.partition), None)
 
     # ---- what directories hold --------------------------------------------------------------------------------------
 
@@ -91,33 +91,33 @@ class Contents:
                         postponed = True
                         self._list_batch = max(1, len(listed.objects))
                         self._log.manifest.unlist([(each.table_id, each.partition_id) for each in listed.postponed])
-        self._log.manifest.unlist([(thing.table_id, thing.partition_id) for thing, _ in missing])
+        self._log.manifest.unlist([(obj.table_id, obj.partition_id) for obj, _ in missing])
         self._named.clear()
         if missing:  # what a gateway has out of sight is not lost: its event will tell, or it comes back
             taken |= under_way(self._root)
-        return [(thing, why) for thing, why in missing if (thing.db, thing.table) not in taken]
+        return [(obj, why) for obj, why in missing if (obj.db, obj.table) not in taken]
 
     def found_missing(self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key] = ()) -> Sight:
         """Objects whose directories cannot be seen are told, and keep the files that the log knows; those that are
         declared `empty` have none any more. Raises UsageError for a declaration of what is not captured."""
         unseen, declared, gone = [], [], list[DataObject]()
         used: set[Key] = set()
-        for thing, why in missing:
-            named = [each for each in empty if each[:2] == (thing.db, thing.table) and each[2] in ("", thing.partition)]
-            count, size = self._log.manifest.weight(thing)
+        for obj, why in missing:
+            named = [each for each in empty if each[:2] == (obj.db, obj.table) and each[2] in ("", obj.partition)]
+            count, size = self._log.manifest.weight(obj)
             if named:
                 used.update(named)
-                gone.append(thing)
-                if not any(each[2] == "" and thing.partition for each in named):
-                    declared.append(Empty(thing.db, thing.table, thing.partition, thing.location))
-            elif count or not self._log.before.is_empty(thing):
-                unseen.append(Uncaptured(thing.db, thing.table, why, thing.partition, thing.location, size))
-                self._log.report.missing_directories.append(thing.label)
+                gone.append(obj)
+                if not any(each[2] == "" and obj.partition for each in named):
+                    declared.append(Empty(obj.db, obj.table, obj.partition, obj.location))
+            elif count or not self._log.before.is_empty(obj):
+                unseen.append(Uncaptured(obj.db, obj.table, why, obj.partition, obj.location, size))
+                self._log.report.missing_directories.append(obj.label)
         declared += [Empty(*each) for each in used if each[2] == "" and self._is_partitioned(each)]
         self._refuse_unknown(set(empty) - used)
         if gone:
             self._record_listing(nothing_left(gone, self._known_files(gone)))
-        still = self._still_empty([thing for thing, _ in missing])
+        still = self._still_empty([obj for obj, _ in missing])
         sight = Sight(gathered(unseen, self._log.before, self._log.now()), tuple(dict.fromkeys([*still, *declared])))
         self._log.report.not_replicated += [each.reported() for each in sight.unseen]
         return sight
@@ -131,8 +131,8 @@ class Contents:
         return [
             each
             for each in self._log.before.empty
-            if any((each.db, each.table) == (thing.db, thing.table) for thing in missing)
-            and (not each.partition or any(each.partition == thing.partition for thing in missing))
+            if any((each.db, each.table) == (obj.db, obj.table) for obj in missing)
+            and (not each.partition or any(each.partition == obj.partition for obj in missing))
         ]
 
     def _refuse_unknown(self, empty: Collection[Key]) -> None:
@@ -146,8 +146,8 @@ class Contents:
     def _list_tasks(self, missing: list[tuple[DataObject, str]]) -> Iterator[ListTask]:
         """What cannot be listed at all goes to `missing`."""
 
-        def failed(thing: DataObject, error: OSError) -> None:
-            missing.append((thing, f"its directory cannot be looked at: {error}"))
+        def failed(obj: DataObject, error: OSError) -> None:
+            missing.append((obj, f"its directory cannot be looked at: {error}"))
 
         for objects in self._log.manifest.unlisted(LIST_BATCH):
             self._log.manifest.mark_listed(objects)
@@ -158,7 +158,7 @@ class Contents:
                     yield ListTask(objects=some, known=self._known_files(some), keeper=keeper)
 
     def _known_files(self, objects: Sequence[DataObject]) -> list[dict[str, KnownFile]]:
-        return [self._log.manifest.files(thing.table_id, thing.partition_id) for thing in objects]
+        return [self._log.manifest.files(obj.table_id, obj.partition_id) for obj in objects]
 
     def remember_unnamed(self) -> None:
         """Tells the files that are left out for their names, those of captures before included."""
@@ -166,11 +166,11 @@ class Contents:
         self._log.report.not_replicated += remembered(self._log.manifest)
 
     def _record_listing(self, listed: Listed) -> None:
-        for index, thing in enumerate(listed.objects):
+        for index, obj in enumerate(listed.objects):
             names = listed.unnamed.get(index)
-            key = (thing.db, thing.table, thing.partition)
+            key = (obj.db, obj.table, obj.partition)
             if names or key in self._known_unnamed:
-                self._unnamed[key] = not_text(thing, names) if names else None
+                self._unnamed[key] = not_text(obj, names) if names else None
         self._log.manifest.set_directories(listed.objects, listed.directories)
         self._log.manifest.set_identities(listed.objects, listed.same)
         self._log.report.files += listed.files_hashed
@@ -186,18 +186,18 @@ class Contents:
         index = rows.schema.get_field_index("position")
         return rows.set_column(index, rows.schema.field(index), pa.array(positions, pa.int64()))
 
-    def _names_of(self, thing: DataObject) -> dict[str | None, int]:
+    def _names_of(self, obj: DataObject) -> dict[str | None, int]:
         """Files that an event of this run named, by path: they belong to that event, later ones to the last. Those it
         named at another location are not these."""
-        named = self._named.get((thing.db, thing.table, thing.partition), {})
+        named = self._named.get((obj.db, obj.table, obj.partition), {})
         parted = ((uri.rpartition("/"), position) for uri, position in named.items())
-        return {name: position for (above, _, name), position in parted if normal(above) == normal(thing.location)}
+        return {name: position for (above, _, name), position in parted if normal(above) == normal(obj.location)}
 
-    def _position_for(self, thing: DataObject) -> int:
+    def _position_for(self, obj: DataObject) -> int:
         """The record a file change belongs to: the last that touched the object in this run, else an observed one."""
-        if thing.touched > self._log.base:
-            return thing.touched
-        table = (thing.db, thing.table)
+        if obj.touched > self._log.base:
+            return obj.touched
+        table = (obj.db, obj.table)
         if table not in self._written:
-            self._written[table] = self._log.observe(ChangeFiles(db=thing.db, table=thing.table))
+            self._written[table] = self._log.observe(ChangeFiles(db=obj.db, table=obj.table))
         return self._written[table]

@@ -36,15 +36,15 @@ class Keepers:
     ) -> Iterable[tuple[Keeper, Sequence[DataObject]]]:
         """Objects by the keeper of their store; those whose directory cannot even be looked at have `failed`."""
         groups: dict[Keeper, list[DataObject]] = {}
-        for thing in objects:
+        for obj in objects:
             try:
-                keeper = self.of(thing.location)
+                keeper = self.of(obj.location)
             except (ConnectionError, TimeoutError):
                 raise
             except OSError as error:
-                failed(thing, error)
+                failed(obj, error)
                 continue
-            groups.setdefault(keeper, []).append(thing)
+            groups.setdefault(keeper, []).append(obj)
         return groups.items()
 
     def _store(self, location: str) -> object:

@@ -63,27 +63,27 @@ def list_objects(task: ListTask) -> Listed:
     directories = []
     unnamed: dict[int, list[str]] = {}
     done = 0
-    for index, (thing, known) in enumerate(zip(task.objects, task.known, strict=True)):
+    for index, (obj, known) in enumerate(zip(task.objects, task.known, strict=True)):
         if len(rows.owner) + len(rows.same) >= ROWS:
             break
         done += 1
         for last_try in (False,) * (STABLE_TRIES - 1) + (True,):
             try:
-                listing = list_tree(thing.location)
+                listing = list_tree(obj.location)
             except (ConnectionError, TimeoutError):
                 raise
             except (OSError, NotWritable) as error:  # of one place: the others go on
-                missing.append((thing, f"its directory cannot be listed: {error}"))
+                missing.append((obj, f"its directory cannot be listed: {error}"))
                 break
-            if listing is None and not known and not is_local(thing.location):
+            if listing is None and not known and not is_local(obj.location):
                 break  # a store without directories shows nothing where nothing was written yet
             if listing is None:
-                missing.append((thing, f"its directory {thing.location} is not there"))
+                missing.append((obj, f"its directory {obj.location} is not there"))
                 break
-            if thing.partition and listing.is_one_file:  # no server makes such a partition; one may become so
-                missing.append((thing, f"its location {thing.location} is one file, and no directory"))
+            if obj.partition and listing.is_one_file:  # no server makes such a partition; one may become so
+                missing.append((obj, f"its location {obj.location} is one file, and no directory"))
                 break
-            if _record(rows, index, thing, listing, known, task.keeper, tolerant=last_try):
+            if _record(rows, index, obj, listing, known, task.keeper, tolerant=last_try):
                 directories += [
                     (index, each.relative, each.mtime_ns, each.listed_ns, each.identity) for each in listing.directories
                 ]
@@ -130,7 +130,7 @@ def uncaptured_files(db: str, table: str, partition: str, named: Mapping[str, in
 def _record(
     rows: _Rows,
     index: int,
-    thing: DataObject,
+    obj: DataObject,
     listing: Listing,
     known: Mapping[str, KnownFile],
     keeper: Keeper,
@@ -145,8 +145,8 @@ def _record(
         before = remaining.pop(file.path_relative, None)
         if before is None or not _same(before, file, keeper):
             changed.append((file.path_relative, before))
-    places = (join(thing.location, path) for path, _ in changed)
-    for (path, before), kept in zip(changed, _each_kept(keeper, places, thing.location), strict=True):
+    places = (join(obj.location, path) for path, _ in changed)
+    for (path, before), kept in zip(changed, _each_kept(keeper, places, obj.location), strict=True):
         if kept is None and not tolerant:
             rows.cut(*start)
             return False
@@ -233,10 +233,10 @@ class _Rows:
 
     def table(self, objects: Sequence[DataObject]) -> pa.Table:
         names = {
-            "db": [thing.db for thing in objects],
-            "table": [thing.table for thing in objects],
-            "partition": [thing.partition for thing in objects],
-            "location": [thing.location for thing in objects],
+            "db": [obj.db for obj in objects],
+            "table": [obj.table for obj in objects],
+            "partition": [obj.partition for obj in objects],
+            "location": [obj.location for obj in objects],
         }
         columns: dict[str, list[object]] = {"position": [0] * len(self.owner)}
         for name, values in names.items():

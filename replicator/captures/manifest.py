@@ -266,11 +266,11 @@ class Manifest:
         )
         return {row[0]: KnownFile(*row) for row in rows}
 
-    def weight(self, thing: DataObject) -> tuple[int, int]:
+    def weight(self, obj: DataObject) -> tuple[int, int]:
         """How many files one object has, and their bytes."""
         row = self._db.execute(
             "SELECT count(*), coalesce(sum(size), 0) FROM files WHERE table_id = ? AND partition_id = ?",
-            (thing.table_id, thing.partition_id),
+            (obj.table_id, obj.partition_id),
         ).fetchone()
         return int(row[0]), int(row[1])
 

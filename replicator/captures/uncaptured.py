@@ -79,12 +79,12 @@ class Sight(Value, frozen=True, omit_defaults=True):
             (each.key, each.location) for each in other.unseen
         } or set(self.empty) != set(other.empty)
 
-    def is_empty(self, thing: DataObject) -> bool:
-        """Whether it was declared so. `thing`: one of which the log has no file."""
+    def is_empty(self, obj: DataObject) -> bool:
+        """Whether it was declared so. `obj`: one of which the log has no file."""
         return any(
-            (each.db, each.table) == (thing.db, thing.table)
-            and (not each.partition or each.partition == thing.partition)
-            and (not each.location or each.location == thing.location)
+            (each.db, each.table) == (obj.db, obj.table)
+            and (not each.partition or each.partition == obj.partition)
+            and (not each.location or each.location == obj.location)
             for each in self.empty
         )
 

@@ -14,11 +14,11 @@ _KEY = "unnamed"
 _SHOWN = 5  # names of one object that are told; more are counted
 
 
-def not_text(thing: DataObject, names: Sequence[str]) -> NotReplicated:
+def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
     """An object with files that have no name that could be told."""
     some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     files = "a file whose name is" if len(names) == 1 else f"{len(names)} files whose names are"
-    return NotReplicated(f"{thing.db}.{thing.table}", f"it has {files} not UTF-8: {some}", thing.partition)
+    return NotReplicated(f"{obj.db}.{obj.table}", f"it has {files} not UTF-8: {some}", obj.partition)
 
 
 def remembered(manifest: Manifest) -> list[NotReplicated]:
@@ -36,13 +36,13 @@ def remember(manifest: Manifest, listed: Mapping[tuple[str, str, str], NotReplic
         manifest.remember(_KEY, msgspec.json.encode(now).decode())
 
 
-def _is_there(manifest: Manifest, thing: NotReplicated) -> bool:
-    db, table = _names(thing)
-    if thing.partition:
-        return bool(manifest.partitions_by_name(db, table, [thing.partition]))
+def _is_there(manifest: Manifest, obj: NotReplicated) -> bool:
+    db, table = _names(obj)
+    if obj.partition:
+        return bool(manifest.partitions_by_name(db, table, [obj.partition]))
     return manifest.table(db, table) is not None
 
 
-def _names(thing: NotReplicated) -> tuple[str, str]:
-    db, _, table = thing.object.partition(".")
+def _names(obj: NotReplicated) -> tuple[str, str]:
+    db, _, table = obj.object.partition(".")
     return db, table

@@ -64,11 +64,11 @@ def _lines(shown: Shown) -> Iterator[str]:
     yield from aligned(_header(shown.header))
     yield ""
     for record in shown.records():
-        thing, detail = describe_change(record.change)
+        obj, detail = describe_change(record.change)
         kind = record.change.__struct_config__.tag
         seen = "observed" if record.observed else ""
         place = f"{record.position:>8}  {record.event:>8}  {time_text(record.time)}  {seen:<8}"
-        yield f"{place}  {kind:<15}  {thing}  {detail}".rstrip()
+        yield f"{place}  {kind:<15}  {obj}  {detail}".rstrip()
     if shown.files:
         yield ""
         for entry in shown.entries():

@@ -162,15 +162,15 @@ class MetadataComparison:
         found = {each.name: each for each in self._target.functions(sides.target.name)}
         for name in sorted(wanted.keys() | found.keys()):
             self._count()
-            thing = f"{sides.source.name}.{name}"
+            obj = f"{sides.source.name}.{name}"
             if name not in found:
-                self._differs(thing, "function missing", wanted[name].class_name, None)
+                self._differs(obj, "function missing", wanted[name].class_name, None)
             elif name not in wanted:
-                self._differs(thing, "function extra", None, found[name].class_name)
+                self._differs(obj, "function extra", None, found[name].class_name)
             else:
                 homes = Homes(None, sides.source.location, sides.target.location)
-                self._compare(thing, _plain(wanted[name]), _plain(found[name]), homes)
-                self._look_for(thing, named_paths(here[name], wanted[name]))
+                self._compare(obj, _plain(wanted[name]), _plain(found[name]), homes)
+                self._look_for(obj, named_paths(here[name], wanted[name]))
 
     def _table(self, sides: Sides, source: Table, target: Table) -> Iterator[FilePair]:
         """Compares one table; yields its files' places, or its partitions'."""
@@ -325,31 +325,31 @@ class MetadataComparison:
         self.differences.add(difference(name, kind, source, target))
 
 
-def _plain(thing: V) -> V:
+def _plain(obj: V) -> V:
     """Without what cannot be the same on both sides: the servers' own times, and marks of replication."""
-    if isinstance(thing, Table | Partition):
-        thing = comparable(thing)  # type: ignore[assignment]
-        parameters = own_parameters(thing.parameters)
+    if isinstance(obj, Table | Partition):
+        obj = comparable(obj)  # type: ignore[assignment]
+        parameters = own_parameters(obj.parameters)
         parameters.pop(NO_STATISTICS, None)
-        return msgspec.structs.replace(thing, create_time=0, parameters=parameters)
-    if isinstance(thing, Database):
-        return msgspec.structs.replace(thing, parameters=own_parameters(thing.parameters), extra={})
-    return msgspec.structs.replace(thing, create_time=0, extra={})
+        return msgspec.structs.replace(obj, create_time=0, parameters=parameters)
+    if isinstance(obj, Database):
+        return msgspec.structs.replace(obj, parameters=own_parameters(obj.parameters), extra={})
+    return msgspec.structs.replace(obj, create_time=0, extra={})
 
 
-def _at(thing: V, location: str | None, *, anywhere: bool = False) -> V:
+def _at(obj: V, location: str | None, *, anywhere: bool = False) -> V:
     """A table or partition with its location as the target spells it, where it is that place (or `anywhere`)."""
-    assert isinstance(thing, Table | Partition)
-    storage = thing.storage
+    assert isinstance(obj, Table | Partition)
+    storage = obj.storage
     if storage is None or not storage.location or not location or storage.location == location:
-        return thing
+        return obj
     if not anywhere and normal(storage.location) != normal(location):
-        return thing
-    return msgspec.structs.replace(thing, storage=msgspec.structs.replace(storage, location=location))
+        return obj
+    return msgspec.structs.replace(obj, storage=msgspec.structs.replace(storage, location=location))
 
 
-def _has_statistics(thing: Table | Partition) -> bool:
-    return has_column_statistics(thing.parameters)
+def _has_statistics(obj: Table | Partition) -> bool:
+    return has_column_statistics(obj.parameters)
 
 
 def _size(parameters: Mapping[str, str]) -> int:

@@ -155,11 +155,11 @@ def _columns(kind: str, wanted: Sequence[Column], found: Sequence[Column]) -> It
             yield f"{kind} comment", column.name, column.comment, other.comment
 
 
-def _texts(thing: Value) -> Iterator[tuple[str, str, str]]:
+def _texts(obj: Value) -> Iterator[tuple[str, str, str]]:
     """(kind, key, value) of everything in an object that can hold a path."""
-    owner = type(thing).__name__
-    for attribute in thing.__struct_fields__:
-        value = getattr(thing, attribute)
+    owner = type(obj).__name__
+    for attribute in obj.__struct_fields__:
+        value = getattr(obj, attribute)
         kind = _kind(owner, attribute)
         if isinstance(value, Storage | Serde):
             yield from _texts(value)

@@ -336,14 +336,14 @@ class _Dump:
 
     def _uncaptured(self) -> Iterator[Uncaptured]:
         """Objects in scope that the capture at the end could not see."""
-        for thing in sight_at(segments(self._root.place), self._end.position).unseen:
-            if self._selection.holds_partition((thing.db, thing.table), thing.partition):
-                yield thing
+        for obj in sight_at(segments(self._root.place), self._end.position).unseen:
+            if self._selection.holds_partition((obj.db, obj.table), obj.partition):
+                yield obj
 
     def _empty(self) -> Iterator[str]:
-        for thing in sight_at(segments(self._root.place), self._end.position).empty:
-            if self._selection.holds_partition((thing.db, thing.table), thing.partition):
-                yield f"{thing.db}.{thing.table}" + (f"/{thing.partition}" if thing.partition else "")
+        for obj in sight_at(segments(self._root.place), self._end.position).empty:
+            if self._selection.holds_partition((obj.db, obj.table), obj.partition):
+                yield f"{obj.db}.{obj.table}" + (f"/{obj.partition}" if obj.partition else "")
 
     def _held(self) -> int | None:
         """For the loader, to tell how much of a replica an increment takes away."""
@@ -365,7 +365,7 @@ class _Dump:
         locations = {}
         unseen = list(self._uncaptured())
         formats = left_out(self._manifest, self._root.place, self._selection.databases, self._selection.holds)
-        reported = (thing.reported() for thing in unseen)
+        reported = (obj.reported() for obj in unseen)
         lacking = merged(self._unnamed(), reported, gaps(formats) if choice == SUPPORTED else ())
         for db in self._selection.databases:
             database = self._manifest.database(db)
@@ -388,7 +388,7 @@ class _Dump:
             bytes=writer.bytes,
             observed=writer.observed,
             buckets=writer.buckets,
-            missing_directories=tuple(thing.label for thing in unseen),
+            missing_directories=tuple(obj.label for obj in unseen),
             unknown_events=tuple(self.unknown),
             slot=slot or None,
             epochs=dict(epochs),

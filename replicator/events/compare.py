@@ -100,15 +100,15 @@ def has_column_statistics(parameters: Mapping[str, str]) -> bool:
     return '"COLUMN_STATS"' in parameters.get("COLUMN_STATS_ACCURATE", "")
 
 
-def comparable(thing: Table | Partition) -> Table | Partition:
+def comparable(obj: Table | Partition) -> Table | Partition:
     """Without what reading alone changes, and what an event's copy of an object does not carry."""
-    if isinstance(thing, Table):
+    if isinstance(obj, Table):
         return msgspec.structs.replace(
-            thing,
+            obj,
             last_access_time=0,
             privileges=None,
             extra={},
             temporary=False,
-            rewrite_enabled=bool(thing.rewrite_enabled),
+            rewrite_enabled=bool(obj.rewrite_enabled),
         )
-    return msgspec.structs.replace(thing, last_access_time=0, extra={})
+    return msgspec.structs.replace(obj, last_access_time=0, extra={})

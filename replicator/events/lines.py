@@ -51,14 +51,14 @@ def _check_change(change: Change, place: str) -> None:
     if not change.tables and change.touched_db is not None:
         check_name(place, "database", change.touched_db)
     check_below(place, "partition", change.written_partitions)
-    for thing in change.objects:
-        _check_fields(thing, place)
+    for obj in change.objects:
+        _check_fields(obj, place)
 
 
-def _check_fields(thing: Database | Table | Partition | Function, place: str) -> None:
+def _check_fields(obj: Database | Table | Partition | Function, place: str) -> None:
     """What a value keeps of fields without a home must not be a second name, or a second location."""
-    storage = thing.storage if isinstance(thing, Table | Partition) else None
-    for value in (thing, storage, storage.serde if storage else None):
+    storage = obj.storage if isinstance(obj, Table | Partition) else None
+    for value in (obj, storage, storage.serde if storage else None):
         if value is not None and value.extra and not HOMES[type(value)].isdisjoint(value.extra):
             raise foreign(place, "the fields", sorted(value.extra), "have a home of their own")
 

@@ -45,9 +45,9 @@ class TableLag:
     oldest: float = field(default=float("inf"), repr=False)
     not_replicated: int = 0
 
-    def lack(self, thing: NotReplicated, now: float) -> None:
+    def lack(self, obj: NotReplicated, now: float) -> None:
         self.not_replicated += 1
-        self.oldest = min(self.oldest, thing.since or now)
+        self.oldest = min(self.oldest, obj.since or now)
 
     @classmethod
     def of(cls, found: TableChanges) -> TableLag:

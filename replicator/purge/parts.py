@@ -36,16 +36,16 @@ class Part:
     """thing: as the metastore told it, to compare with later."""
 
     name: str
-    thing: Table | Partition
+    obj: Table | Partition
 
     @property
     def storage(self) -> Storage:
-        assert self.thing.storage is not None
-        return self.thing.storage
+        assert self.obj.storage is not None
+        return self.obj.storage
 
     @property
     def location(self) -> str:
-        return self.thing.location or ""
+        return self.obj.location or ""
 
 
 class Look(msgspec.Struct, frozen=True):

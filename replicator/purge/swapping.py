@@ -35,20 +35,18 @@ def purged(part: Part, new: str, figures: Figures, now: float) -> Table | Partit
     may be one that was erased."""
     parameters = {
         key: value
-        for key, value in part.thing.parameters.items()
+        for key, value in part.obj.parameters.items()
         if key not in _STALE and not key.startswith(STATISTICS_OF_SPARK)
     }
     parameters |= {"numFiles": str(figures.files), "totalSize": str(figures.bytes)}
     parameters["transient_lastDdlTime"] = str(int(now))
     if figures.rows >= 0:
         parameters["numRows"] = str(figures.rows)
-    if any(key.startswith(STATISTICS_OF_SPARK) for key in part.thing.parameters):
+    if any(key.startswith(STATISTICS_OF_SPARK) for key in part.obj.parameters):
         parameters[STATISTICS_OF_SPARK + "totalSize"] = str(figures.bytes)
         if figures.rows >= 0:
             parameters[STATISTICS_OF_SPARK + "numRows"] = str(figures.rows)
-    return msgspec.structs.replace(
-        part.thing, storage=relocated(part.storage, part.location, new), parameters=parameters
-    )
+    return msgspec.structs.replace(part.obj, storage=relocated(part.storage, part.location, new), parameters=parameters)
 
 
 def relocated(storage: Storage, old: str, new: str) -> Storage:
@@ -74,9 +72,9 @@ def _moved(place: str, old: str, new: str) -> str:
 def set_parts(metastore: Metastore, table: Table, things: Sequence[Table | Partition]) -> None:
     """One call. Raises what the metastore raises; CommitOutcomeUnknown when nobody knows."""
     if not table.is_partitioned:
-        (thing,) = things
-        assert isinstance(thing, Table)
-        metastore.alter_table(table.db, table.name, thing)
+        (obj,) = things
+        assert isinstance(obj, Table)
+        metastore.alter_table(table.db, table.name, obj)
         return
     metastore.alter_partitions(table.db, table.name, [each for each in things if isinstance(each, Partition)])
 
@@ -118,10 +116,10 @@ def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[Part, Table
         if not going:
             return Flipped([], changed)
         try:
-            set_parts(metastore, table, [thing for _, thing in going.values()])
+            set_parts(metastore, table, [obj for _, obj in going.values()])
         except CommitOutcomeUnknown:
             there = locations_now(metastore, table, list(going))
-            lost = [name for name, (_, thing) in going.items() if there.get(name) != thing.location]
+            lost = [name for name, (_, obj) in going.items() if there.get(name) != obj.location]
             changed |= dict.fromkeys(lost, "the metastore went away during the swap, and it did not happen")
             going = {name: pair for name, pair in going.items() if name not in changed}
         except MetastoreError as error:
@@ -138,7 +136,7 @@ def same(now: Part, before: Part) -> bool:
 
 
 def _steady(part: Part) -> Table | Partition:
-    return msgspec.structs.replace(part.thing, last_access_time=0)
+    return msgspec.structs.replace(part.obj, last_access_time=0)
 
 
 def drop_column_statistics(metastore: Metastore, table: Table, names: Iterable[str]) -> None:

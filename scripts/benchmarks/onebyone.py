@@ -127,6 +127,6 @@ class OneByOne:
         return msgspec.structs.replace(partition, storage=_at(partition, self._home / table / (lies or name)))
 
 
-def _at(thing: Table | Partition, place: Path) -> Any:
-    assert thing.storage
-    return msgspec.structs.replace(thing.storage, location=f"file:{place}")
+def _at(obj: Table | Partition, place: Path) -> Any:
+    assert obj.storage
+    return msgspec.structs.replace(obj.storage, location=f"file:{place}")

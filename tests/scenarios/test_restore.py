@@ -100,7 +100,7 @@ def test_what_comes_back_is_a_plain_database(calm: Then, into: str) -> None:
     assert restore(calm.story, calm.event, "--into", into).code == 0
     metastore = calm.source.metastore
     marked = [metastore.database(into), *metastore.tables(into, metastore.table_names(into))]
-    assert not [key for thing in marked for key in thing.parameters if key.startswith(("repl", "replicator"))]
+    assert not [key for obj in marked for key in obj.parameters if key.startswith(("repl", "replicator"))]
     assert not list((calm.story.cmroot / "dumps").iterdir())  # what it needed is let go of
     plain = command("status", "--target", calm.story.source_uri, "--db", into)
     assert plain.said["status"] == "no replica"

@@ -120,15 +120,15 @@ class PlainDatabase:
                     found[f"{name}/{partition_name(table.partition_keys, partition.values)}"] = self._about(partition)
         return found
 
-    def _about(self, thing: Table | Partition) -> dict[str, Any]:
-        assert thing.storage and thing.location
-        place = Path(thing.location.removeprefix("file:"))
-        owned = {key: value for key, value in thing.parameters.items() if not key.startswith((*OURS, SERVERS_OWN))}
-        partitioned = isinstance(thing, Table) and thing.partition_keys
+    def _about(self, obj: Table | Partition) -> dict[str, Any]:
+        assert obj.storage and obj.location
+        place = Path(obj.location.removeprefix("file:"))
+        owned = {key: value for key, value in obj.parameters.items() if not key.startswith((*OURS, SERVERS_OWN))}
+        partitioned = isinstance(obj, Table) and obj.partition_keys
         return {
-            "columns": thing.storage.columns,
+            "columns": obj.storage.columns,
             "parameters": owned,
-            "serde": thing.storage.serde,
+            "serde": obj.storage.serde,
             "place": str(place.relative_to(self.home)) if place.is_relative_to(self.home) else str(place),
             "files": {}
             if partitioned

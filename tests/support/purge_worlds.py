@@ -226,7 +226,7 @@ class World:
             storage = metastore.table(*shape.split(".")).storage
             assert storage is not None
             storage = msgspec.structs.replace(storage, location=part.location)
-            metastore.alter_partitions(self.db, name, [msgspec.structs.replace(part.thing, storage=storage)])
+            metastore.alter_partitions(self.db, name, [msgspec.structs.replace(part.obj, storage=storage)])
             made.formats[part.name] = other
             self.done.append(f"{name}/{part.name} is {other}")
 

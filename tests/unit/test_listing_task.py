@@ -34,5 +34,5 @@ def test_a_partition_on_one_file_is_named_and_a_table_on_one_is_listed(tmp_path:
     of_table, of_partition = (DataObject(1, n, "db", "t", "p=1" if n else "", str(tmp_path / "one"), 1) for n in (0, 1))
     listed = list_objects(ListTask([of_table, of_partition], [{}] * 2, NoKeeper()))
     assert listed.rows["path"].to_pylist() == [""]
-    assert [thing for thing, _ in listed.missing] == [of_partition]
+    assert [obj for obj, _ in listed.missing] == [of_partition]
     assert "is one file, and no directory" in listed.missing[0][1]

@@ -268,8 +268,8 @@ class AsReader:
         return self._warehouse.tables_named(names)
 
 
-def at(thing: Any, location: str) -> Any:
-    return msgspec.structs.replace(thing, storage=msgspec.structs.replace(thing.storage, location=location))
+def at(obj: Any, location: str) -> Any:
+    return msgspec.structs.replace(obj, storage=msgspec.structs.replace(obj.storage, location=location))
 
 
 # ---- histories ----------------------------------------------------------------------------------------------------
@@ -490,14 +490,14 @@ class History:
         return table
 
     def write(self, name: str, value: str, file: str) -> None:
-        thing = self._object(name, value)
-        if thing is not None:
-            self.source.files[f"{thing.location}/{file}"] = f"text {next(self._numbers)}"
+        obj = self._object(name, value)
+        if obj is not None:
+            self.source.files[f"{obj.location}/{file}"] = f"text {next(self._numbers)}"
 
     def remove(self, name: str, value: str, file: str) -> None:
-        thing = self._object(name, value)
-        if thing is not None:
-            self.source.files.pop(f"{thing.location}/{file}", None)
+        obj = self._object(name, value)
+        if obj is not None:
+            self.source.files.pop(f"{obj.location}/{file}", None)
 
     def sweep(self, place: str) -> None:
         """An owner removes what dropped objects left, which no capture sees."""
@@ -518,16 +518,16 @@ class History:
             for key in list(self.source.parts[name]) if table.is_partitioned else [""]:
                 found = self.manifest._fold._object_ids(DB, name, key)
                 assert found
-                thing = self.source.parts[name][key] if key else table
+                obj = self.source.parts[name][key] if key else table
                 known = {path: file.checksum for path, file in self.manifest.files(*found[:2]).items()}
-                if known != self.source.below(thing.location or ""):
+                if known != self.source.below(obj.location or ""):
                     self.manifest.unlist([found[:2]])
 
     def analyze(self, name: str, value: str) -> None:
-        thing = self._object(name, value)
-        if thing is None:
+        obj = self._object(name, value)
+        if obj is None:
             return
-        key = f"p={value}" if isinstance(thing, Partition) else None
+        key = f"p={value}" if isinstance(obj, Partition) else None
         number = next(self._numbers)
         counted = ColumnStatistic(column=f"c{number % 3}", type="long", data={"number": number})
         statistics = Statistics(db=DB, table=name, partition=key, columns=(counted,))
@@ -550,34 +550,34 @@ class History:
         self._scan()
         for things in list(self.manifest.unlisted(1000)):
             self.manifest.mark_listed(things)
-            for thing in things:
-                rows = self._rows(thing, written)
+            for obj in things:
+                rows = self._rows(obj, written)
                 if rows is not None:
                     self.rows.append(rows)
                     self.manifest.apply_files(rows)
         self._base = self.position
 
-    def _rows(self, thing: DataObject, written: dict[str, int]) -> pa.Table | None:
-        known = {path: file.checksum for path, file in self.manifest.files(thing.table_id, thing.partition_id).items()}
-        now = self.source.below(thing.location)
+    def _rows(self, obj: DataObject, written: dict[str, int]) -> pa.Table | None:
+        known = {path: file.checksum for path, file in self.manifest.files(obj.table_id, obj.partition_id).items()}
+        now = self.source.below(obj.location)
         changed = [("add", path, text) for path, text in now.items() if known.get(path) != text]
         changed += [("remove", path, None) for path in known if path not in now]
         if not changed:
             return None
-        position = thing.touched
+        position = obj.touched
         if position <= self._base:
-            if thing.table not in written:
-                written[thing.table] = self._record(ChangeFiles(db=DB, table=thing.table), observed=True)
-            position = written[thing.table]
+            if obj.table not in written:
+                written[obj.table] = self._record(ChangeFiles(db=DB, table=obj.table), observed=True)
+            position = written[obj.table]
         rows = [
             {
                 "position": position,
                 "op": op,
                 "db": DB,
-                "table": thing.table,
-                "partition": thing.partition,
+                "table": obj.table,
+                "partition": obj.partition,
                 "path": path,
-                "location": thing.location,
+                "location": obj.location,
                 "size": 1 if text else None,
                 "mtime_ns": 1,
                 "checksum": text,

@@ -212,5 +212,5 @@ def _matched(known: Iterable[Backup], part: Part) -> int:
 
 
 def _rows(part: Part) -> int:
-    text = part.thing.parameters.get("numRows", "")
+    text = part.obj.parameters.get("numRows", "")
     return int(text) if text.isdecimal() else 0

@@ -112,9 +112,9 @@ def table_position(table: Table) -> int | None:
     return int(text) if text and text.isdigit() else None
 
 
-def applied_position(thing: Table | Partition) -> int:
+def applied_position(obj: Table | Partition) -> int:
     """How far an object on the target is, a rename by a load that ended in the middle included."""
-    texts = (thing.parameters.get(key, "") for key in (POSITION, RENAMED))
+    texts = (obj.parameters.get(key, "") for key in (POSITION, RENAMED))
     return max(int(text) if text.isdigit() else 0 for text in texts)
 
 
