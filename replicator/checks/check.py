@@ -282,10 +282,10 @@ class _Check:
         patterns = Patterns.parse(self.policy.include, self.policy.exclude)
         found = []
         for pair in direction.pairs:
-            if pair.here is None or not pair.matches:
+            if pair.source is None or not pair.matches:
                 continue
             names = [name for name in direction.source.table_names(pair.name) if patterns.match(name)][:SAMPLE]
             tables = [table for table in direction.source.tables(pair.name, names) if not table.is_view]
             found += [table.location for table in tables if table.location]
-            found += [pair.here.location] if pair.here.location else []
+            found += [pair.source.location] if pair.source.location else []
         return found

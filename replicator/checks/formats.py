@@ -24,7 +24,7 @@ def find_left_out(policy: Policy, pairs: Iterable[Pair], source: MetastoreReader
         return [], 0
     patterns, found, looked, names_left = Patterns.parse(policy.include, policy.exclude), [], 0, 0
     for pair in pairs:
-        if pair.here is None or not pair.matches:
+        if pair.source is None or not pair.matches:
             continue
         names = [name for name in source.table_names(pair.name) if patterns.match(name)]
         here = names[: LOOKED_AT - looked]
@@ -49,7 +49,7 @@ def judge_formats(
     made = []
     for pair in pairs:
         names = [each.object.partition(".")[2] for each in left_out if each.object.startswith(f"{pair.name}.")]
-        if names and pair.there is not None:
+        if names and pair.target is not None:
             made += [f"{table.db}.{table.name}" for table in target.tables(pair.replica, names)]
     if made:
         hint = "drop them on the target without their data (no PURGE, which would delete what they name: the source's)"

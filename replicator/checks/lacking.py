@@ -15,9 +15,9 @@ def said_lacking(pairs: Iterable[Pair]) -> list[NotReplicated]:
     """By the properties of a policy's replicas, which are at hand."""
     return merged(
         *(
-            from_property(each.there.parameters.get(PROPERTY), each.name)
+            from_property(each.target.parameters.get(PROPERTY), each.name)
             for each in pairs
-            if each.there and each.matches
+            if each.target and each.matches
         )
     )
 

@@ -28,7 +28,7 @@ NEAR = 0.75  # part of `max_lag` from which lag is a warning
 
 def judge_databases(policy: Policy, pairs: Sequence[Pair], renamed: Sequence[Pair] = ()) -> list[Finding]:
     """renamed: replicas under names that `rename_db` gives no more."""
-    names = [pair.name for pair in pairs if pair.here is not None and pair.matches]
+    names = [pair.name for pair in pairs if pair.source is not None and pair.matches]
     if not names:
         return [
             Finding(
@@ -43,7 +43,7 @@ def judge_databases(policy: Policy, pairs: Sequence[Pair], renamed: Sequence[Pai
     if missing:
         hint = "mend `rename_db`, or drop the line"
         found.append(Finding("rename_db", "warning", f"not at the source: {_listed(missing)}", hint))
-    left = [pair.name for pair in pairs if not pair.matches or pair.here is None]
+    left = [pair.name for pair in pairs if not pair.matches or pair.source is None]
     left += [f"{pair.name} as {pair.replica}" for pair in renamed]
     if left:
         text = f"replicated before, and not in the policy or not at the source any more: {_listed(left)}"
@@ -73,7 +73,7 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
     """Whether what the target has under the replicas' names is this policy's. root_id: of the source's `$cmroot`."""
     foreign, strange = [], []
     for pair in pairs:
-        if pair.there is None or not pair.matches:
+        if pair.target is None or not pair.matches:
             continue
         if pair.made_from is not None and pair.made_from != root_id:
             foreign.append(f"{pair.replica} (from {pair.made_from})")
@@ -126,7 +126,7 @@ def judge_roles(pairs: Sequence[Pair]) -> list[Finding]:
     found = []
     for pair in pairs:
         try:
-            here, there = pair.here_mark, pair.there_mark
+            here, there = pair.source_mark, pair.target_mark
         except FormatError as error:
             found.append(Finding(f"role {pair.name}", "critical", error.message, error.hint))
             continue
@@ -135,7 +135,7 @@ def judge_roles(pairs: Sequence[Pair]) -> list[Finding]:
             found.append(Finding(f"role {pair.name}", health, text, hint))
     if found:
         return found
-    reported = sorted({judge_marks(pair.here_mark, pair.there_mark)[1] for pair in pairs})
+    reported = sorted({judge_marks(pair.source_mark, pair.target_mark)[1] for pair in pairs})
     return [Finding("roles", "ok", "; ".join(reported) or "there is no database")]
 
 

@@ -31,44 +31,44 @@ class Pair:
     name: str
     replica: str
     known_as: str
-    here: Database | None
-    there: Database | None
+    source: Database | None
+    target: Database | None
     matches: bool = True
 
     @property
-    def here_mark(self) -> RoleMark:
-        return mark_of(self.here.parameters, self.name) if self.here else RoleMark()
+    def source_mark(self) -> RoleMark:
+        return mark_of(self.source.parameters, self.name) if self.source else RoleMark()
 
     @property
-    def there_mark(self) -> RoleMark:
-        return mark_of(self.there.parameters, self.replica) if self.there else RoleMark()
+    def target_mark(self) -> RoleMark:
+        return mark_of(self.target.parameters, self.replica) if self.target else RoleMark()
 
     @property
     def made_from(self) -> str | None:
         """Id of the source's `$cmroot` that the replica was made from."""
-        return self.there.parameters.get(SOURCE) if self.there else None
+        return self.target.parameters.get(SOURCE) if self.target else None
 
     @property
     def position(self) -> int | None:
         """The replica's checkpoint."""
-        text = self.there.parameters.get(POSITION, "") if self.there else ""
+        text = self.target.parameters.get(POSITION, "") if self.target else ""
         return int(text) if text.isdigit() else None
 
     @property
     def turned(self) -> bool:
         """The replica's side has become a replica, and no load has come to its end there yet: what it holds was made
         by its own writers, and a role says that it is to be the other side's now."""
-        return self.there_mark.role is Role.REPLICA and self.position is None
+        return self.target_mark.role is Role.REPLICA and self.position is None
 
     @property
     def swapped(self) -> Pair:
         """The same in the other direction."""
-        return Pair(self.replica, self.name, self.known_as, self.there, self.here, self.matches)
+        return Pair(self.replica, self.name, self.known_as, self.target, self.source, self.matches)
 
     @property
     def loading(self) -> str:
         """Id of a dump whose load into the replica has begun and not ended; nothing when there is none."""
-        return self.there.parameters.get(LOADING, "") if self.there else ""
+        return self.target.parameters.get(LOADING, "") if self.target else ""
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,11 @@ def former_replicas(
 def runs_in_reverse(pairs: Sequence[Pair]) -> bool:
     """Whether roles were turned: a target is the primary (or was, and is fenced to be drained into its replica), and no
     source is. `pairs`: as the policy names them."""
-    turned = any(_leads(pair) and pair.there_mark.epoch >= pair.here_mark.epoch for pair in pairs)
-    return turned and not any(pair.here_mark.role is Role.PRIMARY for pair in pairs)
+    turned = any(_leads(pair) and pair.target_mark.epoch >= pair.source_mark.epoch for pair in pairs)
+    return turned and not any(pair.source_mark.role is Role.PRIMARY for pair in pairs)
 
 
 def _leads(pair: Pair) -> bool:
     """Whether the target is the side that is replicated."""
-    role = pair.there_mark.role
-    return role is Role.PRIMARY or (role is Role.FENCED and pair.here_mark.role is Role.REPLICA)
+    role = pair.target_mark.role
+    return role is Role.PRIMARY or (role is Role.FENCED and pair.source_mark.role is Role.REPLICA)

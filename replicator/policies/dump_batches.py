@@ -69,7 +69,7 @@ def decide(
         renamed = known is not None and known != _policys_name(pair)
         usable = ours and pair.position is not None and first <= pair.position <= end and not _half_done(pair, end)
         usable = usable and not renamed  # what has its name now was another's replica, or was left long ago
-        if pair.here is None:
+        if pair.source is None:
             if usable and pair.position != end:
                 groups.setdefault(pair.position or 0, []).append(pair.name)
             elif ours:
@@ -106,7 +106,7 @@ def _why(pair: Pair, *, ours: bool, known: bool, rescoped: bool, renamed: bool, 
         return "the policy's patterns changed"
     if narrower:
         return "it came to its checkpoint with some of its tables only"
-    if pair.there is None:
+    if pair.target is None:
         return "the target had it, and lost it" if known else "the target does not have it"
     if pair.turned and not ours:
         return "roles were turned, and it became a replica"

@@ -135,7 +135,7 @@ def lag(
         pairs = [pair.swapped for pair in pairs]
     root, log = _log(place, report)
     known = here is None
-    pairs = [pair for pair in pairs if pair.here or known or (root and pair.made_from == root.id)]
+    pairs = [pair for pair in pairs if pair.source or known or (root and pair.made_from == root.id)]
     after = {pair.name: LARGEST if pair.position is None else pair.position for pair in pairs}
     patterns = patterns_of(policy, pairs)
     counted = Unreplicated(after, patterns, partitions=False)
@@ -196,7 +196,7 @@ def _roles(
 ) -> dict[str, tuple[str, str]]:
     """By the source's name (of the policy): the roles of both sides, empty for one that does not answer."""
     return {
-        pair.name: (str(pair.here_mark) if source else "", str(pair.there_mark) if target else "") for pair in pairs
+        pair.name: (str(pair.source_mark) if source else "", str(pair.target_mark) if target else "") for pair in pairs
     }
 
 
@@ -217,7 +217,7 @@ def _last_known(report: Lag, last: Run | None, *, source_away: bool, target_away
 
 def _lacking(pairs: Sequence[Pair], patterns: Patterns, log: list[Segment]) -> list[NotReplicated]:
     """What the replicas say that they lack, and what the newest capture did not see."""
-    said = [from_property(pair.there.parameters.get(PROPERTY), pair.name) if pair.there else [] for pair in pairs]
+    said = [from_property(pair.target.parameters.get(PROPERTY), pair.name) if pair.target else [] for pair in pairs]
     selection = Selection(tuple(pair.name for pair in pairs), patterns)
     unseen = [
         each.reported()
@@ -268,7 +268,7 @@ def _read_source(report: Lag, counted: Unreplicated, source: MetastoreReader, no
 
 def _sum_up(report: Lag, pairs: Iterable[Pair], waiting: Sequence[TableLag]) -> None:
     for pair in pairs:
-        text = pair.there.parameters.get(LAST_ID, "") if pair.there else ""
+        text = pair.target.parameters.get(LAST_ID, "") if pair.target else ""
         found = DatabaseLag(pair.name, pair.replica, "current", int(text) if text.isdigit() else None, pair.position)
         lacking = 0
         for each in waiting:

@@ -380,10 +380,10 @@ def _loaded(position: int | None, db: str, plan: SyncPlan) -> bool:
 def _roles(steps: Steps) -> dict[str, str]:
     found = {}
     for pair in steps.direction.matching:
-        if pair.here is not None:
-            found[f"source {pair.name}"] = str(pair.here_mark)
-        if pair.there is not None:
-            found[f"target {pair.replica}"] = str(pair.there_mark)
+        if pair.source is not None:
+            found[f"source {pair.name}"] = str(pair.source_mark)
+        if pair.target is not None:
+            found[f"target {pair.replica}"] = str(pair.target_mark)
     return found
 
 

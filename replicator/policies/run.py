@@ -277,7 +277,7 @@ def find_out_of_scope(steps: Steps, work: Work) -> list[OutOfScope]:
     found = [plan_database(direction.target, pair.replica, direction.root.id) for pair in gone]
     if work.rescoped or steps.options.drop_left:
         for pair in direction.matching:
-            if pair not in gone and pair.there is not None:
+            if pair not in gone and pair.target is not None:
                 found.append(
                     plan_tables(direction.target, pair.replica, pair.name, direction.patterns, direction.root.id)
                 )

@@ -108,16 +108,16 @@ class Steps:
         forbid the direction."""
         pairs = self.direction.matching
         if self.options.draining:
-            return epochs_to_dump(self.direction.source, [pair.name for pair in pairs if pair.here], draining=True)
+            return epochs_to_dump(self.direction.source, [pair.name for pair in pairs if pair.source], draining=True)
         settled = all(
-            pair.here is not None
-            and pair.here_mark.role is Role.PRIMARY
-            and pair.there_mark.role in (Role.REPLICA, Role.NONE)
-            and pair.there_mark.epoch <= pair.here_mark.epoch
+            pair.source is not None
+            and pair.source_mark.role is Role.PRIMARY
+            and pair.target_mark.role in (Role.REPLICA, Role.NONE)
+            and pair.target_mark.epoch <= pair.source_mark.epoch
             for pair in pairs
         )
         if settled:
-            return {pair.name: pair.here_mark.epoch for pair in pairs}
+            return {pair.name: pair.source_mark.epoch for pair in pairs}
         names = [(pair.name, pair.replica) for pair in pairs]
         return establish(
             self.direction.source, self.direction.target, names, settle=NO_WAIT
@@ -127,7 +127,7 @@ class Steps:
         """A primary that was a replica has a checkpoint from then. When it is a replica again, that must not be taken
         for a state it is in: its own writers have changed it since."""
         for pair in self.direction.matching:
-            if pair.here is None or not pair.here.parameters.keys() & CHECKPOINT or self.options.draining:
+            if pair.source is None or not pair.source.parameters.keys() & CHECKPOINT or self.options.draining:
                 continue
             here = self.direction.source.database(pair.name)
             if mark_of(here.parameters, pair.name).role is Role.PRIMARY:
@@ -136,7 +136,7 @@ class Steps:
 
     def capture(self) -> Captured:
         """Lost events are made up for by comparing everything that is captured."""
-        there = [pair.name for pair in self.direction.matching if pair.here is not None]
+        there = [pair.name for pair in self.direction.matching if pair.source is not None]
         if not there and not segments(self.direction.root.place):
             raise ObjectNotFound(
                 f"policy {self.policy.name}: no database of {self.direction.source.uri} matches "
@@ -214,7 +214,7 @@ class Steps:
         return {
             pair.name
             for pair in self.direction.matching
-            if pair.there and not covers(pair.there.parameters.get(SCOPE), reached(scope, pair.name))
+            if pair.target and not covers(pair.target.parameters.get(SCOPE), reached(scope, pair.name))
         }
 
     def _loading(self, batch: DumpBatch) -> bool:
@@ -269,7 +269,7 @@ class Steps:
         """A bootstrap keeps what the target has and what is equal; what replication did not make, only with consent, or
         where turned roles say that the side is a replica now."""
         bootstrap, names = reader.metadata.kind != INCREMENTAL, reader.metadata.scope.databases
-        turned = all(pair.there is None or pair.turned for pair in self.direction.pairs if pair.name in names)
+        turned = all(pair.target is None or pair.turned for pair in self.direction.pairs if pair.name in names)
         return LoadOptions(
             warehouse=self.direction.warehouse,
             cmroot=self.direction.target_root.place,
@@ -335,7 +335,7 @@ class Steps:
         def once() -> None:
             with acquire(self.direction.target_root.place, "move checkpoints") as lease:
                 for pair in self.direction.pairs:
-                    if pair.name in chosen and pair.there is not None:
+                    if pair.name in chosen and pair.target is not None:
                         lease.check()
                         self._advance(pair, chosen[pair.name], end)
 

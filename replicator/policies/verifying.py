@@ -110,9 +110,9 @@ def compare_now(
 def _replicas(steps: Steps) -> Iterator[Pair]:
     """The databases that are replicated, with the target's as they are now."""
     for pair in steps.direction.matching:
-        if pair.here is not None:
+        if pair.source is not None:
             try:
-                yield replace(pair, there=steps.direction.target.database(pair.replica))
+                yield replace(pair, target=steps.direction.target.database(pair.replica))
             except ObjectNotFound:
                 continue
 

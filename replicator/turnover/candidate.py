@@ -49,7 +49,7 @@ def look(sides: Sides, short_timeouts: tuple[Metastore, Metastore], memory: Memo
         pairs = [pair.swapped for pair in pairs]
     direction = Direction(policy, lost, survivor, unread, root, tuple(pairs), reverse)
     found = Seen(
-        replace(direction, pairs=tuple(pair for pair in pairs if pair.there is not None)),
+        replace(direction, pairs=tuple(pair for pair in pairs if pair.target is not None)),
         reverse,
         not isinstance(lost, Absent),
     )
@@ -71,8 +71,8 @@ def _answering(metastore: Metastore, policy: Policy, remembered: RememberedScope
 
 def _reverse(pairs: Sequence[Pair], source: Metastore | Absent, target: Metastore | Absent) -> bool:
     """Whether the source is to be promoted: it is the replica, and the target, the primary, is what was lost."""
-    here = {pair.here_mark.role for pair in pairs if pair.here is not None}
-    there = {pair.there_mark.role for pair in pairs if pair.there is not None}
+    here = {pair.source_mark.role for pair in pairs if pair.source is not None}
+    there = {pair.target_mark.role for pair in pairs if pair.target is not None}
     if isinstance(target, Absent):
         return True
     return Role.PRIMARY in there and Role.REPLICA in here and not isinstance(source, Absent)
@@ -85,7 +85,7 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
             f"policy {policy.name}: {seen.direction.target.uri} has no replica to promote",
             hint="`replicator role show` on the side that answers",
         )
-    primary = [pair.replica for pair in pairs if pair.there_mark.role is Role.PRIMARY]
+    primary = [pair.replica for pair in pairs if pair.target_mark.role is Role.PRIMARY]
     if len(primary) == len(pairs):
         last = next((change for change in memory.turns() if change.verb == VERB), None)
         said = f": failed over at {last.started} by {last.by}" if last else ""
@@ -97,9 +97,9 @@ def _refuse(policy: Policy, seen: Seen, memory: Memory) -> None:
             hint=f"start the writers there; when the other side comes back: `replicator {verb} {policy.name}`",
         )
     wrong = [
-        f"{pair.replica} is {pair.there_mark}"
+        f"{pair.replica} is {pair.target_mark}"
         for pair in pairs
-        if pair.there_mark.role is not Role.REPLICA and not (primary and pair.there_mark.role is Role.PRIMARY)
+        if pair.target_mark.role is not Role.REPLICA and not (primary and pair.target_mark.role is Role.PRIMARY)
     ]
     if wrong:
         raise Refused(

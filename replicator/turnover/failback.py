@@ -114,8 +114,8 @@ def _direction(sides: Sides, memory: Memory, change: RoleChange | None) -> Direc
     if change is not None:
         return sides.direction(memory, reverse=change.reverse)
     forwards = sides.direction(memory, reverse=False)
-    here = [pair.here_mark for pair in forwards.matching if pair.here_mark.role is Role.PRIMARY]
-    there = [pair.there_mark for pair in forwards.matching if pair.there_mark.role is Role.PRIMARY]
+    here = [pair.source_mark for pair in forwards.matching if pair.source_mark.role is Role.PRIMARY]
+    there = [pair.target_mark for pair in forwards.matching if pair.target_mark.role is Role.PRIMARY]
     if not here and not there:
         raise Refused(
             f"policy {sides.policy.name}: neither side is the primary, so there is nothing to come back to",
@@ -128,9 +128,9 @@ def _direction(sides: Sides, memory: Memory, change: RoleChange | None) -> Direc
 def _rejoined(direction: Direction) -> bool:
     """Whether the other side is the replica already."""
     return all(
-        pair.there_mark.role is Role.REPLICA and pair.position is not None
+        pair.target_mark.role is Role.REPLICA and pair.position is not None
         for pair in direction.matching
-        if pair.here is not None and pair.there is not None
+        if pair.source is not None and pair.target is not None
     )
 
 
@@ -147,9 +147,9 @@ def _last(sides: Sides, memory: Memory) -> LastFailover | None:
 def _refuse(direction: Direction, last: LastFailover | None) -> None:
     """Raises Refused where both claim to be the primary and no failover says who is right."""
     wrong = [
-        f"{pair.name} of {direction.source.uri} is {pair.here_mark}"
+        f"{pair.name} of {direction.source.uri} is {pair.source_mark}"
         for pair in direction.matching
-        if pair.here is not None and pair.here_mark.role is not Role.PRIMARY
+        if pair.source is not None and pair.source_mark.role is not Role.PRIMARY
     ]
     if wrong:
         raise Refused(
@@ -158,7 +158,7 @@ def _refuse(direction: Direction, last: LastFailover | None) -> None:
     if (
         last is not None
         and last.reverse == direction.reverse
-        and any(p.there_mark.role is Role.PRIMARY for p in direction.pairs)
+        and any(p.target_mark.role is Role.PRIMARY for p in direction.pairs)
     ):
         raise Refused(
             f"the last failover made {direction.target.uri} the primary, but {direction.source.uri} has the higher "
@@ -171,7 +171,7 @@ def _refuse(direction: Direction, last: LastFailover | None) -> None:
 def _tell(report: RoleChanged, direction: Direction) -> None:
     report.primary, report.uri = "target" if direction.reverse else "source", direction.source.uri
     report.epoch = highest_epoch(direction.pairs)
-    report.databases = [pair.replica for pair in direction.matching if pair.there is not None]
+    report.databases = [pair.replica for pair in direction.matching if pair.target is not None]
 
 
 # ---- the turn -----------------------------------------------------------------------------------------------------
@@ -208,19 +208,19 @@ class _Failback:
 
     def _old(self, direction: Direction) -> list[Pair]:
         """Databases that the old side has."""
-        return [pair for pair in direction.matching if pair.there is not None]
+        return [pair for pair in direction.matching if pair.target is not None]
 
     def fence(self) -> Details:
         """The new primary's epoch is above the old one's first, so that at no moment the old one is right."""
         direction = self.direction()
         old = self._old(direction)
-        least = max((pair.there_mark.epoch for pair in old if pair.there_mark.role is not Role.REPLICA), default=0)
+        least = max((pair.target_mark.epoch for pair in old if pair.target_mark.role is not Role.REPLICA), default=0)
         for pair in direction.matching:
-            if pair.here is not None and pair.here_mark.epoch <= least:
+            if pair.source is not None and pair.source_mark.epoch <= least:
                 give(direction.source, pair.name, Role.PRIMARY, self.epoch + 1, instead_of=(Role.PRIMARY,))
         for pair in old:
-            if pair.there_mark.role not in (Role.FENCED, Role.REPLICA):
-                epoch = max(pair.there_mark.epoch, 1)
+            if pair.target_mark.role not in (Role.FENCED, Role.REPLICA):
+                epoch = max(pair.target_mark.epoch, 1)
                 give(direction.target, pair.replica, Role.FENCED, epoch, instead_of=(Role.PRIMARY, Role.NONE))
         return {"databases": [pair.replica for pair in old]}
 
@@ -276,11 +276,11 @@ class _Failback:
             known = by_name.get(pair.replica)
             if known and known["position"] is not None and known["source"] == direction.target_root.id:
                 after[pair.replica] = int(known["position"])
-            elif known is None and pair.here is None and recorded:
+            elif known is None and pair.source is None and recorded:
                 after[pair.replica] = 0  # made there, and never replicated
             else:
                 unknown.append(pair.replica)
-        databases = [pair.there for pair in self._old(direction) if pair.there]
+        databases = [pair.target for pair in self._old(direction) if pair.target]
         found = Unreplicated(after, patterns_of(self.sides.policy, self._turned(direction)), databases)
         found.captured(segments(direction.target_root.place))
         return found, unknown
@@ -312,13 +312,13 @@ class _Failback:
         direction = self.direction()
         alone = []
         for pair in self._old(direction):
-            if pair.here is None:
+            if pair.source is None:
                 alone.append(pair.replica)
-                give(direction.target, pair.replica, Role.NONE, pair.there_mark.epoch, instead_of=(Role.FENCED,))
-            elif pair.there_mark.role is not Role.REPLICA:
+                give(direction.target, pair.replica, Role.NONE, pair.target_mark.epoch, instead_of=(Role.FENCED,))
+            elif pair.target_mark.role is not Role.REPLICA:
                 forget_checkpoint(direction.target, pair.replica)
-                give(direction.target, pair.replica, Role.REPLICA, pair.here_mark.epoch, instead_of=(Role.FENCED,))
-        return {"databases": [pair.replica for pair in self._old(direction) if pair.here], "alone": alone}
+                give(direction.target, pair.replica, Role.REPLICA, pair.source_mark.epoch, instead_of=(Role.FENCED,))
+        return {"databases": [pair.replica for pair in self._old(direction) if pair.source], "alone": alone}
 
     def difference(self) -> Details:
         """A run of the new direction: a bootstrap, loaded by difference."""

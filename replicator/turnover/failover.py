@@ -200,7 +200,7 @@ class _Failover:
         direction = self.seen.direction
         names = set(direction.target.database_names())
         pairs = (
-            replace(pair, there=direction.target.database(pair.replica))
+            replace(pair, target=direction.target.database(pair.replica))
             for pair in direction.pairs
             if pair.replica in names
         )
@@ -211,7 +211,7 @@ class _Failover:
             return {"fenced": [], "why": "its metastore does not answer"}
         fenced: list[str] = []
         for pair in self.seen.direction.pairs:
-            if pair.here is None:
+            if pair.source is None:
                 continue
             try:
                 allowed = (Role.PRIMARY, Role.NONE, Role.FENCED)

@@ -51,7 +51,7 @@ def complete_loads(sides: Sides, direction: Direction, *, limit: timedelta, jobs
             completed.append(_complete(steps, id, limit))
         except Exception as error:  # whatever the lost side's storage raises
             reasons.append(f"{type(error).__name__}: {error}")
-    pairs = [replace(pair, there=direction.target.database(pair.replica)) for pair in direction.pairs]
+    pairs = [replace(pair, target=direction.target.database(pair.replica)) for pair in direction.pairs]
     between = [each for pair in pairs if pair.loading for each in _between(direction, pair, limit)]
     return Interrupted(completed, between, reasons)
 

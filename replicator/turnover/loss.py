@@ -165,7 +165,7 @@ def loss_of(
         except Exception as error:
             report.log = _reason(error)
     after = _checkpoints(report, policy, pairs, log, limit, completing=completing)
-    found = Unreplicated(after, patterns_of(policy, pairs), [pair.here for pair in pairs if pair.here])
+    found = Unreplicated(after, patterns_of(policy, pairs), [pair.source for pair in pairs if pair.source])
     if log:
         try:
             within(limit, f"read the log of {root.place if root else ''}", lambda: _read(report, found, log))
@@ -186,10 +186,10 @@ def _checkpoints(
     """Where each replica is; one whose interrupted load can be completed counts as completed."""
     after = {}
     for pair in pairs:
-        text = pair.there.parameters.get(LAST_ID, "") if pair.there else ""
+        text = pair.target.parameters.get(LAST_ID, "") if pair.target else ""
         found = DatabaseLoss(pair.name, pair.replica, int(text) if text.isdigit() else None, pair.position)
         found.source = pair.made_from
-        report.not_replicated += from_property(pair.there.parameters.get(PROPERTY) if pair.there else None, pair.name)
+        report.not_replicated += from_property(pair.target.parameters.get(PROPERTY) if pair.target else None, pair.name)
         report.databases.append(found)
         if pair.loading:
             found.loading = pair.loading

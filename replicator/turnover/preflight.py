@@ -45,20 +45,20 @@ def check_switchover(sides: Sides, direction: Direction, memory: Memory, report:
 
 def _problems(pair: Pair, direction: Direction) -> list[str]:
     """Why one database cannot be turned."""
-    if pair.here is None and pair.made_from != direction.root.id:
+    if pair.source is None and pair.made_from != direction.root.id:
         return []  # it is only there, nobody's replica, and stays so
-    if pair.here is None:
+    if pair.source is None:
         return [f"{pair.name} is not at {direction.source.uri}: run sync, which takes its replica away"]
-    if pair.there is None or (pair.position is None and not pair.turned):
+    if pair.target is None or (pair.position is None and not pair.turned):
         return [f"{pair.replica} is not replicated yet: run sync first"]
     found = []
-    if pair.here_mark.role is not Role.PRIMARY:
-        found.append(f"{pair.name} is {pair.here_mark}, not the primary")
-    if pair.there_mark.role is not Role.REPLICA:
-        found.append(f"{pair.replica} is {pair.there_mark}, not the replica")
-    elif pair.there_mark.epoch > pair.here_mark.epoch:
-        found.append(f"{pair.replica} knows epoch {pair.there_mark.epoch}, {pair.name} is {pair.here_mark}")
-    if RESTORING in pair.there.parameters:
+    if pair.source_mark.role is not Role.PRIMARY:
+        found.append(f"{pair.name} is {pair.source_mark}, not the primary")
+    if pair.target_mark.role is not Role.REPLICA:
+        found.append(f"{pair.replica} is {pair.target_mark}, not the replica")
+    elif pair.target_mark.epoch > pair.source_mark.epoch:
+        found.append(f"{pair.replica} knows epoch {pair.target_mark.epoch}, {pair.name} is {pair.source_mark}")
+    if RESTORING in pair.target.parameters:
         found.append(f"{pair.replica} is being restored")
     return found
 

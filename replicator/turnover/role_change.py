@@ -223,7 +223,7 @@ def _why(error: Exception) -> Details:
 
 
 def highest_epoch(pairs: Iterable[Pair]) -> int:
-    return max((max(pair.here_mark.epoch, pair.there_mark.epoch) for pair in pairs), default=0)
+    return max((max(pair.source_mark.epoch, pair.target_mark.epoch) for pair in pairs), default=0)
 
 
 def give(metastore: Metastore, db: str, role: Role, epoch: int, *, instead_of: Sequence[Role]) -> bool:

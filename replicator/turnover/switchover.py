@@ -104,7 +104,7 @@ def abort(sides: Sides, options: SwitchoverOptions | None = None) -> RoleChanged
                 hint=f"a second switchover turns back one that has ended: `replicator switchover {sides.policy.name}`",
             )
         direction = sides.direction(kept.memory, reverse=change.reverse)
-        promoted = [pair.replica for pair in direction.matching if pair.there_mark.role is Role.PRIMARY]
+        promoted = [pair.replica for pair in direction.matching if pair.target_mark.role is Role.PRIMARY]
         if promoted:
             raise Refused(
                 f"policy {sides.policy.name}: {', '.join(promoted)} is the primary already, it is too late to abort",
@@ -121,7 +121,7 @@ def abort(sides: Sides, options: SwitchoverOptions | None = None) -> RoleChanged
             change.epoch + 2,
         )
         for pair in direction.matching:
-            if pair.here is not None and pair.here_mark.epoch > change.epoch:
+            if pair.source is not None and pair.source_mark.epoch > change.epoch:
                 give(direction.source, pair.name, Role.PRIMARY, change.epoch + 2, instead_of=(Role.FENCED,))
                 report.databases.append(pair.name)
         end(kept.memory, change, clock=sides.clock, aborting=True, aborted=True)

@@ -76,7 +76,7 @@ class SwitchoverSteps:
     def direction(self) -> Direction:
         """What both sides have now, of databases that the side to be drained has."""
         direction = self.sides.direction(self.kept.memory, reverse=self.turn.reverse)
-        return replace(direction, pairs=tuple(pair for pair in direction.matching if pair.here is not None))
+        return replace(direction, pairs=tuple(pair for pair in direction.matching if pair.source is not None))
 
     def fence(self) -> Details:
         direction = self.direction()
@@ -184,7 +184,7 @@ class SwitchoverSteps:
         here; the first run of the other direction takes it away. Where it cannot be told, that is said."""
         direction = self.direction()
         position = self._verified()
-        databases = [pair.here for pair in direction.matching if pair.here is not None]
+        databases = [pair.source for pair in direction.matching if pair.source is not None]
         try:
             patiently(
                 lambda: capture(
