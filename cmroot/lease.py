@@ -23,7 +23,7 @@ from cmroot.holder import Block, Publication, decode_holder, held_by, new_holder
 from cmroot.holder import Holder as Holder
 from cmroot.holder import Lease as Lease
 from cmroot.store.listing import file_state
-from cmroot.store.local import LocalStore, aside_name, sync_directory
+from cmroot.store.local import LocalStore, staging_name, sync_directory
 from cmroot.store.naming import naming
 from cmroot.store.place import Place
 
@@ -156,17 +156,17 @@ def _still_named(descriptor: int, path: str) -> bool:
 
 
 def _write_locked(path: str, data: bytes) -> int:
-    aside = aside_name(path)
-    descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    staged = staging_name(path)
+    descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has the name others look for
         os.write(descriptor, data)
         os.fsync(descriptor)
-        os.replace(aside, path)
+        os.replace(staged, path)
         sync_directory(os.path.dirname(path))
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(aside)
+            os.unlink(staged)
         os.close(descriptor)
         raise
     return descriptor

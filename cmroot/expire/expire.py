@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from cmroot.errors import Error
 from cmroot.expire.expiry import Count, Expired, ExpiryPlan, GivenUp, Held
-from cmroot.expire.plans import new_plan, sweep_asides, sweep_plans, write_part
+from cmroot.expire.plans import new_plan, sweep_plans, sweep_staging, write_part
 from cmroot.expire.removal import Since, remove
 from cmroot.expire.retention import DECIDED, GOING, NEVER, TALLY, Rules, decide, needing, tally
 from cmroot.lease import acquire
@@ -88,7 +88,7 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
     with plan, acquire(root, "expire", now=now) as lease:
         lease.check()
         sweep_plans(root, now(), plan.directory)
-        sweep_asides(root, now())
+        sweep_staging(root, now())
         pins = read_pins(root).whole()
         planned = {slot.slot for slot in plan.given_up}
         lagging, left = _without_lagging(pins, now(), plan.max_slot_lag, planned)

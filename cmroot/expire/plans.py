@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import Superseded
-from cmroot.store.local import aside_name
+from cmroot.store.local import staging_name
 from cmroot.store.naming import naming
 from cmroot.store.place import Place, join
-from cmroot.store.spelling import ASIDE
+from cmroot.store.spelling import STAGING
 
 ABANDONED = timedelta(days=1)
 """How old something must be to be nobody's, where no lock tells: a plan on an object store, a file half written."""
@@ -102,7 +102,7 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
     return swept
 
 
-def sweep_asides(root: str, moment: float) -> None:
+def sweep_staging(root: str, moment: float) -> None:
     """Remove what writers of pins, plans, the lease and the root's own files that were killed left half written. Some
     take no lease, so only what is old enough to be nobody's goes; on object stores nothing is written aside."""
     if not (top := Place(root).local):
@@ -110,7 +110,7 @@ def sweep_asides(root: str, moment: float) -> None:
     for directory in ("", "slots", "holds", "dumps", "expiring"):
         with contextlib.suppress(FileNotFoundError), os.scandir(join(top, directory)) as entries:
             for entry in entries:
-                if entry.name.startswith(ASIDE) and moment - entry.stat().st_mtime > ABANDONED.total_seconds():
+                if entry.name.startswith(STAGING) and moment - entry.stat().st_mtime > ABANDONED.total_seconds():
                     os.unlink(entry.path)
 
 
@@ -133,15 +133,15 @@ def _alive(plan: PlanDirectory, moment: float) -> bool:
 
 def _lock_new(path: str) -> int:
     """Locked before it has its name, so that nobody finds it free."""
-    aside = aside_name(path)
+    staged = staging_name(path)
     with naming(path):
-        descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(aside, path)
+            os.rename(staged, path)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(aside)
+                os.unlink(staged)
             os.close(descriptor)
             raise
     return descriptor

@@ -122,29 +122,29 @@ def file_by_copy(root: str, descriptor: int, path: str) -> Kept:
     """Copy an open file into the root: aside, synced, then named by what the copy holds."""
     for _ in range(ATTEMPTS):
         before = os.fstat(descriptor)
-        aside = fresh_incoming(root, "copy")
-        checksum, size = copy_descriptor(descriptor, aside, sync=True)
+        staged = fresh_incoming(root, "copy")
+        checksum, size = copy_descriptor(descriptor, staged, sync=True)
         after = os.fstat(descriptor)
         if _steady(before, after, size):
             kept = Kept(size, after.st_mtime_ns, str(after.st_ino), ALGORITHM, checksum, changed_ns=after.st_ctime_ns)
-            name_incoming(root, aside, kept)
+            name_incoming(root, staged, kept)
             return kept
-        os.unlink(aside)
+        os.unlink(staged)
     raise unsteady(path)
 
 
-def file_incoming(root: str, aside: str) -> Kept:
+def file_incoming(root: str, staged: str) -> Kept:
     """Hash a file in `incoming/` and give its bytes their content name too; it keeps the name it has."""
-    with opened(aside) as descriptor:
-        kept = read_steadily(descriptor, aside)
-    _link_incoming(root, aside, kept)
+    with opened(staged) as descriptor:
+        kept = read_steadily(descriptor, staged)
+    _link_incoming(root, staged, kept)
     return kept
 
 
-def name_incoming(root: str, aside: str, kept: Kept) -> None:
+def name_incoming(root: str, staged: str, kept: Kept) -> None:
     """Move a file in `incoming/` to its content name: link, then unlink, so that one of the two is always there."""
-    _link_incoming(root, aside, kept)
-    remove_name(aside)
+    _link_incoming(root, staged, kept)
+    remove_name(staged)
 
 
 def sync_name(final: str) -> None:
@@ -160,12 +160,12 @@ def remove_name(path: str) -> None:
         os.unlink(path)
 
 
-def _link_incoming(root: str, aside: str, kept: Kept) -> None:
+def _link_incoming(root: str, staged: str, kept: Kept) -> None:
     final = locate(root, kept.checksum, kept.size)
-    with opened(aside) as descriptor:
+    with opened(staged) as descriptor:
         for _ in range(ATTEMPTS):
             try:
-                os.link(aside, final, follow_symlinks=False)
+                os.link(staged, final, follow_symlinks=False)
                 return
             except FileExistsError:
                 if _holds(root, final, descriptor, kept):
@@ -175,9 +175,9 @@ def _link_incoming(root: str, aside: str, kept: Kept) -> None:
             except OSError as error:
                 if error.errno not in _LINK_REFUSED:
                     raise
-                os.rename(aside, final)  # no links to be had: a rename replaces equal bytes at worst
+                os.rename(staged, final)  # no links to be had: a rename replaces equal bytes at worst
                 return
-    raise KeepError(f"{aside}: could not be given its name {final}", hint="run the same command again")
+    raise KeepError(f"{staged}: could not be given its name {final}", hint="run the same command again")
 
 
 def _renew(root: str, final: str, descriptor: int, kept: Kept) -> None:
@@ -192,17 +192,17 @@ def _renew(root: str, final: str, descriptor: int, kept: Kept) -> None:
     else:
         if os.stat(final).st_ctime_ns > before.st_ctime_ns:
             return
-    aside = fresh_incoming(root, "copy")
+    staged = fresh_incoming(root, "copy")
     try:
-        _link_descriptor(descriptor, aside)
+        _link_descriptor(descriptor, staged)
     except OSError as error:
         if error.errno not in _LINK_REFUSED and error.errno != errno.ENOENT:  # unlinked since it was opened
             raise
-        if copy_descriptor(descriptor, aside, sync=True) != (kept.checksum, kept.size):
-            remove_name(aside)
+        if copy_descriptor(descriptor, staged, sync=True) != (kept.checksum, kept.size):
+            remove_name(staged)
             raise unsteady(final) from error
-    os.rename(aside, final)
-    remove_name(aside)  # is left when somebody gave the same inode the name this moment
+    os.rename(staged, final)
+    remove_name(staged)  # is left when somebody gave the same inode the name this moment
 
 
 def _steady(before: os.stat_result, after: os.stat_result, size: int) -> bool:
@@ -232,10 +232,10 @@ def _holds(root: str, final: str, descriptor: int, kept: Kept) -> bool:
         if there.st_size == kept.size and (kept.size == 0 or checksum_file(final) == (kept.checksum, kept.size)):
             _renew(root, final, descriptor, kept)
             return True
-        aside = fresh_incoming(root, "damaged")
-        os.rename(final, aside)
-        file_incoming(root, aside)
-        remove_name(aside)
+        staged = fresh_incoming(root, "damaged")
+        os.rename(final, staged)
+        file_incoming(root, staged)
+        remove_name(staged)
     except FileNotFoundError:
         pass
     return False

@@ -51,7 +51,7 @@ from cmroot.store.local import same_device, status_of
 from cmroot.store.naming import naming
 from cmroot.store.place import Place, is_local, join, local_path, normal, split_authority
 from cmroot.store.resolve import refuse_root
-from cmroot.store.spelling import ASIDE
+from cmroot.store.spelling import STAGING
 
 THREADS = 8
 LEFT = "it is left as it is, and captures wait for it: look at it, then move it away"
@@ -327,6 +327,6 @@ def _remove_empty(place: Place) -> None:
     if path := place.local:
         with naming(path), contextlib.suppress(FileNotFoundError):
             for name in os.listdir(path):
-                if name.startswith(ASIDE):
+                if name.startswith(STAGING):
                     os.unlink(join(path, name))
         remove_if_empty(path)

@@ -31,14 +31,14 @@ def keep_object(root: str, path: str, *, renew: bool = False) -> Kept:
         return _keep_by_server(root, path, renew)
     for _ in range(ATTEMPTS):
         before = file_state(path)
-        aside = Place(fresh_incoming(root, "copy"))
-        with Place(path).open_read() as source, aside.open_write() as target:
+        staged = Place(fresh_incoming(root, "copy"))
+        with Place(path).open_read() as source, staged.open_write() as target:
             checksum, size = copy_stream(source, target)
         kept = Kept(size, before.mtime_ns, before.identity, ALGORITHM, checksum)
         if _steady(path, before, size):
-            _name(root, aside, kept, renew)
+            _name(root, staged, kept, renew)
             return kept
-        aside.remove()
+        staged.remove()
     raise unsteady(path)
 
 
@@ -69,23 +69,23 @@ def _keep_by_server(root: str, path: str, renew: bool) -> Kept:
         kept = read_object(path)
         if not renew and is_kept(root, kept.checksum, kept.size):
             return kept
-        aside = Place(fresh_incoming(root, "copy"))
-        store.filesystem.cp_file(store.key(path), store.key(str(aside)))
-        if file_state(path).identity == kept.identity and aside.size() == kept.size:
-            _name(root, aside, kept, renew)
+        staged = Place(fresh_incoming(root, "copy"))
+        store.filesystem.cp_file(store.key(path), store.key(str(staged)))
+        if file_state(path).identity == kept.identity and staged.size() == kept.size:
+            _name(root, staged, kept, renew)
             return kept
-        aside.remove()
+        staged.remove()
     raise unsteady(path)
 
 
-def _name(root: str, aside: Place, kept: Kept, renew: bool) -> None:
-    if aside.local:
-        name_incoming(Place(root).local, aside.local, kept)
+def _name(root: str, staged: Place, kept: Kept, renew: bool) -> None:
+    if staged.local:
+        name_incoming(Place(root).local, staged.local, kept)
         return
     if not renew and is_kept(root, kept.checksum, kept.size):
-        aside.remove()
+        staged.remove()
     else:
-        aside.move(Place(locate(root, kept.checksum, kept.size)))
+        staged.move(Place(locate(root, kept.checksum, kept.size)))
 
 
 def _steady(path: str, before: FileState, size: int) -> bool:

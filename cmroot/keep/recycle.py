@@ -35,7 +35,7 @@ from cmroot.store.local import is_directory, status_of
 from cmroot.store.naming import naming
 from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.resolve import refuse_root
-from cmroot.store.spelling import ASIDE
+from cmroot.store.spelling import STAGING
 from cmroot.text import shown
 
 _ORIGIN = ".origin"
@@ -144,7 +144,7 @@ def sweep_incoming(root: str, *, record: Record = forget) -> Swept:
     with naming(incoming):
         for above in (root, incoming):
             for name in os.listdir(above) if is_directory(above) else ():
-                if name.startswith(ASIDE):
+                if name.startswith(STAGING):
                     remove_name(join(above, name))
                     removed.append(name)
         names = where.list()

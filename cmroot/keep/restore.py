@@ -13,7 +13,7 @@ from cmroot.errors import ChecksumMismatch, Exists, KeepError
 from cmroot.keep.content import content_name, locate
 from cmroot.keep.versions import open_version
 from cmroot.store.checksum import checksum_at, copy_file, copy_stream
-from cmroot.store.local import LocalStore, aside_name, sync_directory
+from cmroot.store.local import LocalStore, staging_name, sync_directory
 from cmroot.store.naming import naming
 from cmroot.store.place import Place
 from cmroot.store.resolve import as_written
@@ -59,31 +59,31 @@ def _to_local(
     root: str, origin: str, checksum: str, size: int, to: str, overwrite: bool, version: tuple[str, str] | None
 ) -> Restored:
     LocalStore().mkdirs(os.path.dirname(to))
-    aside = aside_name(to)
+    staged = staging_name(to)
     name = origin
     try:
         try:
             if not (kept := Place(origin).local):
                 raise FileNotFoundError
-            found = copy_file(kept, aside, reread=True)
+            found = copy_file(kept, staged, reread=True)
         except FileNotFoundError:
-            with _opened(root, origin, checksum, size, version) as (name, source), open(aside, "xb") as target:
+            with _opened(root, origin, checksum, size, version) as (name, source), open(staged, "xb") as target:
                 found = copy_stream(source, target)
         _compare(name, found, (checksum, size))
-        descriptor = os.open(aside, os.O_RDONLY)
+        descriptor = os.open(staged, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         if overwrite:
-            os.replace(aside, to)
+            os.replace(staged, to)
         else:
-            os.link(aside, to)  # unlike a rename it replaces nothing
+            os.link(staged, to)  # unlike a rename it replaces nothing
     except FileExistsError:
         raise _exists(to) from None
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
+            os.unlink(staged)
     sync_directory(os.path.dirname(to))
     return Restored(to, name, size, checksum)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from cmroot.store.naming import naming, raise_named
-from cmroot.store.spelling import ASIDE, is_local, join, local_path, parent
+from cmroot.store.spelling import STAGING, is_local, join, local_path, parent
 
 Names = list[str]  # the store below has a method called list
 
@@ -34,13 +34,13 @@ class LocalStore:
     def create_exclusive(self, path: str, data: bytes) -> bool:
         target = local_path(path)
         with naming(path):
-            aside = self._write_aside(target, data)
+            staged = self._write_staged(target, data)
             try:
-                os.link(aside, target)  # the name appears with all its bytes, for one caller only
+                os.link(staged, target)  # the name appears with all its bytes, for one caller only
             except FileExistsError:
                 return False
             finally:
-                os.unlink(aside)
+                os.unlink(staged)
             sync_directory(os.path.dirname(target))
             return True
 
@@ -53,16 +53,16 @@ class LocalStore:
         target = local_path(path)
         with naming(path):
             self.mkdirs(os.path.dirname(target))
-            aside = aside_name(target)
+            staged = staging_name(target)
             try:
-                with open(aside, "xb", buffering=1 << 18) as file:
+                with open(staged, "xb", buffering=1 << 18) as file:
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(aside, target)
+                os.replace(staged, target)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.unlink(aside)
+                    os.unlink(staged)
                 raise
             sync_directory(os.path.dirname(target))
 
@@ -75,7 +75,7 @@ class LocalStore:
 
     def list(self, path: str) -> Names:
         try:
-            return sorted(name for name in os.listdir(local_path(path)) if not name.startswith(ASIDE))
+            return sorted(name for name in os.listdir(local_path(path)) if not name.startswith(STAGING))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -86,7 +86,7 @@ class LocalStore:
         found = []
         for directory, _, names in os.walk(top, onerror=raise_unless_gone):
             below = directory[len(top) :].lstrip("/")
-            found += [os.path.join(below, name) for name in names if not name.startswith(ASIDE)]
+            found += [os.path.join(below, name) for name in names if not name.startswith(STAGING)]
         return sorted(found)
 
     def move(self, path: str, target: str) -> None:
@@ -122,19 +122,19 @@ class LocalStore:
     def sync(self, path: str) -> None:
         sync_filesystem(local_path(path))
 
-    def _write_aside(self, target: str, data: bytes) -> str:
+    def _write_staged(self, target: str, data: bytes) -> str:
         self.mkdirs(os.path.dirname(target))
-        aside = aside_name(target)
+        staged = staging_name(target)
         try:
-            with open(aside, "xb") as file:
+            with open(staged, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(aside)
+                os.unlink(staged)
             raise
-        return aside
+        return staged
 
 
 def raise_unless_gone(error: OSError) -> None:
@@ -143,9 +143,9 @@ def raise_unless_gone(error: OSError) -> None:
         raise_named(error, str(error.filename))
 
 
-def aside_name(target: str) -> str:
+def staging_name(target: str) -> str:
     """A fresh name beside `target`: the rename must not cross a device. Short, as a name may have 255 bytes."""
-    return join(parent(target), f"{ASIDE}{os.getpid()}-{uuid.uuid4().hex}")
+    return join(parent(target), f"{STAGING}{os.getpid()}-{uuid.uuid4().hex}")
 
 
 def sync_directory(directory: str) -> None:

@@ -14,10 +14,10 @@ from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable, UnknownPlace
-from cmroot.store.local import Names, aside_name
+from cmroot.store.local import Names, staging_name
 from cmroot.store.naming import naming
 from cmroot.store.renaming import RENAMING, in_two_steps, is_there, meant, next_of, rename_onto_free, replace
-from cmroot.store.spelling import ASIDE, normal, parent, scheme, split_authority
+from cmroot.store.spelling import STAGING, normal, parent, scheme, split_authority
 
 _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
@@ -73,9 +73,9 @@ class FsspecStore:
             if not self._renames:
                 self.filesystem.pipe_file(self.key(path), data)
                 return
-            aside = self._aside(path)
-            self.filesystem.pipe_file(aside, data)
-            self._replace(aside, self.key(path))
+            staged = self._staging(path)
+            self.filesystem.pipe_file(staged, data)
+            self._replace(staged, self.key(path))
 
     def create_exclusive(self, path: str, data: bytes) -> bool:
         with naming(path):
@@ -109,12 +109,12 @@ class FsspecStore:
         by pyarrow overwrites, so there only the look before excludes.)"""
         if self.exists(path):
             return False
-        aside = self._aside(path)
-        self.filesystem.pipe_file(aside, data)
-        rename_onto_free(self.filesystem, scheme(self.place), aside, self.key(path))
-        if not is_there(self.filesystem, aside):
+        staged = self._staging(path)
+        self.filesystem.pipe_file(staged, data)
+        rename_onto_free(self.filesystem, scheme(self.place), staged, self.key(path))
+        if not is_there(self.filesystem, staged):
             return True
-        self.filesystem.rm_file(aside)
+        self.filesystem.rm_file(staged)
         return False
 
     def open_read(self, path: str) -> BinaryIO:
@@ -132,9 +132,9 @@ class FsspecStore:
             yield cast(BinaryIO, spool)
             spool.flush()
             if self._renames:
-                aside = self._aside(path)
-                self.filesystem.put_file(spool.name, aside)
-                self._replace(aside, self.key(path))
+                staged = self._staging(path)
+                self.filesystem.put_file(spool.name, staged)
+                self._replace(staged, self.key(path))
             else:
                 self.filesystem.put_file(spool.name, self.key(path))
 
@@ -170,7 +170,7 @@ class FsspecStore:
         except (FileNotFoundError, NotADirectoryError):
             return []
         names = {meant(name.rpartition("/")[2]) for name in keys if name != key.rstrip("/")}
-        return sorted(name for name in names if not name.startswith(ASIDE))
+        return sorted(name for name in names if not name.startswith(STAGING))
 
     def find(self, path: str) -> Names:
         prefix = self.key(path).rstrip("/") + "/"
@@ -260,12 +260,12 @@ class FsspecStore:
     def sync(self, path: str) -> None:
         pass  # an upload that has ended is durable
 
-    def _aside(self, path: str) -> str:
+    def _staging(self, path: str) -> str:
         self.mkdirs(parent(path))
-        return self.key(aside_name(path))
+        return self.key(staging_name(path))
 
-    def _replace(self, aside: str, key: str) -> None:
-        replace(self.filesystem, scheme(self.place), aside, key)
+    def _replace(self, staged: str, key: str) -> None:
+        replace(self.filesystem, scheme(self.place), staged, key)
 
     def _current(self, key: str, ask: Callable[[str], Any]) -> Any:
         """What `ask` says of a name, or of its `next` while that is being replaced. FileNotFoundError for neither."""
@@ -283,7 +283,7 @@ _LOOKS = 3
 
 
 def _is_aside(name: str) -> bool:
-    return meant(name).startswith(ASIDE)
+    return meant(name).startswith(STAGING)
 
 
 def _lists_trees(filesystem: Any) -> bool:

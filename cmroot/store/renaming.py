@@ -12,7 +12,7 @@ import contextlib
 from typing import Any
 
 from cmroot.errors import NotWritable
-from cmroot.store.spelling import ASIDE
+from cmroot.store.spelling import STAGING
 
 RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb"})
 """fsspec protocols with directories and a rename: a file there is visible while it is written, so it is written
@@ -20,7 +20,7 @@ aside. All others are object stores, where an object appears whole when its uplo
 
 _OVERWRITING = frozenset({"webhdfs", "sftp", "ssh", "smb"})
 
-NEXT = ASIDE + "next-"
+NEXT = STAGING + "next-"
 
 
 def in_two_steps(scheme: str) -> bool:
@@ -38,29 +38,29 @@ def meant(name: str) -> str:
     return name.removeprefix(NEXT)
 
 
-def replace(filesystem: Any, scheme: str, aside: str, key: str) -> None:
+def replace(filesystem: Any, scheme: str, staged: str, key: str) -> None:
     """Give a file a name that another may have: readers find the old content or the new, whenever they look."""
     if scheme in ("sftp", "ssh"):
-        filesystem.mv(aside, key)  # posix-rename@openssh.com
+        filesystem.mv(staged, key)  # posix-rename@openssh.com
     elif scheme == "webhdfs":
-        filesystem._call("RENAME", method="put", path=aside, destination=key, renameoptions="OVERWRITE")
+        filesystem._call("RENAME", method="put", path=staged, destination=key, renameoptions="OVERWRITE")
     elif scheme == "smb":
-        _replace_smb(filesystem, aside, key)
+        _replace_smb(filesystem, staged, key)
     else:
-        _replace_in_two_steps(filesystem, aside, key)
+        _replace_in_two_steps(filesystem, staged, key)
 
 
-def rename_onto_free(filesystem: Any, scheme: str, aside: str, key: str) -> None:
-    """Give a file a name that nobody has. Whether `aside` is left afterwards tells whether somebody had: drivers drop
+def rename_onto_free(filesystem: Any, scheme: str, staged: str, key: str) -> None:
+    """Give a file a name that nobody has. Whether `staged` is left afterwards tells whether somebody had: drivers drop
     a store's refusal, or raise it."""
     with contextlib.suppress(OSError):
         if scheme in ("sftp", "ssh"):
-            filesystem.ftp.rename(aside, key)  # mv would overwrite
+            filesystem.ftp.rename(staged, key)  # mv would overwrite
         else:
-            filesystem.mv(aside, key)
+            filesystem.mv(staged, key)
 
 
-def _replace_in_two_steps(filesystem: Any, aside: str, key: str) -> None:
+def _replace_in_two_steps(filesystem: Any, staged: str, key: str) -> None:
     following = next_of(key)
     if is_there(filesystem, following):  # of a writer that was killed
         if is_there(filesystem, key):
@@ -68,10 +68,10 @@ def _replace_in_two_steps(filesystem: Any, aside: str, key: str) -> None:
         else:
             _move(filesystem, following, key)
     if is_there(filesystem, key):
-        _move(filesystem, aside, following)
+        _move(filesystem, staged, following)
         _remove(filesystem, key)  # from here on `next` counts
-        aside = following
-    _move(filesystem, aside, key)
+        staged = following
+    _move(filesystem, staged, key)
 
 
 def is_there(filesystem: Any, key: str) -> bool:
@@ -94,9 +94,9 @@ def _remove(filesystem: Any, key: str) -> None:
         filesystem.rm_file(key)
 
 
-def _replace_smb(filesystem: Any, aside: str, key: str) -> None:
+def _replace_smb(filesystem: Any, staged: str, key: str) -> None:
     import smbclient  # type: ignore[import-not-found]
     from fsspec.implementations.smb import _as_unc_path
 
-    old, new = (_as_unc_path(filesystem.host, name) for name in (aside, key))
+    old, new = (_as_unc_path(filesystem.host, name) for name in (staged, key))
     smbclient.replace(old, new, port=filesystem._port)

@@ -6,7 +6,7 @@ import os
 
 from cmroot.errors import UnknownPlace
 
-ASIDE = ".aside-"
+STAGING = ".aside-"
 """Names of files being written. They begin with a dot, so listings and Hive skip them; nothing reads them."""
 
 

@@ -14,7 +14,7 @@ from cmroot.errors import Error
 from cmroot.keep.keepers import NoKeeper, choose_keeper
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.listing import file_state
-from cmroot.store.local import aside_name, device, is_directory, status_of
+from cmroot.store.local import device, is_directory, staging_name, status_of
 from cmroot.store.place import is_local, join, local_path, normal, parent, split_authority, store_for
 from replicator.checks.finding import Figure, Finding, Health
 from replicator.checks.metastores import SKEW
@@ -87,7 +87,7 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
     """Writes, reads and removes a small hidden file in a place; where a local place is not there, in the directory that
     it will be made in. exclusive: created the way a lease is. Raises NotWritable, NoSpace, UnknownPlace, OSError."""
     where = standing(place) if is_local(place) else place
-    store, file = store_for(where), aside_name(join(where, "check"))
+    store, file = store_for(where), staging_name(join(where, "check"))
     before = clock()
     try:
         if exclusive:
@@ -174,7 +174,7 @@ def trial_root(root: str) -> Iterator[str]:
     if store.exists(join(root, FORMAT)):
         yield root
         return
-    trial = aside_name(join(standing(root) if is_local(root) else parent(root), "check"))
+    trial = staging_name(join(standing(root) if is_local(root) else parent(root), "check"))
     try:
         store.mkdirs(trial)
         yield trial

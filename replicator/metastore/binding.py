@@ -12,7 +12,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from replicator.metastore.java import write_aside
+from replicator.metastore.java import write_staged
 
 HOST = "replicator.bind"  # the system property
 LOOPBACK = "127.0.0.1"
@@ -31,7 +31,7 @@ def binding_jar(place: Path) -> Path:
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w") as jar:
             jar.writestr(zipfile.ZipInfo(f"{_CLASS}.class"), _class())
-        write_aside(place, content.getvalue())
+        write_staged(place, content.getvalue())
     return place
 
 

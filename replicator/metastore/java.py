@@ -87,19 +87,19 @@ def utf8_locale(env: Mapping[str, str]) -> dict[str, str]:
     return {"LC_ALL": "C.UTF-8"} if locale in ("C", "POSIX") else {}
 
 
-def write_aside(path: Path, content: bytes, mode: int = 0o644) -> None:
+def write_staged(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Publish a file: readers see all of it or none, and two writers at once both end well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, staged = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(aside).chmod(mode)
-        os.replace(aside, path)
+        Path(staged).chmod(mode)
+        os.replace(staged, path)
     except BaseException:
-        os.unlink(aside)
+        os.unlink(staged)
         raise
 
 
@@ -137,5 +137,5 @@ def _write_shim(executable: Path, cache: Path) -> Path:
     # One directory for each runtime: two virtual environments with different wheels do not overwrite each other.
     shim = cache / "java" / xxhash.xxh3_64_hexdigest(text) / "bin" / "java"
     if not (shim.is_file() and shim.read_bytes() == text and os.access(shim, os.X_OK)):
-        write_aside(shim, text, 0o755)
+        write_staged(shim, text, 0o755)
     return shim

@@ -12,7 +12,7 @@ from cmroot.store.place import is_local, join, store_for
 from replicator.core.engine import AutoEngine
 from replicator.errors import Error
 from replicator.purge.parts import Look, Part, is_data, look_at
-from replicator.purge.rewrite.files import FileDone, FilesTask, FileWork, run_files_task, sweep_asides
+from replicator.purge.rewrite.files import FileDone, FilesTask, FileWork, run_files_task, sweep_staging
 from replicator.purge.rewrite.formats import FileFormat
 from replicator.purge.swapping import Figures
 
@@ -115,7 +115,7 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[
         for outcome in outcomes:
             _count(staged[outcome.partition], outcome)
     for staging in stagings:
-        sweep_asides(staging.new)
+        sweep_staging(staging.new)
     for above in {staging.new for staging in stagings if is_local(staging.new)}:
         store_for(above).sync(above)
         break  # one call for all of the filesystem

@@ -27,7 +27,7 @@ from replicator.removal.audit import AuditLog, unwatched
 from replicator.removal.legal import read_holds
 from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Judged, Limits, Refusal, Removal, judge
-from replicator.replay.copy.asides import OPEN, Fence, fenced, sweep_asides
+from replicator.replay.copy.staging import OPEN, Fence, fenced, sweep_staging
 
 PATIENCE = timedelta(minutes=1)
 """How long the lease of a capture or load on the same root is waited for."""
@@ -82,7 +82,7 @@ class Remover:
         with patiently(partial(acquire, self.root, self.audit.job), self.patience) as lease:
             with self.audit.recorder() as recorder:  # what a killed run had begun, told like its other files
                 sweep_incoming(self.root, record=recorder.of(_SWEPT))
-            sweep_asides(self.root)  # and what is left of a killed run's tasks removes nothing from here on
+            sweep_staging(self.root)  # and what is left of a killed run's tasks removes nothing from here on
             judged = self.look(batch)
             self.audit.refused(judged.refused)
             done.refused += judged.refused

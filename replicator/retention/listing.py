@@ -15,7 +15,7 @@ from typing import Any
 
 from cmroot.store.naming import naming
 from cmroot.store.place import is_local, join, local_path, name_of, normal, split_authority, store_for
-from cmroot.store.spelling import ASIDE
+from cmroot.store.spelling import STAGING
 from cmroot.text import is_text, shown
 
 
@@ -190,7 +190,7 @@ def _local_children(path: str) -> list[Entry]:
     found = []
     with naming(path), os.scandir(path) as entries:
         for each in entries:
-            if each.name.startswith(ASIDE):
+            if each.name.startswith(STAGING):
                 continue
             try:
                 found.append(_entry(join(path, each.name), each.stat(follow_symlinks=False), each.is_symlink()))

@@ -26,7 +26,7 @@ from replicator.core.engine import AutoEngine, LocalEngine, Result, Task
 from replicator.core.spark import SparkEngine
 from replicator.errors import LeaseHeld
 from replicator.purge.rewrite.files import FilesTask, FileWork, run_files_task
-from replicator.purge.rewrite.files import sweep_asides as sweep_purge
+from replicator.purge.rewrite.files import sweep_staging as sweep_purge
 from replicator.purge.rewrite.formats import FileFormat
 from replicator.removal.audit import begin_audit
 from replicator.removal.live import LiveLocations, Reference
@@ -34,8 +34,8 @@ from replicator.removal.removal import Limits, Removal
 from replicator.removal.remove import Remover
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.apply.work import RecycleTask, run_recycle_task
-from replicator.replay.copy.asides import fenced, sweep_asides
 from replicator.replay.copy.files import run_copy_task
+from replicator.replay.copy.staging import fenced, sweep_staging
 from replicator.replay.places.clearing import Clearing
 
 LARGE = 300 << 20
@@ -129,7 +129,7 @@ def test_an_attempt_that_was_given_up_publishes_nothing_any_more(tmp_path: Path)
     there = tmp_path / "target" / "db.db" / "t"
     there.mkdir(parents=True)
     with stopped(tmp_path, (run_copy_task, copying), there) as attempt:
-        assert sweep_asides(copying.roots.target) == 1
+        assert sweep_staging(copying.roots.target) == 1
         (there / "part-0").write_bytes(b"of a later load")
         code, _, err = go_on(attempt)
         assert code != 0 and "LeaseHeld" in err
@@ -160,7 +160,7 @@ def test_what_is_carried_by_copy_is_whole_however_many_attempts_carry_it(tmp_pat
         assert ends_whole(there / "f")
         second.kill()
     assert len(list(there.iterdir())) == 2
-    assert sweep_asides(root) == 1  # of the killed one
+    assert sweep_staging(root) == 1  # of the killed one
     assert [path.name for path in there.iterdir()] == ["f"]
 
 

@@ -19,12 +19,12 @@ from cmroot.root import create_or_open
 from cmroot.store.local import LocalStore, same_device
 from cmroot.store.place import Place, is_local, join, local_path, name_of, normal, parent, scheme, store_for
 from cmroot.store.remote import FsspecStore
-from cmroot.store.spelling import ASIDE, same_store
+from cmroot.store.spelling import STAGING, same_store
 
 ODD_NAMES = ["p=a%20b", "a b", "a:b", "#", "?x", "é", "+", "&", "*", "[b]", "%2F", "__HIVE_DEFAULT_PARTITION__", "a\tb"]
 
 names = st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=40).filter(
-    lambda name: name not in (".", "..") and not name.startswith(ASIDE)
+    lambda name: name not in (".", "..") and not name.startswith(STAGING)
 )
 
 

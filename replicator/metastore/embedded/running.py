@@ -36,7 +36,7 @@ from replicator.metastore.embedded.server import (
     wait,
 )
 from replicator.metastore.embedded.template import locked, new_database
-from replicator.metastore.java import write_aside
+from replicator.metastore.java import write_staged
 
 FORMAT = 1  # of metastore.json
 PATIENCE = timedelta(seconds=90)
@@ -210,4 +210,4 @@ def _read_state(directory: Path) -> _State | None:
 
 
 def _write_state(directory: Path, state: _State) -> None:
-    write_aside(directory / "metastore.json", msgspec.json.format(msgspec.json.encode(state)) + b"\n")
+    write_staged(directory / "metastore.json", msgspec.json.format(msgspec.json.encode(state)) + b"\n")

@@ -27,7 +27,7 @@ from thrift.transport.TTransport import TBufferedTransport
 from replicator.errors import MetastoreStartError
 from replicator.metastore.binding import HOST, LOOPBACK, binding_jar
 from replicator.metastore.embedded.jars import hive_version, listener_jar, pyspark_jars
-from replicator.metastore.java import Java, cache_directory, find_java, utf8_locale, write_aside
+from replicator.metastore.java import Java, cache_directory, find_java, utf8_locale, write_staged
 
 # A server is asked for this setting to know that it is the one that was started, not another one on its port.
 # The metastore tells only settings whose names begin with `hive`, `hdfs` or `mapred`.
@@ -114,8 +114,8 @@ def spawn(
     secured = settings.get("hive.metastore.use.SSL", "").lower() == "true"  # another socket: not bound to an address
     class_path = runtime.class_path.removeprefix(f"{runtime.binding}{os.pathsep}") if secured else runtime.class_path
     conf = directory / "conf"
-    write_aside(conf / "hive-site.xml", _hive_site(directory, settings).encode())
-    write_aside(conf / "log4j2.properties", _LOGGING.encode())
+    write_staged(conf / "hive-site.xml", _hive_site(directory, settings).encode())
+    write_staged(conf / "log4j2.properties", _LOGGING.encode())
     log = directory / "metastore.log"
     if log.exists():
         os.replace(log, directory / "metastore.log.1")

@@ -229,9 +229,9 @@ def rewrite_orc(
     path = _path(file.schema, field)
     wanted = _as_type(keys, _type_at(file.schema, path))
     rows, dropped = 0, Counter[int]()
-    with target as out, tempfile.TemporaryFile() as aside:
+    with target as out, tempfile.TemporaryFile() as staged:
         with orc.ORCWriter(
-            aside,
+            staged,
             compression=str(file.compression).lower(),
             row_index_stride=int(file.row_index_stride),
             compression_block_size=int(file.compression_size) or 65536,
@@ -252,9 +252,9 @@ def rewrite_orc(
                     written = True
             if not written:
                 writer.write(file.schema.empty_table())
-        made = orc_footer.read_tail(aside)
+        made = orc_footer.read_tail(staged)
         footer = orc_footer.as_source(tail.footer, made.footer)
-        shutil.copyfileobj(with_zone(aside, made, zone, footer, not same), out, 1 << 20)
+        shutil.copyfileobj(with_zone(staged, made, zone, footer, not same), out, 1 << 20)
     return rows, dropped
 
 

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import Error
 from cmroot.store.checksum import checksum_stream
-from cmroot.store.local import aside_name, raise_unless_gone
+from cmroot.store.local import raise_unless_gone, staging_name
 from cmroot.store.naming import naming
 from cmroot.store.place import is_local, join, local_path, parent, store_for
-from cmroot.store.spelling import ASIDE
+from cmroot.store.spelling import STAGING
 from replicator.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.purge.rewrite.formats import FileFormat, OnlyBySpark, Unsupported
@@ -111,11 +111,11 @@ def _link(source: str, target: str) -> None:
     except FileExistsError:
         if os.path.samestat(os.lstat(source), os.lstat(target)):
             return
-        aside = aside_name(target)
-        os.link(source, aside, follow_symlinks=False)
-        os.rename(aside, target)
+        staged = staging_name(target)
+        os.link(source, staged, follow_symlinks=False)
+        os.rename(staged, target)
         with contextlib.suppress(FileNotFoundError):  # a rename onto the same file leaves both names
-            os.unlink(aside)
+            os.unlink(staged)
 
 
 def _copy(work: FileWork) -> None:
@@ -174,24 +174,24 @@ def _writing(place: str) -> Iterator[BinaryIO]:
     path = local_path(place)
     with naming(path):
         os.makedirs(local_path(parent(path)), exist_ok=True)
-        aside = aside_name(path)
+        staged = staging_name(path)
         try:
-            with open(aside, "xb", buffering=1 << 20) as file:
+            with open(staged, "xb", buffering=1 << 20) as file:
                 yield file
-            os.rename(aside, path)
+            os.rename(staged, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(aside)
+                os.unlink(staged)
             raise
 
 
-def sweep_asides(place: str) -> None:
+def sweep_staging(place: str) -> None:
     """Removes what attempts that were killed or given up have written aside below a directory; those that still go on
     publish nothing from then on. Safe to run twice."""
     if is_local(place):
         for directory, _, names in os.walk(local_path(place), onerror=raise_unless_gone):
             for name in names:
-                if name.startswith(ASIDE):
+                if name.startswith(STAGING):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(os.path.join(directory, name))
 

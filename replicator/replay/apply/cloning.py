@@ -23,7 +23,7 @@ from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.work import Work
-from replicator.replay.copy.asides import Attempt, noted
+from replicator.replay.copy.staging import Attempt, noted
 from replicator.replay.places.placement import is_published
 from replicator.replay.places.retired import Retired
 from replicator.replay.plan.plan import TablePlan
@@ -84,14 +84,14 @@ def _link(source: str, target: str) -> bool:
 
 
 def _copy_local(source: str, target: str, mtime_ns: int, attempt: Attempt) -> None:
-    aside = attempt.aside(os.path.dirname(target))
+    staging = attempt.staging(os.path.dirname(target))
     try:
-        copy_file(source, aside, reread=True, mtime_ns=mtime_ns)
+        copy_file(source, staging, reread=True, mtime_ns=mtime_ns)
         attempt.check()
-        os.rename(aside, target)
+        os.rename(staging, target)
     except BaseException:
         with suppress(FileNotFoundError):
-            os.unlink(aside)
+            os.unlink(staging)
         raise
 
 

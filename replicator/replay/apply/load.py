@@ -35,8 +35,8 @@ from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import prune
 from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
 from replicator.replay.apply.work import Work
-from replicator.replay.copy.asides import sweep_asides
 from replicator.replay.copy.copying import Roots
+from replicator.replay.copy.staging import sweep_staging
 from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import surviving_partitions
@@ -77,7 +77,7 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
     with acquire(root, "load") as lease:
         lease.check()
         sweep_incoming(root)
-        sweep_asides(root)
+        sweep_staging(root)
         plan = plan_load(reader, target, options)
         outcome = _outcome(plan, reader)
         claims = Claims.of(root, lease.holder, reader.metadata.id, take_over=options.take_over)

@@ -19,9 +19,9 @@ from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition
 from replicator.dumps.layout import INCREMENTAL
 from replicator.dumps.reader import DumpReader
-from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.files import entries, file_in, fold_entries, slashed
+from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.clearing import Clearing
 from replicator.replay.places.neighbours import Free, Leaving, Neighbours
 from replicator.replay.places.placement import relative

@@ -28,10 +28,10 @@ from replicator.replay.places.replica import APART, EXTERNAL_DATA, LOADING, PUBL
 from replicator.replay.places.retired import Retired
 from replicator.replay.plan.plan import Plan, TablePlan
 from replicator.replay.plan.published import (
-    aside_of,
     at_place,
     is_moved_by_renaming,
     of_kind,
+    staging_of,
     table_at_place,
     with_path,
     without_path,
@@ -201,7 +201,7 @@ class Preparation:
         """A table in the source's layout, which a server would move while it renames it, and so take from under who
         reads it: with a new place in the same call it does not."""
         assert there.location and there.storage and self._work.plan.snapshot
-        place = aside_of(self._work.plan.snapshot, there)
+        place = staging_of(self._work.plan.snapshot, there)
         self._work.supersede([Retired(there.location, *(renamed.db, renamed.name), successor=place)])
         if not there.is_partitioned:
             self._carry([(there.location, place)])

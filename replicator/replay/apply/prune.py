@@ -23,9 +23,9 @@ from replicator.events.scope import matches_name
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.differing import named_files
 from replicator.replay.apply.work import RecycleTask, leaving_partitions, own_places, run_recycle_task, to_recycle
-from replicator.replay.copy.asides import OPEN, Fence, fenced
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.emptied import sweep_empty
+from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.clearing import Clearing, to_clear
 from replicator.replay.places.neighbours import Leaving, Name, Neighbours
 from replicator.replay.places.placement import relative

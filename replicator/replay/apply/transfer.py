@@ -13,10 +13,10 @@ from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
 from replicator.dumps.reader import DumpReader
 from replicator.errors import FilesMissing, Refused
-from replicator.replay.copy.asides import fenced, sweep_asides
 from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
 from replicator.replay.copy.logs import LogTask, run_log_task
+from replicator.replay.copy.staging import fenced, sweep_staging
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.rules import FileRules
 from replicator.text.quantity import count_text
@@ -45,14 +45,14 @@ def copy_files(
         report = run_files(
             reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COPY, reread=reread, private=private
         )
-        sweep_asides(roots.target)  # of attempts that were given up: from here on they publish nothing
+        sweep_staging(roots.target)  # of attempts that were given up: from here on they publish nothing
         if report.missing_count and not allow_missing:
             raise _files_missing(report, roots)
         if report.logs:
             _sync(plan)  # data is durable before a log names it
             check()
             report.add(_publish_logs(report.logs, plan, rules, roots, engine, progress))
-            sweep_asides(roots.target)
+            sweep_staging(roots.target)
             if report.missing_count and not allow_missing:
                 raise _files_missing(report, roots)
         _sync(plan)

@@ -25,7 +25,7 @@ from cmroot.keep.versions import open_version, version_size
 from cmroot.store.checksum import checksum_descriptor, checksum_file, copy_between, copy_stream
 from cmroot.store.naming import raise_named
 from cmroot.store.place import is_local, join, local_path, store_for
-from replicator.replay.copy.asides import Attempt, given_up
+from replicator.replay.copy.staging import Attempt, given_up
 from replicator.replay.copy.stamps import is_published, is_stamped, stamp
 
 
@@ -170,9 +170,9 @@ def _place_local(
         there = None
     reasons = []
     for origin in _origins(wanted, checksum, size, roots, kept):
-        aside = attempt.aside(directory)
+        staging = attempt.staging(directory)
         try:
-            descriptor, found = _copy(origin, aside, wanted.mtime_ns)
+            descriptor, found = _copy(origin, staging, wanted.mtime_ns)
         except FileNotFoundError:
             reasons.append(f"{origin} does not exist")
             continue
@@ -183,12 +183,12 @@ def _place_local(
                 if there is not None and not (private and there.st_nlink > 1):
                     _keeper(roots.target, directory).keep(target)
                     _drop_sidecar(target)
-                _publish(descriptor, aside, target)
+                _publish(descriptor, staging, target)
                 return Placed(origin.name, size)
             reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
-            _remove(aside)
+            _remove(staging)
         except BaseException:
-            _remove(aside)
+            _remove(staging)
             raise
         finally:
             os.close(descriptor)
@@ -216,20 +216,20 @@ def _make_way(target: str, directory: str, there: os.stat_result | None, roots: 
     return None
 
 
-def _publish(descriptor: int, aside: str, target: str) -> None:
+def _publish(descriptor: int, staging: str, target: str) -> None:
     """Gives a file its name, if it is still the one that was written and read back."""
     try:
-        if os.path.samestat(os.fstat(descriptor), os.lstat(aside)):
-            os.rename(aside, target)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(staging)):
+            os.rename(staging, target)
             return
     except FileNotFoundError:
         pass
-    raise given_up(aside)
+    raise given_up(staging)
 
 
-def _remove(aside: str) -> None:
+def _remove(staging: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(aside)
+        os.unlink(staging)
 
 
 @lru_cache(maxsize=256)
@@ -269,21 +269,21 @@ def _origins(
         yield _Origin("target", locate(roots.target, checksum, size))
 
 
-def _copy(origin: _Origin, aside: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
+def _copy(origin: _Origin, staging: str, mtime_ns: int | None) -> tuple[int, tuple[str, int]]:
     """Copies to a fresh name and reads back: the open copy, its checksum and size. Raises FileNotFoundError when the
     origin is not there."""
     if is_local(origin.place):
         source = os.open(local_path(origin.place), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _fill(aside, mtime_ns, lambda target: copy_between(source, target))
+            return _fill(staging, mtime_ns, lambda target: copy_between(source, target))
         finally:
             os.close(source)
     with origin.open() as stream:
-        return _fill(aside, mtime_ns, lambda target: _copy_stream(stream, target))
+        return _fill(staging, mtime_ns, lambda target: _copy_stream(stream, target))
 
 
-def _fill(aside: str, mtime_ns: int | None, fill: Callable[[int], tuple[str, int]]) -> tuple[int, tuple[str, int]]:
-    target = _create(aside)
+def _fill(staging: str, mtime_ns: int | None, fill: Callable[[int], tuple[str, int]]) -> tuple[int, tuple[str, int]]:
+    target = _create(staging)
     try:
         found = fill(target)
         if mtime_ns is not None:
@@ -291,7 +291,7 @@ def _fill(aside: str, mtime_ns: int | None, fill: Callable[[int], tuple[str, int
         return target, found
     except BaseException:
         os.close(target)
-        _remove(aside)
+        _remove(staging)
         raise
 
 
@@ -347,18 +347,18 @@ def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, attemp
         pass
     reasons = []
     for origin in _origins(wanted, checksum, size, roots):
-        aside = attempt.aside(wanted.target.rpartition("/")[0])
+        staging = attempt.staging(wanted.target.rpartition("/")[0])
         try:
-            with origin.open() as source, store.open_write(aside) as target:
+            with origin.open() as source, store.open_write(staging) as target:
                 found = copy_stream(source, target)
         except FileNotFoundError:
             reasons.append(f"{origin} does not exist")
             continue
-        if found == (checksum, size) and _object_checksum(aside) == found:
+        if found == (checksum, size) and _object_checksum(staging) == found:
             attempt.check()
-            store.move(aside, wanted.target)
+            store.move(staging, wanted.target)
             return Placed(origin.name, size)
-        store.remove(aside)
+        store.remove(staging)
         reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
     return Placed("missing", reason="; ".join(reasons))
 

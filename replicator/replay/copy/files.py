@@ -26,7 +26,6 @@ from cmroot.names import check_entries
 from cmroot.store.place import is_local, local_path, store_for
 from replicator.core.report import CopyCounts
 from replicator.errors import Error
-from replicator.replay.copy.asides import OPEN, Attempt, Fence, noted
 from replicator.replay.copy.copying import (
     Placed,
     Roots,
@@ -39,6 +38,7 @@ from replicator.replay.copy.copying import (
 )
 from replicator.replay.copy.delta import is_foreign, is_log
 from replicator.replay.copy.emptied import remove_emptied
+from replicator.replay.copy.staging import OPEN, Attempt, Fence, noted
 from replicator.replay.plan.rules import FileRules
 
 THREADS = 2  # a task's own: one waits for the disk while the other hashes

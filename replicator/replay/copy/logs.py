@@ -18,10 +18,10 @@ import xxhash
 
 from cmroot.store.delta import LAST, LOG, checkpoint_version, rank
 from cmroot.store.place import store_for
-from replicator.replay.copy.asides import OPEN, Attempt, Fence, noted
 from replicator.replay.copy.copying import Placed, Roots, Wanted, kept_prefixes, place_file, remove_file
 from replicator.replay.copy.delta import is_foreign, is_log, log_of
 from replicator.replay.copy.files import CopyReport, count, entries, fold_entries
+from replicator.replay.copy.staging import OPEN, Attempt, Fence, noted
 from replicator.replay.plan.rules import FileRules
 
 

@@ -15,7 +15,7 @@ from cmroot.store.place import normal
 from replicator.replay.places.replica import replica_table
 from replicator.replay.plan.deciding import can_become
 from replicator.replay.plan.plan import Name, Plan, TablePlan
-from replicator.replay.plan.published import aside_of, home_of, is_moved_by_renaming, place_of, with_table_at
+from replicator.replay.plan.published import home_of, is_moved_by_renaming, place_of, staging_of, with_table_at
 from replicator.replay.plan.rules import FileRules
 
 _ABOUT = ["position", "db", "table", "partition", "location"]
@@ -58,7 +58,7 @@ def _isolate(plan: Plan, step: TablePlan, touched: set[str]) -> None:
     stays = there is not None and there.location and (source.is_partitioned or not changed)
     location = str(there.location) if there is not None and stays else step.place
     if there is not None and stays and step.rename_from is not None and is_moved_by_renaming(there):
-        location = aside_of(plan.snapshot, there)
+        location = staging_of(plan.snapshot, there)
     step.placement = with_table_at(plan.placement, source, location)
     step.table = replica_table(source, step.placement, plan.mark)
 

@@ -27,7 +27,7 @@ def place_of(home: str, load: str, db: str, table: str) -> str:
     return join(home, PUBLISHED, load, f"{db}.{table}")
 
 
-def aside_of(load: str, there: Table) -> str:
+def staging_of(load: str, there: Table) -> str:
     """Where a table in the source's layout goes before it gets another name, as a server would move it else."""
     return place_of(parent(there.location or ""), f"{load}-renamed", there.db, there.name)
 

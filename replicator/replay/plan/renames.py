@@ -42,11 +42,11 @@ def rename_order(
                 f"renames of the source meet names that the target uses otherwise: {blocked}",
                 hint="drop or rename what has these names on the target, then load again; --overwrite replaces tables",
             )
-        aside = passing(circle)
-        order.append((circle, aside))
-        waiting[aside] = waiting.pop(circle)
+        staged = passing(circle)
+        order.append((circle, staged))
+        waiting[staged] = waiting.pop(circle)
         taken.discard(circle)
-        taken.add(aside)
+        taken.add(staged)
     return order
 
 

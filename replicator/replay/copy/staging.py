@@ -23,10 +23,10 @@ import msgspec
 from cmroot.errors import UNREADABLE, FormatError, LeaseHeld
 from cmroot.store.local import is_directory
 from cmroot.store.place import is_local, join, local_path, parent, store_for
-from cmroot.store.spelling import ASIDE as UNFINISHED
+from cmroot.store.spelling import STAGING as UNFINISHED
 from replicator.core.engine import Engine, Result, Task
 
-ASIDE = ".replicating-"  # a name that no reader of tables looks at
+STAGING = ".replicating-"  # a name that no reader of tables looks at
 _NOTES = "copying"
 _TRUSTED = 1.0  # seconds; an attempt that was stopped for longer asks for its note before it changes anything
 
@@ -74,9 +74,9 @@ class Attempt:
         self._fence = fence if fence.note else Fence(root, id)
         self._numbers = itertools.count()
 
-    def aside(self, directory: str) -> str:
+    def staging(self, directory: str) -> str:
         """A name in a directory that nobody else writes to; 60 bytes, however long the name that it is for."""
-        return f"{directory}/{ASIDE}{self.id}-{next(self._numbers)}"
+        return f"{directory}/{STAGING}{self.id}-{next(self._numbers)}"
 
     def check(self) -> None:
         """See Fence."""
@@ -144,7 +144,7 @@ def noted(root: str, targets: Iterable[str], fence: Fence = OPEN) -> Iterator[At
     store_for(root).remove(note)
 
 
-def sweep_asides(root: str) -> int:
+def sweep_staging(root: str) -> int:
     """Removes the staging files of attempts that were killed or given up; how many. Under the lease, while no task runs
     that is waited for. Safe to run twice."""
     store, removed = store_for(root), 0
@@ -155,12 +155,12 @@ def sweep_asides(root: str) -> int:
             directories = msgspec.json.decode(store.read_bytes(note), type=list[str])
         except UNREADABLE as error:
             raise FormatError(
-                f"{note}: {error}", hint=f"remove it, and any {ASIDE}* files below the replicas' directories"
+                f"{note}: {error}", hint=f"remove it, and any {STAGING}* files below the replicas' directories"
             ) from error
         for directory in directories:
-            for aside in store_for(directory).list(directory):
-                if aside.startswith(ASIDE):
-                    store_for(directory).remove(join(directory, aside))
+            for staging in store_for(directory).list(directory):
+                if staging.startswith(STAGING):
+                    store_for(directory).remove(join(directory, staging))
                     removed += 1
         store.remove(note)
     return removed
