@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from gateways import Guarded, guarded
+from replication_fixture import command
 from spark_sql import SparkSql
-from story import command
 
 from replicator.metastore.embedded.running import Running
 

@@ -103,7 +103,7 @@ def sides(
 
 
 @dataclass
-class Story:
+class ReplicationFixture:
     """One database, its `$cmroot`, and what happens to them."""
 
     sides: Sides
@@ -203,18 +203,18 @@ def _storage(location: str) -> Storage:
 
 
 @pytest.fixture
-def story(sides: Sides, tmp_path: Path) -> Iterator[Callable[..., Story]]:
-    """`story(store, root_on)`: a new database on a store ("" is a local directory), its root on another."""
+def fixture(sides: Sides, tmp_path: Path) -> Iterator[Callable[..., ReplicationFixture]]:
+    """`fixture(store, root_on)`: a new database on a store ("" is a local directory), its root on another."""
     opened: list[ThriftMetastore] = []
 
-    def make(store: str = "", root_on: str = "") -> Story:
+    def make(store: str = "", root_on: str = "") -> ReplicationFixture:
         db = f"db{next(sides.numbers)}"
         metastore = connect(sides.source.uri)
         opened.append(metastore)
         home = store or str(sides.outside)
         metastore.create_database(Database(name=db, location=_storage(f"{home}/{db}.db").location))
         root = create_or_open(f"{root_on or sides.outside}/{db}-cmroot")
-        return Story(sides, db, root, metastore, tmp_path)
+        return ReplicationFixture(sides, db, root, metastore, tmp_path)
 
     yield make
     for metastore in opened:
@@ -247,10 +247,10 @@ LOCAL = ""
     ],
 )
 def test_a_dump_of_the_past_shows_what_was_dropped_and_written_over_since(
-    story: Callable[..., Story], sides: Sides, keeper: str, store: str, root_on: str, asked: str
+    fixture: Callable[..., ReplicationFixture], sides: Sides, keeper: str, store: str, root_on: str, asked: str
 ) -> None:
     """Event 1 adds p=1 with A, event 2 drops it, event 3 adds it again with B at the same place."""
-    it = story(store, root_on)
+    it = fixture(store, root_on)
     it.table("t", store or local(sides))
     it.capture(asked)
     it.add("t", "1", "A")
@@ -275,7 +275,7 @@ def test_a_dump_of_the_past_shows_what_was_dropped_and_written_over_since(
     assert it.differences() == []
 
 
-def recycle(it: Story, place: str) -> None:
+def recycle(it: ReplicationFixture, place: str) -> None:
     if is_local(place):
         recycle_tree(it.root.place, place)
         return
@@ -285,9 +285,11 @@ def recycle(it: Story, place: str) -> None:
         recycle_file(it.root.place, join(place, name))
 
 
-def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loaded(story: Callable[..., Story]) -> None:
+def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loaded(
+    fixture: Callable[..., ReplicationFixture],
+) -> None:
     """On a bucket only a listing tells; what did not change is not read again."""
-    it = story(VERSIONED)
+    it = fixture(VERSIONED)
     it.table("t", VERSIONED)
     it.add("t", "1", "first")
     it.add("t", "2", "stays")
@@ -303,8 +305,10 @@ def test_each_state_of_a_file_that_is_written_over_without_an_event_can_be_loade
         assert it.replica("t") == {"p=1/part-0": text, "p=2/part-0": "stays"}
 
 
-def test_a_capture_of_several_stores_keeps_each_in_its_own_way(story: Callable[..., Story], sides: Sides) -> None:
-    it = story()
+def test_a_capture_of_several_stores_keeps_each_in_its_own_way(
+    fixture: Callable[..., ReplicationFixture], sides: Sides
+) -> None:
+    it = fixture()
     stores = {"linked": local(sides), "versioned": VERSIONED, "copied": PLAIN}
     for table, store in stores.items():
         it.table(table, store)
@@ -324,9 +328,11 @@ def test_a_capture_of_several_stores_keeps_each_in_its_own_way(story: Callable[.
     assert it.differences() == []
 
 
-def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(story: Callable[..., Story]) -> None:
+def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(
+    fixture: Callable[..., ReplicationFixture],
+) -> None:
     """The metastore's rename gives every object another key: the versions of the old ones are not theirs."""
-    it = story(VERSIONED)
+    it = fixture(VERSIONED)
     it.homes["t"] = f"{VERSIONED}/{it.db}.db/t"
     keys = (Column("p", "string"),)
     managed = Table(db=it.db, name="t", storage=_storage(it.homes["t"]), partition_keys=keys)
@@ -353,8 +359,8 @@ def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(story: Cal
 # ---- what versions do not protect against -------------------------------------------------------------------------
 
 
-def test_a_version_that_somebody_deleted_is_named_as_missing(story: Callable[..., Story]) -> None:
-    it = story(VERSIONED)
+def test_a_version_that_somebody_deleted_is_named_as_missing(fixture: Callable[..., ReplicationFixture]) -> None:
+    it = fixture(VERSIONED)
     it.table("t", VERSIONED)
     it.add("t", "1", "A")
     it.capture()
@@ -367,9 +373,11 @@ def test_a_version_that_somebody_deleted_is_named_as_missing(story: Callable[...
         it.load(dump)
 
 
-def test_what_was_there_before_versioning_is_copied_once_versioning_is_suspended(story: Callable[..., Story]) -> None:
+def test_what_was_there_before_versioning_is_copied_once_versioning_is_suspended(
+    fixture: Callable[..., ReplicationFixture],
+) -> None:
     """A null version is overwritten in a suspended bucket; one with a name of its own stays."""
-    it = story(LATE)
+    it = fixture(LATE)
     it.table("t", LATE)
     it.add("t", "1", "from before versioning")
     set_versioning(LATE, "Enabled")
@@ -388,8 +396,8 @@ def test_what_was_there_before_versioning_is_copied_once_versioning_is_suspended
 # ---- nothing can be kept ------------------------------------------------------------------------------------------
 
 
-def test_a_root_that_takes_nothing_fails_the_capture_and_says_so(story: Callable[..., Story]) -> None:
-    it = story(PLAIN, PLAIN)
+def test_a_root_that_takes_nothing_fails_the_capture_and_says_so(fixture: Callable[..., ReplicationFixture]) -> None:
+    it = fixture(PLAIN, PLAIN)
     it.table("t", PLAIN)
     it.add("t", "1", "A")
     forbid_writing(it.root.place, "incoming")
@@ -403,8 +411,10 @@ def test_a_root_that_takes_nothing_fails_the_capture_and_says_so(story: Callable
         s3("delete_bucket_policy", PLAIN)
 
 
-def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(story: Callable[..., Story]) -> None:
-    it = story(PLAIN, PLAIN)
+def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(
+    fixture: Callable[..., ReplicationFixture],
+) -> None:
+    it = fixture(PLAIN, PLAIN)
     forbid_writing(it.root.place, "")
     try:
         with pytest.raises(NotWritable, match=it.root.place):
@@ -422,9 +432,9 @@ def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(stor
     ],
 )
 def test_a_keeper_that_a_store_cannot_have_is_refused_by_name(
-    story: Callable[..., Story], sides: Sides, asked: str, store: str, said: str
+    fixture: Callable[..., ReplicationFixture], sides: Sides, asked: str, store: str, said: str
 ) -> None:
-    it = story(store)
+    it = fixture(store)
     it.table("t", store or local(sides))
     it.add("t", "1", "A")
     with pytest.raises(KeepError, match=said):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
-from story import Story
+from replication_fixture import ReplicationFixture
 from test_geometry import bootstrap, catch_up, held, partition, storage, write
 
 from replicator.core.model import Storage, Table
@@ -17,8 +17,8 @@ from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
-    found = Story(source_metastore, target_metastore, tmp_path)
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+    found = ReplicationFixture(source_metastore, target_metastore, tmp_path)
     found.source.create()
     return found
 
@@ -58,43 +58,45 @@ def rename(db: PlainDatabase, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_a_renamed_table_keeps_what_the_server_has_moved(story: Story, partitioned: bool) -> None:
-    make(story.source, "t", partitioned=partitioned)
-    bootstrap(story)
-    rename(story.source, "t", "u")
-    write(story.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
-    catch_up(story)
+def test_a_renamed_table_keeps_what_the_server_has_moved(fixture: ReplicationFixture, partitioned: bool) -> None:
+    make(fixture.source, "t", partitioned=partitioned)
+    bootstrap(fixture)
+    rename(fixture.source, "t", "u")
+    write(fixture.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
+    catch_up(fixture)
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_a_table_that_gets_the_name_of_a_renamed_one_keeps_what_is_its_own(story: Story, partitioned: bool) -> None:
+def test_a_table_that_gets_the_name_of_a_renamed_one_keeps_what_is_its_own(
+    fixture: ReplicationFixture, partitioned: bool
+) -> None:
     for name in ("t", "s"):
-        make(story.source, name, partitioned=partitioned)
-    bootstrap(story)
-    rename(story.source, "t", "u")
-    rename(story.source, "s", "t")
-    write(story.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
-    catch_up(story)
+        make(fixture.source, name, partitioned=partitioned)
+    bootstrap(fixture)
+    rename(fixture.source, "t", "u")
+    rename(fixture.source, "s", "t")
+    write(fixture.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
+    catch_up(fixture)
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["", "of an earlier release"])
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_a_load_that_was_killed_after_a_rename_keeps_what_the_server_has_moved(
-    story: Story, partitioned: bool, stale: bool
+    fixture: ReplicationFixture, partitioned: bool, stale: bool
 ) -> None:
     """An earlier release left `path` where the directory was before."""
-    make(story.source, "t", partitioned=partitioned)
-    bootstrap(story)
-    rename(story.source, "t", "u")
-    write(story.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
-    assert story.dump(since=story.last).code == 0
-    fault = Fault("after", "thrift", rf"alter table {story.db}\.t$")
-    assert run_with(fault, story.load_arguments(story.last)).killed
-    renamed = story.target.metastore.table(story.db, "u")
-    assert renamed.storage and (story.target.home / "u").exists()
+    make(fixture.source, "t", partitioned=partitioned)
+    bootstrap(fixture)
+    rename(fixture.source, "t", "u")
+    write(fixture.source.home / "u" / ("p=1" if partitioned else ""), {"new": "of u"})
+    assert fixture.dump(since=fixture.last).code == 0
+    fault = Fault("after", "thrift", rf"alter table {fixture.db}\.t$")
+    assert run_with(fault, fixture.load_arguments(fixture.last)).killed
+    renamed = fixture.target.metastore.table(fixture.db, "u")
+    assert renamed.storage and (fixture.target.home / "u").exists()
     if stale:
-        named = msgspec.structs.replace(renamed, storage=at(renamed.storage, story.target.home / "t"))
-        story.target.metastore.alter_table(story.db, "u", named)
-    assert story.load().code == 0
-    assert held(story.target.metastore, story.db) == held(story.source.metastore, story.db)
-    story.roots_are_in_order()
+        named = msgspec.structs.replace(renamed, storage=at(renamed.storage, fixture.target.home / "t"))
+        fixture.target.metastore.alter_table(fixture.db, "u", named)
+    assert fixture.load().code == 0
+    assert held(fixture.target.metastore, fixture.db) == held(fixture.source.metastore, fixture.db)
+    fixture.roots_are_in_order()

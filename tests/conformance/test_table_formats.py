@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from plain_tables import PlainDatabase
 from policies import Replication
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.store.delta import last_version
 from cmroot.store.listing import list_tree
@@ -37,8 +37,8 @@ ACID = {"transactional": "true", "transactional_properties": "insert_only"}
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
-    made = Story(source_metastore, target_metastore, tmp_path)
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+    made = ReplicationFixture(source_metastore, target_metastore, tmp_path)
     made.source.create()
     return made
 
@@ -76,9 +76,9 @@ def test_a_tables_format_is_told_from_what_its_writers_leave_in_the_metastore(
 # ---- gaps ---------------------------------------------------------------------------------------------------------
 
 
-def make_gaps(story: Story) -> list[str]:
+def make_gaps(fixture: ReplicationFixture) -> list[str]:
     """One table of each format beside a plain one; returns their names."""
-    db = story.source
+    db = fixture.source
     db.table("orders", {"a": "1"})
     db.table("ice", {"data": "rows"}, kind=EXTERNAL)
     db.alter("ice", **ICEBERG)
@@ -108,53 +108,55 @@ def named(answer: Answer) -> list[str]:
     return sorted(each["object"] for each in answer.said["not_replicated"])
 
 
-def verified(story: Story, *more: str) -> Answer:
-    sides = ["--source", story.source_uri, "--target", story.target_uri, "--db", story.db]
+def verified(fixture: ReplicationFixture, *more: str) -> Answer:
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db]
     return command("verify", *sides, "--engine", "local", *more)
 
 
-def repaired(story: Story, *more: str) -> Answer:
-    sides = ["--source", story.source_uri, "--target", story.target_uri, "--db", story.db]
-    roots = ["--cmroot", str(story.cmroot), "--target-cmroot", str(story.target_cmroot)]
+def repaired(fixture: ReplicationFixture, *more: str) -> Answer:
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db]
+    roots = ["--cmroot", str(fixture.cmroot), "--target-cmroot", str(fixture.target_cmroot)]
     return command("repair", *sides, *roots, "--engine", "local", *more)
 
 
-def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code_says_so(story: Story) -> None:
-    gaps = make_gaps(story)
-    dumped = story.dump()
+def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code_says_so(
+    fixture: ReplicationFixture,
+) -> None:
+    gaps = make_gaps(fixture)
+    dumped = fixture.dump()
     assert (dumped.code, named(dumped)) == (3, gaps)
-    planned = story.load(story.last, "--dry-run")
+    planned = fixture.load(fixture.last, "--dry-run")
     assert (planned.code, named(planned)) == (3, gaps)
-    loaded = story.load()
+    loaded = fixture.load()
     assert (loaded.code, loaded.said["status"], named(loaded)) == (3, "incomplete", gaps)
-    assert story.target.metastore.table_names(story.db) == ["orders"]
-    assert not (story.target.home / "ice").exists()
-    found = verified(story)
+    assert fixture.target.metastore.table_names(fixture.db) == ["orders"]
+    assert not (fixture.target.home / "ice").exists()
+    found = verified(fixture)
     assert (found.code, found.said["status"], named(found)) == (3, "incomplete", gaps)
-    (story.target.home / "orders" / "a").write_text("another")
+    (fixture.target.home / "orders" / "a").write_text("another")
     for more in ("--dry-run",), (), ():  # the second has nothing to repair
-        mended = repaired(story, *more)
+        mended = repaired(fixture, *more)
         assert (mended.code, named(mended)) == (3, gaps), mended
 
     # and so is a range of changes
-    story.source.write("orders", {"b": "2"})
-    story.source.write("ice", {"more": "rows"})
-    story.source.alter("ice", metadata_location="file:/w/t/metadata/00002-b.metadata.json")
-    before = story.last
-    assert (dumped := story.dump(since=before)).code == 3 and named(dumped) == gaps
-    assert (loaded := story.load()).code == 3 and named(loaded) == gaps
+    fixture.source.write("orders", {"b": "2"})
+    fixture.source.write("ice", {"more": "rows"})
+    fixture.source.alter("ice", metadata_location="file:/w/t/metadata/00002-b.metadata.json")
+    before = fixture.last
+    assert (dumped := fixture.dump(since=before)).code == 3 and named(dumped) == gaps
+    assert (loaded := fixture.load()).code == 3 and named(loaded) == gaps
     assert loaded.said["files_copied"] == 1
-    assert story.target.metastore.table_names(story.db) == ["orders"]
-    found = verified(story)
+    assert fixture.target.metastore.table_names(fixture.db) == ["orders"]
+    found = verified(fixture)
     assert (found.code, found.said["differences"], named(found)) == (3, [], gaps)
 
 
 # ---- Delta --------------------------------------------------------------------------------------------------------
 
 
-def make_delta(story: Story, name: str = "events") -> Path:
+def make_delta(fixture: ReplicationFixture, name: str = "events") -> Path:
     """A Delta table, registered as Spark does; returns its directory."""
-    db = story.source
+    db = fixture.source
     db.table(name, kind=EXTERNAL)
     db.alter(name, **{"spark.sql.sources.provider": "delta"})
     place = db.home / name
@@ -175,9 +177,9 @@ def commit(place: Path, version: int) -> Path:
     return place / "_delta_log" / f"{version:020}.json"
 
 
-def test_a_delta_table_is_replicated_whatever_its_writers_do_between_two_loads(story: Story) -> None:
-    place, replica = make_delta(story), story.target.home / "events"
-    assert story.dump().code == 0 and story.load().code == 0
+def test_a_delta_table_is_replicated_whatever_its_writers_do_between_two_loads(fixture: ReplicationFixture) -> None:
+    place, replica = make_delta(fixture), fixture.target.home / "events"
+    assert fixture.dump().code == 0 and fixture.load().code == 0
     assert ids(replica) == [0]
     for number in range(1, 12):
         append(place, number)
@@ -185,12 +187,12 @@ def test_a_delta_table_is_replicated_whatever_its_writers_do_between_two_loads(s
     table.create_checkpoint()
     table.delete("id = 3")
     table.optimize.compact()
-    assert story.dump(since=story.last).code == 0 and story.load().code == 0
+    assert fixture.dump(since=fixture.last).code == 0 and fixture.load().code == 0
     assert ids(replica) == ids(place) == [0, 1, 2, *range(4, 12)]
-    assert verified(story).code == 0
+    assert verified(fixture).code == 0
     deltalake.DeltaTable(str(place)).vacuum(0, enforce_retention_duration=False, dry_run=False)
-    assert story.dump(since=story.last).code == 0 and story.load().code == 0
-    assert (ids(replica), verified(story).code) == (ids(place), 0)
+    assert fixture.dump(since=fixture.last).code == 0 and fixture.load().code == 0
+    assert (ids(replica), verified(fixture).code) == (ids(place), 0)
 
 
 def test_a_delta_log_is_listed_before_the_data_that_it_names_and_cut_at_a_hole(tmp_path: Path) -> None:
@@ -222,150 +224,154 @@ def test_a_delta_log_is_listed_before_the_data_that_it_names_and_cut_at_a_hole(t
     assert len(seen) > 1, "nothing was listed while it was written"
 
 
-def test_versions_after_a_hole_are_left_to_the_next_listing(story: Story) -> None:
-    place, replica = make_delta(story), story.target.home / "events"
+def test_versions_after_a_hole_are_left_to_the_next_listing(fixture: ReplicationFixture) -> None:
+    place, replica = make_delta(fixture), fixture.target.home / "events"
     for number in (1, 2, 3):
         append(place, number)
     hole = commit(place, 2).rename(place / "kept-aside")
-    assert story.dump().code == 0 and story.load().code == 0
+    assert fixture.dump().code == 0 and fixture.load().code == 0
     assert ids(replica) == [0, 1]
     assert not commit(replica, 3).exists()
     hole.rename(commit(place, 2))
-    assert story.dump(since=story.last).code == 0 and story.load().code == 0
+    assert fixture.dump(since=fixture.last).code == 0 and fixture.load().code == 0
     assert ids(replica) == [0, 1, 2, 3]
 
 
-def test_a_load_that_fails_leaves_the_version_that_readers_had(story: Story) -> None:
+def test_a_load_that_fails_leaves_the_version_that_readers_had(fixture: ReplicationFixture) -> None:
     """A data file is damaged at the source and in its $cmroot, which is the same file: the load finds out as it
     copies it."""
-    place, replica = make_delta(story), story.target.home / "events"
-    assert story.dump().code == 0 and story.load().code == 0
+    place, replica = make_delta(fixture), fixture.target.home / "events"
+    assert fixture.dump().code == 0 and fixture.load().code == 0
     append(place, 1)
     append(place, 2)
-    assert story.dump(since=story.last).code == 0
+    assert fixture.dump(since=fixture.last).code == 0
     damaged = max(place.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     content, mode = damaged.read_bytes(), damaged.stat().st_mode
     damaged.chmod(0o644)
     with damaged.open("r+b") as file:
         file.write(b"X")
-    loaded = story.load()
+    loaded = fixture.load()
     assert (loaded.code, loaded.error) == (1, "FilesMissing"), loaded
     assert ids(replica) == [0]
     with damaged.open("r+b") as file:
         file.write(content[:1])
     damaged.chmod(mode)
-    assert story.load().code == 0
+    assert fixture.load().code == 0
     assert ids(replica) == [0, 1, 2]
 
 
-def test_a_log_is_published_version_by_version_and_up_to_what_is_to_be_had(story: Story) -> None:
-    place, replica = make_delta(story), story.target.home / "events"
-    assert story.dump().code == 0 and story.load().code == 0
+def test_a_log_is_published_version_by_version_and_up_to_what_is_to_be_had(fixture: ReplicationFixture) -> None:
+    place, replica = make_delta(fixture), fixture.target.home / "events"
+    assert fixture.dump().code == 0 and fixture.load().code == 0
     for number in (1, 2, 3):
         append(place, number)
-    assert story.dump(since=story.last).code == 0
+    assert fixture.dump(since=fixture.last).code == 0
     with commit(place, 2).open("r+b") as file:
         file.write(b"X")
-    loaded = story.load()
+    loaded = fixture.load()
     assert (loaded.code, loaded.error) == (1, "FilesMissing"), loaded
     assert ids(replica) == [0, 1]
     assert [commit(replica, version).exists() for version in (1, 2, 3)] == [True, False, False]
 
 
-def test_a_commit_of_somebody_else_on_the_replica_is_not_replaced_unasked(story: Story) -> None:
-    place, replica = make_delta(story), story.target.home / "events"
-    assert story.dump().code == 0 and story.load().code == 0
+def test_a_commit_of_somebody_else_on_the_replica_is_not_replaced_unasked(fixture: ReplicationFixture) -> None:
+    place, replica = make_delta(fixture), fixture.target.home / "events"
+    assert fixture.dump().code == 0 and fixture.load().code == 0
     append(replica, 100)
     theirs = commit(replica, 1).read_bytes()
     append(place, 1)
-    assert story.dump(since=story.last).code == 0
-    loaded = story.load()
+    assert fixture.dump(since=fixture.last).code == 0
+    loaded = fixture.load()
     assert (loaded.code, loaded.error) == (6, "Refused"), loaded
     assert str(commit(replica, 1)) in loaded.message
     assert (ids(replica), commit(replica, 1).read_bytes()) == ([0, 100], theirs)
-    assert [each["kind"] for each in verified(story).said["differences"]]
-    assert story.load(story.last, "--overwrite").code == 0
+    assert [each["kind"] for each in verified(fixture).said["differences"]]
+    assert fixture.load(fixture.last, "--overwrite").code == 0
     assert ids(replica) == [0, 1]
-    kept = [path.read_bytes() for path in (story.target_cmroot / "files").rglob("*") if path.is_file()]
+    kept = [path.read_bytes() for path in (fixture.target_cmroot / "files").rglob("*") if path.is_file()]
     assert theirs in kept
 
 
-def test_a_replica_whose_last_version_names_missing_files_differs(story: Story) -> None:
+def test_a_replica_whose_last_version_names_missing_files_differs(fixture: ReplicationFixture) -> None:
     """Both sides the same, and both unreadable: files that nobody has are no files that are equal."""
-    place, replica = make_delta(story), story.target.home / "events"
+    place, replica = make_delta(fixture), fixture.target.home / "events"
     append(place, 1)
-    assert story.dump().code == 0 and story.load().code == 0
+    assert fixture.dump().code == 0 and fixture.load().code == 0
     gone = next(replica.glob("*.parquet"))
     gone.unlink()
     (place / gone.name).unlink()
-    found = verified(story)
+    found = verified(fixture)
     assert found.code == 4
     assert [(each["kind"], each["field"]) for each in found.said["differences"]] == [("file missing", gone.name)]
 
 
-def test_a_delta_table_that_names_files_of_another_is_left_out_by_name(story: Story) -> None:
+def test_a_delta_table_that_names_files_of_another_is_left_out_by_name(fixture: ReplicationFixture) -> None:
     """As a shallow clone does."""
-    make_delta(story)
-    clone = make_delta(story, "clone")
+    make_delta(fixture)
+    clone = make_delta(fixture, "clone")
     entry = next(json.loads(line) for line in commit(clone, 0).read_text().splitlines() if '"add"' in line)
-    entry["add"]["path"] = f"file:{story.source.home}/events/part-0.parquet"
+    entry["add"]["path"] = f"file:{fixture.source.home}/events/part-0.parquet"
     commit(clone, 1).write_text(json.dumps(entry) + "\n")
-    name = [f"{story.db}.clone"]
-    dumped, loaded = story.dump(), story.load()
+    name = [f"{fixture.db}.clone"]
+    dumped, loaded = fixture.dump(), fixture.load()
     assert [(each.code, named(each)) for each in (dumped, loaded)] == [(3, name)] * 2
-    assert story.target.metastore.table_names(story.db) == ["events"]
-    found = verified(story)
+    assert fixture.target.metastore.table_names(fixture.db) == ["events"]
+    found = verified(fixture)
     assert (found.code, named(found)) == (3, name)
-    append(story.source.home / "events", 1)
-    assert (dumped := story.dump(since=story.last)).code == 3 and named(dumped) == name
-    assert story.load().code == 3
+    append(fixture.source.home / "events", 1)
+    assert (dumped := fixture.dump(since=fixture.last)).code == 3 and named(dumped) == name
+    assert fixture.load().code == 3
 
 
 # ---- replicas of such tables, and the choice to have them ---------------------------------------------------------
 
 
-def test_one_who_asks_for_formats_as_they_are_gets_them_and_an_iceberg_view_stops_nobody(story: Story) -> None:
-    make_gaps(story)
+def test_one_who_asks_for_formats_as_they_are_gets_them_and_an_iceberg_view_stops_nobody(
+    fixture: ReplicationFixture,
+) -> None:
+    make_gaps(fixture)
     asked = ("--formats", "as-they-are")
-    dumped, loaded = story.dump(*asked), story.load(None, *asked)
+    dumped, loaded = fixture.dump(*asked), fixture.load(None, *asked)
     assert [(each.code, named(each)) for each in (dumped, loaded)] == [(0, [])] * 2, loaded
-    assert story.target.metastore.table_names(story.db) == ["acid", "hudi", "ice", "ice_view", "orders"]
-    found = verified(story, *asked)
+    assert fixture.target.metastore.table_names(fixture.db) == ["acid", "hudi", "ice", "ice_view", "orders"]
+    found = verified(fixture, *asked)
     assert [each for each in found.said["differences"] if each["field"] == "DO_NOT_UPDATE_STATS"] == []
     assert not [each for each in found.said["differences"] if each["object"].endswith((".ice", ".orders"))], found.said
 
 
-def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its_table_is_dropped(story: Story) -> None:
-    make_gaps(story)
+def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its_table_is_dropped(
+    fixture: ReplicationFixture,
+) -> None:
+    make_gaps(fixture)
     asked = ("--formats", "as-they-are")
-    assert story.dump(*asked).code == story.load(None, *asked).code == 0
-    found = verified(story)
+    assert fixture.dump(*asked).code == fixture.load(None, *asked).code == 0
+    found = verified(fixture)
     differing = {each["object"] for each in found.said["differences"] if each["kind"] == "format"}
     assert found.code == 4 and differing == set(named(found)) == {
-        f"{story.db}.{name}" for name in ("acid", "hudi", "ice", "ice_view")
+        f"{fixture.db}.{name}" for name in ("acid", "hudi", "ice", "ice_view")
     }
-    story.source.write("ice", {"more": "rows"})
-    story.source.alter("ice", metadata_location="file:/w/t/metadata/00002-b.metadata.json")
-    assert story.dump(since=story.last).code == 3 and story.load().code == 3
-    assert not (story.target.home / "ice" / "more").exists()
-    marked = story.target.metastore.table(story.db, "ice").parameters
+    fixture.source.write("ice", {"more": "rows"})
+    fixture.source.alter("ice", metadata_location="file:/w/t/metadata/00002-b.metadata.json")
+    assert fixture.dump(since=fixture.last).code == 3 and fixture.load().code == 3
+    assert not (fixture.target.home / "ice" / "more").exists()
+    marked = fixture.target.metastore.table(fixture.db, "ice").parameters
     assert "Iceberg" in marked["replicator.left.out"]
 
     # an increment would lack what was left out meanwhile
-    table = story.source.metastore.table(story.db, "ice")
+    table = fixture.source.metastore.table(fixture.db, "ice")
     parameters = {key: value for key, value in table.parameters.items() if key not in ICEBERG}
-    story.source.metastore.alter_table(story.db, "ice", msgspec.structs.replace(table, parameters=parameters))
-    story.source.alter("orders", note="x")
-    story.dump(since=story.last)
-    assert story.load().error == "BootstrapNeeded"
-    story.dump()
-    assert story.load().code == 3
-    assert (story.target.home / "ice" / "more").exists()
-    assert "replicator.left.out" not in story.target.metastore.table(story.db, "ice").parameters
+    fixture.source.metastore.alter_table(fixture.db, "ice", msgspec.structs.replace(table, parameters=parameters))
+    fixture.source.alter("orders", note="x")
+    fixture.dump(since=fixture.last)
+    assert fixture.load().error == "BootstrapNeeded"
+    fixture.dump()
+    assert fixture.load().code == 3
+    assert (fixture.target.home / "ice" / "more").exists()
+    assert "replicator.left.out" not in fixture.target.metastore.table(fixture.db, "ice").parameters
 
-    story.source.drop("hudi")
-    assert story.dump(since=story.last).code == 3 and story.load().code == 3
-    assert "hudi" not in story.target.metastore.table_names(story.db)
+    fixture.source.drop("hudi")
+    assert fixture.dump(since=fixture.last).code == 3 and fixture.load().code == 3
+    assert "hudi" not in fixture.target.metastore.table_names(fixture.db)
 
 
 def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
@@ -409,39 +415,46 @@ def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
     assert (checked.code, health) == (3, ["warning", "critical"])
 
 
-def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table(story: Story) -> None:
-    gaps = make_gaps(story)
-    story.capture()
-    event = story.source.metastore.current_event_id()
+def test_a_restore_names_what_it_leaves_out_and_a_forced_one_drops_no_such_table(fixture: ReplicationFixture) -> None:
+    gaps = make_gaps(fixture)
+    fixture.capture()
+    event = fixture.source.metastore.current_event_id()
     arguments = (
         "restore",
         "--cmroot",
-        str(story.cmroot),
+        str(fixture.cmroot),
         "--db",
-        story.db,
+        fixture.db,
         "--to",
         str(event),
         "--engine",
         "local",
         "--target",
-        story.source_uri,
+        fixture.source_uri,
     )
-    restored = command(*arguments, "--into", f"{story.db}_old")
+    restored = command(*arguments, "--into", f"{fixture.db}_old")
     assert (restored.code, named(restored)) == (3, gaps), restored
-    assert story.source.metastore.table_names(f"{story.db}_old") == ["orders"]
-    story.source.table("later_ice", {"data": "rows"}, kind=EXTERNAL)
-    story.source.alter("later_ice", **ICEBERG)
-    forced = command(*arguments, "--into", story.db, "--force")
+    assert fixture.source.metastore.table_names(f"{fixture.db}_old") == ["orders"]
+    fixture.source.table("later_ice", {"data": "rows"}, kind=EXTERNAL)
+    fixture.source.alter("later_ice", **ICEBERG)
+    forced = command(*arguments, "--into", fixture.db, "--force")
     assert (forced.code, named(forced)) == (3, gaps), forced
-    assert story.source.metastore.table_names(story.db) == ["acid", "hudi", "ice", "ice_view", "later_ice", "orders"]
-    assert (story.source.home / "ice" / "data").read_text() == "rows"
+    assert fixture.source.metastore.table_names(fixture.db) == [
+        "acid",
+        "hudi",
+        "ice",
+        "ice_view",
+        "later_ice",
+        "orders",
+    ]
+    assert (fixture.source.home / "ice" / "data").read_text() == "rows"
 
 
 # ---- what properties name, and other differences ------------------------------------------------------------------
 
 
-def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(story: Story) -> None:
-    db = story.source
+def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(fixture: ReplicationFixture) -> None:
+    db = fixture.source
     db.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
     db.table("events", {"a": "1"})
     db.alter("events", **{"avro.schema.url": f"file:{db.home}/lib/schema.avsc", "doc": "file:/elsewhere/doc"})
@@ -455,24 +468,24 @@ def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(sto
             owner_type="USER",
         )
     )
-    assert story.dump().code == 0
-    loaded = story.load()
-    names = [f"{story.db}.events", f"{story.db}.f"]
+    assert fixture.dump().code == 0
+    loaded = fixture.load()
+    names = [f"{fixture.db}.events", f"{fixture.db}.f"]
     assert (loaded.code, named(loaded)) == (3, names), loaded
     reasons = " ".join(each["reason"] for each in loaded.said["not_replicated"])
     assert "schema.avsc" in reasons and "udf.jar" in reasons and "elsewhere" not in reasons
-    found = verified(story)
+    found = verified(fixture)
     assert found.code == 4
     assert [(each["object"], each["kind"], each["field"]) for each in found.said["differences"]] == [
-        (f"{story.db}.f", "file missing", "jar"),
-        (f"{story.db}.events", "file missing", "avro.schema.url"),
+        (f"{fixture.db}.f", "file missing", "jar"),
+        (f"{fixture.db}.events", "file missing", "avro.schema.url"),
     ]
-    story.target.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
-    assert verified(story).code == 0
+    fixture.target.write("lib", {"schema.avsc": "{}", "udf.jar": "jar"})
+    assert verified(fixture).code == 0
 
 
-def test_column_statistics_that_were_deleted_at_the_source_go(story: Story) -> None:
-    db = story.source
+def test_column_statistics_that_were_deleted_at_the_source_go(fixture: ReplicationFixture) -> None:
+    db = fixture.source
     from hmsclient.genthrift.hive_metastore import ttypes
 
     db.table("t", {"a": "1"})
@@ -487,36 +500,36 @@ def test_column_statistics_that_were_deleted_at_the_source_go(story: Story) -> N
     for column in ("a", "b"):
         counted = ColumnStatistic(column, "int", struct_to_tjson(data))
         db.metastore.set_table_statistics(Statistics(db.name, "t", None, (counted,), 1))
-    story.dump()
-    assert story.load().code == 0 and columns(story.target) == ["a", "b"]
+    fixture.dump()
+    assert fixture.load().code == 0 and columns(fixture.target) == ["a", "b"]
     db.metastore.drop_statistics(db.name, "t", "", "b")
-    story.dump(since=story.last)
-    assert story.load().code == 0 and columns(story.target) == ["a"]
-    assert verified(story).code == 0
+    fixture.dump(since=fixture.last)
+    assert fixture.load().code == 0 and columns(fixture.target) == ["a"]
+    assert verified(fixture).code == 0
     db.metastore.drop_statistics(db.name, "t", "", "a")
-    story.dump(since=story.last)
-    assert story.load().code == 0 and columns(story.target) == []
-    assert verified(story).code == 0
+    fixture.dump(since=fixture.last)
+    assert fixture.load().code == 0 and columns(fixture.target) == []
+    assert verified(fixture).code == 0
 
 
-def test_overwrite_covers_a_rename_that_meets_somebody_elses_table(story: Story) -> None:
-    story.source.table("t", {"a": "1"})
-    assert story.dump().code == story.load().code == 0
-    story.source.rename("t", "t2")
-    story.target.table("t2", {"theirs": "9"})
-    assert story.dump(since=story.last).code == 0
-    refused = story.load()
-    assert refused.code == 6 and f"{story.db}.t2" in refused.message and "(" not in refused.message, refused
-    assert story.load(story.last, "--overwrite").code == 0
-    assert story.target.metastore.table_names(story.db) == ["t2"]
-    assert sorted(path.name for path in (story.target.home / "t2").iterdir()) == ["a"]
-    assert verified(story).code == 0
+def test_overwrite_covers_a_rename_that_meets_somebody_elses_table(fixture: ReplicationFixture) -> None:
+    fixture.source.table("t", {"a": "1"})
+    assert fixture.dump().code == fixture.load().code == 0
+    fixture.source.rename("t", "t2")
+    fixture.target.table("t2", {"theirs": "9"})
+    assert fixture.dump(since=fixture.last).code == 0
+    refused = fixture.load()
+    assert refused.code == 6 and f"{fixture.db}.t2" in refused.message and "(" not in refused.message, refused
+    assert fixture.load(fixture.last, "--overwrite").code == 0
+    assert fixture.target.metastore.table_names(fixture.db) == ["t2"]
+    assert sorted(path.name for path in (fixture.target.home / "t2").iterdir()) == ["a"]
+    assert verified(fixture).code == 0
 
 
-def test_names_of_databases_may_be_written_in_any_case(story: Story) -> None:
-    story.source.table("t", {"a": "1"})
-    assert story.dump().code == 0
-    renamed = ("--rename-db", f"{story.db.upper()}={story.db}_Copy")
-    assert story.load(None, *renamed).code == 0
-    assert story.target.metastore.table_names(f"{story.db}_copy") == ["t"]
-    assert verified(story, *renamed).code == 0
+def test_names_of_databases_may_be_written_in_any_case(fixture: ReplicationFixture) -> None:
+    fixture.source.table("t", {"a": "1"})
+    assert fixture.dump().code == 0
+    renamed = ("--rename-db", f"{fixture.db.upper()}={fixture.db}_Copy")
+    assert fixture.load(None, *renamed).code == 0
+    assert fixture.target.metastore.table_names(f"{fixture.db}_copy") == ["t"]
+    assert verified(fixture, *renamed).code == 0

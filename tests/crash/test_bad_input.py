@@ -22,7 +22,7 @@ import msgspec
 import pytest
 from faults import Fault, run_with, standing
 from plain_tables import PlainDatabase
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.keep.content import is_kept, locate
 from cmroot.store.checksum import checksum_file
@@ -34,26 +34,26 @@ TEXT = "1\x01one\n2\x01two\n"
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
     """A source with a table and a partitioned one; nothing is dumped yet."""
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
-    story.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
-    return story
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
+    fixture.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
+    return fixture
 
 
 @pytest.fixture
-def pending(story: Story) -> Story:
+def pending(fixture: ReplicationFixture) -> ReplicationFixture:
     """The same, loaded, with an incremental dump to come: one that adds, replaces and removes."""
-    story.bootstrap()
-    story.source.write("t", {"third": "4\x01four\n", "second": "3\x01other\n"})
-    story.source.drop_partitions("parts", ["b"])
-    story.source.add("parts", {"c": {"file": "1\x01c\n"}})
-    story.source.table("new", {"file": TEXT})
-    story.source.alter_partition("parts", "a", note="altered")
-    assert story.dump(since=story.last).code == 0
-    return story
+    fixture.bootstrap()
+    fixture.source.write("t", {"third": "4\x01four\n", "second": "3\x01other\n"})
+    fixture.source.drop_partitions("parts", ["b"])
+    fixture.source.add("parts", {"c": {"file": "1\x01c\n"}})
+    fixture.source.table("new", {"file": TEXT})
+    fixture.source.alter_partition("parts", "a", note="altered")
+    assert fixture.dump(since=fixture.last).code == 0
+    return fixture
 
 
 def fails(answer: Answer, code: int, error: str, *named: str) -> None:
@@ -116,7 +116,7 @@ RECORDS, TABLES, FILES = "_metadata/records-00000.jsonl.gz", "_metadata/tables.j
     ],
 )
 def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(
-    pending: Story, part: str, damage: Callable[[Path], None]
+    pending: ReplicationFixture, part: str, damage: Callable[[Path], None]
 ) -> None:
     place = pending.last / part
     good = place.read_bytes()
@@ -133,23 +133,23 @@ def test_a_damaged_dump_is_named_and_loads_once_it_is_restored(
     pending.is_same()
 
 
-def test_a_directory_that_is_no_dump_is_refused(story: Story, tmp_path: Path) -> None:
-    fails(story.load(tmp_path / "nowhere"), 1, "FormatError", str(tmp_path / "nowhere"))
-    assert not (tmp_path / "nowhere").exists() and not story.target.exists()
+def test_a_directory_that_is_no_dump_is_refused(fixture: ReplicationFixture, tmp_path: Path) -> None:
+    fails(fixture.load(tmp_path / "nowhere"), 1, "FormatError", str(tmp_path / "nowhere"))
+    assert not (tmp_path / "nowhere").exists() and not fixture.target.exists()
 
 
-def test_a_dump_goes_only_into_a_new_or_empty_directory(story: Story, tmp_path: Path) -> None:
+def test_a_dump_goes_only_into_a_new_or_empty_directory(fixture: ReplicationFixture, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "letter").write_text("dear reader")
-    fails(story.dump(out=taken), 2, "UsageError", str(taken))
+    fails(fixture.dump(out=taken), 2, "UsageError", str(taken))
     assert [path.name for path in taken.iterdir()] == ["letter"]
-    story.bootstrap()
-    fails(story.dump(out=story.last), 2, "UsageError", str(story.last))
-    assert story.load().said["status"] == "already loaded"
+    fixture.bootstrap()
+    fails(fixture.dump(out=fixture.last), 2, "UsageError", str(fixture.last))
+    assert fixture.load().said["status"] == "already loaded"
 
 
-def test_a_damaged_segment_of_the_captured_log_is_named(pending: Story) -> None:
+def test_a_damaged_segment_of_the_captured_log_is_named(pending: ReplicationFixture) -> None:
     segment = sorted((pending.cmroot / "log").iterdir())[-1]
     part = next(segment.glob("records-*"))
     good = part.read_bytes()
@@ -162,7 +162,7 @@ def test_a_damaged_segment_of_the_captured_log_is_named(pending: Story) -> None:
     pending.is_same()
 
 
-def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: Story) -> None:
+def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: ReplicationFixture) -> None:
     manifest = pending.cmroot / "manifest.sqlite"
     manifest.write_bytes(b"no database" * 1000)
     with untouched(pending.source, pending.target):
@@ -173,7 +173,7 @@ def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: Story) -> N
     pending.catch_up()
 
 
-def test_a_dump_of_what_is_captured_needs_no_manifest(pending: Story) -> None:
+def test_a_dump_of_what_is_captured_needs_no_manifest(pending: ReplicationFixture) -> None:
     """One that is folded anew knows no directories: that does not mean that there are none."""
     assert pending.capture().code == 0
     for path in pending.cmroot.glob("manifest.sqlite*"):
@@ -185,7 +185,7 @@ def test_a_dump_of_what_is_captured_needs_no_manifest(pending: Story) -> None:
 # ---- metastores ---------------------------------------------------------------------------------------------------
 
 
-def test_a_metastore_that_does_not_answer_is_a_reason_to_try_again(pending: Story) -> None:
+def test_a_metastore_that_does_not_answer_is_a_reason_to_try_again(pending: ReplicationFixture) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     gone = f"thrift://{nobody}"
     with untouched(pending.source, pending.target):
@@ -263,13 +263,13 @@ def _shut(*sockets: socket.socket) -> None:
 @pytest.mark.parametrize(
     "call", ["get_current_notificationEventId", "get_database", "get_table_objects_by_name", "get_partitions_by_names"]
 )
-def test_a_metastore_that_goes_away_in_the_middle_of_a_capture(story: Story, call: str) -> None:
-    proxy = CuttingProxy(story.source_uri, call, "half")
-    with untouched(story.source):
-        fails(story.capture(source=proxy.uri), 75, "MetastoreUnreachable", proxy.uri.removeprefix("thrift://"))
+def test_a_metastore_that_goes_away_in_the_middle_of_a_capture(fixture: ReplicationFixture, call: str) -> None:
+    proxy = CuttingProxy(fixture.source_uri, call, "half")
+    with untouched(fixture.source):
+        fails(fixture.capture(source=proxy.uri), 75, "MetastoreUnreachable", proxy.uri.removeprefix("thrift://"))
     assert proxy.cut
-    assert list((story.cmroot / "log").iterdir()) == []
-    story.bootstrap()
+    assert list((fixture.cmroot / "log").iterdir()) == []
+    fixture.bootstrap()
 
 
 READING = ["get_all_tables", "get_partitions_by_names"]
@@ -282,7 +282,9 @@ CHANGING = ["alter_database", "drop_partitions", "create_table", "add_partitions
     + [(call, when, 1) for call in CHANGING for when in ("request", "answer")]
     + [("alter_database", when, 2) for when in ("request", "half")],
 )
-def test_a_metastore_that_goes_away_in_the_middle_of_a_load(pending: Story, call: str, when: str, nth: int) -> None:
+def test_a_metastore_that_goes_away_in_the_middle_of_a_load(
+    pending: ReplicationFixture, call: str, when: str, nth: int
+) -> None:
     """In a change that is sent, nobody can know what became of it: running again settles it."""
     proxy = CuttingProxy(pending.target_uri, call, when, nth)
     error = "MetastoreUnreachable" if call in READING else "CommitOutcomeUnknown"
@@ -296,47 +298,47 @@ def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
     forgetful: Callable[..., Running], target_metastore: Running, tmp_path: Path
 ) -> None:
     silent = forgetful(**{"hive.metastore.transactional.event.listeners": ""})
-    story = Story(silent, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {"first": TEXT})
-    fails(story.capture(), 1, "NotificationLogOff", silent.uri)
-    fails(story.dump(), 1, "NotificationLogOff", silent.uri)
-    assert not (story.last / "_finished_dump").exists() and list((story.cmroot / "log").iterdir()) == []
+    fixture = ReplicationFixture(silent, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {"first": TEXT})
+    fails(fixture.capture(), 1, "NotificationLogOff", silent.uri)
+    fails(fixture.dump(), 1, "NotificationLogOff", silent.uri)
+    assert not (fixture.last / "_finished_dump").exists() and list((fixture.cmroot / "log").iterdir()) == []
 
     talking = forgetful()
     assert talking.uri == silent.uri
-    story.source.table("seen", {"first": TEXT})  # no bootstrap is at event 0
-    story.bootstrap()
-    first, other = story.last, tmp_path / "other"
-    assert story.dump(cmroot=other).code == 0
-    others = story.last
+    fixture.source.table("seen", {"first": TEXT})  # no bootstrap is at event 0
+    fixture.bootstrap()
+    first, other = fixture.last, tmp_path / "other"
+    assert fixture.dump(cmroot=other).code == 0
+    others = fixture.last
 
-    story.source.table("unseen", {"first": TEXT})
-    story.source.drop("t")
-    newest = story.source.metastore.current_event_id()
+    fixture.source.table("unseen", {"first": TEXT})
+    fixture.source.drop("t")
+    newest = fixture.source.metastore.current_event_id()
     forgetful(**{"hive.metastore.event.db.listener.timetolive": "1s"})  # cleans at its start
-    until(lambda: not story.source.metastore.next_events(newest - 1))
-    assert story.source.metastore.current_event_id() == newest
+    until(lambda: not fixture.source.metastore.next_events(newest - 1))
+    assert fixture.source.metastore.current_event_id() == newest
 
-    with untouched(story.source, story.target):
-        fails(story.capture(), 5, "BootstrapNeeded", str(newest))
-        fails(story.dump(since=first), 5, "BootstrapNeeded", str(newest))
-        fails(story.dump(since=others, cmroot=other), 5, "BootstrapNeeded", str(newest))
-    repaired = story.capture("--repair")
+    with untouched(fixture.source, fixture.target):
+        fails(fixture.capture(), 5, "BootstrapNeeded", str(newest))
+        fails(fixture.dump(since=first), 5, "BootstrapNeeded", str(newest))
+        fails(fixture.dump(since=others, cmroot=other), 5, "BootstrapNeeded", str(newest))
+    repaired = fixture.capture("--repair")
     assert repaired.code == 0 and repaired.said["observed"] >= 2 and repaired.said["warnings"]
-    assert story.dump(since=first).code == 0
-    assert story.load().code == 0
-    story.is_same()
-    fails(story.dump(since="0"), 5, "BootstrapNeeded", "--since 0")
+    assert fixture.dump(since=first).code == 0
+    assert fixture.load().code == 0
+    fixture.is_same()
+    fails(fixture.dump(since="0"), 5, "BootstrapNeeded", "--since 0")
 
-    healed = story.dump(cmroot=other)
+    healed = fixture.dump(cmroot=other)
     assert healed.code == 0 and healed.said["kind"] == "bootstrap" and healed.said["warnings"]
-    again = Story(talking, target_metastore, tmp_path)
-    again.db = story.db
-    again.source = story.source
-    again.target = PlainDatabase(story.target.metastore, story.db + "_healed", story.warehouse)
-    assert story.load(None, "--rename-db", f"{story.db}={story.db}_healed").code == 0
-    assert again.target.shown() == story.source.shown()
+    again = ReplicationFixture(talking, target_metastore, tmp_path)
+    again.db = fixture.db
+    again.source = fixture.source
+    again.target = PlainDatabase(fixture.target.metastore, fixture.db + "_healed", fixture.warehouse)
+    assert fixture.load(None, "--rename-db", f"{fixture.db}={fixture.db}_healed").code == 0
+    assert again.target.shown() == fixture.source.shown()
 
 
 def until(done: Callable[[], bool], seconds: float = 90) -> None:
@@ -349,59 +351,63 @@ def until(done: Callable[[], bool], seconds: float = 90) -> None:
 # ---- $cmroot ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cmroot_below_a_file_cannot_be_written(story: Story, tmp_path: Path) -> None:
+def test_a_cmroot_below_a_file_cannot_be_written(fixture: ReplicationFixture, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     below = tmp_path / "file" / "cmroot"
-    with untouched(story.source):
-        fails(story.capture(cmroot=below), 1, "NotWritable", tmp_path / "file")
-        fails(story.dump(cmroot=below), 1, "NotWritable", tmp_path / "file")
-    story.dumps = 0
-    story.bootstrap()
+    with untouched(fixture.source):
+        fails(fixture.capture(cmroot=below), 1, "NotWritable", tmp_path / "file")
+        fails(fixture.dump(cmroot=below), 1, "NotWritable", tmp_path / "file")
+    fixture.dumps = 0
+    fixture.bootstrap()
 
 
-def test_a_cmroot_in_a_directory_of_something_else_is_refused(story: Story, tmp_path: Path) -> None:
+def test_a_cmroot_in_a_directory_of_something_else_is_refused(fixture: ReplicationFixture, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letter").write_text("dear reader")
-    fails(story.capture(cmroot=tmp_path / "letters"), 1, "NotWritable", tmp_path / "letters")
+    fails(fixture.capture(cmroot=tmp_path / "letters"), 1, "NotWritable", tmp_path / "letters")
     assert [path.name for path in (tmp_path / "letters").iterdir()] == ["letter"]
 
 
-def test_a_cmroot_on_a_read_only_mount_cannot_be_written(story: Story, small: Callable[[str], Path]) -> None:
-    story.cmroot = small("size=8m") / "cmroot"
-    story.bootstrap()
-    story.source.table("new", {"file": TEXT})
+def test_a_cmroot_on_a_read_only_mount_cannot_be_written(
+    fixture: ReplicationFixture, small: Callable[[str], Path]
+) -> None:
+    fixture.cmroot = small("size=8m") / "cmroot"
+    fixture.bootstrap()
+    fixture.source.table("new", {"file": TEXT})
     small("ro")
-    with untouched(story.source, story.target):
-        fails(story.capture(), 1, "NotWritable", story.cmroot)
+    with untouched(fixture.source, fixture.target):
+        fails(fixture.capture(), 1, "NotWritable", fixture.cmroot)
     small("rw")
-    story.catch_up()
+    fixture.catch_up()
 
 
-def test_a_full_cmroot_says_so_and_goes_on_when_there_is_space(story: Story, small: Callable[[str], Path]) -> None:
-    story.cmroot = small("size=600k") / "cmroot"
-    story.source.table("large", {"file": "x" * 1_000_000})
-    with untouched(story.source):
-        fails(story.capture(), 1, "NoSpace", story.cmroot)
-    assert list((story.cmroot / "log").iterdir()) == []
+def test_a_full_cmroot_says_so_and_goes_on_when_there_is_space(
+    fixture: ReplicationFixture, small: Callable[[str], Path]
+) -> None:
+    fixture.cmroot = small("size=600k") / "cmroot"
+    fixture.source.table("large", {"file": "x" * 1_000_000})
+    with untouched(fixture.source):
+        fails(fixture.capture(), 1, "NoSpace", fixture.cmroot)
+    assert list((fixture.cmroot / "log").iterdir()) == []
     small("size=8m")
-    story.bootstrap()
+    fixture.bootstrap()
 
 
 @pytest.mark.parametrize("limit", [3_000, 30_000, 300_000])
-def test_a_file_size_limit_is_told_like_a_full_disk(story: Story, limit: int) -> None:
+def test_a_file_size_limit_is_told_like_a_full_disk(fixture: ReplicationFixture, limit: int) -> None:
     """Whatever is written when it is reached: a kept file, the log, the manifest."""
-    story.source.table("large", {"file": "x" * 1_000_000})
-    arguments = [*story.capture_arguments(), "--keeper", "copy", "--json"]
-    with untouched(story.source):
+    fixture.source.table("large", {"file": "x" * 1_000_000})
+    arguments = [*fixture.capture_arguments(), "--keeper", "copy", "--json"]
+    with untouched(fixture.source):
         done = subprocess.run(
             [sys.executable, "-m", "replicator.cli.main", *arguments],
             capture_output=True,
             text=True,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
         )
-    fails(Answer(done.returncode, msgspec.json.decode(done.stdout)), 1, "NoSpace", story.cmroot)
-    assert list((story.cmroot / "log").iterdir()) == []
-    story.bootstrap()
+    fails(Answer(done.returncode, msgspec.json.decode(done.stdout)), 1, "NoSpace", fixture.cmroot)
+    assert list((fixture.cmroot / "log").iterdir()) == []
+    fixture.bootstrap()
 
 
 @contextlib.contextmanager
@@ -418,7 +424,7 @@ def held(root: Path) -> Iterator[None]:
         other.stdin.close()
 
 
-def test_a_cmroot_in_use_is_left_to_its_user(pending: Story) -> None:
+def test_a_cmroot_in_use_is_left_to_its_user(pending: ReplicationFixture) -> None:
     with untouched(pending.source, pending.target):
         with held(pending.cmroot):
             fails(pending.capture(), 7, "LeaseHeld", pending.cmroot)
@@ -438,7 +444,7 @@ def kept(cmroot: Path, file: Path) -> Path:
     return Path(locate(str(cmroot), *checksum_file(str(file))))
 
 
-def test_a_file_that_is_gone_everywhere_is_named(pending: Story) -> None:
+def test_a_file_that_is_gone_everywhere_is_named(pending: ReplicationFixture) -> None:
     file = pending.source.home / "t" / "third"
     kept(pending.cmroot, file).unlink()
     file.unlink()
@@ -451,100 +457,100 @@ def test_a_file_that_is_gone_everywhere_is_named(pending: Story) -> None:
     pending.is_same()
 
 
-def test_a_bootstrap_with_a_file_that_is_gone_shows_nothing(story: Story) -> None:
-    assert story.dump().code == 0
-    file = story.source.home / "t" / "first"
-    kept(story.cmroot, file).unlink()
+def test_a_bootstrap_with_a_file_that_is_gone_shows_nothing(fixture: ReplicationFixture) -> None:
+    assert fixture.dump().code == 0
+    file = fixture.source.home / "t" / "first"
+    kept(fixture.cmroot, file).unlink()
     file.unlink()
-    fails(story.load(), 1, "FilesMissing", story.target.home / "t" / "first", "position")
-    assert not story.target.exists() or story.target.shown() == {}
-    assert story.dump().code == 0
-    assert story.load().code == 0
-    story.is_same()
+    fails(fixture.load(), 1, "FilesMissing", fixture.target.home / "t" / "first", "position")
+    assert not fixture.target.exists() or fixture.target.shown() == {}
+    assert fixture.dump().code == 0
+    assert fixture.load().code == 0
+    fixture.is_same()
 
 
 @pytest.mark.parametrize("keeper", ["link", "copy"])
-def test_bytes_written_over_in_place_are_never_published(story: Story, keeper: str) -> None:
+def test_bytes_written_over_in_place_are_never_published(fixture: ReplicationFixture, keeper: str) -> None:
     """A link shares its bytes with the source, so both have the wrong ones; a copy has those that were recorded."""
-    assert story.dump("--keeper", keeper).code == 0
-    file = story.source.home / "t" / "first"
+    assert fixture.dump("--keeper", keeper).code == 0
+    file = fixture.source.home / "t" / "first"
     with open(file, "r+") as opened:
         opened.write("9")
-    answer = story.load()
+    answer = fixture.load()
     if keeper == "link":
-        fails(answer, 1, "FilesMissing", story.target.home / "t" / "first", "other bytes")
-        assert not (story.target.home / "t" / "first").exists()
-        assert not story.target.exists() or story.target.shown() == {}
+        fails(answer, 1, "FilesMissing", fixture.target.home / "t" / "first", "other bytes")
+        assert not (fixture.target.home / "t" / "first").exists()
+        assert not fixture.target.exists() or fixture.target.shown() == {}
     else:
         assert answer.code == 0 and answer.said["files_from_cmroot"] == 1
-        assert (story.target.home / "t" / "first").read_text() == TEXT
-    story.source.write("t", {"another": TEXT})  # its directory has changed: all of it is looked at again
-    assert story.dump("--keeper", keeper).code == 0
-    assert story.load().code == 0
-    story.is_same()
+        assert (fixture.target.home / "t" / "first").read_text() == TEXT
+    fixture.source.write("t", {"another": TEXT})  # its directory has changed: all of it is looked at again
+    assert fixture.dump("--keeper", keeper).code == 0
+    assert fixture.load().code == 0
+    fixture.is_same()
 
 
-def test_a_partition_without_its_directory_is_named_and_the_rest_goes_on(story: Story) -> None:
-    missing = story.source.home / "parts" / "p=b"
+def test_a_partition_without_its_directory_is_named_and_the_rest_goes_on(fixture: ReplicationFixture) -> None:
+    missing = fixture.source.home / "parts" / "p=b"
     shutil.rmtree(missing)
-    dumped = story.dump()
+    dumped = fixture.dump()
     assert (dumped.code, dumped.said["status"]) == (3, "incomplete")
     (named,) = dumped.said["missing_directories"]
-    assert str(missing) in named and f"{story.db}.parts/p=b" in named
-    loaded = story.load()
+    assert str(missing) in named and f"{fixture.db}.parts/p=b" in named
+    loaded = fixture.load()
     assert (loaded.code, loaded.said["status"]) == (3, "incomplete")
     for said in (dumped.said, loaded.said):
         (lacking,) = said["not_replicated"]
-        assert (lacking["object"], lacking["partition"]) == (f"{story.db}.parts", "p=b")
+        assert (lacking["object"], lacking["partition"]) == (f"{fixture.db}.parts", "p=b")
         assert str(missing) in lacking["reason"]
-    story.is_same()
-    story.source.write("parts/p=b", {"file": "1\x01late\n"})
-    story.catch_up()
+    fixture.is_same()
+    fixture.source.write("parts/p=b", {"file": "1\x01late\n"})
+    fixture.catch_up()
 
 
 def test_a_disk_that_fills_while_files_are_copied(
     source_metastore: Running, target_metastore: Running, tmp_path: Path, small: Callable[[str], Path]
 ) -> None:
-    story = Story(source_metastore, target_metastore, tmp_path, warehouse=small("size=1m"))
-    story.source.create()
-    story.source.table("large", {f"file{number}": str(number) * 300_000 for number in range(6)})
-    assert story.dump().code == 0
-    fails(story.load(), 1, "NoSpace", story.warehouse)
-    assert story.target.shown() == {}
-    whole = {path.name: path.read_bytes() for path in (story.source.home / "large").iterdir()}
-    for path in (story.target.home / "large").iterdir():
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path, warehouse=small("size=1m"))
+    fixture.source.create()
+    fixture.source.table("large", {f"file{number}": str(number) * 300_000 for number in range(6)})
+    assert fixture.dump().code == 0
+    fails(fixture.load(), 1, "NoSpace", fixture.warehouse)
+    assert fixture.target.shown() == {}
+    whole = {path.name: path.read_bytes() for path in (fixture.source.home / "large").iterdir()}
+    for path in (fixture.target.home / "large").iterdir():
         assert path.name.startswith(".") or path.read_bytes() == whole[path.name]
     small("size=8m")
-    loaded = story.load()
+    loaded = fixture.load()
     assert loaded.code == 0 and loaded.said["files_skipped"] > 0
-    story.is_same()
+    fixture.is_same()
 
 
 # ---- who may write where ------------------------------------------------------------------------------------------
 
 
-def test_a_table_made_by_hand_is_replaced_only_when_told(story: Story) -> None:
-    story.bootstrap()
-    story.source.table("new", {"file": TEXT})
-    story.target.table("new", {"mine": "1\x01mine\n"})
-    mine = checksum_file(str(story.target.home / "new" / "mine"))
-    assert story.dump(since=story.last).code == 0
-    with untouched(story.source, story.target):
-        fails(story.load(), 6, "Refused", f"{story.db}.new")
-    assert story.load(None, "--overwrite").code == 0
-    story.is_same()
-    assert is_kept(str(story.target_cmroot), *mine)
+def test_a_table_made_by_hand_is_replaced_only_when_told(fixture: ReplicationFixture) -> None:
+    fixture.bootstrap()
+    fixture.source.table("new", {"file": TEXT})
+    fixture.target.table("new", {"mine": "1\x01mine\n"})
+    mine = checksum_file(str(fixture.target.home / "new" / "mine"))
+    assert fixture.dump(since=fixture.last).code == 0
+    with untouched(fixture.source, fixture.target):
+        fails(fixture.load(), 6, "Refused", f"{fixture.db}.new")
+    assert fixture.load(None, "--overwrite").code == 0
+    fixture.is_same()
+    assert is_kept(str(fixture.target_cmroot), *mine)
 
 
-def test_a_database_made_by_hand_is_refused(story: Story) -> None:
-    story.target.create()
-    story.target.table("mine", {"file": "1\x01mine\n"})
-    assert story.dump().code == 0
-    with untouched(story.source, story.target):
-        fails(story.load(), 6, "Refused", story.db)
+def test_a_database_made_by_hand_is_refused(fixture: ReplicationFixture) -> None:
+    fixture.target.create()
+    fixture.target.table("mine", {"file": "1\x01mine\n"})
+    assert fixture.dump().code == 0
+    with untouched(fixture.source, fixture.target):
+        fails(fixture.load(), 6, "Refused", fixture.db)
 
 
-def test_a_target_that_is_newer_than_the_dump_is_taken_back_only_when_told(pending: Story) -> None:
+def test_a_target_that_is_newer_than_the_dump_is_taken_back_only_when_told(pending: ReplicationFixture) -> None:
     before = pending.target.shown()
     assert pending.load().code == 0
     with untouched(pending.target):
@@ -562,23 +568,23 @@ def test_a_target_that_is_newer_than_the_dump_is_taken_back_only_when_told(pendi
     pending.is_same()
 
 
-def test_a_file_that_is_gone_is_noticed_before_another_is_shown(story: Story) -> None:
+def test_a_file_that_is_gone_is_noticed_before_another_is_shown(fixture: ReplicationFixture) -> None:
     """Also where nothing is replaced: half of what was inserted is not what the source ever had."""
-    story.bootstrap()
-    story.source.write("t", {f"added{number}": f"{number}" for number in range(5)})
-    assert story.dump(since=story.last).code == 0
-    file = story.source.home / "t" / "added4"
-    kept(story.cmroot, file).unlink()
+    fixture.bootstrap()
+    fixture.source.write("t", {f"added{number}": f"{number}" for number in range(5)})
+    assert fixture.dump(since=fixture.last).code == 0
+    file = fixture.source.home / "t" / "added4"
+    kept(fixture.cmroot, file).unlink()
     file.unlink()
-    shown = story.target.shown()
-    fails(story.load(), 1, "FilesMissing", story.target.home / "t" / "added4")
-    assert story.target.shown() == shown
-    assert story.dump(since=story.here / "dump1").code == 0
-    assert story.load().code == 0
-    story.is_same()
+    shown = fixture.target.shown()
+    fails(fixture.load(), 1, "FilesMissing", fixture.target.home / "t" / "added4")
+    assert fixture.target.shown() == shown
+    assert fixture.dump(since=fixture.here / "dump1").code == 0
+    assert fixture.load().code == 0
+    fixture.is_same()
 
 
-def test_an_incremental_dump_needs_the_bootstrap_before_it(pending: Story) -> None:
+def test_an_incremental_dump_needs_the_bootstrap_before_it(pending: ReplicationFixture) -> None:
     rename = ("--rename-db", f"{pending.db}={pending.db}_other")
     fails(pending.load(None, *rename), 5, "BootstrapNeeded", "position")
     assert f"{pending.db}_other" not in pending.target.metastore.database_names()
@@ -588,24 +594,31 @@ def test_an_incremental_dump_needs_the_bootstrap_before_it(pending: Story) -> No
     assert other.shown() == pending.source.shown()
 
 
-def test_a_replica_takes_no_dump_of_another_source(story: Story) -> None:
-    story.bootstrap()
-    assert story.dump(cmroot=story.here / "other").code == 0
-    with untouched(story.target):
-        fails(story.load(), 6, "Refused", story.db)
+def test_a_replica_takes_no_dump_of_another_source(fixture: ReplicationFixture) -> None:
+    fixture.bootstrap()
+    assert fixture.dump(cmroot=fixture.here / "other").code == 0
+    with untouched(fixture.target):
+        fails(fixture.load(), 6, "Refused", fixture.db)
 
 
-def test_the_source_is_not_its_own_target(story: Story) -> None:
-    assert story.dump().code == 0
-    with untouched(story.source):
-        own = ["load", str(story.last), "--target", story.source_uri, "--warehouse", str(story.source.home.parent)]
-        fails(command(*own, "--cmroot", str(story.here / "own")), 6, "Refused", story.db)
+def test_the_source_is_not_its_own_target(fixture: ReplicationFixture) -> None:
+    assert fixture.dump().code == 0
+    with untouched(fixture.source):
+        own = [
+            "load",
+            str(fixture.last),
+            "--target",
+            fixture.source_uri,
+            "--warehouse",
+            str(fixture.source.home.parent),
+        ]
+        fails(command(*own, "--cmroot", str(fixture.here / "own")), 6, "Refused", fixture.db)
 
 
 # ---- the command line ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_command_line_asks_for_must_exist(pending: Story, tmp_path: Path) -> None:
+def test_what_a_command_line_asks_for_must_exist(pending: ReplicationFixture, tmp_path: Path) -> None:
     """Nothing of it begins, and no directory is left where the dump would have been."""
     none = tmp_path / "none"
 
@@ -614,7 +627,7 @@ def test_what_a_command_line_asks_for_must_exist(pending: Story, tmp_path: Path)
         assert not none.exists() or list(none.iterdir()) == []
         return answer
 
-    other = Story.__new__(Story)
+    other = ReplicationFixture.__new__(ReplicationFixture)
     other.__dict__ |= pending.__dict__ | {"db": "nowhere", "dumps": 0}
     with untouched(pending.source, pending.target):
         fails(dumping("--include", "no_such_table"), 2, "UsageError", "no table", pending.db)
@@ -682,59 +695,59 @@ def test_an_empty_database_of_the_target_gets_the_sources_description(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
     """It keeps its place."""
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.home.mkdir(parents=True)
-    story.source.metastore.create_database(
-        Database(name=story.db, description="a shop, größer 🦆", location=f"file:{story.source.home}")
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.home.mkdir(parents=True)
+    fixture.source.metastore.create_database(
+        Database(name=fixture.db, description="a shop, größer 🦆", location=f"file:{fixture.source.home}")
     )
-    story.source.table("t", {"f": "1\n"})
-    elsewhere = story.here / "elsewhere"
+    fixture.source.table("t", {"f": "1\n"})
+    elsewhere = fixture.here / "elsewhere"
     elsewhere.mkdir()
-    story.target.metastore.create_database(Database(name=story.db, description="old", location=f"file:{elsewhere}"))
-    assert story.dump().code == 0
-    loaded = story.load()
+    fixture.target.metastore.create_database(Database(name=fixture.db, description="old", location=f"file:{elsewhere}"))
+    assert fixture.dump().code == 0
+    loaded = fixture.load()
     assert (loaded.code, loaded.said["warnings"]) == (0, [])
-    there = story.target.metastore.database(story.db)
+    there = fixture.target.metastore.database(fixture.db)
     assert (there.description, there.location) == ("a shop, größer 🦆", f"file:{elsewhere}")
     assert there.parameters["repl.last.id"]
 
 
-def test_a_description_that_cannot_follow_is_said(story: Story) -> None:
-    story.target.metastore.create_database(
-        Database(name=story.db, description="old", location=f"file:{story.target.home}")
+def test_a_description_that_cannot_follow_is_said(fixture: ReplicationFixture) -> None:
+    fixture.target.metastore.create_database(
+        Database(name=fixture.db, description="old", location=f"file:{fixture.target.home}")
     )
-    view = Table(db=story.db, name="view", kind="VIRTUAL_VIEW", view_original="SELECT 1", view_expanded="SELECT 1")
-    assert story.dump().code == 0
-    story.target.metastore.create_table(view)
-    loaded = story.load(None, "--overwrite")
+    view = Table(db=fixture.db, name="view", kind="VIRTUAL_VIEW", view_original="SELECT 1", view_expanded="SELECT 1")
+    assert fixture.dump().code == 0
+    fixture.target.metastore.create_table(view)
+    loaded = fixture.load(None, "--overwrite")
     assert loaded.code == 0, loaded.said
     assert any("description" in warning and "'old'" in warning for warning in loaded.said["warnings"]), loaded.said
-    assert story.target.metastore.database(story.db).description == "old"
+    assert fixture.target.metastore.database(fixture.db).description == "old"
 
 
 # ---- two loads into one target ------------------------------------------------------------------------------------
 
 
-def under(story: Story, root: str, *more: str) -> list[str]:
+def under(fixture: ReplicationFixture, root: str, *more: str) -> list[str]:
     """A load of the newest dump under a `$cmroot` of its own."""
-    return [*story.load_arguments(story.last), "--target-cmroot", str(story.here / root), *more]
+    return [*fixture.load_arguments(fixture.last), "--target-cmroot", str(fixture.here / root), *more]
 
 
-def test_two_loads_into_one_target_exclude_each_other_whatever_root_they_name(story: Story) -> None:
-    assert story.dump().code == 0
-    with standing(Fault("before", "rename", "/t/first$"), under(story, "one")), untouched(story.target):
-        fails(command(*under(story, "two")), 7, "LeaseHeld", story.db, f"{story.here}/one", "process")
-    assert command(*under(story, "two")).code == 0  # the first was killed: its root says so
-    assert story.target.shown() == story.source.shown()
-    assert "replicator.loading.by" not in story.target.metastore.database(story.db).parameters
+def test_two_loads_into_one_target_exclude_each_other_whatever_root_they_name(fixture: ReplicationFixture) -> None:
+    assert fixture.dump().code == 0
+    with standing(Fault("before", "rename", "/t/first$"), under(fixture, "one")), untouched(fixture.target):
+        fails(command(*under(fixture, "two")), 7, "LeaseHeld", fixture.db, f"{fixture.here}/one", "process")
+    assert command(*under(fixture, "two")).code == 0  # the first was killed: its root says so
+    assert fixture.target.shown() == fixture.source.shown()
+    assert "replicator.loading.by" not in fixture.target.metastore.database(fixture.db).parameters
 
 
-def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(story: Story) -> None:
-    assert story.dump().code == 0
-    arguments = under(story, "one")
+def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(fixture: ReplicationFixture) -> None:
+    assert fixture.dump().code == 0
+    arguments = under(fixture, "one")
     with begun(Fault("before", "thrift", "create database"), arguments) as first:
-        assert command(*under(story, "two")).code == 0
-        with untouched(story.target):
+        assert command(*under(fixture, "two")).code == 0
+        with untouched(fixture.target):
             os.kill(first.pid, signal.SIGCONT)
             out, _ = first.communicate(timeout=120)
             assert first.returncode == 7, out
@@ -742,7 +755,7 @@ def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(story
     assert (answer.code, answer.said["status"]) == (0, "already loaded")
 
 
-def test_a_killed_load_whose_root_is_gone_is_taken_over_by_who_says_so(pending: Story) -> None:
+def test_a_killed_load_whose_root_is_gone_is_taken_over_by_who_says_so(pending: ReplicationFixture) -> None:
     run_with(Fault("before", "thrift", "create table"), under(pending, "one"))
     shutil.rmtree(pending.here / "one")
     with untouched(pending.target):

@@ -28,7 +28,7 @@ NAMES = "abcdefgh"
 HOURS = timedelta(seconds=HOUR)
 
 
-class Life:
+class RandomHistory:
     """A root and a warehouse on one store. What is done under faults is done again without, and then must succeed."""
 
     def __init__(self, patch: pytest.MonkeyPatch, top: str, seed: int) -> None:
@@ -157,7 +157,7 @@ def test_on_a_store_that_fails_at_any_call_nothing_is_lost(
     for seed in range(8):
         top = str(tmp_path / str(seed)) if kind == "local" else f"memory://{uuid.uuid4().hex}"
         with monkeypatch.context() as patch:
-            life = Life(patch, top, seed)
+            life = RandomHistory(patch, top, seed)
             for _ in range(20):
                 life.step()
             life.without_faults_what_nobody_needs_goes()

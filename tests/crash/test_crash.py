@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from faults import Fault, run_with, standing
 from plain_tables import PlainDatabase
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.metastore.embedded.running import Running
 
@@ -88,41 +88,41 @@ class BusySource:
 class Crashing:
     """A story that is bootstrapped, and its busy source; tests of a module go on where the one before ended."""
 
-    story: Story
+    fixture: ReplicationFixture
     source: BusySource
     replicas: Iterator[int]
 
     @classmethod
     def begin(cls, source: Running, target: Running, here: Path, **size: int) -> Crashing:
-        story = Story(source, target, here)
-        busy = BusySource(story.source, **size)
+        fixture = ReplicationFixture(source, target, here)
+        busy = BusySource(fixture.source, **size)
         busy.begin()
-        story.bootstrap()
-        return cls(story, busy, itertools.count(1))
+        fixture.bootstrap()
+        return cls(fixture, busy, itertools.count(1))
 
     def next_dump(self) -> list[str]:
         """The arguments of the next incremental dump of a source that has changed."""
         self.source.change()
-        before = self.story.last
-        self.story.dumps += 1
-        return self.story.dump_arguments(self.story.last, since=before)
+        before = self.fixture.last
+        self.fixture.dumps += 1
+        return self.fixture.dump_arguments(self.fixture.last, since=before)
 
     def fresh_replica(self) -> tuple[PlainDatabase, list[str]]:
         """A bootstrap dump, and the arguments to load it into a database that is not there yet."""
-        out = self.story.here / f"whole{next(self.replicas)}"
-        assert self.story.dump(out=out).code == 0
-        replica = PlainDatabase(self.story.target.metastore, f"{self.story.db}_{out.name}", self.story.warehouse)
-        rename = ["--rename-db", f"{self.story.db}={replica.name}"]
-        return replica, [*self.story.load_arguments(out), *rename]
+        out = self.fixture.here / f"whole{next(self.replicas)}"
+        assert self.fixture.dump(out=out).code == 0
+        replica = PlainDatabase(self.fixture.target.metastore, f"{self.fixture.db}_{out.name}", self.fixture.warehouse)
+        rename = ["--rename-db", f"{self.fixture.db}={replica.name}"]
+        return replica, [*self.fixture.load_arguments(out), *rename]
 
     def finish_dump(self, arguments: list[str]) -> None:
         """Runs a dump again until it has succeeded; one whose marker was written has."""
-        if not (self.story.last / "_finished_dump").exists():
+        if not (self.fixture.last / "_finished_dump").exists():
             run_again(arguments)
 
     def finish_load(self, arguments: list[str]) -> None:
         run_again(arguments)
-        self.story.is_same()
+        self.fixture.is_same()
 
 
 def run_again(arguments: list[str]) -> Answer:
@@ -222,13 +222,13 @@ def test_a_dump_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -
     arguments = crashing.next_dump()
     run_with(fault, arguments)
     crashing.finish_dump(arguments)
-    crashing.finish_load(crashing.story.load_arguments(crashing.story.last))
+    crashing.finish_load(crashing.fixture.load_arguments(crashing.fixture.last))
 
 
 @pytest.mark.parametrize("fault", LOAD, ids=str)
 def test_a_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -> None:
     run_again(crashing.next_dump())
-    arguments = crashing.story.load_arguments(crashing.story.last)
+    arguments = crashing.fixture.load_arguments(crashing.fixture.last)
     run_with(fault, arguments)
     crashing.finish_load(arguments)
     assert run_again(arguments).said["status"] == "already loaded"
@@ -239,8 +239,8 @@ def test_a_first_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fa
     replica, arguments = crashing.fresh_replica()
     run_with(fault, arguments)
     run_again(arguments)
-    assert replica.shown() == crashing.story.source.shown()
-    crashing.story.roots_are_in_order()
+    assert replica.shown() == crashing.fixture.source.shown()
+    crashing.fixture.roots_are_in_order()
 
 
 @pytest.mark.parametrize(
@@ -258,13 +258,13 @@ def test_a_first_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fa
 )
 def test_after_a_killed_load_a_newer_dump_will_do_too(crashing: Crashing, fault: Fault) -> None:
     """Whoever runs every few minutes does not come back to the last dump: the next begins where the target is."""
-    story = crashing.story
-    loaded = story.last
+    fixture = crashing.fixture
+    loaded = fixture.last
     run_again(crashing.next_dump())
-    run_with(fault, story.load_arguments(story.last))
+    run_with(fault, fixture.load_arguments(fixture.last))
     crashing.source.change()
-    assert story.dump(since=loaded).code == 0
-    crashing.finish_load(story.load_arguments(story.last))
+    assert fixture.dump(since=loaded).code == 0
+    crashing.finish_load(fixture.load_arguments(fixture.last))
 
 
 # ---- at any moment ------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_runs_killed_at_random_moments_lose_nothing(
     """Dumps and loads, bootstrap and incremental in turns, each killed and run again until it succeeds."""
     chance = random.Random(SEED)
     crashing = Crashing.begin(source_metastore, target_metastore, tmp_path, tables=24, partitions=60)
-    story = crashing.story
+    fixture = crashing.fixture
     lasts = {"dump": 1.0, "load": 1.0}  # seconds of a whole run, as last seen
     kills = 0
 
@@ -289,16 +289,16 @@ def test_runs_killed_at_random_moments_lose_nothing(
                 assert ended.code == 0, ended
                 lasts[kind] = ended.seconds
                 return
-            if kind == "dump" and (story.last / "_finished_dump").exists():
+            if kind == "dump" and (fixture.last / "_finished_dump").exists():
                 return
 
     for number in itertools.count():
         arguments = crashing.next_dump()
         if number % 3 == 2:
-            arguments = story.dump_arguments(story.last)  # a bootstrap, onto the target that is there
+            arguments = fixture.dump_arguments(fixture.last)  # a bootstrap, onto the target that is there
         until_done("dump", arguments)
-        until_done("load", story.load_arguments(story.last))
-        story.is_same()
+        until_done("load", fixture.load_arguments(fixture.last))
+        fixture.is_same()
         if kills >= KILLS:
             break
         assert number < 10 * KILLS
@@ -309,7 +309,7 @@ def test_runs_killed_at_random_moments_lose_nothing(
 
 def test_two_loaders_of_one_target_exclude_each_other(crashing: Crashing) -> None:
     run_again(crashing.next_dump())
-    arguments = crashing.story.load_arguments(crashing.story.last)
+    arguments = crashing.fixture.load_arguments(crashing.fixture.last)
     with standing(Fault("before", "thrift", "create table"), arguments):
         answer = command(*arguments)
     assert (answer.code, answer.error) == (7, "LeaseHeld")
@@ -318,10 +318,10 @@ def test_two_loaders_of_one_target_exclude_each_other(crashing: Crashing) -> Non
 
 def test_two_captures_of_one_cmroot_exclude_each_other(crashing: Crashing) -> None:
     arguments = crashing.next_dump()
-    capture = crashing.story.capture_arguments()
+    capture = crashing.fixture.capture_arguments()
     with standing(Fault("before", "rename", r"_segment\.json"), capture):
         for other in (capture, arguments):
             answer = command(*other)
             assert (answer.code, answer.error) == (7, "LeaseHeld")
     run_again(arguments)
-    crashing.finish_load(crashing.story.load_arguments(crashing.story.last))
+    crashing.finish_load(crashing.fixture.load_arguments(crashing.fixture.last))

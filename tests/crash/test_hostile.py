@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from hostile import FILES, RECORDS, TABLES, edit_entries, edit_lines, edit_metadata, world
 from policies import Replication
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import Database
 from replicator.dumps.reader import DumpReader
@@ -29,55 +29,61 @@ Edit = Callable[[dict[str, Any]], Any]
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
     """A source, a first dump that is loaded, and a second that adds files, partitions and a table. Beside the target's
     database lie another one, and a directory of somebody else."""
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
-    story.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
-    story.bootstrap()
-    story.source.write("t", {"third": "4\x01four\n"})
-    story.source.add("parts", {"c": {"file": "1\x01c\n"}})
-    story.source.drop_partitions("parts", ["b"])
-    story.source.alter_partition("parts", "a", note="altered")
-    story.source.table("new", {"file": TEXT})
-    assert story.dump(since=story.last).code == 0
-    for place in (story.warehouse / "victim.db", tmp_path / "outside"):
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
+    fixture.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
+    fixture.bootstrap()
+    fixture.source.write("t", {"third": "4\x01four\n"})
+    fixture.source.add("parts", {"c": {"file": "1\x01c\n"}})
+    fixture.source.drop_partitions("parts", ["b"])
+    fixture.source.alter_partition("parts", "a", note="altered")
+    fixture.source.table("new", {"file": TEXT})
+    assert fixture.dump(since=fixture.last).code == 0
+    for place in (fixture.warehouse / "victim.db", tmp_path / "outside"):
         place.mkdir(parents=True)
         (place / "theirs").write_text("not ours")
-    return story
+    return fixture
 
 
 @contextlib.contextmanager
-def nothing_outside(story: Story, replica: str = "") -> Iterator[None]:
+def nothing_outside(fixture: ReplicationFixture, replica: str = "") -> Iterator[None]:
     """What lies outside of the replica's directories, and of the target's `$cmroot`, is no load's to change."""
-    hostile = story.here / "hostile"
-    own = [story.target.home, story.warehouse / "external", story.target_cmroot, hostile, story.last / "_finished_load"]
-    own.append(story.warehouse / f"{replica or story.db}.db")
-    tops = [story.warehouse, story.here, story.source.home]
+    hostile = fixture.here / "hostile"
+    own = [
+        fixture.target.home,
+        fixture.warehouse / "external",
+        fixture.target_cmroot,
+        hostile,
+        fixture.last / "_finished_load",
+    ]
+    own.append(fixture.warehouse / f"{replica or fixture.db}.db")
+    tops = [fixture.warehouse, fixture.here, fixture.source.home]
     before = world(*tops, but=own)
     kept = world(
-        story.target_cmroot, but=[story.target_cmroot / name for name in ("files", "incoming", "lease", "loads")]
+        fixture.target_cmroot, but=[fixture.target_cmroot / name for name in ("files", "incoming", "lease", "loads")]
     )
     yield
     assert world(*tops, but=own) == before
     after = world(
-        story.target_cmroot, but=[story.target_cmroot / name for name in ("files", "incoming", "lease", "loads")]
+        fixture.target_cmroot, but=[fixture.target_cmroot / name for name in ("files", "incoming", "lease", "loads")]
     )
     assert {path: value for path, value in after.items() if path in kept} == kept
 
 
 @contextlib.contextmanager
-def hostile(story: Story) -> Iterator[Path]:
+def hostile(fixture: ReplicationFixture) -> Iterator[Path]:
     """A copy of the last dump, to be changed; the load of it changes nothing, inside or outside."""
-    dump = story.here / "hostile"
-    shutil.copytree(story.last, dump)
-    tops = [story.warehouse, story.here, story.source.home]
-    with nothing_outside(story):
-        before, objects = world(*tops, but=[dump, story.target_cmroot]), story.target.everything()
+    dump = fixture.here / "hostile"
+    shutil.copytree(fixture.last, dump)
+    tops = [fixture.warehouse, fixture.here, fixture.source.home]
+    with nothing_outside(fixture):
+        before, objects = world(*tops, but=[dump, fixture.target_cmroot]), fixture.target.everything()
         yield dump
-        assert world(*tops, but=[dump, story.target_cmroot]) == before and story.target.everything() == objects
+        assert world(*tops, but=[dump, fixture.target_cmroot]) == before and fixture.target.everything() == objects
     shutil.rmtree(dump)
 
 
@@ -114,11 +120,11 @@ OF_ITSELF: list[tuple[Edit, str]] = [
 ]
 
 
-def test_what_a_dump_says_of_itself_is_not_believed(story: Story) -> None:
+def test_what_a_dump_says_of_itself_is_not_believed(fixture: ReplicationFixture) -> None:
     for edit, named in OF_ITSELF:
-        with hostile(story) as dump:
+        with hostile(fixture) as dump:
             edit_metadata(dump, edit)
-            refused(story.load(dump), named)
+            refused(fixture.load(dump), named)
 
 
 OF_FILES: list[dict[str, Any]] = [
@@ -143,12 +149,12 @@ OF_FILES: list[dict[str, Any]] = [
 ]
 
 
-def test_a_file_entry_names_only_what_lies_below_its_object(story: Story) -> None:
+def test_a_file_entry_names_only_what_lies_below_its_object(fixture: ReplicationFixture) -> None:
     for changes in OF_FILES:
-        with hostile(story) as dump:
+        with hostile(fixture) as dump:
             edit_entries(dump, lambda row: row | changes if row["op"] == "add" else row)  # noqa: B023
-            refused(story.load(dump, "--dry-run"), FILES)
-            refused(story.load(dump), FILES)
+            refused(fixture.load(dump, "--dry-run"), FILES)
+            refused(fixture.load(dump), FILES)
 
 
 OF_RECORDS: list[tuple[str, dict[str, Any]]] = [
@@ -161,7 +167,7 @@ OF_RECORDS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_a_record_names_no_place_above_its_table(story: Story) -> None:
+def test_a_record_names_no_place_above_its_table(fixture: ReplicationFixture) -> None:
     for kind, changes in OF_RECORDS:
         met = []
 
@@ -171,32 +177,34 @@ def test_a_record_names_no_place_above_its_table(story: Story) -> None:
                 record["change"] |= changes  # noqa: B023
             return record
 
-        with hostile(story) as dump:
+        with hostile(fixture) as dump:
             edit_lines(dump, RECORDS, edit)
             assert met, kind
-            refused(story.load(dump), RECORDS)
+            refused(fixture.load(dump), RECORDS)
 
 
-def test_a_dump_speaks_only_of_its_databases(story: Story) -> None:
-    with hostile(story) as dump:
+def test_a_dump_speaks_only_of_its_databases(fixture: ReplicationFixture) -> None:
+    with hostile(fixture) as dump:
         edit_metadata(dump, lambda said: said["metadata"]["scope"].update(databases=["other"]))
-        refused(story.load(dump, "--rename-db", f"other={story.db}"), story.db, "is not one that the dump covers")
+        refused(fixture.load(dump, "--rename-db", f"other={fixture.db}"), fixture.db, "is not one that the dump covers")
 
 
 @pytest.mark.parametrize("directory", ["", "relative", "/w/../x", "{root}", "{root}/slots", "{above}"])
-def test_a_note_of_superseded_directories_names_places_outside_of_the_root(story: Story, directory: str) -> None:
-    root = story.target_cmroot
-    directory = directory.format(root=root, above=story.warehouse)
-    note_retired(str(root), "load", [Retired(directory, story.db, "t")])
+def test_a_note_of_superseded_directories_names_places_outside_of_the_root(
+    fixture: ReplicationFixture, directory: str
+) -> None:
+    root = fixture.target_cmroot
+    directory = directory.format(root=root, above=fixture.warehouse)
+    note_retired(str(root), "load", [Retired(directory, fixture.db, "t")])
     close_retired(str(root), "load", now=0.0)
-    with nothing_outside(story), pytest.raises(FormatError, match="superseded"):
-        sweep_retired(str(root), story.target.metastore, timedelta(0), now=lambda: 1.0)
+    with nothing_outside(fixture), pytest.raises(FormatError, match="superseded"):
+        sweep_retired(str(root), fixture.target.metastore, timedelta(0), now=lambda: 1.0)
 
 
-def test_a_table_names_no_place_above_its_database(story: Story) -> None:
-    edit_lines(story.last, TABLES, lambda table: table | {"name": f"../../{table['name']}"})
-    with nothing_outside(story):
-        refused(story.load(), TABLES)
+def test_a_table_names_no_place_above_its_database(fixture: ReplicationFixture) -> None:
+    edit_lines(fixture.last, TABLES, lambda table: table | {"name": f"../../{table['name']}"})
+    with nothing_outside(fixture):
+        refused(fixture.load(), TABLES)
 
 
 def _relocate(value: Any, old: str, new: str) -> Any:
@@ -212,32 +220,32 @@ def _relocate(value: Any, old: str, new: str) -> Any:
     ("table", "above"), [("new", "/../../outside"), ("new", "/x/../../victim.db/y"), ("parts", "/../victim.db")]
 )
 def test_a_location_that_leaves_its_database_by_dots_lands_in_the_directory_of_external_tables(
-    story: Story, above: str, table: str
+    fixture: ReplicationFixture, above: str, table: str
 ) -> None:
     """A metastore may hold such a location; its readers fold it, and so does the load: below its database it is not."""
-    old = f"file:{story.source.home}/{table}"
-    new = f"file:{story.source.home}{above}"
-    edit_lines(story.last, RECORDS, lambda line: _relocate(line, old, new))
-    edit_lines(story.last, TABLES, lambda line: _relocate(line, old, new))
-    edit_entries(story.last, lambda row: _relocate(row, old, new))
-    with nothing_outside(story):
-        answer = story.load(None, "--overwrite")
+    old = f"file:{fixture.source.home}/{table}"
+    new = f"file:{fixture.source.home}{above}"
+    edit_lines(fixture.last, RECORDS, lambda line: _relocate(line, old, new))
+    edit_lines(fixture.last, TABLES, lambda line: _relocate(line, old, new))
+    edit_entries(fixture.last, lambda row: _relocate(row, old, new))
+    with nothing_outside(fixture):
+        answer = fixture.load(None, "--overwrite")
     assert answer.code in (0, 1), answer.said  # the bytes may be nowhere, by those names
     assert "internal error" not in answer.message
 
 
-def test_a_dump_puts_nothing_into_the_targets_root(story: Story) -> None:
+def test_a_dump_puts_nothing_into_the_targets_root(fixture: ReplicationFixture) -> None:
     """A database that lies at the warehouse's top has `.cmroot` below it."""
-    top = f"{story.db}_top"
-    story.target.metastore.create_database(Database(name=top, location=f"file:{story.warehouse}"))
-    assert story.dump().code == 0
-    old, new = f"file:{story.source.home}/new", f"file:{story.source.home}/x/../.cmroot/holds"
-    edit_lines(story.last, RECORDS, lambda line: _relocate(line, old, new))
-    edit_lines(story.last, TABLES, lambda line: _relocate(line, old, new))
-    edit_entries(story.last, lambda row: _relocate(row, old, new))
-    answer = story.load(None, "--rename-db", f"{story.db}={top}")
+    top = f"{fixture.db}_top"
+    fixture.target.metastore.create_database(Database(name=top, location=f"file:{fixture.warehouse}"))
+    assert fixture.dump().code == 0
+    old, new = f"file:{fixture.source.home}/new", f"file:{fixture.source.home}/x/../.cmroot/holds"
+    edit_lines(fixture.last, RECORDS, lambda line: _relocate(line, old, new))
+    edit_lines(fixture.last, TABLES, lambda line: _relocate(line, old, new))
+    edit_entries(fixture.last, lambda row: _relocate(row, old, new))
+    answer = fixture.load(None, "--rename-db", f"{fixture.db}={top}")
     assert answer.code == 6 and ".cmroot/holds" in answer.message, answer.said
-    assert list((story.target_cmroot / "holds").iterdir()) == []
+    assert list((fixture.target_cmroot / "holds").iterdir()) == []
 
 
 OF_TABLES: list[dict[str, Any]] = [
@@ -257,12 +265,12 @@ OF_TABLES: list[dict[str, Any]] = [
 ]
 
 
-def test_values_that_no_metastore_has_are_refused(story: Story) -> None:
+def test_values_that_no_metastore_has_are_refused(fixture: ReplicationFixture) -> None:
     """What the dump says of an object must fit into the metastore's own types."""
-    assert story.dump().code == 0
+    assert fixture.dump().code == 0
     for number, changes in enumerate(OF_TABLES):
-        dump = story.here / f"values{number}"
-        shutil.copytree(story.last, dump)
+        dump = fixture.here / f"values{number}"
+        shutil.copytree(fixture.last, dump)
 
         def edit(table: dict[str, Any]) -> dict[str, Any]:
             storage = table.get("storage", {}) | changes.get("storage", {})  # noqa: B023
@@ -275,41 +283,41 @@ def test_values_that_no_metastore_has_are_refused(story: Story) -> None:
 
         edit_lines(dump, RECORDS, edit_record)
         edit_lines(dump, TABLES, edit)
-        name = f"{story.db}_v{number}"
-        objects = story.target.everything()
-        with nothing_outside(story, name):
-            answer = story.load(dump, "--rename-db", f"{story.db}={name}")
+        name = f"{fixture.db}_v{number}"
+        objects = fixture.target.everything()
+        with nothing_outside(fixture, name):
+            answer = fixture.load(dump, "--rename-db", f"{fixture.db}={name}")
             if answer.code == 0:  # a field that the target's thrift does not know is left out
                 shutil.rmtree(dump / "_finished_load")
         if answer.code != 0:
             refused(answer)
         else:
-            (table,) = story.target.metastore.tables(name, ["new"])
-            assert table.location == f"file:{story.warehouse}/{name}.db/new", changes
-        assert story.target.everything() == objects
+            (table,) = fixture.target.metastore.tables(name, ["new"])
+            assert table.location == f"file:{fixture.warehouse}/{name}.db/new", changes
+        assert fixture.target.everything() == objects
 
 
-def test_a_dump_moves_no_slot_of_another_root_or_beyond_its_log(story: Story) -> None:
+def test_a_dump_moves_no_slot_of_another_root_or_beyond_its_log(fixture: ReplicationFixture) -> None:
     """Behind a slot's position things expire."""
-    assert story.dump("--slot", "consumer").code == 0
-    slot = story.cmroot / "slots" / "consumer"
+    assert fixture.dump("--slot", "consumer").code == 0
+    slot = fixture.cmroot / "slots" / "consumer"
     before = slot.read_bytes()
-    other = Story.__new__(Story)
-    other.__dict__ |= {**story.__dict__, "cmroot": story.here / "another"}
-    assert other.dump("--slot", "consumer", out=story.here / "other").code == 0
+    other = ReplicationFixture.__new__(ReplicationFixture)
+    other.__dict__ |= {**fixture.__dict__, "cmroot": fixture.here / "another"}
+    assert other.dump("--slot", "consumer", out=fixture.here / "other").code == 0
     forged = [of_metadata(root_id="another"), lambda said: said["metadata"]["end"].update(position=1 << 60)]
     for number, edit in enumerate(forged):
-        dump = story.here / f"forged{number}"
-        shutil.copytree(story.last, dump)
+        dump = fixture.here / f"forged{number}"
+        shutil.copytree(fixture.last, dump)
         edit_metadata(dump, edit)
-        answer = story.load(dump, "--rename-db", f"{story.db}={story.db}_{number}")
+        answer = fixture.load(dump, "--rename-db", f"{fixture.db}={fixture.db}_{number}")
         assert answer.code == 0 and "was not confirmed" in answer.said["warnings"][0], answer.said
         assert slot.read_bytes() == before
-    name = f"{story.db}={story.db}_x"
-    answer = story.load(story.here / "other", "--source-cmroot", str(story.cmroot), "--rename-db", name)
+    name = f"{fixture.db}={fixture.db}_x"
+    answer = fixture.load(fixture.here / "other", "--source-cmroot", str(fixture.cmroot), "--rename-db", name)
     assert "is not the root" in " ".join(answer.said["warnings"]), answer.said
     assert slot.read_bytes() == before
-    assert story.load(None, "--rename-db", name + "y").said["warnings"] == []
+    assert fixture.load(None, "--rename-db", name + "y").said["warnings"] == []
     assert slot.read_bytes() != before
 
 
@@ -325,52 +333,54 @@ def key_file(path: Path, *keys: str) -> str:
 OLD, NEW, OTHERS = "o" * 32, "n" * 32, "x" * 64
 
 
-def test_with_a_key_only_what_was_signed_is_loaded(story: Story, tmp_path: Path) -> None:
+def test_with_a_key_only_what_was_signed_is_loaded(fixture: ReplicationFixture, tmp_path: Path) -> None:
     ours, theirs = key_file(tmp_path / "ours", OLD), key_file(tmp_path / "theirs", OTHERS)
-    unsigned = story.last
+    unsigned = fixture.last
 
     def is_refused(dump: Path, key: str, *named: str) -> None:
         for answer in (
-            story.load(dump, "--key-file", key),
-            story.load(dump, "--key-file", key, "--dry-run"),
+            fixture.load(dump, "--key-file", key),
+            fixture.load(dump, "--key-file", key, "--dry-run"),
             command("show", str(dump), "--key-file", key),
         ):
             assert (answer.code, answer.error) == (6, "Refused"), answer.said
             for name in (str(dump), *named):
                 assert name in answer.message, answer.said
 
-    with hostile(story) as dump:
+    with hostile(fixture) as dump:
         is_refused(dump, ours, "not signed")
-    other = story.here / "other"
+    other = fixture.here / "other"
     for out in (other, None):
-        assert story.dump("--key-file", ours, out=out, since=story.here / "dump1").code == 0
-    assert story.last != unsigned
-    with hostile(story) as dump:
+        assert fixture.dump("--key-file", ours, out=out, since=fixture.here / "dump1").code == 0
+    assert fixture.last != unsigned
+    with hostile(fixture) as dump:
         is_refused(dump, theirs, "none of the keys")
         edit_entries(dump, lambda row: row | {"position": row["position"]})
         is_refused(dump, ours, "_dumpmetadata")  # which says the parts' checksums
-    with hostile(story) as dump:
+    with hostile(fixture) as dump:
         (dump / "_signature").unlink()
         is_refused(dump, ours, "not signed")
-    with hostile(story) as dump:  # another dump's signature
+    with hostile(fixture) as dump:  # another dump's signature
         shutil.copy(other / "_signature", dump / "_signature")
         is_refused(dump, ours, "is of the dump")
     rotated = key_file(tmp_path / "rotated", NEW, OLD)
-    assert command("show", str(story.last), "--key-file", rotated).code == 0
-    assert story.load(None, "--key-file", rotated).code == 0
-    story.is_same()
-    assert story.load(unsigned).code == 0  # without a key none is asked for
+    assert command("show", str(fixture.last), "--key-file", rotated).code == 0
+    assert fixture.load(None, "--key-file", rotated).code == 0
+    fixture.is_same()
+    assert fixture.load(unsigned).code == 0  # without a key none is asked for
 
 
-def test_a_part_with_the_same_fast_checksum_is_not_the_one_that_was_signed(story: Story, tmp_path: Path) -> None:
+def test_a_part_with_the_same_fast_checksum_is_not_the_one_that_was_signed(
+    fixture: ReplicationFixture, tmp_path: Path
+) -> None:
     """What the marker says of a part holds against damage; what is signed is its SHA-256."""
     ours = read_keys(key_file(tmp_path / "ours", OLD))
-    assert story.dump("--key-file", ours.file, since=story.here / "dump1").code == 0
-    found = signed(str(story.last), DumpReader(str(story.last)).metadata.id, "_dumpmetadata", ours)
+    assert fixture.dump("--key-file", ours.file, since=fixture.here / "dump1").code == 0
+    found = signed(str(fixture.last), DumpReader(str(fixture.last)).metadata.id, "_dumpmetadata", ours)
     assert sorted(found.parts) == sorted([RECORDS, TABLES, FILES])
-    (story.last / FILES).write_bytes(b"other bytes")
+    (fixture.last / FILES).write_bytes(b"other bytes")
     with pytest.raises(Refused, match=FILES):
-        check_parts(str(story.last), [RECORDS, TABLES, FILES], found)
+        check_parts(str(fixture.last), [RECORDS, TABLES, FILES], found)
 
 
 def test_a_key_that_others_can_read_or_that_is_short_is_no_key(tmp_path: Path) -> None:

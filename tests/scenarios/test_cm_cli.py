@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 import replicator
 from cmroot.lease import acquire
@@ -27,7 +27,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.pitr.upkeep import expire_root, plan_expired
 
 
-class Kept(Story):
+class Kept(ReplicationFixture):
     """A story that looks after its `$cmroot`."""
 
     def cm(self, *arguments: object) -> Answer:
@@ -53,7 +53,7 @@ class Kept(Story):
 
 
 @pytest.fixture
-def story(source_metastore: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def fixture(source_metastore: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     monkeypatch.chdir(tmp_path)
     made = Kept(source_metastore, source_metastore, tmp_path)
     made.source.create()
@@ -61,9 +61,9 @@ def story(source_metastore: Running, tmp_path: Path, monkeypatch: pytest.MonkeyP
     made.source.metastore.close()
 
 
-def people(capsys: pytest.CaptureFixture[str], story: Kept, *arguments: object) -> str:
+def people(capsys: pytest.CaptureFixture[str], fixture: Kept, *arguments: object) -> str:
     capsys.readouterr()
-    assert run(["cm", *map(str, arguments), "--cmroot", str(story.cmroot)]) == 0
+    assert run(["cm", *map(str, arguments), "--cmroot", str(fixture.cmroot)]) == 0
     out = capsys.readouterr().out
     assert not any(line != line.rstrip() for line in out.splitlines())
     return out
@@ -73,182 +73,184 @@ def people(capsys: pytest.CaptureFixture[str], story: Kept, *arguments: object) 
 
 
 def test_each_entry_tells_its_keeper_its_origin_its_event_and_who_needs_it(
-    story: Kept, capsys: pytest.CaptureFixture[str]
+    fixture: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    story.source.table("t", {"old": "old rows", "stays": "rows"})
-    first = story.captured()
-    story.done("hold", "audit", "--reason", "the auditors come")
-    story.source.write("t", {"new": "something new"})
-    (story.source.home / "t" / "old").unlink()
-    story.captured()
+    fixture.source.table("t", {"old": "old rows", "stays": "rows"})
+    first = fixture.captured()
+    fixture.done("hold", "audit", "--reason", "the auditors come")
+    fixture.source.write("t", {"new": "something new"})
+    (fixture.source.home / "t" / "old").unlink()
+    fixture.captured()
 
-    listed = story.done("ls")
+    listed = fixture.done("ls")
     assert listed["total"] == {"entries": 3, "bytes": 25}
     assert listed["by_need"] == {"hold audit": {"entries": 1, "bytes": 8}, "live": {"entries": 2, "bytes": 17}}
     assert listed["shared"]["entries"] == 2
     new, old, stays = listed["entries"]  # the largest first
     assert [Path(each["origin"]).name for each in (new, old, stays)] == ["new", "old", "stays"]
     assert {each["keeper"] for each in listed["entries"]} == {"link"}
-    assert (old["db"], old["table"], old["size"]) == (story.db, "t", 8)
+    assert (old["db"], old["table"], old["size"]) == (fixture.db, "t", 8)
     assert old["since_event"] == first and old["released_event"] >= first
     assert (old["needed_by"], old["until"]) == ("hold audit", "hold audit is released")
     assert (stays["needed_by"], stays["released_event"]) == ("live", None)
 
-    text = people(capsys, story, "ls")
-    assert "hold audit is released" in text and f"file:{story.source.home}/t/old" in text and "3 entries, 25 B" in text
-    assert "2 more" in people(capsys, story, "ls", "--limit", "1")
-    assert [each["size"] for each in story.done("ls", "--needed-by", "hold")["entries"]] == [8]
-    assert story.done("ls", "--table", f"{story.db}.u")["total"]["entries"] == 0
-    assert story.done("ls", "--table", f"{story.db}.t", "--limit", "0")["total"]["entries"] == 3
+    text = people(capsys, fixture, "ls")
+    assert (
+        "hold audit is released" in text and f"file:{fixture.source.home}/t/old" in text and "3 entries, 25 B" in text
+    )
+    assert "2 more" in people(capsys, fixture, "ls", "--limit", "1")
+    assert [each["size"] for each in fixture.done("ls", "--needed-by", "hold")["entries"]] == [8]
+    assert fixture.done("ls", "--table", f"{fixture.db}.u")["total"]["entries"] == 0
+    assert fixture.done("ls", "--table", f"{fixture.db}.t", "--limit", "0")["total"]["entries"] == 3
 
 
 def test_what_a_load_replaced_is_listed_as_recycled(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    story = Kept(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {"f": "first"})
-    story.bootstrap()
-    story.source.write("t", {"f": "second"})
-    story.catch_up()
-    answer = command("cm", "ls", "--cmroot", str(story.target_cmroot))
+    fixture = Kept(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {"f": "first"})
+    fixture.bootstrap()
+    fixture.source.write("t", {"f": "second"})
+    fixture.catch_up()
+    answer = command("cm", "ls", "--cmroot", str(fixture.target_cmroot))
     (entry,) = answer.said["entries"]
     assert (entry["keeper"], entry["origin"], entry["needed_by"]) == ("recycle", None, "nobody")
-    assert command("cm", "check", "--cmroot", str(story.target_cmroot)).said["status"] == "sound"
+    assert command("cm", "check", "--cmroot", str(fixture.target_cmroot)).said["status"] == "sound"
 
 
 # ---- finding, and putting back ------------------------------------------------------------------------------------
 
 
-def test_a_file_of_the_past_is_found_and_put_back(story: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    story.source.table("t", {"f": "first rows"})
-    first = story.captured()
-    story.source.write("t", {"f": "second rows"})
-    story.source.table("u")
-    story.captured()
-    path = story.source.home / "t" / "f"
+def test_a_file_of_the_past_is_found_and_put_back(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    fixture.source.table("t", {"f": "first rows"})
+    first = fixture.captured()
+    fixture.source.write("t", {"f": "second rows"})
+    fixture.source.table("u")
+    fixture.captured()
+    path = fixture.source.home / "t" / "f"
 
-    found = story.done("find", "--path", path)
+    found = fixture.done("find", "--path", path)
     assert [(each["size"], each["kept"], each["ended_event"] is None) for each in found["entries"]] == [
         (10, True, False),
         (11, True, True),
     ]
     assert found["entries"][0]["since_event"] == first
-    assert story.done("find", "--table", f"{story.db}.t")["total"] == 2
+    assert fixture.done("find", "--table", f"{fixture.db}.t")["total"] == 2
     checksum = found["entries"][0]["checksum"]
-    assert story.done("find", "--checksum", checksum[:8])["total"] == 1
-    assert story.done("find", "--table", "nosuch.t")["status"] == "nothing found"
-    text = people(capsys, story, "find", "--path", story.source.home)
+    assert fixture.done("find", "--checksum", checksum[:8])["total"] == 1
+    assert fixture.done("find", "--table", "nosuch.t")["status"] == "nothing found"
+    text = people(capsys, fixture, "find", "--path", fixture.source.home)
     assert "still there" in text and "2 files found" in text
 
-    several = story.cm("restore", path, "--to", story.here / "back")
+    several = fixture.cm("restore", path, "--to", fixture.here / "back")
     assert (several.code, several.error) == (2, "UsageError") and checksum in several.said["hint"]
-    restored = story.done("restore", path, "--at", first, "--to", story.here / "back")
-    assert (story.here / "back").read_text() == "first rows" and restored["checksum"] == checksum
-    refused = story.cm("restore", checksum)
+    restored = fixture.done("restore", path, "--at", first, "--to", fixture.here / "back")
+    assert (fixture.here / "back").read_text() == "first rows" and restored["checksum"] == checksum
+    refused = fixture.cm("restore", checksum)
     assert (refused.code, refused.error) == (6, "Exists") and path.read_text() == "second rows"
-    story.done("restore", checksum, "--overwrite")
+    fixture.done("restore", checksum, "--overwrite")
     assert path.read_text() == "first rows"
-    assert "restored" in people(capsys, story, "restore", checksum[:10], "--to", story.here / "again")
+    assert "restored" in people(capsys, fixture, "restore", checksum[:10], "--to", fixture.here / "again")
 
 
-def test_what_cannot_be_found_or_put_back_is_told(story: Kept) -> None:
-    story.source.table("t", {"f": "rows"})
-    story.captured()
-    assert story.cm("find").code == 2
-    unknown = story.cm("restore", "/no/such/file", "--to", "x")
+def test_what_cannot_be_found_or_put_back_is_told(fixture: Kept) -> None:
+    fixture.source.table("t", {"f": "rows"})
+    fixture.captured()
+    assert fixture.cm("find").code == 2
+    unknown = fixture.cm("restore", "/no/such/file", "--to", "x")
     assert (unknown.code, unknown.error) == (1, "KeepError")
-    assert story.cm("restore", "abcdef012345", "--to", "x").error == "KeepError"
+    assert fixture.cm("restore", "abcdef012345", "--to", "x").error == "KeepError"
     assert command("cm", "ls", "--cmroot", "nowhere").error == "FormatError"
 
 
 # ---- slots and holds ----------------------------------------------------------------------------------------------
 
 
-def test_a_slot_keeps_what_its_consumer_has_not_got(story: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    story.source.table("t", {"a": "aaa", "b": "bb"})
-    first = story.captured()
-    made = story.done("slots", "create", "dr", "--consumer", "the other site")
+def test_a_slot_keeps_what_its_consumer_has_not_got(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    fixture.source.table("t", {"a": "aaa", "b": "bb"})
+    first = fixture.captured()
+    made = fixture.done("slots", "create", "dr", "--consumer", "the other site")
     assert (made["status"], made["event"], made["name"]) == ("created", first, "dr")
-    (story.source.home / "t" / "a").unlink()
-    story.source.table("u")
-    second = story.captured()
+    (fixture.source.home / "t" / "a").unlink()
+    fixture.source.table("u")
+    second = fixture.captured()
 
-    (slot,) = story.done("slots")["slots"]
+    (slot,) = fixture.done("slots")["slots"]
     assert slot["lag_events"] == second - first > 0 and slot["lag_records"] > 0 and slot["lag_seconds"] >= 0
     assert slot["held"] == {"entries": 1, "bytes": 3, "alone_entries": 1, "alone_bytes": 3}
-    assert story.done("slots", "--no-held")["slots"][0]["held"] is None
-    text = people(capsys, story, "slots")
+    assert fixture.done("slots", "--no-held")["slots"][0]["held"] is None
+    text = people(capsys, fixture, "slots")
     assert "dr" in text and "3 B" in text and "the other site" in text
-    assert story.expire()["removed_entries"] == 0 and story.needs()["a"] == "slot dr"
+    assert fixture.expire()["removed_entries"] == 0 and fixture.needs()["a"] == "slot dr"
 
-    assert story.cm("slots", "confirm", "dr", "--at", second + 1000).code == 2
-    assert story.done("slots", "confirm", "dr", "--at", second)["event"] == second
-    back = story.cm("slots", "confirm", "dr", "--at", first)
+    assert fixture.cm("slots", "confirm", "dr", "--at", second + 1000).code == 2
+    assert fixture.done("slots", "confirm", "dr", "--at", second)["event"] == second
+    back = fixture.cm("slots", "confirm", "dr", "--at", first)
     assert (back.code, back.error) == (2, "PinError")
-    assert story.done("slots", "confirm", "dr", "--at", first, "--back")["event"] == first
-    story.done("slots", "confirm", "dr", "--at", second)
-    assert story.expire()["removed_entries"] == 1
-    assert sorted(story.needs()) == ["b"]
-    assert story.done("slots", "drop", "dr")["status"] == "dropped"
-    assert story.cm("slots", "drop", "dr").error == "PinError"
+    assert fixture.done("slots", "confirm", "dr", "--at", first, "--back")["event"] == first
+    fixture.done("slots", "confirm", "dr", "--at", second)
+    assert fixture.expire()["removed_entries"] == 1
+    assert sorted(fixture.needs()) == ["b"]
+    assert fixture.done("slots", "drop", "dr")["status"] == "dropped"
+    assert fixture.cm("slots", "drop", "dr").error == "PinError"
 
 
-def test_a_slot_is_confirmed_by_the_end_of_a_dump(story: Kept) -> None:
-    story.source.table("t", {"f": "x"})
-    assert story.dump().code == 0
-    story.done("slots", "create", "dr", "--at", story.last)
-    story.source.table("u")
-    story.dump()
-    confirmed = story.done("slots", "confirm", "dr", "--at", story.last)
-    assert confirmed["position"] == segments(str(story.cmroot))[-1].last
+def test_a_slot_is_confirmed_by_the_end_of_a_dump(fixture: Kept) -> None:
+    fixture.source.table("t", {"f": "x"})
+    assert fixture.dump().code == 0
+    fixture.done("slots", "create", "dr", "--at", fixture.last)
+    fixture.source.table("u")
+    fixture.dump()
+    confirmed = fixture.done("slots", "confirm", "dr", "--at", fixture.last)
+    assert confirmed["position"] == segments(str(fixture.cmroot))[-1].last
 
 
-def test_a_hold_keeps_a_moment_until_it_is_released(story: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    story.source.table("t", {"a": "aaa"})
-    first = story.captured()
-    (story.source.home / "t" / "a").unlink()
-    story.source.table("u")
-    story.captured()
-    assert story.done("hold", "then", "--at", first)["status"] == "held"
-    assert story.cm("hold", "then").error == "PinError"
-    assert story.expire()["removed_entries"] == 0
-    assert "then" in people(capsys, story, "slots")
-    assert story.done("release", "then")["status"] == "released"
-    assert story.cm("release", "then").error == "PinError"
-    assert story.expire()["removed_entries"] == 1
+def test_a_hold_keeps_a_moment_until_it_is_released(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    fixture.source.table("t", {"a": "aaa"})
+    first = fixture.captured()
+    (fixture.source.home / "t" / "a").unlink()
+    fixture.source.table("u")
+    fixture.captured()
+    assert fixture.done("hold", "then", "--at", first)["status"] == "held"
+    assert fixture.cm("hold", "then").error == "PinError"
+    assert fixture.expire()["removed_entries"] == 0
+    assert "then" in people(capsys, fixture, "slots")
+    assert fixture.done("release", "then")["status"] == "released"
+    assert fixture.cm("release", "then").error == "PinError"
+    assert fixture.expire()["removed_entries"] == 1
 
 
-def test_a_moment_that_was_not_captured_cannot_be_pinned(story: Kept) -> None:
-    assert story.capture().code == 0
+def test_a_moment_that_was_not_captured_cannot_be_pinned(fixture: Kept) -> None:
+    assert fixture.capture().code == 0
     for moment in ("999999999", "1970-01-01T00:00:00Z", "soon"):
-        refused = story.cm("hold", "then", "--at", moment)
+        refused = fixture.cm("hold", "then", "--at", moment)
         assert (refused.code, refused.error) == (2, "UsageError"), moment
-    assert story.cm("hold", "../then").error == "PinError"
+    assert fixture.cm("hold", "../then").error == "PinError"
 
 
-def test_a_damaged_pin_stops_expiry_and_is_listed(story: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    story.source.table("t", {"a": "aaa"})
-    story.captured()
-    story.done("slots", "create", "dr")
-    path = story.cmroot / "slots" / "dr"
+def test_a_damaged_pin_stops_expiry_and_is_listed(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    fixture.source.table("t", {"a": "aaa"})
+    fixture.captured()
+    fixture.done("slots", "create", "dr")
+    path = fixture.cmroot / "slots" / "dr"
     path.write_bytes(path.read_bytes()[:-9])
-    stopped = story.cm("expire", "--older-than", "0s")
+    stopped = fixture.cm("expire", "--older-than", "0s")
     assert (stopped.code, stopped.error) == (1, "FormatError") and str(path) in stopped.message
-    assert story.done("slots")["damaged"] == [str(path)]
-    assert f"damaged: {path}" in people(capsys, story, "slots")
-    story.done("slots", "drop", "dr")
-    story.expire()
+    assert fixture.done("slots")["damaged"] == [str(path)]
+    assert f"damaged: {path}" in people(capsys, fixture, "slots")
+    fixture.done("slots", "drop", "dr")
+    fixture.expire()
 
 
-def test_the_root_comes_from_the_configuration_and_stands_before_or_after(story: Kept, tmp_path: Path) -> None:
-    story.captured()
-    (tmp_path / "replicator.toml").write_text(f"[defaults]\ncmroot = '{story.cmroot}'\n")
+def test_the_root_comes_from_the_configuration_and_stands_before_or_after(fixture: Kept, tmp_path: Path) -> None:
+    fixture.captured()
+    (tmp_path / "replicator.toml").write_text(f"[defaults]\ncmroot = '{fixture.cmroot}'\n")
     assert command("cm", "slots", "create", "a").code == 0
     assert [each["name"] for each in command("cm", "slots").said["slots"]] == ["a"]
     assert command("cm", "ls").code == 0
     (tmp_path / "replicator.toml").unlink()
-    assert command("cm", "slots", "--cmroot", str(story.cmroot), "create", "b").code == 0
+    assert command("cm", "slots", "--cmroot", str(fixture.cmroot), "create", "b").code == 0
     for arguments in (["slots"], ["slots", "create", "c"], ["ls"]):
         missing = command("cm", *arguments)
         assert (missing.code, missing.error) == (2, "UsageError") and "cmroot" in missing.message
@@ -257,174 +259,174 @@ def test_the_root_comes_from_the_configuration_and_stands_before_or_after(story:
 # ---- expiry -------------------------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_is_ahead_lets_nothing_expire(story: Kept) -> None:
+def test_a_clock_that_is_ahead_lets_nothing_expire(fixture: Kept) -> None:
     """The clock of whoever runs it decides how old everything is: one of next week took what was a day old."""
-    story.source.table("t", {"a": "aaa"})
-    story.captured()
-    (story.source.home / "t" / "a").unlink()
-    story.captured()
+    fixture.source.table("t", {"a": "aaa"})
+    fixture.captured()
+    (fixture.source.home / "t" / "a").unlink()
+    fixture.captured()
     work = AutoEngine(LocalEngine(2), SparkEngine(), "local")
-    root, week = open_existing(str(story.cmroot)), timedelta(days=7)
+    root, week = open_existing(str(fixture.cmroot)), timedelta(days=7)
     for act in (expire_root, plan_expired):
         with pytest.raises(Refused, match=r"clock is 8\.0 d ahead"):
             act(root, work, week, clock=lambda: time.time() + 8 * 86_400)
     for more in ([], ["--dry-run"]):
-        refused = story.cm("expire", "--older-than", "0s", "--engine", "local", "--idle", "0s", *more)
+        refused = fixture.cm("expire", "--older-than", "0s", "--engine", "local", "--idle", "0s", *more)
         assert refused.code == 6 and "newest capture" in refused.message and "--idle" in refused.said["hint"]
-    assert list((story.cmroot / "incoming").iterdir()) == [] and story.expire()["removed_entries"] == 1
+    assert list((fixture.cmroot / "incoming").iterdir()) == [] and fixture.expire()["removed_entries"] == 1
 
 
-def test_roots_and_dumps_are_their_owners_alone(story: Kept, tmp_path: Path) -> None:
-    story.source.table("t", {"a": "aaa"})
-    assert story.dump(out=tmp_path / "dumps" / "1").code == 0
-    modes = [stat.S_IMODE(place.stat().st_mode) for place in (story.cmroot, tmp_path / "dumps" / "1")]
+def test_roots_and_dumps_are_their_owners_alone(fixture: Kept, tmp_path: Path) -> None:
+    fixture.source.table("t", {"a": "aaa"})
+    assert fixture.dump(out=tmp_path / "dumps" / "1").code == 0
+    modes = [stat.S_IMODE(place.stat().st_mode) for place in (fixture.cmroot, tmp_path / "dumps" / "1")]
     assert modes == [0o700, 0o700]
 
 
-def test_a_dry_run_of_an_expiry_tells_and_removes_nothing(story: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    story.source.table("t", {"a": "aaa", "b": "bb"})
-    story.captured()
-    (story.source.home / "t" / "a").unlink()
-    story.captured()
-    assert story.done("expire", "--older-than", "7d", "--dry-run")["going_entries"] == 0
-    plan = story.expire("--dry-run")
+def test_a_dry_run_of_an_expiry_tells_and_removes_nothing(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    fixture.source.table("t", {"a": "aaa", "b": "bb"})
+    fixture.captured()
+    (fixture.source.home / "t" / "a").unlink()
+    fixture.captured()
+    assert fixture.done("expire", "--older-than", "7d", "--dry-run")["going_entries"] == 0
+    plan = fixture.expire("--dry-run")
     assert (plan["status"], plan["going"], plan["kept_entries"]) == (
         "planned",
         {"expired": {"entries": 1, "bytes": 3}},
         1,
     )
-    assert "would go" in people(capsys, story, "expire", "--older-than", "0s", "--dry-run")
-    assert sorted(story.needs()) == ["a", "b"]
-    done = story.expire()
+    assert "would go" in people(capsys, fixture, "expire", "--older-than", "0s", "--dry-run")
+    assert sorted(fixture.needs()) == ["a", "b"]
+    done = fixture.expire()
     assert (done["status"], done["removed_bytes"], done["bytes_freed"]) == ("expired", 3, 3)
-    assert sorted(story.needs()) == ["b"]
-    assert "went" in people(capsys, story, "expire", "--older-than", "0s")
+    assert sorted(fixture.needs()) == ["b"]
+    assert "went" in people(capsys, fixture, "expire", "--older-than", "0s")
 
 
-def test_a_slot_is_given_up_only_when_told_to(story: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    story.source.table("t", {"a": "aaa"})
-    story.captured()
-    story.done("slots", "create", "dr")
-    (story.source.home / "t" / "a").unlink()
-    story.captured()
-    assert story.expire()["given_up"] == []
-    text = people(capsys, story, "expire", "--older-than", "0s", "--max-slot-lag", "0s", "--dry-run")
+def test_a_slot_is_given_up_only_when_told_to(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    fixture.source.table("t", {"a": "aaa"})
+    fixture.captured()
+    fixture.done("slots", "create", "dr")
+    (fixture.source.home / "t" / "a").unlink()
+    fixture.captured()
+    assert fixture.expire()["given_up"] == []
+    text = people(capsys, fixture, "expire", "--older-than", "0s", "--max-slot-lag", "0s", "--dry-run")
     assert "GIVEN UP" in text and "slot dr" in text
-    given = story.expire("--max-slot-lag", "0s")
+    given = fixture.expire("--max-slot-lag", "0s")
     assert [each["slot"] for each in given["given_up"]] == ["dr"] and given["removed_entries"] == 1
-    assert "given up" in people(capsys, story, "slots")
-    assert story.cm("slots", "confirm", "dr", "--at", story.captured()).error == "PinError"
+    assert "given up" in people(capsys, fixture, "slots")
+    assert fixture.cm("slots", "confirm", "dr", "--at", fixture.captured()).error == "PinError"
 
 
-def test_a_lease_that_is_held_is_waited_for_as_long_as_told(story: Kept) -> None:
-    story.source.table("t", {"a": "aaa"})
-    story.captured()
-    with acquire(str(story.cmroot), "capture"):
+def test_a_lease_that_is_held_is_waited_for_as_long_as_told(fixture: Kept) -> None:
+    fixture.source.table("t", {"a": "aaa"})
+    fixture.captured()
+    with acquire(str(fixture.cmroot), "capture"):
         for arguments in (("expire", "--older-than", "0s"), ("compact",)):
-            held = story.cm(*arguments, "--wait", "300ms")
+            held = fixture.cm(*arguments, "--wait", "300ms")
             assert (held.code, held.error) == (7, "LeaseHeld")
-        assert story.done("expire", "--older-than", "0s", "--dry-run")["status"] == "planned"
-        assert story.done("check")["status"] == "sound"
-    assert story.cm("compact", "--wait", "0s").code == 0
+        assert fixture.done("expire", "--older-than", "0s", "--dry-run")["status"] == "planned"
+        assert fixture.done("check")["status"] == "sound"
+    assert fixture.cm("compact", "--wait", "0s").code == 0
 
 
 # ---- check and compact --------------------------------------------------------------------------------------------
 
 
-def test_a_check_finds_altered_and_missing_bytes(story: Kept, capsys: pytest.CaptureFixture[str]) -> None:
-    story.source.table("t", {"a": "aaa", "b": "bb"})
-    story.captured()
-    assert story.done("check", "--no-bytes")["bytes_read"] == 0
-    assert "nothing wrong" in people(capsys, story, "check")
-    (story.source.home / "t" / "a").write_text("AAA")  # in place: the kept link is the same file
-    kept = {each["size"]: each["checksum"] for each in story.done("ls")["entries"]}
-    next((story.cmroot / "files").rglob(f"*{kept[2]}-2")).unlink()
+def test_a_check_finds_altered_and_missing_bytes(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    fixture.source.table("t", {"a": "aaa", "b": "bb"})
+    fixture.captured()
+    assert fixture.done("check", "--no-bytes")["bytes_read"] == 0
+    assert "nothing wrong" in people(capsys, fixture, "check")
+    (fixture.source.home / "t" / "a").write_text("AAA")  # in place: the kept link is the same file
+    kept = {each["size"]: each["checksum"] for each in fixture.done("ls")["entries"]}
+    next((fixture.cmroot / "files").rglob(f"*{kept[2]}-2")).unlink()
 
-    checked = story.cm("check")
+    checked = fixture.cm("check")
     assert (checked.code, checked.said["status"]) == (4, "damaged")
     assert checked.said["counts"] == {"damaged": 1, "missing": 1}
     damaged, missing = checked.said["findings"]
     assert "holds other bytes" in damaged["repair"] and damaged["needed_by"] == "live"
     assert "still has these bytes" in missing["repair"]
     capsys.readouterr()
-    assert run(["cm", "check", "--cmroot", str(story.cmroot), "--limit", "1"]) == 4
+    assert run(["cm", "check", "--cmroot", str(fixture.cmroot), "--limit", "1"]) == 4
     text = capsys.readouterr().out
     assert "repair: " in text and "1 more finding" in text
 
 
-def test_a_compacted_log_dumps_the_same_at_every_event(story: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compacted_log_dumps_the_same_at_every_event(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
     events = []
-    story.source.table("t", {"a": "aaa", "b": "bb"})
-    events.append(story.captured())
-    story.source.partitioned("p", {"1": {"f": "one"}, "2": {"f": "two"}})
-    events.append(story.captured())
-    story.source.drop_partitions("p", ["1"])
-    story.source.write("t", {"a": "changed"})
-    events.append(story.captured())
-    story.source.add("p", {"1": {"f": "again"}})
-    story.source.rename("t", "u")
-    events.append(story.captured())
-    story.source.table("t", {"z": "another"})
-    story.source.drop("u")
-    events.append(story.captured())
-    before = dumps(story, events)
-    assert len(before) == 9 and story.done("compact", "--dry-run")["segments_after"] == 1
+    fixture.source.table("t", {"a": "aaa", "b": "bb"})
+    events.append(fixture.captured())
+    fixture.source.partitioned("p", {"1": {"f": "one"}, "2": {"f": "two"}})
+    events.append(fixture.captured())
+    fixture.source.drop_partitions("p", ["1"])
+    fixture.source.write("t", {"a": "changed"})
+    events.append(fixture.captured())
+    fixture.source.add("p", {"1": {"f": "again"}})
+    fixture.source.rename("t", "u")
+    events.append(fixture.captured())
+    fixture.source.table("t", {"z": "another"})
+    fixture.source.drop("u")
+    events.append(fixture.captured())
+    before = dumps(fixture, events)
+    assert len(before) == 9 and fixture.done("compact", "--dry-run")["segments_after"] == 1
 
-    done = story.done("compact")
+    done = fixture.done("compact")
     assert (done["segments_before"], done["segments_after"], done["merged"]) == (5, 1, 5)
-    assert "none are worth it" in people(capsys, story, "compact")
+    assert "none are worth it" in people(capsys, fixture, "compact")
     for name in ("manifest.sqlite", "manifest.sqlite-wal", "manifest.sqlite-shm"):
-        (story.cmroot / name).unlink(missing_ok=True)
-    assert story.captured() == events[-1] and len(segments(str(story.cmroot))) == 1
-    assert dumps(story, events) == before
-    assert story.done("check")["status"] == "sound"
-    shown = command("show", str(story.cmroot), "--files").said
+        (fixture.cmroot / name).unlink(missing_ok=True)
+    assert fixture.captured() == events[-1] and len(segments(str(fixture.cmroot))) == 1
+    assert dumps(fixture, events) == before
+    assert fixture.done("check")["status"] == "sound"
+    shown = command("show", str(fixture.cmroot), "--files").said
     assert shown["segments"] == 1 and len(shown["records"]) == done["records"]
 
 
-def dumps(story: Kept, events: list[int]) -> list[tuple[Any, Any]]:
+def dumps(fixture: Kept, events: list[int]) -> list[tuple[Any, Any]]:
     """Records and files of a bootstrap until each event, and of each step from one to the next."""
     found = []
     ranges: list[tuple[int | None, int]] = [*((None, event) for event in events), *pairwise(events)]
     for begin, end in ranges:
-        story.dumps += 1
+        fixture.dumps += 1
         since = [] if begin is None else ["--since", str(begin)]
-        arguments = [*story.dump_arguments(story.last), *since, "--until", str(end), "--no-capture"]
+        arguments = [*fixture.dump_arguments(fixture.last), *since, "--until", str(end), "--no-capture"]
         answer = command(*arguments)
         assert answer.code == 0, answer
-        shown = command("show", str(story.last), "--files").said
+        shown = command("show", str(fixture.last), "--files").said
         for entry in shown["files"]:  # a link moves an inode's change time: a hint of the manifest that no record has
             entry["identity"] = entry["identity"].partition(":")[0]
         found.append((shown["records"], sorted(shown["files"], key=json.dumps)))
     return found
 
 
-def test_listing_and_checking_run_on_spark_and_from_python(story: Kept) -> None:
-    story.source.table("t", {"a": "aaa", "b": "bb"})
-    story.captured()
-    (story.source.home / "t" / "a").unlink()
-    story.captured()
-    root = str(story.cmroot)
+def test_listing_and_checking_run_on_spark_and_from_python(fixture: Kept) -> None:
+    fixture.source.table("t", {"a": "aaa", "b": "bb"})
+    fixture.captured()
+    (fixture.source.home / "t" / "a").unlink()
+    fixture.captured()
+    root = str(fixture.cmroot)
     with engines("spark", "local[2]") as spark:
         listed = replicator.cm_ls(cmroot=root, engine=spark)
         checked = replicator.cm_check(cmroot=root, engine=spark)
     assert {need: count["entries"] for need, count in listed.by_need.items()} == {"live": 1, "nobody": 1}
-    assert listed.entries == story.done("ls", "--engine", "local")["entries"]
+    assert listed.entries == fixture.done("ls", "--engine", "local")["entries"]
     assert (checked.status, checked.entries, checked.bytes_read) == ("sound", 2, 5)
     assert replicator.cm_expire(cmroot=root, older_than=timedelta(0)).removed_entries == 1
-    found = replicator.cm_find(cmroot=root, table=f"{story.db}.t")
+    found = replicator.cm_find(cmroot=root, table=f"{fixture.db}.t")
     assert sorted(found.to_arrow()["size"].to_pylist()) == [2, 3]
 
 
-def test_a_report_prints_as_the_command_line_says_it_and_its_rows_are_a_table(story: Kept) -> None:
-    story.source.table("t", {"a": "aaa"})
-    first, root = story.captured(), str(story.cmroot)
+def test_a_report_prints_as_the_command_line_says_it_and_its_rows_are_a_table(fixture: Kept) -> None:
+    fixture.source.table("t", {"a": "aaa"})
+    first, root = fixture.captured(), str(fixture.cmroot)
     made = replicator.cm_slots_create("dr", cmroot=root, at=first, consumer="the other site")
     held = replicator.cm_hold("audit", cmroot=root)
     for printed in (json.loads(str(made)), json.loads(str(held))):
         assert printed["event"] == first and "pin" not in printed
     listed = replicator.cm_slots(cmroot=root, held=False)
-    assert json.loads(str(listed))["holds"] == story.done("slots", "--no-held")["holds"]
+    assert json.loads(str(listed))["holds"] == fixture.done("slots", "--no-held")["holds"]
     table = listed.to_arrow()
     assert table.select(["kind", "name", "consumer"]).to_pylist() == [
         {"kind": "slot", "name": "dr", "consumer": "the other site"},

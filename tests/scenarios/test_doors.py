@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from story import Story, command
+from replication_fixture import ReplicationFixture, command
 
 import replicator
 from replicator.captures.recording import Captured
@@ -20,110 +20,118 @@ TEXT = "1\x01one\n"
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
     """A source with a dump that is not loaded."""
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {"one": TEXT, "two": TEXT * 2})
-    story.source.partitioned("p", {"a": {"f": TEXT}, "b": {"f": TEXT * 3}})
-    assert story.dump().code == 0
-    return story
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {"one": TEXT, "two": TEXT * 2})
+    fixture.source.partitioned("p", {"a": {"f": TEXT}, "b": {"f": TEXT * 3}})
+    assert fixture.dump().code == 0
+    return fixture
 
 
-def names(story: Story, **more: Any) -> Any:
+def names(fixture: ReplicationFixture, **more: Any) -> Any:
     """A configuration that calls the two metastores prod and dr."""
-    uris = {"prod": {"uri": story.source_uri}, "dr": {"uri": story.target_uri}}
+    uris = {"prod": {"uri": fixture.source_uri}, "dr": {"uri": fixture.target_uri}}
     return parse_config({"metastores": uris, **more}, "test")
 
 
-def of_load(story: Story) -> dict[str, Any]:
+def of_load(fixture: ReplicationFixture) -> dict[str, Any]:
     return {
-        "dump": str(story.last),
+        "dump": str(fixture.last),
         "target": "dr",
-        "warehouse": str(story.warehouse),
+        "warehouse": str(fixture.warehouse),
         "engine": "local",
-        "config": names(story),
+        "config": names(fixture),
     }
 
 
-def test_a_plan_of_a_load_says_what_dry_run_prints(story: Story) -> None:
-    plan = replicator.load(**of_load(story), dry_run=True, rename_db={story.db: f"{story.db}_copy"})
-    said = story.load(None, "--dry-run", "--rename-db", f"{story.db}={story.db}_copy").said
+def test_a_plan_of_a_load_says_what_dry_run_prints(fixture: ReplicationFixture) -> None:
+    plan = replicator.load(**of_load(fixture), dry_run=True, rename_db={fixture.db: f"{fixture.db}_copy"})
+    said = fixture.load(None, "--dry-run", "--rename-db", f"{fixture.db}={fixture.db}_copy").said
     assert json.loads(str(plan)) == said == plan.to_dict()
     assert list(said)[:3] == ["status", "dump", "skipped"] and plan.create_tables == [
-        f"{story.db}_copy.p",
-        f"{story.db}_copy.t",
+        f"{fixture.db}_copy.p",
+        f"{fixture.db}_copy.t",
     ]
-    assert not story.target.exists()
+    assert not fixture.target.exists()
 
 
-def test_the_configuration_guards_a_load_from_python_too(story: Story, tmp_path: Path) -> None:
-    assert replicator.load(**of_load(story)).status == "loaded"
-    (story.source.home / "t" / "one").unlink()
-    assert story.dump(since=story.last).code == 0
-    guarded = of_load(story) | {"config": names(story, guard={"max_share": 0.01})}
+def test_the_configuration_guards_a_load_from_python_too(fixture: ReplicationFixture, tmp_path: Path) -> None:
+    assert replicator.load(**of_load(fixture)).status == "loaded"
+    (fixture.source.home / "t" / "one").unlink()
+    assert fixture.dump(since=fixture.last).code == 0
+    guarded = of_load(fixture) | {"config": names(fixture, guard={"max_share": 0.01})}
     with pytest.raises(Refused, match="would go"):
         replicator.load(**guarded)
     with pytest.raises(Refused, match="would go"):
-        replicator.load(**of_load(story), max_bytes=1)
+        replicator.load(**of_load(fixture), max_bytes=1)
     keys = tmp_path / "keys"
     keys.touch(0o600)
     keys.write_text("k" * 32)
     with pytest.raises(Refused, match="not signed"):
-        replicator.load(**of_load(story) | {"config": names(story, dumps={"key_file": str(keys)})})
+        replicator.load(**of_load(fixture) | {"config": names(fixture, dumps={"key_file": str(keys)})})
     assert replicator.load(**guarded, brake=None).files_removed == 1
-    story.is_same()
+    fixture.is_same()
 
 
-def test_a_following_ends_with_an_exception_of_who_is_told(story: Story) -> None:
+def test_a_following_ends_with_an_exception_of_who_is_told(fixture: ReplicationFixture) -> None:
     reported: list[Captured] = []
 
     def tell(captured: Captured) -> None:
         reported.append(captured)
-        story.source.write("t", {f"more{len(reported)}": TEXT})
+        fixture.source.write("t", {f"more{len(reported)}": TEXT})
         if len(reported) == 3:
             raise KeyboardInterrupt
 
-    given = {"source": "prod", "cmroot": str(story.cmroot), "engine": "local", "config": names(story)}
+    given = {"source": "prod", "cmroot": str(fixture.cmroot), "engine": "local", "config": names(fixture)}
     with pytest.raises(KeyboardInterrupt):
         replicator.capture(**given, follow=True, interval=timedelta(milliseconds=1), reported=tell)
     assert [each.files for each in reported] == [0, 1, 1]
     assert replicator.capture(**given).files == 1
 
 
-def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(story: Story) -> None:
-    assert replicator.load(**of_load(story)).status == "loaded"
-    given = {"source": "prod", "target": "dr", "db": story.db, "engine": "local", "config": names(story)}
-    said = command("verify", "--source", story.source_uri, "--target", story.target_uri, "--db", story.db).said
+def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(fixture: ReplicationFixture) -> None:
+    assert replicator.load(**of_load(fixture)).status == "loaded"
+    given = {"source": "prod", "target": "dr", "db": fixture.db, "engine": "local", "config": names(fixture)}
+    said = command("verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db).said
     report = replicator.verify(**given)
     assert report.to_dict() | {"seconds": 0} == said | {"seconds": 0}
     with pytest.raises(UsageError, match="one metastore"):
-        replicator.verify(**given | {"target": story.source_uri})
+        replicator.verify(**given | {"target": fixture.source_uri})
     with pytest.raises(UsageError, match="remember"):
         replicator.verify(**given, sample=1)
-    left = [replicator.verify(**given, sample=1, target_cmroot=str(story.target_cmroot)).never for _ in range(2)]
+    left = [replicator.verify(**given, sample=1, target_cmroot=str(fixture.target_cmroot)).never for _ in range(2)]
     assert left == [1, 0]
 
 
-def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(story: Story, tmp_path: Path) -> None:
-    assert replicator.load(**of_load(story)).status == "loaded"
-    (story.target.home / "t" / "one").write_text("x")
+def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(
+    fixture: ReplicationFixture, tmp_path: Path
+) -> None:
+    assert replicator.load(**of_load(fixture)).status == "loaded"
+    (fixture.target.home / "t" / "one").write_text("x")
     report = tmp_path / "verify.json"
-    sides = ("--source", story.source_uri, "--target", story.target_uri, "--db", story.db)
+    sides = ("--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db)
     report.write_text(json.dumps(command("verify", *sides).said))
-    given = {"target": "dr", "cmroot": str(story.cmroot), "db": story.db, "engine": "local", "config": names(story)}
-    repair = given | {"source": "prod", "target_cmroot": str(story.target_cmroot), "report": report}
-    arguments = ("--cmroot", str(story.cmroot), "--target-cmroot", str(story.target_cmroot), "--from", str(report))
+    given = {
+        "target": "dr",
+        "cmroot": str(fixture.cmroot),
+        "db": fixture.db,
+        "engine": "local",
+        "config": names(fixture),
+    }
+    repair = given | {"source": "prod", "target_cmroot": str(fixture.target_cmroot), "report": report}
+    arguments = ("--cmroot", str(fixture.cmroot), "--target-cmroot", str(fixture.target_cmroot), "--from", str(report))
     plan, said = replicator.repair(**repair, dry_run=True), command("repair", *sides, *arguments, "--dry-run").said
     assert json.loads(str(plan)) == said and (plan.status, plan.files_to_copy, plan.found) == ("planned", 1, None)
     assert list(said)[:6] == ["status", "db", "event", "position", "found", "tables"]
     with pytest.raises(UsageError, match="no report of verify"):
-        replicator.repair(**repair | {"report": story.last / "_finished_dump"})
+        replicator.repair(**repair | {"report": fixture.last / "_finished_dump"})
     assert replicator.repair(**repair).status == "repaired"
-    story.is_same()
+    fixture.is_same()
 
-    restore = given | {"to": plan.event, "table": f"{story.db}.t", "warehouse": str(tmp_path / "restored")}
-    arguments = ("--cmroot", str(story.cmroot), "--to", str(plan.event), "--table", "t", *sides[2:])
+    restore = given | {"to": plan.event, "table": f"{fixture.db}.t", "warehouse": str(tmp_path / "restored")}
+    arguments = ("--cmroot", str(fixture.cmroot), "--to", str(plan.event), "--table", "t", *sides[2:])
     arguments += ("--warehouse", str(tmp_path / "restored"), "--dry-run")
     planned, said = replicator.restore(**restore, dry_run=True), command("restore", *arguments).said
     assert json.loads(str(planned)) == said and (planned.status, planned.files_to_copy) == ("planned", 2)
@@ -133,28 +141,34 @@ def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(story: Story
     assert replicator.restore(**restore).files_copied == 2
 
 
-def test_what_is_shown_and_waited_for_is_what_the_commands_print(story: Story) -> None:
-    shown = replicator.show(str(story.last), files=True)
-    said = command("show", str(story.last), "--files").said
+def test_what_is_shown_and_waited_for_is_what_the_commands_print(fixture: ReplicationFixture) -> None:
+    shown = replicator.show(str(fixture.last), files=True)
+    said = command("show", str(fixture.last), "--files").said
     assert json.loads(str(shown)) == said and list(said)[-2:] == ["records", "files"] and len(said["files"]) == 4
     assert [each.position for each in shown.records()] == [each["position"] for each in said["records"]]
-    assert "files" not in replicator.show(str(story.cmroot)).to_dict()
+    assert "files" not in replicator.show(str(fixture.cmroot)).to_dict()
 
-    assert replicator.load(**of_load(story)).status == "loaded"
-    given = {"target": "dr", "db": story.db.upper(), "until_event": said["end"]["event"], "config": names(story)}
+    assert replicator.load(**of_load(fixture)).status == "loaded"
+    given = {"target": "dr", "db": fixture.db.upper(), "until_event": said["end"]["event"], "config": names(fixture)}
     assert replicator.wait(**given).event == said["end"]["event"]
     late = given | {"source": "prod", "until_event": said["end"]["event"] + 10_000}
     with pytest.raises(NotReached):
         replicator.wait(**late, timeout=timedelta())
 
 
-def test_the_status_is_what_the_command_prints(story: Story) -> None:
-    assert replicator.load(**of_load(story)).status == "loaded"
-    given = {"target": "dr", "db": story.db, "source": "prod", "cmroot": str(story.cmroot), "config": names(story)}
+def test_the_status_is_what_the_command_prints(fixture: ReplicationFixture) -> None:
+    assert replicator.load(**of_load(fixture)).status == "loaded"
+    given = {
+        "target": "dr",
+        "db": fixture.db,
+        "source": "prod",
+        "cmroot": str(fixture.cmroot),
+        "config": names(fixture),
+    }
     report = replicator.status(**given)
-    arguments = ("--target", story.target_uri, "--db", story.db, "--cmroot", str(story.cmroot))
-    said = command("status", *arguments, "--source", story.source_uri).said
+    arguments = ("--target", fixture.target_uri, "--db", fixture.db, "--cmroot", str(fixture.cmroot))
+    said = command("status", *arguments, "--source", fixture.source_uri).said
     assert json.loads(str(report)) == said and report.to_dict() == said
     assert isinstance(report.time, int) and said["time"].endswith("Z") and report.lag_events == 0
     with pytest.raises(UsageError, match="needs a policy"):
-        replicator.status(target="dr", config=names(story))
+        replicator.status(target="dr", config=names(fixture))

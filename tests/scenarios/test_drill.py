@@ -13,7 +13,7 @@ from faults import Fault, run_with
 from plain_tables import PlainDatabase
 from policies import Replication, local_engine
 from raw_thrift import RawClient
-from story import command
+from replication_fixture import command
 
 import replicator
 from cmroot.log.captured import segments

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from faults import Fault, run_with
 from policies import Replication, local_engine
-from story import command
+from replication_fixture import command
 
 from cmroot.pins import find_slot, read_pins
 from replicator.core.progress import Silent

@@ -16,7 +16,7 @@ import pytest
 from faults import Fault, run_with
 from metastores import MetastoreFactory
 from policies import Replication, local_engine
-from story import command
+from replication_fixture import command
 
 from cmroot.root import open_existing
 from replicator.captures.capture import capture

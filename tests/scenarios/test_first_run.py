@@ -11,7 +11,7 @@ import pytest
 from housekeeping import EXPIRED
 from plain_tables import PlainDatabase
 from purges import DESCRIPTOR, Warehouse
-from story import command
+from replication_fixture import command
 
 import replicator
 from replicator.metastore.embedded.running import Running

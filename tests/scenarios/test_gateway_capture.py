@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gateways import ALL, FILES, Guarded, guarded
 from raw_thrift import struct
-from story import Story, command
+from replication_fixture import ReplicationFixture, command
 
 from cmroot.log.captured import segments
 from cmroot.log.intercepted import read_intercepted
@@ -17,55 +17,55 @@ from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[Story]:
-    """A replicated database, and a gateway on its `$cmroot`; `story.through` is a client of it."""
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", FILES)
-    story.source.partitioned("parts", {"a": {"f": "first a"}, "b": {"f": "b"}})
-    story.bootstrap()
-    with guarded(source_metastore, tmp_path, cmroot=story.cmroot) as guard:
-        story.guard = guard  # type: ignore[attr-defined]
-        yield story
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Iterator[ReplicationFixture]:
+    """A replicated database, and a gateway on its `$cmroot`; `fixture.through` is a client of it."""
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", FILES)
+    fixture.source.partitioned("parts", {"a": {"f": "first a"}, "b": {"f": "b"}})
+    fixture.bootstrap()
+    with guarded(source_metastore, tmp_path, cmroot=fixture.cmroot) as guard:
+        fixture.guard = guard  # type: ignore[attr-defined]
+        yield fixture
 
 
-def test_rubber_banding_through_the_gateway(story: Story) -> None:
+def test_rubber_banding_through_the_gateway(fixture: ReplicationFixture) -> None:
     """p=x has A, is dropped, and has B: all between two captures. A load that ends before the drop shows A."""
-    guard: Guarded = story.guard  # type: ignore[attr-defined]
-    source, metastore = story.source, story.source.metastore
+    guard: Guarded = fixture.guard  # type: ignore[attr-defined]
+    source, metastore = fixture.source, fixture.source.metastore
     source.add("parts", {"x": {"f": "A"}})
     made = metastore.current_event_id()
-    guard.call("drop_partition", story.db, "parts", ["x"], True)
+    guard.call("drop_partition", fixture.db, "parts", ["x"], True)
     source.add("parts", {"x": {"f": "B"}})
     source.table("young", {"f": "young"})
     young = metastore.current_event_id()
-    guard.call("drop_table", story.db, "young", True)
-    first = story.last
-    assert story.dump("--until", str(made), since=first).code == 0
-    loaded = story.load()
+    guard.call("drop_table", fixture.db, "young", True)
+    first = fixture.last
+    assert fixture.dump("--until", str(made), since=first).code == 0
+    loaded = fixture.load()
     assert (loaded.code, loaded.said["missing"]) == (0, []), loaded
-    assert (story.target.home / "parts" / "p=x" / "f").read_text() == "A"
-    assert story.dump("--until", str(young), since=story.here / "dump2").code == 0
-    assert story.load().said["missing"] == []
-    assert (story.target.home / "young" / "f").read_text() == "young"
-    story.catch_up()
-    assert (story.target.home / "parts" / "p=x" / "f").read_text() == "B"
+    assert (fixture.target.home / "parts" / "p=x" / "f").read_text() == "A"
+    assert fixture.dump("--until", str(young), since=fixture.here / "dump2").code == 0
+    assert fixture.load().said["missing"] == []
+    assert (fixture.target.home / "young" / "f").read_text() == "young"
+    fixture.catch_up()
+    assert (fixture.target.home / "parts" / "p=x" / "f").read_text() == "B"
     assert guard.entries() == [], "the capture has recorded them"
 
 
-def test_drops_between_captures_leave_a_log_that_adds_up(story: Story) -> None:
-    guard: Guarded = story.guard  # type: ignore[attr-defined]
+def test_drops_between_captures_leave_a_log_that_adds_up(fixture: ReplicationFixture) -> None:
+    guard: Guarded = fixture.guard  # type: ignore[attr-defined]
     for number in range(3):
-        story.source.table(f"t{number}", {"f": f"{number}", "same": "same"})
+        fixture.source.table(f"t{number}", {"f": f"{number}", "same": "same"})
         if number == 1:
-            assert story.capture().code == 0
-        guard.call("drop_table", story.db, f"t{number}", True)
-    guard.call("drop_table", story.db, "t", True)
-    request = struct({1: story.db, 2: "parts", 3: struct({1: ["p=a"]}), 4: True})
+            assert fixture.capture().code == 0
+        guard.call("drop_table", fixture.db, f"t{number}", True)
+    guard.call("drop_table", fixture.db, "t", True)
+    request = struct({1: fixture.db, 2: "parts", 3: struct({1: ["p=a"]}), 4: True})
     guard.call("drop_partitions_req", request)
-    story.catch_up()
+    fixture.catch_up()
     live: dict[str, int] = {}
-    for segment in segments(str(story.cmroot)):
+    for segment in segments(str(fixture.cmroot)):
         for batch in segment.file_batches():
             for row in batch.to_pylist():
                 assert row["checksum"] is not None, row
@@ -73,59 +73,67 @@ def test_drops_between_captures_leave_a_log_that_adds_up(story: Story) -> None:
     assert sorted(live.values())[-1] == 1 and sum(live.values()) == 1, "only parts/p=b is left"
 
 
-def test_a_capture_waits_for_what_is_not_decided(story: Story) -> None:
+def test_a_capture_waits_for_what_is_not_decided(fixture: ReplicationFixture) -> None:
     """A drop under way, as the capture sees it: its event is left for the next one."""
     from cmroot.keep.intercept import Intercept
     from cmroot.keep.journal import Owner, Source
 
-    metastore = story.source.metastore
-    location = metastore.table(story.db, "t").location
+    metastore = fixture.source.metastore
+    location = metastore.table(fixture.db, "t").location
     assert location
     intercept = Intercept.begin(
-        str(story.cmroot),
+        str(fixture.cmroot),
         before_event=metastore.current_event_id(),
         call="drop_table",
-        db=story.db,
+        db=fixture.db,
         table="t",
         sources=[Source(location, "t")],
         owners=[Owner("t", "", location)],
     )
     intercept.protect()
     intercept.sent()
-    scanned = story.capture()
+    scanned = fixture.capture()
     assert (scanned.code, scanned.said["missing_directories"], scanned.said["observed"]) == (0, [], 0), scanned
-    metastore.drop_table(story.db, "t")
+    metastore.drop_table(fixture.db, "t")
     dropped = metastore.current_event_id()
-    answer = story.capture("--no-scan")
+    answer = fixture.capture("--no-scan")
     assert answer.code == 0 and answer.said["through_event"] < dropped
     intercept.settle({"t": dropped})
-    assert story.capture().said["through_event"] == dropped
-    story.catch_up()
+    assert fixture.capture().said["through_event"] == dropped
+    fixture.catch_up()
 
 
-def test_a_table_on_one_file_is_replicated_and_kept_when_it_goes(story: Story) -> None:
+def test_a_table_on_one_file_is_replicated_and_kept_when_it_goes(fixture: ReplicationFixture) -> None:
     """A managed one, and an external one whose data goes with it; replaced, dropped: by a load and by the gateway."""
-    guard: Guarded = story.guard  # type: ignore[attr-defined]
-    source = story.source
+    guard: Guarded = fixture.guard  # type: ignore[attr-defined]
+    source = fixture.source
     for name, kind in (("one", "MANAGED_TABLE"), ("other", EXTERNAL)):
         source.table(name, kind=kind)
         source.alter(name, **{"external.table.purge": "true"})
         (source.home / name).rmdir()
         (source.home / name).write_text(f"1\x01{name}\n")
-    story.catch_up()
-    assert (story.target.home / "other").read_text() == "1\x01other\n"
+    fixture.catch_up()
+    assert (fixture.target.home / "other").read_text() == "1\x01other\n"
     (source.home / "one").write_text("2\x01one more\n")
-    story.catch_up()
+    fixture.catch_up()
     verified = command(
-        "verify", "--source", story.source_uri, "--target", story.target_uri, "--db", story.db, "--level", "checksum"
+        "verify",
+        "--source",
+        fixture.source_uri,
+        "--target",
+        fixture.target_uri,
+        "--db",
+        fixture.db,
+        "--level",
+        "checksum",
     )
     assert (verified.code, verified.said["differences"]) == (0, []), verified
     for name in ("one", "other"):
-        guard.call("drop_table", story.db, name, True)
-    rows = [row for taken in read_intercepted(str(story.cmroot), ALL) for row in taken.rows().to_pylist()]
+        guard.call("drop_table", fixture.db, name, True)
+    rows = [row for taken in read_intercepted(str(fixture.cmroot), ALL) for row in taken.rows().to_pylist()]
     assert [(row["table"], row["path"], row["kept"]) for row in rows] == [("one", "", True), ("other", "", True)]
     assert not (source.home / "one").exists()
-    story.catch_up()
+    fixture.catch_up()
     for name, text in (("one", "2\x01one more\n"), ("other", "1\x01other\n")):
-        assert not (story.target.home / name).exists()
-        assert text in {path.read_text() for path in (story.target_cmroot / "files").rglob("xxh3*")}
+        assert not (fixture.target.home / name).exists()
+        assert text in {path.read_text() for path in (fixture.target_cmroot / "files").rglob("xxh3*")}

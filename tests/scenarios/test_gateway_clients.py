@@ -21,7 +21,7 @@ import pytest
 from gateways import FILES, Guarded, Wire, contents, guarded
 from metastores import MetastoreFactory
 from raw_thrift import RawClient, message, struct
-from story import Answer, command
+from replication_fixture import Answer, command
 
 import replicator
 from cmroot.keep.store_lock import removing

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hostile import world
 from plain_tables import KEYS
-from story import Story
+from replication_fixture import ReplicationFixture
 from test_geometry import held, path_of, storage, table, toggle, write
 
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table, partition_name
@@ -26,8 +26,8 @@ RANGES, STEPS = 3, 4
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
-    found = Story(source_metastore, target_metastore, tmp_path)
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+    found = ReplicationFixture(source_metastore, target_metastore, tmp_path)
     found.source.create()
     table(found.source, "bulk", found.source.home / "bulk", {"much": "x" * 100_000})  # so that little goes at once
     return found
@@ -40,9 +40,9 @@ def at(place: str) -> Storage:
 class History:
     """What somebody does to a database, by chance. Each file that is written has a name of its own."""
 
-    def __init__(self, story: Story, seed: int) -> None:
-        self.db, self.random, self.done = story.source, random.Random(seed), [f"seed {seed}"]
-        self.outside, self.numbers = story.here / "outside", 0
+    def __init__(self, fixture: ReplicationFixture, seed: int) -> None:
+        self.db, self.random, self.done = fixture.source, random.Random(seed), [f"seed {seed}"]
+        self.outside, self.numbers = fixture.here / "outside", 0
         for name in ("a", "b", "deep/c"):
             (self.outside / name).mkdir(parents=True)
         (self.outside / "link").symlink_to(self.outside / "a")
@@ -165,23 +165,25 @@ def seen(history: History) -> tuple[dict[str, object], set[str]]:
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
-def test_whatever_happens_to_places_both_sides_hold_the_same(story: Story, seed: int) -> None:
-    for place in (story.warehouse / "x", story.warehouse / "external" / "x", story.warehouse / "other.db" / "x"):
+def test_whatever_happens_to_places_both_sides_hold_the_same(fixture: ReplicationFixture, seed: int) -> None:
+    for place in (fixture.warehouse / "x", fixture.warehouse / "external" / "x", fixture.warehouse / "other.db" / "x"):
         write(place, {"theirs": "not ours"})
-    own = [story.target.home, story.warehouse / "external" / f"{story.db}.db", story.target_cmroot]
-    before = world(story.warehouse, but=own)
-    history = History(story, seed)
+    own = [fixture.target.home, fixture.warehouse / "external" / f"{fixture.db}.db", fixture.target_cmroot]
+    before = world(fixture.warehouse, but=own)
+    history = History(fixture, seed)
     since = None
     for number in range(RANGES + 1):
         for _ in range(STEPS if number else 2 * STEPS):
             history.step()
-        dumped = story.dump(since=since)
-        loaded = story.load()
-        since, (wanted, gone) = story.last, seen(history)
+        dumped = fixture.dump(since=since)
+        loaded = fixture.load()
+        since, (wanted, gone) = fixture.last, seen(history)
         history.tell("--- loaded", dumped.code, loaded.code)
         about = "\n".join([*history.done, str(loaded.said)])
         assert (dumped.code, loaded.code) == ((3, 3) if gone else (0, 0)), about
-        shown = held(story.target.metastore, story.db)
+        shown = held(fixture.target.metastore, fixture.db)
         differ = {name: (what, shown.get(name)) for name, what in wanted.items() if shown.get(name) != what}
         assert not differ and shown.keys() - gone <= wanted.keys(), f"{differ}\n{about}"
-        assert {path: what for path, what in world(story.warehouse, but=own).items() if path in before} == before, about
+        assert {path: what for path, what in world(fixture.warehouse, but=own).items() if path in before} == before, (
+            about
+        )

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from faults import Fault, run_with
-from housekeeping import ALL_EVENTS, ENGINE, EXPIRED, UNREFERENCED, House
+from housekeeping import ALL_EVENTS, ENGINE, EXPIRED, UNREFERENCED, LifecycleFixture
 
 import replicator
 from replicator.cli.main import run as command
@@ -37,20 +37,20 @@ def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
 
 
 @pytest.fixture
-def house(metastore: ThriftMetastore, tmp_path: Path) -> House:
-    return House(metastore, f"called{next(_numbers)}", tmp_path)
+def fixture(metastore: ThriftMetastore, tmp_path: Path) -> LifecycleFixture:
+    return LifecycleFixture(metastore, f"called{next(_numbers)}", tmp_path)
 
 
-def arguments(house: House, *more: str) -> list[str]:
+def arguments(fixture: LifecycleFixture, *more: str) -> list[str]:
     return [
         "housekeeping",
         "run",
         "--metastore",
-        house.metastore.uri,
+        fixture.metastore.uri,
         "--cmroot",
-        house.root.place,
+        fixture.root.place,
         "--db",
-        house.db.name,
+        fixture.db.name,
         "--engine",
         "local",
         *more,
@@ -71,30 +71,32 @@ def tree(place: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_command_from_the_first_run_to_the_last(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    cmroot = ("--cmroot", house.root.place)
+def test_the_command_from_the_first_run_to_the_last(
+    fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cmroot = ("--cmroot", fixture.root.place)
     code, answer = called(capsys, "housekeeping", "ls", *cmroot)
     assert code == 2 and "run" in answer["hint"]
 
-    house.partitioned("p", ["1", "2"], **{**EXPIRED, "beekeeper.expired.data.retention.period": "PT0S"})
-    house.table("t", properties=UNREFERENCED)
-    code, answer = called(capsys, *arguments(house))
+    fixture.partitioned("p", ["1", "2"], **{**EXPIRED, "beekeeper.expired.data.retention.period": "PT0S"})
+    fixture.table("t", properties=UNREFERENCED)
+    code, answer = called(capsys, *arguments(fixture))
     assert code == 3 and "leaves no time" in answer["invalid"][0] and answer["removed"] == 0
-    house.relocate("t", house.write("b"))
-    house.db.alter("p", **{"beekeeper.expired.data.retention.period": "PT1S"})
-    code, answer = called(capsys, *arguments(house, "--no-scan"))
+    fixture.relocate("t", fixture.write("b"))
+    fixture.db.alter("p", **{"beekeeper.expired.data.retention.period": "PT1S"})
+    code, answer = called(capsys, *arguments(fixture, "--no-scan"))
     assert code == 0 and answer["scheduled"] == 4
 
-    assert called(capsys, *arguments(house, "--at", "2030-01-01"))[0] == 2
-    before = tree(house.here)
-    code, answer = called(capsys, *arguments(house, "--dry-run", "--at", "2030-01-01"))
-    assert (code, answer["status"], answer["removed"]) == (0, "planned", 3 if house.values("p") else 1)
-    assert tree(house.here) == before, "a dry run writes nothing"
-    assert command(arguments(house, "--dry-run", "--at", "2030-01-01")) == 0
+    assert called(capsys, *arguments(fixture, "--at", "2030-01-01"))[0] == 2
+    before = tree(fixture.here)
+    code, answer = called(capsys, *arguments(fixture, "--dry-run", "--at", "2030-01-01"))
+    assert (code, answer["status"], answer["removed"]) == (0, "planned", 3 if fixture.values("p") else 1)
+    assert tree(fixture.here) == before, "a dry run writes nothing"
+    assert command(arguments(fixture, "--dry-run", "--at", "2030-01-01")) == 0
     assert "unreferenced since" in capsys.readouterr().out
 
-    while house.values("p"):  # PT1S is over at the latest in the second after
-        code, answer = called(capsys, *arguments(house))
+    while fixture.values("p"):  # PT1S is over at the latest in the second after
+        code, answer = called(capsys, *arguments(fixture))
         assert code == 0
     code, answer = called(
         capsys,
@@ -102,7 +104,7 @@ def test_the_command_from_the_first_run_to_the_last(house: House, capsys: pytest
         "ls",
         *cmroot,
         "--db",
-        house.db.name.upper(),
+        fixture.db.name.upper(),
         "--lifecycle",
         "EXPIRED",
         "--status",
@@ -114,7 +116,7 @@ def test_the_command_from_the_first_run_to_the_last(house: House, capsys: pytest
     )
     assert (answer["totalElements"], answer["totalPages"], answer["last"]) == (2, 2, True)
     (item,) = answer["content"]
-    assert item["databaseName"] == house.db.name and item["cleanupDelay"] == "PT1S" and item["partitionName"] == "p=2"
+    assert item["databaseName"] == fixture.db.name and item["cleanupDelay"] == "PT1S" and item["partitionName"] == "p=2"
     for name, value, found in (
         ("--table", "t", 1),
         ("--registered-before", "2000-01-01", 0),
@@ -122,81 +124,86 @@ def test_the_command_from_the_first_run_to_the_last(house: House, capsys: pytest
         ("--deleted-before", "2030-01-01", 5),
         ("--deleted-after", "2030-01-01", 0),
         ("--partition", "p=1", 1),
-        ("--path", f"file:{house.place('t')}", 1),
+        ("--path", f"file:{fixture.place('t')}", 1),
     ):
         assert called(capsys, "housekeeping", "ls", *cmroot, name, value)[1]["totalElements"] == found, name
     assert called(capsys, "housekeeping", "ls", *cmroot, "--status", "gone")[0] == 2
 
-    (waits,) = house.items(table="t")
+    (waits,) = fixture.items(table="t")
     code, answer = called(capsys, "housekeeping", "cancel", str(waits.id), *cmroot, "--reason", "wanted")
     assert (code, answer["items"][0]["housekeepingStatus"], answer["items"][0]["reason"]) == (0, "DISABLED", "wanted")
     assert called(capsys, "housekeeping", "cancel", "999", *cmroot)[0] == 1
     assert called(capsys, "housekeeping", "rearm", str(item["id"]), *cmroot)[0] == 2, "what is deleted stays so"
     assert called(capsys, "housekeeping", "rearm", str(waits.id), *cmroot)[0] == 0
-    assert house.states(table="t") == [("t", "SCHEDULED")]
+    assert fixture.states(table="t") == [("t", "SCHEDULED")]
     assert command(["housekeeping", "ls", *cmroot]) == 0
     shown = capsys.readouterr().out
     assert "SCHEDULED" in shown and "goes at" in shown
     assert command(["audit", "ls", *cmroot, "--job", "housekeeping"]) == 0
 
 
-def test_a_store_of_another_root_and_a_wrong_url_are_told(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    other = ["--store", f"sqlite:///{house.here}/items.sqlite"]
-    house.table("t")
-    assert called(capsys, *arguments(house, *other))[0] == 0
+def test_a_store_of_another_root_and_a_wrong_url_are_told(
+    fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = ["--store", f"sqlite:///{fixture.here}/items.sqlite"]
+    fixture.table("t")
+    assert called(capsys, *arguments(fixture, *other))[0] == 0
     code, answer = called(
-        capsys, *[str(house.here / "cm2") if word == house.root.place else word for word in arguments(house, *other)]
+        capsys,
+        *[str(fixture.here / "cm2") if word == fixture.root.place else word for word in arguments(fixture, *other)],
     )
     assert code == 2 and "another $cmroot" in answer["message"]
     for url in ("mysql://x", "nonsense"):
-        code, answer = called(capsys, *arguments(house, "--store", url))
+        code, answer = called(capsys, *arguments(fixture, "--store", url))
         assert code == 2
-    code, answer = called(capsys, *arguments(house, "--store", "postgresql://user:secret@127.0.0.1:1/db"))
+    code, answer = called(capsys, *arguments(fixture, "--store", "postgresql://user:secret@127.0.0.1:1/db"))
     assert code == 75 and "secret" not in json.dumps(answer)
 
 
-def test_what_nobody_ever_knew_of_is_found_by_a_vacuum(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    house.partitioned("t", ["1", "2"])
-    house.table("flat")
-    house.write("t/p=9", "left long ago")
-    house.write("t/_staging", "hidden")
-    house.write("t/p=1/inner", "data of a partition")
-    house.place("t/p=8").symlink_to(house.place("flat"))
-    house.run()
-    words = ("--metastore", house.metastore.uri, "--cmroot", house.root.place, "--period", "P2D")
+def test_what_nobody_ever_knew_of_is_found_by_a_vacuum(
+    fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixture.partitioned("t", ["1", "2"])
+    fixture.table("flat")
+    fixture.write("t/p=9", "left long ago")
+    fixture.write("t/_staging", "hidden")
+    fixture.write("t/p=1/inner", "data of a partition")
+    fixture.place("t/p=8").symlink_to(fixture.place("flat"))
+    fixture.run()
+    words = ("--metastore", fixture.metastore.uri, "--cmroot", fixture.root.place, "--period", "P2D")
     for more, found in ((("--dry-run",), "planned"), ((), "scheduled")):
-        code, answer = called(capsys, "housekeeping", "vacuum", f"{house.db.name}.t", *words, *more)
-        assert (code, answer["status"], answer["paths"]) == (0, found, [str(house.place("t/p=9"))])
+        code, answer = called(capsys, "housekeeping", "vacuum", f"{fixture.db.name}.t", *words, *more)
+        assert (code, answer["status"], answer["paths"]) == (0, found, [str(fixture.place("t/p=9"))])
         assert (answer["directories"], answer["referred"]) == (3, 2)
-    code, answer = called(capsys, "housekeeping", "vacuum", f"{house.db.name}.t", *words)
+    code, answer = called(capsys, "housekeeping", "vacuum", f"{fixture.db.name}.t", *words)
     assert (answer["waiting"], answer["paths"]) == (1, [])
-    assert called(capsys, "housekeeping", "vacuum", f"{house.db.name}.flat", *words)[0] == 2
-    assert house.run(3).removed == 1 and house.keeps("left long ago")
-    assert sorted(path.name for path in house.place("t").iterdir()) == ["_staging", "p=1", "p=2", "p=8"]
+    assert called(capsys, "housekeeping", "vacuum", f"{fixture.db.name}.flat", *words)[0] == 2
+    assert fixture.run(3).removed == 1 and fixture.keeps("left long ago")
+    assert sorted(path.name for path in fixture.place("t").iterdir()) == ["_staging", "p=1", "p=2", "p=8"]
 
-    house.relocate_partition("t", "2", house.write("t/deep/p=2"))
-    code, answer = called(capsys, "housekeeping", "vacuum", f"{house.db.name}.t", *words)
+    fixture.relocate_partition("t", "2", fixture.write("t/deep/p=2"))
+    code, answer = called(capsys, "housekeeping", "vacuum", f"{fixture.db.name}.t", *words)
     assert code == 6 and "1 and 2" in answer["message"]
 
 
 def test_what_was_recycled_long_after_its_drop_is_kept_for_the_whole_retention(
-    house: House, capsys: pytest.CaptureFixture[str]
+    fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    house.table("t", {"a": "rows", ".env": "hidden"}, properties={**UNREFERENCED, **ALL_EVENTS})
-    house.run()
-    house.metastore.drop_table(house.db.name, "t")
-    house.run()
-    tick = house.here / "tick"
-    known = max(path.stat().st_ctime_ns for path in [*house.place("t").iterdir(), house.place("t")])
+    fixture.table("t", {"a": "rows", ".env": "hidden"}, properties={**UNREFERENCED, **ALL_EVENTS})
+    fixture.run()
+    fixture.metastore.drop_table(fixture.db.name, "t")
+    fixture.run()
+    tick = fixture.here / "tick"
+    known = max(path.stat().st_ctime_ns for path in [*fixture.place("t").iterdir(), fixture.place("t")])
     cutoff = max(known / 1e9, time.time())  # the drop is captured
     while not tick.write_text("") and tick.stat().st_ctime_ns <= (cutoff + 0.1) * 1e9:
         pass  # the clock of the disk moves on
-    assert house.run(4).removed == 1 and not house.place("t").exists()
+    assert fixture.run(4).removed == 1 and not fixture.place("t").exists()
     period = timedelta(minutes=4)  # a clock that is further ahead than five is refused
-    expire_root(house.root, ENGINE, period, clock=lambda: cutoff + 0.05 + period.total_seconds())
-    code, answer = called(capsys, "audit", "restore", "--cmroot", house.root.place, "--run", house.audit()[0].run)
+    expire_root(fixture.root, ENGINE, period, clock=lambda: cutoff + 0.05 + period.total_seconds())
+    code, answer = called(capsys, "audit", "restore", "--cmroot", fixture.root.place, "--run", fixture.audit()[0].run)
     assert (code, answer["files"]) == (0, 2), answer
-    assert {path.name: path.read_text() for path in house.place("t").iterdir()} == {"a": "rows", ".env": "hidden"}
+    assert {path.name: path.read_text() for path in fixture.place("t").iterdir()} == {"a": "rows", ".env": "hidden"}
 
 
 STEPS = [
@@ -210,41 +217,41 @@ STEPS = [
 
 
 @pytest.mark.parametrize("fault", STEPS, ids=str)
-def test_a_run_that_is_killed_is_completed_by_the_next(house: House, fault: Fault) -> None:
-    house.partitioned("p", ["1", "2"], **{**EXPIRED, "beekeeper.expired.data.retention.period": "PT0S"})
-    house.partitioned("q", ["1"], **UNREFERENCED, **ALL_EVENTS)
-    house.db.alter("q", **{"beekeeper.unreferenced.data.retention.period": "PT0S"})
-    house.run()
-    house.relocate_partition("q", "1", house.write("q/new", "new"))
-    ended = run_with(fault, arguments(house, "--allow-immediate"))
+def test_a_run_that_is_killed_is_completed_by_the_next(fixture: LifecycleFixture, fault: Fault) -> None:
+    fixture.partitioned("p", ["1", "2"], **{**EXPIRED, "beekeeper.expired.data.retention.period": "PT0S"})
+    fixture.partitioned("q", ["1"], **UNREFERENCED, **ALL_EVENTS)
+    fixture.db.alter("q", **{"beekeeper.unreferenced.data.retention.period": "PT0S"})
+    fixture.run()
+    fixture.relocate_partition("q", "1", fixture.write("q/new", "new"))
+    ended = run_with(fault, arguments(fixture, "--allow-immediate"))
     assert ended.killed
-    done = house.run(0.01, allow_immediate=True)
+    done = fixture.run(0.01, allow_immediate=True)
     assert done.is_whole, done
-    assert house.values("p") == [] and not house.place("p/p=1").exists() and not house.place("p/p=2").exists()
-    assert not house.place("q/p=1").exists() and (house.place("q/new/a")).read_text() == "new"
-    assert house.values("q") == ["1"]
-    assert {text for text in ("rows of p/1", "rows of p/2", "rows of q/1") if not kept(house, text)} == set()
-    assert not os.listdir(f"{house.root.place}/incoming")
-    assert {each.status for each in house.items() if each.partition} == {"DELETED"}
-    assert house.run(1, allow_immediate=True).due == 0
+    assert fixture.values("p") == [] and not fixture.place("p/p=1").exists() and not fixture.place("p/p=2").exists()
+    assert not fixture.place("q/p=1").exists() and (fixture.place("q/new/a")).read_text() == "new"
+    assert fixture.values("q") == ["1"]
+    assert {text for text in ("rows of p/1", "rows of p/2", "rows of q/1") if not kept(fixture, text)} == set()
+    assert not os.listdir(f"{fixture.root.place}/incoming")
+    assert {each.status for each in fixture.items() if each.partition} == {"DELETED"}
+    assert fixture.run(1, allow_immediate=True).due == 0
 
 
-def kept(house: House, text: str) -> bool:
+def kept(fixture: LifecycleFixture, text: str) -> bool:
     """Whether $cmroot has a file of these contents."""
-    return any(path.is_file() and path.read_text() == text for path in Path(house.root.files).rglob("*"))
+    return any(path.is_file() and path.read_text() == text for path in Path(fixture.root.files).rglob("*"))
 
 
-def test_following_ends_with_a_signal(house: House) -> None:
-    house.table("t", properties={**UNREFERENCED, "beekeeper.unreferenced.data.retention.period": "PT1S"})
-    house.run()
-    house.relocate("t", house.write("b"))
-    words = arguments(house, "--follow", "--interval", "200ms", "--json")
+def test_following_ends_with_a_signal(fixture: LifecycleFixture) -> None:
+    fixture.table("t", properties={**UNREFERENCED, "beekeeper.unreferenced.data.retention.period": "PT1S"})
+    fixture.run()
+    fixture.relocate("t", fixture.write("b"))
+    words = arguments(fixture, "--follow", "--interval", "200ms", "--json")
     child = subprocess.Popen(
         [sys.executable, "-m", "replicator.cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         deadline = time.monotonic() + 60
-        while house.place("t").exists() and time.monotonic() < deadline:
+        while fixture.place("t").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         child.send_signal(signal.SIGTERM)
         out, error = child.communicate(timeout=60)
@@ -252,117 +259,117 @@ def test_following_ends_with_a_signal(house: House) -> None:
         child.kill()
     answer = json.loads(out)
     assert (child.returncode, answer["status"], answer["removed"]) == (143, "stopped", 1), error
-    assert answer["rounds"] >= 1 and not house.place("t").exists()
+    assert answer["rounds"] >= 1 and not fixture.place("t").exists()
 
 
 @pytest.mark.parametrize(
     "spelled", ["{root}/legal", "{root}/slots", "{root}/log", "{root}/../else/../cmroot/legal", "{link}/legal"]
 )
 def test_what_the_root_is_made_of_is_nobodys_unreferenced_data(
-    house: House, capsys: pytest.CaptureFixture[str], spelled: str
+    fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str], spelled: str
 ) -> None:
     """An external table at `$cmroot/legal` that is dropped takes no legal hold along."""
-    held = ("--on", f"{house.db.name}.held", "--reason", "case 17", "--cmroot", house.root.place)
+    held = ("--on", f"{fixture.db.name}.held", "--reason", "case 17", "--cmroot", fixture.root.place)
     assert called(capsys, "legal-hold", "add", "case-17", *held)[0] == 0
-    link, root = house.here / "link", Path(house.root.place)
+    link, root = fixture.here / "link", Path(fixture.root.place)
     link.symlink_to(root)
-    (house.here / "else").mkdir()
-    house.table("t", {}, kind=EXTERNAL)
-    house.relocate("t", f"file:{spelled.format(root=root, link=link)}")
-    house.db.alter("t", **{**UNREFERENCED, **ALL_EVENTS})
-    assert called(capsys, *arguments(house))[0] == 0
-    house.metastore.drop_table(house.db.name, "t")
-    assert called(capsys, *arguments(house))[0] == 0
-    assert house.states(status="SCHEDULED") == [("t", "SCHEDULED")]
-    house.run(days=4)
+    (fixture.here / "else").mkdir()
+    fixture.table("t", {}, kind=EXTERNAL)
+    fixture.relocate("t", f"file:{spelled.format(root=root, link=link)}")
+    fixture.db.alter("t", **{**UNREFERENCED, **ALL_EVENTS})
+    assert called(capsys, *arguments(fixture))[0] == 0
+    fixture.metastore.drop_table(fixture.db.name, "t")
+    assert called(capsys, *arguments(fixture))[0] == 0
+    assert fixture.states(status="SCHEDULED") == [("t", "SCHEDULED")]
+    fixture.run(days=4)
     assert (root / "legal" / "case-17").exists() and (root / "slots").is_dir() and any((root / "log").iterdir())
-    assert any("change-management root" in row.detail for row in house.audit("refused"))
+    assert any("change-management root" in row.detail for row in fixture.audit("refused"))
 
 
 def test_what_a_root_captures_is_shown_and_what_it_does_not_is_warned_of(
-    house: House, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    outside = House(house.metastore, f"outside{next(_numbers)}", tmp_path / "more")
+    outside = LifecycleFixture(fixture.metastore, f"outside{next(_numbers)}", tmp_path / "more")
     outside.table("t", properties=UNREFERENCED)
-    cmroot = ("--cmroot", house.root.place)
-    code, answer = called(capsys, *arguments(house))
-    assert (code, answer["databases"]) == (0, [house.db.name])
+    cmroot = ("--cmroot", fixture.root.place)
+    code, answer = called(capsys, *arguments(fixture))
+    assert (code, answer["databases"]) == (0, [fixture.db.name])
     assert any(outside.db.name in text and "--all-databases" in text for text in answer["warnings"])
-    for words in (("show", house.root.place), ("cm", "ls", *cmroot)):
-        assert called(capsys, *words)[1]["databases"] == [house.db.name]
-    source = ("--source", house.metastore.uri, "--engine", "local")
-    assert called(capsys, "capture", *source, *cmroot)[1]["databases"] == [house.db.name]  # those of before
+    for words in (("show", fixture.root.place), ("cm", "ls", *cmroot)):
+        assert called(capsys, *words)[1]["databases"] == [fixture.db.name]
+    source = ("--source", fixture.metastore.uri, "--engine", "local")
+    assert called(capsys, "capture", *source, *cmroot)[1]["databases"] == [fixture.db.name]  # those of before
     code, answer = called(capsys, "capture", *source, *cmroot, "--all-databases")
-    assert code == 0 and {house.db.name, outside.db.name} <= set(answer["databases"])
-    _, answer = called(capsys, *arguments(house))
+    assert code == 0 and {fixture.db.name, outside.db.name} <= set(answer["databases"])
+    _, answer = called(capsys, *arguments(fixture))
     assert not answer["warnings"] and outside.db.name in answer["databases"]
 
 
 @pytest.mark.parametrize("rule", ["--protect", "hold"])
 @pytest.mark.parametrize("spelled", ["{home}/sales/../held/t", "{home}/link/t"])
 def test_a_held_place_is_held_under_every_name(
-    house: House, capsys: pytest.CaptureFixture[str], rule: str, spelled: str
+    fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str], rule: str, spelled: str
 ) -> None:
-    home = house.db.home
-    house.write("held/t", "case 17")
+    home = fixture.db.home
+    fixture.write("held/t", "case 17")
     (home / "sales").mkdir()
     (home / "link").symlink_to(home / "held")
-    house.table("t", {}, kind=EXTERNAL)
-    house.relocate("t", f"file:{spelled.format(home=home)}")
-    house.db.alter("t", **{**UNREFERENCED, **ALL_EVENTS, "beekeeper.unreferenced.data.retention.period": "PT1S"})
-    assert called(capsys, *arguments(house))[0] == 0
-    house.metastore.drop_table(house.db.name, "t")
+    fixture.table("t", {}, kind=EXTERNAL)
+    fixture.relocate("t", f"file:{spelled.format(home=home)}")
+    fixture.db.alter("t", **{**UNREFERENCED, **ALL_EVENTS, "beekeeper.unreferenced.data.retention.period": "PT1S"})
+    assert called(capsys, *arguments(fixture))[0] == 0
+    fixture.metastore.drop_table(fixture.db.name, "t")
     limits = ["--protect", f"{home}/held"] if rule == "--protect" else []
     if rule == "hold":
-        held = ("--on", f"{home}/held", "--reason", "case 17", "--cmroot", house.root.place)
+        held = ("--on", f"{home}/held", "--reason", "case 17", "--cmroot", fixture.root.place)
         assert called(capsys, "legal-hold", "add", "case-17", *held)[0] == 0
-    while not house.audit("refused") and (home / "held" / "t" / "a").exists():
-        assert called(capsys, *arguments(house, *limits))[0] in (0, 3)
+    while not fixture.audit("refused") and (home / "held" / "t" / "a").exists():
+        assert called(capsys, *arguments(fixture, *limits))[0] in (0, 3)
     assert (home / "held" / "t" / "a").read_text() == "case 17"
-    assert {"protected" in row.detail or "legal hold" in row.detail for row in house.audit("refused")} == {True}
+    assert {"protected" in row.detail or "legal hold" in row.detail for row in fixture.audit("refused")} == {True}
 
 
 def test_a_store_whose_port_is_no_number_is_an_error_of_the_configuration(
-    house: House, capsys: pytest.CaptureFixture[str]
+    fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words in (arguments(house), ["housekeeping", "ls", "--cmroot", house.root.place]):
+    for words in (arguments(fixture), ["housekeeping", "ls", "--cmroot", fixture.root.place]):
         code, said = called(capsys, *words, "--store", "postgresql://user:hunter2@host:port/db")
         assert (code, said["error"]) == (2, "ConfigError") and "--store" in said["message"]
         assert "hunter2" not in str(said)
 
 
-def test_python_functions_look_at_items_and_change_them(house: House) -> None:
-    house.partitioned("t", ["1"])
-    house.table("u", properties=UNREFERENCED)
-    house.run()
-    house.relocate("u", house.write("b"))
-    house.write("t/p=9", "left long ago")
-    uri, root = house.metastore.uri, house.root.place
+def test_python_functions_look_at_items_and_change_them(fixture: LifecycleFixture) -> None:
+    fixture.partitioned("t", ["1"])
+    fixture.table("u", properties=UNREFERENCED)
+    fixture.run()
+    fixture.relocate("u", fixture.write("b"))
+    fixture.write("t/p=9", "left long ago")
+    uri, root = fixture.metastore.uri, fixture.root.place
     assert replicator.housekeeping_run(uri, root, engine="local").to_dict()["scheduled"] == 1
-    planned = replicator.housekeeping_vacuum(f"{house.db.name}.t", metastore=uri, cmroot=root, dry_run=True)
-    assert (planned.status, planned.paths) == ("planned", [str(house.place("t/p=9"))])
+    planned = replicator.housekeeping_vacuum(f"{fixture.db.name}.t", metastore=uri, cmroot=root, dry_run=True)
+    assert (planned.status, planned.paths) == ("planned", [str(fixture.place("t/p=9"))])
     found = replicator.housekeeping_ls(cmroot=root, table="u", status="scheduled")
     (item,) = found.items
     assert found.to_arrow().column("cleanupDelay").to_pylist() == [item.delay] == ["P3D"]
     assert replicator.housekeeping_cancel([item.id], cmroot=root, reason="wanted").items[0].reason == "wanted"
-    assert house.states(table="u") == [("u", "DISABLED")]
+    assert fixture.states(table="u") == [("u", "DISABLED")]
     assert replicator.housekeeping_rearm([item.id], cmroot=root).to_dict()["changed"] == 1
-    assert house.states(table="u") == [("u", "SCHEDULED")]
+    assert fixture.states(table="u") == [("u", "SCHEDULED")]
 
 
-def test_following_from_python_ends_when_it_is_told_to(house: House) -> None:
-    house.table("t", properties=UNREFERENCED)
+def test_following_from_python_ends_when_it_is_told_to(fixture: LifecycleFixture) -> None:
+    fixture.table("t", properties=UNREFERENCED)
     stop, runs, failures = threading.Event(), [], []
-    asked: dict[str, Any] = {"db": house.db.name, "engine": "local", "follow": True, "stop": stop}
+    asked: dict[str, Any] = {"db": fixture.db.name, "engine": "local", "follow": True, "stop": stop}
 
     def end_after(reported: list[Any], *what: Any) -> None:
         reported.append(what)
         stop.set()
 
-    uri, root = house.metastore.uri, house.root.place
+    uri, root = fixture.metastore.uri, fixture.root.place
     done = replicator.housekeeping_run(uri, root, tell=lambda run: end_after(runs, run), **asked)
     assert isinstance(done, Followed) and (done.rounds, done.failures) == (1, 0)
-    assert runs == [(done.last,)] and done.to_dict()["databases"] == [house.db.name]
+    assert runs == [(done.last,)] and done.to_dict()["databases"] == [fixture.db.name]
     stop.clear()
     done = replicator.housekeeping_run(
         uri,

@@ -12,7 +12,7 @@ from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
 from policies import Replication
 from purges import DESCRIPTOR, Warehouse
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
@@ -207,17 +207,17 @@ def test_a_dropped_table_whose_files_another_table_shows_is_named(pair: Replicat
 
 
 def test_a_load_names_what_stays(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> None:
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {"one": OLD.decode()})
-    story.bootstrap()
-    show(story.target, "own", story.target.home / "t")
-    relocate(story.source, "t", "new", {"one": "rows of now"})
-    assert story.dump(since=story.last).code == 0
-    loaded = story.load()
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {"one": OLD.decode()})
+    fixture.bootstrap()
+    show(fixture.target, "own", fixture.target.home / "t")
+    relocate(fixture.source, "t", "new", {"one": "rows of now"})
+    assert fixture.dump(since=fixture.last).code == 0
+    loaded = fixture.load()
     assert (loaded.code, loaded.said["status"]) == (3, "incomplete"), loaded
     (named,) = loaded.said["not_replicated"]
-    assert named["object"] == f"{story.db}.t" and f"{story.db}.own has them, too" in named["reason"]
+    assert named["object"] == f"{fixture.db}.t" and f"{fixture.db}.own has them, too" in named["reason"]
 
 
 def test_what_a_snapshot_replaced_and_another_table_shows_is_named(pair: Replication) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_tables import KEYS
 from policies import Replication
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import partition_name
 from replicator.metastore.embedded.running import Running
@@ -22,12 +22,12 @@ TIME = 1_600_000_000 * 10**9  # a build's fixed time, or what `rsync -t` and `ta
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {"f": "old", "other": "other"})
-    set_times(story.source.home / "t")
-    return story
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {"f": "old", "other": "other"})
+    set_times(fixture.source.home / "t")
+    return fixture
 
 
 def set_times(directory: Path) -> None:
@@ -58,30 +58,30 @@ def in_place(path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(("keeper", "replace"), [("link", by_rename), ("copy", by_removal), ("copy", in_place)])
 def test_a_file_replaced_by_one_of_the_same_size_and_time_is_captured_and_loaded(
-    story: Story, keeper: str, replace: Callable[[Path, str], None]
+    fixture: ReplicationFixture, keeper: str, replace: Callable[[Path, str], None]
 ) -> None:
-    for answer in (story.dump("--keeper", keeper), story.load()):
+    for answer in (fixture.dump("--keeper", keeper), fixture.load()):
         assert answer.code == 0, answer
-    story.is_same()
-    replace(story.source.home / "t" / "f", "new")
-    before = story.last
-    dumped = story.dump("--keeper", keeper, since=before)
+    fixture.is_same()
+    replace(fixture.source.home / "t" / "f", "new")
+    before = fixture.last
+    dumped = fixture.dump("--keeper", keeper, since=before)
     assert dumped.code == 0, dumped
-    loaded = story.load()
+    loaded = fixture.load()
     assert loaded.code == 0, loaded
-    assert (story.target.home / "t" / "f").read_text() == "new"
-    story.is_same()
+    assert (fixture.target.home / "t" / "f").read_text() == "new"
+    fixture.is_same()
 
 
-def test_a_file_of_which_only_owner_or_mode_changed_is_no_change(story: Story) -> None:
-    assert story.capture().code == 0
+def test_a_file_of_which_only_owner_or_mode_changed_is_no_change(fixture: ReplicationFixture) -> None:
+    assert fixture.capture().code == 0
     for name in ("f", "other"):
-        (story.source.home / "t" / name).chmod(0o640)
-    (story.source.home / "t" / "new").write_text("new")
-    captured = story.capture()
+        (fixture.source.home / "t" / name).chmod(0o640)
+    (fixture.source.home / "t" / "new").write_text("new")
+    captured = fixture.capture()
     assert (captured.code, captured.said["files"]) == (0, 1)
-    (story.source.home / "t" / "newer").write_text("newer")
-    assert story.capture().said["files"] == 1
+    (fixture.source.home / "t" / "newer").write_text("newer")
+    assert fixture.capture().said["files"] == 1
 
 
 def test_a_bootstrap_by_difference_goes_by_the_bytes(
@@ -121,47 +121,49 @@ def names_at(directory: Path) -> dict[bytes, bytes]:
     return {name: Path(os.fsdecode(os.path.join(top, name))).read_bytes() for name in names}
 
 
-def verified(story: Story) -> Answer:
-    sides = ["--source", story.source_uri, "--target", story.target_uri]
-    return command("verify", *sides, "--db", story.db, "--engine", "local")
+def verified(fixture: ReplicationFixture) -> Answer:
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri]
+    return command("verify", *sides, "--db", fixture.db, "--engine", "local")
 
 
 def reasons(answer: Answer) -> list[str]:
     return [str(each["reason"]) for each in answer.said["not_replicated"]]
 
 
-def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes_on(story: Story) -> None:
-    story.source.table("other", {"f": "other"})
-    write_bytes(story.source.home / "t", b"bad\xff.parquet")
-    os.mkdir(os.path.join(os.fsencode(story.source.home / "t"), b"sub\xfe"))
-    captured = story.capture()
+def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes_on(
+    fixture: ReplicationFixture,
+) -> None:
+    fixture.source.table("other", {"f": "other"})
+    write_bytes(fixture.source.home / "t", b"bad\xff.parquet")
+    os.mkdir(os.path.join(os.fsencode(fixture.source.home / "t"), b"sub\xfe"))
+    captured = fixture.capture()
     assert captured.code == 3, captured
     (reported,) = reasons(captured)
     assert "not UTF-8" in reported and r"bad\xff.parquet" in reported and r"sub\xfe/" in reported
-    for answer in (story.dump(), story.load(), story.dump(since=story.last), story.load()):
+    for answer in (fixture.dump(), fixture.load(), fixture.dump(since=fixture.last), fixture.load()):
         assert answer.code == 3, answer
-        assert reasons(answer) == [reported] and answer.said["not_replicated"][0]["object"] == f"{story.db}.t"
-    assert set(names_at(story.target.home / "t")) == {b"f", b"other"}
-    assert story.capture("--no-scan").code == 3
-    found = verified(story)
+        assert reasons(answer) == [reported] and answer.said["not_replicated"][0]["object"] == f"{fixture.db}.t"
+    assert set(names_at(fixture.target.home / "t")) == {b"f", b"other"}
+    assert fixture.capture("--no-scan").code == 3
+    found = verified(fixture)
     assert (found.code, [each["kind"] for each in found.said["differences"]]) == (4, ["file missing"] * 2)
 
-    os.rmdir(os.path.join(os.fsencode(story.source.home / "t"), b"sub\xfe"))
-    os.unlink(os.path.join(os.fsencode(story.source.home / "t"), b"bad\xff.parquet"))
-    story.catch_up()
-    assert verified(story).code == 0
+    os.rmdir(os.path.join(os.fsencode(fixture.source.home / "t"), b"sub\xfe"))
+    os.unlink(os.path.join(os.fsencode(fixture.source.home / "t"), b"bad\xff.parquet"))
+    fixture.catch_up()
+    assert verified(fixture).code == 0
 
 
-def test_a_table_that_is_dropped_is_told_no_more(story: Story) -> None:
-    story.source.partitioned("parts", {"a": {"f": "a"}, "b": {"f": "b"}})
-    write_bytes(story.source.home / "parts" / "p=a", b"\xff")
-    answer = story.dump()
+def test_a_table_that_is_dropped_is_told_no_more(fixture: ReplicationFixture) -> None:
+    fixture.source.partitioned("parts", {"a": {"f": "a"}, "b": {"f": "b"}})
+    write_bytes(fixture.source.home / "parts" / "p=a", b"\xff")
+    answer = fixture.dump()
     assert answer.code == 3 and answer.said["not_replicated"][0]["partition"] == "p=a"
-    assert story.load().code == 3
-    story.source.metastore.drop_partitions(story.db, "parts", ["p=a"])
-    before = story.last
-    assert story.dump(since=before).code == 0
-    assert story.load().code == 0
+    assert fixture.load().code == 3
+    fixture.source.metastore.drop_partitions(fixture.db, "parts", ["p=a"])
+    before = fixture.last
+    assert fixture.dump(since=before).code == 0
+    assert fixture.load().code == 0
 
 
 @pytest.mark.parametrize("publish", ["mirror", "snapshot"])
@@ -206,24 +208,24 @@ def test_names_are_bytes_and_values_any_text(
     files: list[bytes],
     values: list[str],
 ) -> None:
-    story = Story(source_metastore, target_metastore, tmp_path_factory.mktemp("names"))
-    story.source.create()
-    story.source.table("t")
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path_factory.mktemp("names"))
+    fixture.source.create()
+    fixture.source.table("t")
     for number, name in enumerate(files):
-        write_bytes(story.source.home / "t", name, b"%d" % number)
-    story.source.partitioned("parts", {})
-    add(story, values)
+        write_bytes(fixture.source.home / "t", name, b"%d" % number)
+    fixture.source.partitioned("parts", {})
+    add(fixture, values)
     texts = {name for name in files if is_utf8(name)}
     code = 0 if len(texts) == len(files) else 3
-    for answer in (story.capture(), story.dump(), story.load()):
+    for answer in (fixture.capture(), fixture.dump(), fixture.load()):
         assert answer.code == code, answer
-    source, target = names_at(story.source.home / "t"), names_at(story.target.home / "t")
+    source, target = names_at(fixture.source.home / "t"), names_at(fixture.target.home / "t")
     assert target == {name: source[name] for name in texts}
-    shown, wanted = story.target.shown(), story.source.shown() if code == 0 else None
+    shown, wanted = fixture.target.shown(), fixture.source.shown() if code == 0 else None
     if wanted is not None:
         assert shown == wanted
     assert {name for name in shown if name.startswith("parts/")} == {f"parts/{named(value)}" for value in values}
-    found = verified(story)
+    found = verified(fixture)
     differing = [each for each in found.said["differences"] if each["kind"] != "file missing"]
     assert (found.code, differing) == (4 if code else 0, [])
     assert len(found.said["differences"]) == len(files) - len(texts)
@@ -241,11 +243,11 @@ def named(value: str) -> str:
     return partition_name(KEYS, (value,))
 
 
-def add(story: Story, values: list[str]) -> None:
+def add(fixture: ReplicationFixture, values: list[str]) -> None:
     """Partitions, each in the directory that Hive would give it."""
     made: list[Any] = []
     for value in values:
-        place = story.source.home / "parts" / named(value)
+        place = fixture.source.home / "parts" / named(value)
         write_bytes(place, b"f", value.encode())
-        made.append(story.source.partition(value, place))
-    story.source.metastore.add_partitions(story.db, "parts", made)
+        made.append(fixture.source.partition(value, place))
+    fixture.source.metastore.add_partitions(fixture.db, "parts", made)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from policies import Replication
-from story import command
+from replication_fixture import command
 
 import replicator
 from replicator.commands.lag import LagOptions

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from faults import Fault, run_with
+from history_generator import HistoryGenerator, state_of
 from hmsclient.genthrift.hive_metastore import ttypes
-from past import Past, state_of
-from story import Story, command
-from then import Then, differences, fails, restore, restore_arguments
+from replication_fixture import ReplicationFixture, command
+from restore_fixture import RestoreFixture, differences, fails, restore, restore_arguments
 
 from replicator.metastore.embedded.running import Running
 
@@ -23,61 +23,63 @@ STEPS, EVENTS = 40, 20
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
-    return Story(source_metastore, target_metastore, tmp_path)
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+    return ReplicationFixture(source_metastore, target_metastore, tmp_path)
 
 
 @pytest.fixture
-def then(story: Story) -> Then:
-    return Then(story)
+def then(fixture: ReplicationFixture) -> RestoreFixture:
+    return RestoreFixture(fixture)
 
 
 @pytest.fixture(scope="module")
-def calm(source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Then:
+def calm(
+    source_metastore: Running, target_metastore: Running, tmp_path_factory: pytest.TempPathFactory
+) -> RestoreFixture:
     """For those who change nothing of it: each restores into a database of its own."""
-    return Then(Story(source_metastore, target_metastore, tmp_path_factory.mktemp("calm")))
+    return RestoreFixture(ReplicationFixture(source_metastore, target_metastore, tmp_path_factory.mktemp("calm")))
 
 
 @pytest.fixture
-def into(calm: Then, request: pytest.FixtureRequest) -> str:
+def into(calm: RestoreFixture, request: pytest.FixtureRequest) -> str:
     """The name of a database that is not there yet."""
-    return f"{calm.story.db}_{len(calm.databases())}"
+    return f"{calm.fixture.db}_{len(calm.databases())}"
 
 
-def test_every_state_of_a_history_comes_back_as_it_was(story: Story) -> None:
+def test_every_state_of_a_history_comes_back_as_it_was(fixture: ReplicationFixture) -> None:
     def capture() -> None:
-        answer = story.capture()
+        answer = fixture.capture()
         assert answer.code == 0, answer
 
-    past = Past(story.source, story.source_uri, story.here / "outside", capture, SEED)
+    past = HistoryGenerator(fixture.source, fixture.source_uri, fixture.here / "outside", capture, SEED)
     past.run(STEPS)
     chosen = random.Random(SEED).sample(sorted(past.states), EVENTS)
     for event in chosen:
-        answer = restore(story, event)
+        answer = restore(fixture, event)
         assert answer.code == 0, answer
-        found = state_of(story.source_uri, f"{story.db}_restored_{event}")
+        found = state_of(fixture.source_uri, f"{fixture.db}_restored_{event}")
         wanted = past.states[event]
         names = [name for name in wanted | found if found.get(name) != wanted.get(name)]
         assert not names, (event, [(name, wanted.get(name), found.get(name)) for name in names])
 
 
 def test_a_killed_restore_leaves_no_dump_once_another_has_run(
-    calm: Then, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calm: RestoreFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    arguments = restore_arguments(calm.story, calm.event, "--dry-run", "--into", "nowhere")
+    arguments = restore_arguments(calm.fixture, calm.event, "--dry-run", "--into", "nowhere")
     assert run_with(Fault("after", "rename", f"^{tmp_path}/.*/dump/_finished_dump"), arguments).killed
     assert len(list(tmp_path.glob("replicator-restore-*"))) == 1
-    assert restore(calm.story, calm.event, "--dry-run", "--into", "nowhere").code == 0
+    assert restore(calm.fixture, calm.event, "--dry-run", "--into", "nowhere").code == 0
     assert list(tmp_path.glob("replicator-restore-*")) == []
 
 
 # ---- beside what is live ------------------------------------------------------------------------------------------
 
 
-def test_a_database_comes_back_beside_the_live_one_and_shares_nothing_with_it(calm: Then) -> None:
-    answer = restore(calm.story, calm.event)
+def test_a_database_comes_back_beside_the_live_one_and_shares_nothing_with_it(calm: RestoreFixture) -> None:
+    answer = restore(calm.fixture, calm.event)
     assert answer.code == 0, answer
     said = answer.said
     assert (said["status"], said["into"], said["event"]) == ("restored", calm.into, calm.event)
@@ -86,7 +88,7 @@ def test_a_database_comes_back_beside_the_live_one_and_shares_nothing_with_it(ca
     assert not differences(calm.state(calm.into), calm.before)
     assert not differences(calm.state(), calm.after)
     home = calm.source.home.with_name(f"{calm.into}.db")
-    others = (calm.source.home, calm.outside, calm.story.cmroot)
+    others = (calm.source.home, calm.outside, calm.fixture.cmroot)
     assert inodes(home) and not inodes(home) & {inode for place in others for inode in inodes(place)}
     tables = calm.source.metastore.tables(calm.into, said["tables"])
     assert all(table.location and table.location.startswith(f"file:{home}/") for table in tables)
@@ -96,73 +98,73 @@ def inodes(place: Path) -> set[int]:
     return {path.stat().st_ino for path in place.rglob("*") if path.is_file()}
 
 
-def test_what_comes_back_is_a_plain_database(calm: Then, into: str) -> None:
-    assert restore(calm.story, calm.event, "--into", into).code == 0
+def test_what_comes_back_is_a_plain_database(calm: RestoreFixture, into: str) -> None:
+    assert restore(calm.fixture, calm.event, "--into", into).code == 0
     metastore = calm.source.metastore
     marked = [metastore.database(into), *metastore.tables(into, metastore.table_names(into))]
     assert not [key for obj in marked for key in obj.parameters if key.startswith(("repl", "replicator"))]
-    assert not list((calm.story.cmroot / "dumps").iterdir())  # what it needed is let go of
-    plain = command("status", "--target", calm.story.source_uri, "--db", into)
+    assert not list((calm.fixture.cmroot / "dumps").iterdir())  # what it needed is let go of
+    plain = command("status", "--target", calm.fixture.source_uri, "--db", into)
     assert plain.said["status"] == "no replica"
 
 
-def test_single_tables_come_back_alone(calm: Then, into: str) -> None:
-    answer = restore(calm.story, calm.event, "--table", "T", "--table", "parts", "--into", into)
+def test_single_tables_come_back_alone(calm: RestoreFixture, into: str) -> None:
+    answer = restore(calm.fixture, calm.event, "--table", "T", "--table", "parts", "--into", into)
     assert (answer.code, answer.said["tables"]) == (0, ["parts", "t"])
     found = calm.state(into)
     wanted = {key: value for key, value in calm.before.items() if key.startswith(("table t", "table parts"))}
     assert not differences({key: value for key, value in found.items() if key != "database"}, wanted)
 
 
-def test_another_metastore_takes_it_under_the_same_name(calm: Then) -> None:
-    story = calm.story
-    own = ["--into", story.db, "--warehouse", str(story.warehouse)]
-    answer = restore(story, calm.event, *own, target=story.target_uri)
+def test_another_metastore_takes_it_under_the_same_name(calm: RestoreFixture) -> None:
+    fixture = calm.fixture
+    own = ["--into", fixture.db, "--warehouse", str(fixture.warehouse)]
+    answer = restore(fixture, calm.event, *own, target=fixture.target_uri)
     assert answer.code == 0, answer
-    assert not differences(calm.state(uri=story.target_uri), calm.before)
+    assert not differences(calm.state(uri=fixture.target_uri), calm.before)
 
 
-def test_the_state_at_a_time_is_that_of_the_last_record_then(calm: Then, into: str) -> None:
-    captured = max(path.stat().st_mtime for path in (calm.story.cmroot / "log").iterdir())
+def test_the_state_at_a_time_is_that_of_the_last_record_then(calm: RestoreFixture, into: str) -> None:
+    captured = max(path.stat().st_mtime for path in (calm.fixture.cmroot / "log").iterdir())
     time = datetime.fromtimestamp(int(captured) - 3600, UTC)
-    fails(restore(calm.story, time.isoformat()), 2, "UsageError", "captured since event")
+    fails(restore(calm.fixture, time.isoformat()), 2, "UsageError", "captured since event")
     later = datetime.now(UTC).replace(year=2100)
-    fails(restore(calm.story, later.isoformat()), 2, "UsageError", f"nothing is captured after event {calm.latest}")
-    last = restore(calm.story, calm.latest, "--dry-run").said["time"]
-    assert restore(calm.story, last, "--into", into).said["event"] == calm.latest
+    fails(restore(calm.fixture, later.isoformat()), 2, "UsageError", f"nothing is captured after event {calm.latest}")
+    last = restore(calm.fixture, calm.latest, "--dry-run").said["time"]
+    assert restore(calm.fixture, last, "--into", into).said["event"] == calm.latest
     assert not differences(calm.state(into), calm.after)
 
 
-def test_a_table_or_database_that_was_not_there_then_is_told(calm: Then, into: str) -> None:
+def test_a_table_or_database_that_was_not_there_then_is_told(calm: RestoreFixture, into: str) -> None:
     before = calm.databases()
     for tables in (["later", "t"], ["later"]):
         chosen = ["--into", into, *(word for name in tables for word in ("--table", name))]
-        fails(restore(calm.story, calm.event, *chosen), 1, "ObjectNotFound", "later", calm.event)
-    arguments = ["--cmroot", str(calm.story.cmroot), "--target", calm.story.source_uri]
+        fails(restore(calm.fixture, calm.event, *chosen), 1, "ObjectNotFound", "later", calm.event)
+    arguments = ["--cmroot", str(calm.fixture.cmroot), "--target", calm.fixture.source_uri]
     fails(command("restore", *arguments, "--db", "nowhere", "--to", "1"), 1, "ObjectNotFound", "nowhere")
     assert calm.databases() == before
 
 
-def test_a_database_that_exists_is_refused(calm: Then, into: str) -> None:
+def test_a_database_that_exists_is_refused(calm: RestoreFixture, into: str) -> None:
     before = calm.source.everything()
-    fails(restore(calm.story, calm.event, "--into", calm.story.db.upper()), 6, "Refused", calm.story.db)
+    fails(restore(calm.fixture, calm.event, "--into", calm.fixture.db.upper()), 6, "Refused", calm.fixture.db)
     assert calm.source.everything() == before
-    assert restore(calm.story, calm.event, "--into", into).code == 0
-    fails(restore(calm.story, calm.event, "--into", into), 6, "Refused", into)
-    fails(restore(calm.story, calm.event, "--into", into, "--dry-run"), 6, "Refused", into)
+    assert restore(calm.fixture, calm.event, "--into", into).code == 0
+    fails(restore(calm.fixture, calm.event, "--into", into), 6, "Refused", into)
+    fails(restore(calm.fixture, calm.event, "--into", into, "--dry-run"), 6, "Refused", into)
 
 
-def test_a_dry_run_says_what_would_be_and_changes_nothing(calm: Then, into: str) -> None:
-    everything, root = calm.source.everything(), tree(calm.story.cmroot)
+def test_a_dry_run_says_what_would_be_and_changes_nothing(calm: RestoreFixture, into: str) -> None:
+    everything, root = calm.source.everything(), tree(calm.fixture.cmroot)
     events = calm.source.metastore.current_event_id()
-    said = restore(calm.story, calm.event, "--dry-run", "--into", into).said
+    said = restore(calm.fixture, calm.event, "--dry-run", "--into", into).said
     assert (said["status"], said["into"], said["files"], said["files_to_copy"]) == ("planned", into, 6, 6)
     assert (said["files_from_source"], said["files_from_cmroot"], said["bytes_to_copy"]) == (2, 4, said["bytes"])
     assert said["missing"] == [] and said["tables"] == ["dropped", "ext", "parts", "t"]
-    forced = restore(calm.story, calm.event, "--dry-run", "--into", calm.story.db, "--force").said
-    assert forced["dropped"] == [f"{calm.story.db}.later"]
-    assert forced["replaced"] == [f"{calm.story.db}.{name}" for name in ("ext", "parts", "t")]
-    assert calm.source.everything() == everything and tree(calm.story.cmroot) == root
+    forced = restore(calm.fixture, calm.event, "--dry-run", "--into", calm.fixture.db, "--force").said
+    assert forced["dropped"] == [f"{calm.fixture.db}.later"]
+    assert forced["replaced"] == [f"{calm.fixture.db}.{name}" for name in ("ext", "parts", "t")]
+    assert calm.source.everything() == everything and tree(calm.fixture.cmroot) == root
     assert calm.source.metastore.current_event_id() == events and into not in calm.databases()
 
 
@@ -179,59 +181,59 @@ def tree(place: Path) -> dict[str, bytes]:
 # ---- what is to be had --------------------------------------------------------------------------------------------
 
 
-def test_data_that_is_nowhere_any_more_is_told_before_anything_is_done(then: Then) -> None:
+def test_data_that_is_nowhere_any_more_is_told_before_anything_is_done(then: RestoreFixture) -> None:
     then.kept("dropped").unlink()
     then.kept("1").unlink()
-    answer = restore(then.story, then.event)
+    answer = restore(then.fixture, then.event)
     fails(answer, 1, "FilesMissing", "2 files", then.event)
     assert answer.said["files_missing"] == 2
     assert answer.said["bytes_missing"] == len(then.text("dropped") + then.text("1"))
     reported = {each["object"]: each for each in answer.said["missing"]}
-    assert reported.keys() == {f"{then.story.db}.dropped", f"{then.story.db}.t"}
-    assert "other bytes" in reported[f"{then.story.db}.t"]["reason"]
-    assert "gone" in reported[f"{then.story.db}.dropped"]["reason"]
-    assert reported[f"{then.story.db}.dropped"]["file"] == f"file:{then.source.home}/dropped/file"
-    assert then.databases() == [then.story.db]
+    assert reported.keys() == {f"{then.fixture.db}.dropped", f"{then.fixture.db}.t"}
+    assert "other bytes" in reported[f"{then.fixture.db}.t"]["reason"]
+    assert "gone" in reported[f"{then.fixture.db}.dropped"]["reason"]
+    assert reported[f"{then.fixture.db}.dropped"]["file"] == f"file:{then.source.home}/dropped/file"
+    assert then.databases() == [then.fixture.db]
     assert not then.source.home.with_name(f"{then.into}.db").exists()
-    planned = restore(then.story, then.event, "--dry-run").said
+    planned = restore(then.fixture, then.event, "--dry-run").said
     assert (planned["files_missing"], planned["files_to_copy"]) == (2, 4)
-    assert restore(then.story, then.event, "--table", "parts").code == 0  # what is whole can be had
+    assert restore(then.fixture, then.event, "--table", "parts").code == 0  # what is whole can be had
 
 
-def test_the_rest_comes_back_when_that_is_allowed(then: Then) -> None:
+def test_the_rest_comes_back_when_that_is_allowed(then: RestoreFixture) -> None:
     then.kept("1").unlink()
-    answer = restore(then.story, then.event, "--allow-missing")
+    answer = restore(then.fixture, then.event, "--allow-missing")
     assert (answer.code, answer.said["status"], answer.said["files_missing"]) == (3, "incomplete", 1)
     found = then.state(then.into)
     assert found["table t files"] == {"second": then.before["table t files"]["second"]}
     assert not differences(found, {**then.before, "table t files": found["table t files"]})
 
 
-def test_a_kept_file_that_was_altered_is_missing_and_not_believed(then: Then) -> None:
+def test_a_kept_file_that_was_altered_is_missing_and_not_believed(then: RestoreFixture) -> None:
     kept = then.kept("dropped")
     kept.write_text(kept.read_text().upper())
-    answer = restore(then.story, then.event)
+    answer = restore(then.fixture, then.event)
     fails(answer, 1, "FilesMissing", "1 file")
     assert "damaged" in answer.said["missing"][0]["reason"]
-    assert then.databases() == [then.story.db]
+    assert then.databases() == [then.fixture.db]
 
 
-def test_a_file_that_was_touched_but_not_changed_is_there(then: Then) -> None:
+def test_a_file_that_was_touched_but_not_changed_is_there(then: RestoreFixture) -> None:
     """Another time alone is no other content: such a file is read."""
     (then.source.home / "t" / "second").touch()
     then.kept("2").unlink()
-    answer = restore(then.story, then.event)
+    answer = restore(then.fixture, then.event)
     assert (answer.code, answer.said["files_from_source"]) == (0, 2)
 
 
-def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Then) -> None:
+def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: RestoreFixture) -> None:
     then.source.add("parts", {"short": {"file": then.text("short-lived")}})
     file = then.source.home / "parts" / "p=short" / "file"
     inserted = ttypes.InsertEventRequestData(filesAdded=[f"file:{file}"], filesAddedChecksum=[""])
     request = ttypes.FireEventRequest(
         True,
         ttypes.FireEventRequestData(insertData=inserted),
-        dbName=then.story.db,
+        dbName=then.fixture.db,
         tableName="parts",
         partitionVals=["short"],
     )
@@ -239,10 +241,10 @@ def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Then) 
     event = then.source.metastore.current_event_id()
     then.source.drop_partitions("parts", ["short"])
     then.capture()
-    answer = restore(then.story, event)
+    answer = restore(then.fixture, event)
     fails(answer, 1, "FilesMissing", "1 file")
     (missing,) = answer.said["missing"]
-    assert missing["object"] == f"{then.story.db}.parts/p=short"
+    assert missing["object"] == f"{then.fixture.db}.parts/p=short"
     assert "before a capture could read it" in missing["reason"]
 
 
@@ -252,29 +254,29 @@ def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Then) 
 def test_across_a_gap_the_states_before_and_after_come_back_and_none_between(
     forgetful: Callable[..., Running], target_metastore: Running, tmp_path: Path
 ) -> None:
-    story = Story(forgetful(), target_metastore, tmp_path)
-    then = Then(story)
-    story.source.table("unseen", {"file": then.text("unseen")})
-    story.source.drop("later")
+    fixture = ReplicationFixture(forgetful(), target_metastore, tmp_path)
+    then = RestoreFixture(fixture)
+    fixture.source.table("unseen", {"file": then.text("unseen")})
+    fixture.source.drop("later")
     inside, lost = then.now()
     forgetful(**{"hive.metastore.event.db.listener.timetolive": "1s"})  # cleans at its start
     deadline = time.monotonic() + 30
-    while story.source.metastore.next_events(inside - 1):
+    while fixture.source.metastore.next_events(inside - 1):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert story.capture().code == 5
-    assert story.capture("--repair").code == 0
-    story.source.table("after", {"file": then.text("after")})
+    assert fixture.capture().code == 5
+    assert fixture.capture("--repair").code == 0
+    fixture.source.table("after", {"file": then.text("after")})
     then.capture()
     after, newest = then.now()
     for event, wanted in ((then.event, then.before), (then.latest, then.after), (after, newest)):
-        answer = restore(story, event)
+        answer = restore(fixture, event)
         assert answer.code == 0, answer
-        assert not differences(then.state(f"{story.db}_restored_{event}"), wanted)
+        assert not differences(then.state(f"{fixture.db}_restored_{event}"), wanted)
     for event in range(then.latest + 1, inside):
-        refused = restore(story, event)
+        refused = restore(fixture, event)
         fails(refused, 5, "MomentLost", f"events {then.latest + 1} to {inside} were lost")
         assert f"event {then.latest}, the last before" in refused.said["hint"]
-    answer = restore(story, inside)  # the repair saw what had become of it
+    answer = restore(fixture, inside)  # the repair saw what had become of it
     assert answer.code == 0
-    assert not differences(then.state(f"{story.db}_restored_{inside}"), lost)
+    assert not differences(then.state(f"{fixture.db}_restored_{inside}"), lost)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from faults import ERRORS, Ended, Fault, delayed, run_with
 from plain_tables import PlainDatabase
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 import replicator
 from cmroot.keep.content import content_name
@@ -101,9 +101,9 @@ class History:
 
     def __init__(self, source: Running, target: Running, here: Path, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.story = Story(source, target, here)
-        self.story.source.create()
-        self.writers = [Writer(name, self.story.source, self.chance) for name in ("a", "b", "c")]
+        self.fixture = ReplicationFixture(source, target, here)
+        self.fixture.source.create()
+        self.writers = [Writer(name, self.fixture.source, self.chance) for name in ("a", "b", "c")]
         self.states: list[tuple[int, dict[str, Any]]] = []  # event, what the source showed then
         self.at = dict.fromkeys(CONSUMERS, -1)  # index of the state that a replica has
         self.dumps = 0
@@ -123,7 +123,7 @@ class History:
         for _ in range(self.chance.randrange(1, 5)):
             self.chance.choice(self.writers).step()
             if self.chance.random() < 0.3:
-                self.run(self.story.capture_arguments())
+                self.run(self.fixture.capture_arguments())
         self.event()  # each state has an event of its own
         self.capture()
         for work in self.chance.sample((self.expire, self.follow_one, self.nothing), 2):
@@ -131,20 +131,20 @@ class History:
 
     def event(self) -> None:
         """By a new table: a 2.3 server says nothing of an altered database."""
-        before = self.story.source.metastore.current_event_id()
+        before = self.fixture.source.metastore.current_event_id()
         self.writers[0]._make()
-        assert self.story.source.metastore.current_event_id() > before
+        assert self.fixture.source.metastore.current_event_id() > before
 
     def capture(self) -> None:
-        self.run(self.story.capture_arguments())
-        event = self.story.source.metastore.current_event_id()
-        self.states.append((event, self.story.source.shown()))
+        self.run(self.fixture.capture_arguments())
+        event = self.fixture.source.metastore.current_event_id()
+        self.states.append((event, self.fixture.source.shown()))
 
     def expire(self) -> None:
         self.run(self.expire_arguments())
 
     def expire_arguments(self) -> list[str]:
-        return ["cm", "expire", "--cmroot", str(self.story.cmroot), "--older-than", "0s", "--engine", "local"]
+        return ["cm", "expire", "--cmroot", str(self.fixture.cmroot), "--older-than", "0s", "--engine", "local"]
 
     def nothing(self) -> None:
         pass
@@ -161,11 +161,11 @@ class History:
         chosen = later[-1] if first else self.chance.choice(later)
         event, wanted = self.states[chosen]
         self.dumps += 1
-        out = self.story.here / f"{consumer}{self.dumps}"
-        dump = [*self.story.dump_arguments(out), "--slot", consumer, "--until", str(event), "--no-capture"]
+        out = self.fixture.here / f"{consumer}{self.dumps}"
+        dump = [*self.fixture.dump_arguments(out), "--slot", consumer, "--until", str(event), "--no-capture"]
         self.run(dump, done=out / "_finished_dump")
-        replica = PlainDatabase(self.story.target.metastore, f"{self.story.db}_{consumer}", self.story.warehouse)
-        loaded = self.run([*self.story.load_arguments(out), "--rename-db", f"{self.story.db}={replica.name}"])
+        replica = PlainDatabase(self.fixture.target.metastore, f"{self.fixture.db}_{consumer}", self.fixture.warehouse)
+        loaded = self.run([*self.fixture.load_arguments(out), "--rename-db", f"{self.fixture.db}={replica.name}"])
         assert loaded.said.get("missing", []) == []
         assert replica.shown() == wanted, (consumer, event)
         self.at[consumer] = chosen
@@ -197,11 +197,12 @@ class History:
 
     def places(self) -> str:
         """The stores that fail: the root, the source's files, the dumps, the replicas' files and their root."""
-        return f"{self.story.cmroot}/|{self.story.source.home}/|{self.story.here}/(near|far)|{self.story.warehouse}/"
+        kept = f"{self.fixture.cmroot}/|{self.fixture.source.home}/"
+        return f"{kept}|{self.fixture.here}/(near|far)|{self.fixture.warehouse}/"
 
     def another_comes(self) -> None:
         """While a command stands still another one captures, unless the lease is held."""
-        assert (other := command(*self.story.capture_arguments())).code in (0, 7), other
+        assert (other := command(*self.fixture.capture_arguments())).code in (0, 7), other
 
     def note(self, harm: str, ended: Ended) -> None:
         """Counts what was reached. Who is not killed says in one JSON object how it ended."""
@@ -218,23 +219,23 @@ class History:
 
     def without_slots_nothing_unneeded_is_kept(self) -> None:
         for consumer in CONSUMERS:
-            assert command("cm", "slots", "drop", consumer, "--cmroot", str(self.story.cmroot)).code == 0
+            assert command("cm", "slots", "drop", consumer, "--cmroot", str(self.fixture.cmroot)).code == 0
         self.expire()
         self.a_day_passes()
         assert command(*self.expire_arguments()).code == 0
-        with open_manifest(open_existing(str(self.story.cmroot))) as manifest:
+        with open_manifest(open_existing(str(self.fixture.cmroot))) as manifest:
             needed = {
                 content_name(row[6], row[3])
-                for name in manifest.table_names(self.story.db)
-                for row in manifest.table_files(self.story.db, name)
+                for name in manifest.table_names(self.fixture.db)
+                for row in manifest.table_files(self.fixture.db, name)
             }
-        assert {path.name for path in (self.story.cmroot / "files").rglob("xxh3*")} == needed
-        self.story.roots_are_in_order()
+        assert {path.name for path in (self.fixture.cmroot / "files").rglob("xxh3*")} == needed
+        self.fixture.roots_are_in_order()
 
     def a_day_passes(self) -> None:
         """Only what is older is nobody's, of what is half written by those who take no lease."""
         ago = time.time() - timedelta(days=1, minutes=1).total_seconds()
-        for path in self.story.cmroot.rglob(".aside-*"):
+        for path in self.fixture.cmroot.rglob(".aside-*"):
             os.utime(path, (ago, ago))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.log.captured import segments
 from replicator.core.model import Database
@@ -42,41 +42,41 @@ NONE, PRIMARY, REPLICA, FENCED = Role.NONE, Role.PRIMARY, Role.REPLICA, Role.FEN
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
     """A source with a table; nothing is replicated and nobody has a role yet."""
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {"first": "1"})
-    return story
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {"first": "1"})
+    return fixture
 
 
 @pytest.fixture
-def pair(story: Story) -> Story:
+def pair(fixture: ReplicationFixture) -> ReplicationFixture:
     """The source is the primary at epoch 1, the target its replica."""
-    established(story)
-    story.bootstrap()
-    return story
+    established(fixture)
+    fixture.bootstrap()
+    return fixture
 
 
-def established(story: Story) -> dict[str, int]:
-    return establish(story.source.metastore, story.target.metastore, [(story.db, story.db)], settle=AT_ONCE)
+def established(fixture: ReplicationFixture) -> dict[str, int]:
+    return establish(fixture.source.metastore, fixture.target.metastore, [(fixture.db, fixture.db)], settle=AT_ONCE)
 
 
-def source_role(story: Story) -> RoleMark:
-    return read_role(story.source.metastore, story.db)
+def source_role(fixture: ReplicationFixture) -> RoleMark:
+    return read_role(fixture.source.metastore, fixture.db)
 
 
-def target_role(story: Story) -> RoleMark:
-    return read_role(story.target.metastore, story.db)
+def target_role(fixture: ReplicationFixture) -> RoleMark:
+    return read_role(fixture.target.metastore, fixture.db)
 
 
 def turn(metastore: ThriftMetastore, db: str, role: Role, epoch: int) -> None:
     set_role(metastore, db, role, epoch, expect=read_role(metastore, db), settle=AT_ONCE)
 
 
-def write(story: Story, number: int) -> None:
-    story.source.write("t", {f"more{number}": f"{number}"})
-    story.source.alter("t", round=str(number))
+def write(fixture: ReplicationFixture, number: int) -> None:
+    fixture.source.write("t", {f"more{number}": f"{number}"})
+    fixture.source.alter("t", round=str(number))
 
 
 def refused(answer: Answer) -> str:
@@ -168,38 +168,38 @@ def test_a_role_is_no_change_of_the_database() -> None:
 # ---- setting ------------------------------------------------------------------------------------------------------
 
 
-def test_a_role_is_set_beside_the_databases_other_properties(story: Story) -> None:
-    metastore = story.source.metastore
-    plain = metastore.database(story.db)
-    metastore.alter_database(story.db, msgspec.structs.replace(plain, parameters={"owner": "sales", POSITION: "7"}))
-    done = set_role(metastore, story.db, PRIMARY, 1, expect=RoleMark(), settle=AT_ONCE)
-    assert done == read_role(metastore, story.db) == RoleMark(PRIMARY, 1)
+def test_a_role_is_set_beside_the_databases_other_properties(fixture: ReplicationFixture) -> None:
+    metastore = fixture.source.metastore
+    plain = metastore.database(fixture.db)
+    metastore.alter_database(fixture.db, msgspec.structs.replace(plain, parameters={"owner": "sales", POSITION: "7"}))
+    done = set_role(metastore, fixture.db, PRIMARY, 1, expect=RoleMark(), settle=AT_ONCE)
+    assert done == read_role(metastore, fixture.db) == RoleMark(PRIMARY, 1)
     assert "process" in done.by
-    turn(metastore, story.db, FENCED, 2)
-    turn(metastore, story.db, NONE, 2)
-    there = metastore.database(story.db).parameters
+    turn(metastore, fixture.db, FENCED, 2)
+    turn(metastore, fixture.db, NONE, 2)
+    there = metastore.database(fixture.db).parameters
     assert (there["owner"], there[POSITION], there[EPOCH]) == ("sales", "7", "2") and ROLE not in there
 
 
-def test_a_role_is_set_only_where_it_is_the_expected_one(story: Story) -> None:
-    metastore = story.source.metastore
-    turn(metastore, story.db, PRIMARY, 2)
+def test_a_role_is_set_only_where_it_is_the_expected_one(fixture: ReplicationFixture) -> None:
+    metastore = fixture.source.metastore
+    turn(metastore, fixture.db, PRIMARY, 2)
     with pytest.raises(Refused, match="primary at epoch 2, not replica at epoch 1"):
-        set_role(metastore, story.db, PRIMARY, 3, expect=RoleMark(REPLICA, 1), settle=AT_ONCE)
+        set_role(metastore, fixture.db, PRIMARY, 3, expect=RoleMark(REPLICA, 1), settle=AT_ONCE)
     with pytest.raises(ObjectNotFound):
         set_role(metastore, "no_such_db", PRIMARY, 3, expect=RoleMark(), settle=AT_ONCE)
-    assert source_role(story) == RoleMark(PRIMARY, 2)
+    assert source_role(fixture) == RoleMark(PRIMARY, 2)
 
 
-def test_an_epoch_only_grows(story: Story) -> None:
-    metastore = story.source.metastore
-    turn(metastore, story.db, REPLICA, 5)
+def test_an_epoch_only_grows(fixture: ReplicationFixture) -> None:
+    metastore = fixture.source.metastore
+    turn(metastore, fixture.db, REPLICA, 5)
     for role, epoch in ((REPLICA, 4), (FENCED, 4), (PRIMARY, 5)):
         with pytest.raises(Refused, match="only grows"):
-            turn(metastore, story.db, role, epoch)
-    turn(metastore, story.db, PRIMARY, 6)
-    set_role(metastore, story.db, REPLICA, 1, expect=RoleMark(PRIMARY, 6), force=True, settle=AT_ONCE)
-    assert source_role(story) == RoleMark(REPLICA, 1)
+            turn(metastore, fixture.db, role, epoch)
+    turn(metastore, fixture.db, PRIMARY, 6)
+    set_role(metastore, fixture.db, REPLICA, 1, expect=RoleMark(PRIMARY, 6), force=True, settle=AT_ONCE)
+    assert source_role(fixture) == RoleMark(REPLICA, 1)
 
 
 class Together(ThriftMetastore):
@@ -218,16 +218,18 @@ class Together(ThriftMetastore):
 
 
 @pytest.mark.parametrize("operators", [2, 5])
-def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(story: Story, operators: int) -> None:
-    turn(story.source.metastore, story.db, REPLICA, 1)
+def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(
+    fixture: ReplicationFixture, operators: int
+) -> None:
+    turn(fixture.source.metastore, fixture.db, REPLICA, 1)
     read, written = threading.Barrier(operators), threading.Barrier(operators)
 
     def act(_: int) -> RoleMark | Refused:
-        with Together(story.source_uri, read) as metastore:
+        with Together(fixture.source_uri, read) as metastore:
             try:
                 return set_role(
                     metastore,
-                    story.db,
+                    fixture.db,
                     PRIMARY,
                     2,
                     expect=RoleMark(REPLICA, 1),
@@ -240,7 +242,7 @@ def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(story:
         outcomes = list(pool.map(act, range(operators)))
     winners = [each for each in outcomes if isinstance(each, RoleMark)]
     assert len(winners) == 1, outcomes
-    assert source_role(story).by == winners[0].by
+    assert source_role(fixture).by == winners[0].by
     assert all(each.exit_code == 6 for each in outcomes if isinstance(each, Refused))
 
 
@@ -248,32 +250,32 @@ def void(_: object) -> None:
     return None
 
 
-def test_whoever_wrote_a_role_over_is_found_before_it_is_believed(story: Story) -> None:
-    metastore = story.source.metastore
-    before = metastore.database(story.db)
+def test_whoever_wrote_a_role_over_is_found_before_it_is_believed(fixture: ReplicationFixture) -> None:
+    metastore = fixture.source.metastore
+    before = metastore.database(fixture.db)
 
     def another(seconds: float) -> None:
         assert seconds == 1
-        metastore.alter_database(story.db, before)  # as a writer of other properties does that read before
+        metastore.alter_database(fixture.db, before)  # as a writer of other properties does that read before
 
     with pytest.raises(Refused, match="none at epoch 0, set by another"):
-        set_role(metastore, story.db, PRIMARY, 1, expect=RoleMark(), pause=another)
+        set_role(metastore, fixture.db, PRIMARY, 1, expect=RoleMark(), pause=another)
 
 
 # ---- a new pair ---------------------------------------------------------------------------------------------------
 
 
-def test_a_first_run_makes_the_source_the_primary_and_its_load_makes_the_replica(story: Story) -> None:
-    assert established(story) == {story.db: 1}
-    assert source_role(story) == RoleMark(PRIMARY, 1)
-    story.bootstrap()
-    assert target_role(story) == RoleMark(REPLICA, 1)
-    assert open_parts(str(story.last))[1].epochs == {story.db: 1}
-    assert established(story) == {story.db: 1}
-    assert epochs_to_dump(story.source.metastore, [story.db, "no_such_db"]) == {story.db: 1}
+def test_a_first_run_makes_the_source_the_primary_and_its_load_makes_the_replica(fixture: ReplicationFixture) -> None:
+    assert established(fixture) == {fixture.db: 1}
+    assert source_role(fixture) == RoleMark(PRIMARY, 1)
+    fixture.bootstrap()
+    assert target_role(fixture) == RoleMark(REPLICA, 1)
+    assert open_parts(str(fixture.last))[1].epochs == {fixture.db: 1}
+    assert established(fixture) == {fixture.db: 1}
+    assert epochs_to_dump(fixture.source.metastore, [fixture.db, "no_such_db"]) == {fixture.db: 1}
 
 
-def test_a_source_that_lost_its_role_is_not_made_primary_again(pair: Story) -> None:
+def test_a_source_that_lost_its_role_is_not_made_primary_again(pair: ReplicationFixture) -> None:
     metastore = pair.source.metastore
     there = metastore.database(pair.db)
     metastore.alter_database(pair.db, msgspec.structs.replace(there, parameters={}))  # a metastore of last week
@@ -282,7 +284,7 @@ def test_a_source_that_lost_its_role_is_not_made_primary_again(pair: Story) -> N
     assert source_role(pair) == RoleMark()
 
 
-def test_nothing_is_established_where_both_are_primary(pair: Story) -> None:
+def test_nothing_is_established_where_both_are_primary(pair: ReplicationFixture) -> None:
     turn(pair.target.metastore, pair.db, PRIMARY, 2)
     with pytest.raises(Refused, match="is the primary"):
         established(pair)
@@ -291,16 +293,16 @@ def test_nothing_is_established_where_both_are_primary(pair: Story) -> None:
 # ---- dumps and loads ----------------------------------------------------------------------------------------------
 
 
-def test_a_database_without_a_role_is_replicated_as_ever(story: Story) -> None:
-    story.bootstrap()
-    write(story, 1)
-    story.catch_up()
-    for metastore in (story.source.metastore, story.target.metastore):
-        assert not set(PROPERTIES) & set(metastore.database(story.db).parameters)
-    assert open_parts(str(story.last))[1].epochs == {story.db: 0}
+def test_a_database_without_a_role_is_replicated_as_ever(fixture: ReplicationFixture) -> None:
+    fixture.bootstrap()
+    write(fixture, 1)
+    fixture.catch_up()
+    for metastore in (fixture.source.metastore, fixture.target.metastore):
+        assert not set(PROPERTIES) & set(metastore.database(fixture.db).parameters)
+    assert open_parts(str(fixture.last))[1].epochs == {fixture.db: 0}
 
 
-def test_a_replica_stays_one_through_loads_and_does_not_get_the_sources_role(pair: Story) -> None:
+def test_a_replica_stays_one_through_loads_and_does_not_get_the_sources_role(pair: ReplicationFixture) -> None:
     there = pair.source.metastore.database(pair.db)
     changed = {**there.parameters, "season": "winter"}
     pair.source.metastore.alter_database(pair.db, msgspec.structs.replace(there, parameters=changed))
@@ -311,7 +313,7 @@ def test_a_replica_stays_one_through_loads_and_does_not_get_the_sources_role(pai
     assert (target_role(pair), source_role(pair)) == (RoleMark(REPLICA, 1), RoleMark(PRIMARY, 1))
 
 
-def test_setting_roles_is_nothing_for_a_capture_and_verify_sees_no_difference(pair: Story) -> None:
+def test_setting_roles_is_nothing_for_a_capture_and_verify_sees_no_difference(pair: ReplicationFixture) -> None:
     before = segments(str(pair.cmroot))[-1].last
     turn(pair.source.metastore, pair.db, FENCED, 2)
     turn(pair.source.metastore, pair.db, PRIMARY, 3)
@@ -323,12 +325,12 @@ def test_setting_roles_is_nothing_for_a_capture_and_verify_sees_no_difference(pa
     assert (verified.code, verified.said["differences"]) == (0, [])
 
 
-def record_kinds(story: Story) -> list[str]:
-    answer = command("show", str(story.cmroot))
+def record_kinds(fixture: ReplicationFixture) -> list[str]:
+    answer = command("show", str(fixture.cmroot))
     return [each["change"]["kind"] for each in answer.said["records"]]
 
 
-def test_a_dump_of_a_replica_or_a_fenced_database_is_refused(pair: Story) -> None:
+def test_a_dump_of_a_replica_or_a_fenced_database_is_refused(pair: ReplicationFixture) -> None:
     there = pair.here / "from_replica"
     back = {"source": pair.target_uri, "cmroot": pair.here / "back"}
     assert "is a replica" in refused(pair.dump(out=there, **back))
@@ -341,7 +343,7 @@ def test_a_dump_of_a_replica_or_a_fenced_database_is_refused(pair: Story) -> Non
         assert "is fenced" in refused(pair.dump(*more))
 
 
-def test_a_load_into_a_primary_or_a_fenced_database_is_refused_and_changes_nothing(pair: Story) -> None:
+def test_a_load_into_a_primary_or_a_fenced_database_is_refused_and_changes_nothing(pair: ReplicationFixture) -> None:
     write(pair, 1)
     assert pair.dump(since=pair.last).code == 0
     for role, epoch, word in ((PRIMARY, 2, "is the primary"), (FENCED, 3, "is fenced")):
@@ -354,7 +356,7 @@ def test_a_load_into_a_primary_or_a_fenced_database_is_refused_and_changes_nothi
     assert "knows epoch 3" in refused(pair.load())
 
 
-def test_a_dump_of_a_higher_epoch_takes_the_replica_along(pair: Story) -> None:
+def test_a_dump_of_a_higher_epoch_takes_the_replica_along(pair: ReplicationFixture) -> None:
     turn(pair.source.metastore, pair.db, FENCED, 2)
     turn(pair.source.metastore, pair.db, PRIMARY, 3)
     write(pair, 1)
@@ -386,11 +388,11 @@ class TurnedDuring(ThriftMetastore):
 
 
 @pytest.fixture
-def promoting(target_metastore: Running, story: Story) -> Iterator[Any]:
+def promoting(target_metastore: Running, fixture: ReplicationFixture) -> Iterator[Any]:
     made: list[TurnedDuring] = []
 
     def make(kind: str) -> TurnedDuring:
-        made.append(TurnedDuring(target_metastore.uri, story.db, kind))
+        made.append(TurnedDuring(target_metastore.uri, fixture.db, kind))
         return made[-1]
 
     yield make
@@ -400,7 +402,7 @@ def promoting(target_metastore: Running, story: Story) -> Iterator[Any]:
 
 @pytest.mark.parametrize("moment", ["create_database", "create_table"])
 def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_it_primary(
-    story: Story, promoting: Any, moment: str
+    fixture: ReplicationFixture, promoting: Any, moment: str
 ) -> None:
     from warehouse import local_engine
 
@@ -408,19 +410,19 @@ def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_i
     from replicator.replay.apply.load import load
     from replicator.replay.apply.planning import LoadOptions
 
-    established(story)
-    assert story.dump().code == 0
-    options = LoadOptions(warehouse=str(story.warehouse))
+    established(fixture)
+    assert fixture.dump().code == 0
+    options = LoadOptions(warehouse=str(fixture.warehouse))
     with pytest.raises(Refused, match="is the primary"):
-        load(str(story.last), promoting(moment), options, engine=local_engine(), progress=Silent())
-    assert target_role(story) == RoleMark(PRIMARY, 9)
-    assert POSITION not in story.target.metastore.database(story.db).parameters
+        load(str(fixture.last), promoting(moment), options, engine=local_engine(), progress=Silent())
+    assert target_role(fixture) == RoleMark(PRIMARY, 9)
+    assert POSITION not in fixture.target.metastore.database(fixture.db).parameters
 
 
 # ---- restore ------------------------------------------------------------------------------------------------------
 
 
-def test_a_restore_into_the_primary_leaves_it_primary_and_a_copy_has_no_role(pair: Story) -> None:
+def test_a_restore_into_the_primary_leaves_it_primary_and_a_copy_has_no_role(pair: ReplicationFixture) -> None:
     event = open_parts(str(pair.last))[1].end.event
     write(pair, 1)
     assert pair.capture().code == 0
@@ -457,41 +459,41 @@ def role(*arguments: str) -> Answer:
     return command("role", *arguments)
 
 
-def test_an_operator_sees_and_sets_roles(story: Story) -> None:
-    here = ("--metastore", story.source_uri, "--db", story.db)
-    assert role("show", *here).said["databases"] == [{"db": story.db, "role": "none", "epoch": 0, "by": ""}]
+def test_an_operator_sees_and_sets_roles(fixture: ReplicationFixture) -> None:
+    here = ("--metastore", fixture.source_uri, "--db", fixture.db)
+    assert role("show", *here).said["databases"] == [{"db": fixture.db, "role": "none", "epoch": 0, "by": ""}]
     planned = role("set", *here, "--role", "primary", "--dry-run")
     assert (planned.said["status"], planned.said["after"]["epoch"]) == ("planned", 1)
-    assert source_role(story) == RoleMark()
+    assert source_role(fixture) == RoleMark()
     done = role("set", *here, "--role", "primary")
     assert (done.code, done.said["status"]) == (0, "set")
     assert role("set", *here, "--role", "primary").said["status"] == "unchanged"
     (shown,) = role("show", *here).said["databases"]
     assert (shown["role"], shown["epoch"]) == ("primary", 1) and shown["by"]
-    everywhere = role("show", "--metastore", story.source_uri).said["databases"]
-    assert story.db in [each["db"] for each in everywhere] and all(each["epoch"] for each in everywhere)
+    everywhere = role("show", "--metastore", fixture.source_uri).said["databases"]
+    assert fixture.db in [each["db"] for each in everywhere] and all(each["epoch"] for each in everywhere)
 
 
-def test_an_operator_is_told_what_a_change_can_cost_and_must_force_it(story: Story) -> None:
-    here = ("--metastore", story.source_uri, "--db", story.db)
-    turn(story.source.metastore, story.db, REPLICA, 1)
+def test_an_operator_is_told_what_a_change_can_cost_and_must_force_it(fixture: ReplicationFixture) -> None:
+    here = ("--metastore", fixture.source_uri, "--db", fixture.db)
+    turn(fixture.source.metastore, fixture.db, REPLICA, 1)
     answer = role("set", *here, "--role", "primary")
     assert "both take writes" in refused(answer) and "--force" in answer.said["hint"]
     assert answer.said["after"] == {"role": "primary", "epoch": 2, "by": ""}
-    assert source_role(story) == RoleMark(REPLICA, 1)
+    assert source_role(fixture) == RoleMark(REPLICA, 1)
     assert role("set", *here, "--role", "primary", "--force").code == 0
-    assert source_role(story) == RoleMark(PRIMARY, 2)
+    assert source_role(fixture) == RoleMark(PRIMARY, 2)
     assert role("set", *here, "--role", "fenced").code == 0
-    assert source_role(story) == RoleMark(FENCED, 3)
+    assert source_role(fixture) == RoleMark(FENCED, 3)
     assert role("set", *here, "--role", "fenced", "--epoch", "2").code == 6
 
 
-def test_a_role_that_cannot_be_read_stops_dumps_and_is_repaired_by_force(story: Story) -> None:
-    metastore = story.source.metastore
-    there = metastore.database(story.db)
-    metastore.alter_database(story.db, msgspec.structs.replace(there, parameters={ROLE: "boss", EPOCH: "4"}))
-    assert story.dump().error == "FormatError"
-    here = ("--metastore", story.source_uri, "--db", story.db)
+def test_a_role_that_cannot_be_read_stops_dumps_and_is_repaired_by_force(fixture: ReplicationFixture) -> None:
+    metastore = fixture.source.metastore
+    there = metastore.database(fixture.db)
+    metastore.alter_database(fixture.db, msgspec.structs.replace(there, parameters={ROLE: "boss", EPOCH: "4"}))
+    assert fixture.dump().error == "FormatError"
+    here = ("--metastore", fixture.source_uri, "--db", fixture.db)
     assert role("set", *here, "--role", "primary").error == "FormatError"
     assert role("set", *here, "--role", "primary", "--force").code == 0
-    assert source_role(story) == RoleMark(PRIMARY, 5)
+    assert source_role(fixture) == RoleMark(PRIMARY, 5)

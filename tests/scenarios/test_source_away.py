@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from plain_tables import PlainDatabase, _storage
 from policies import Replication
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import EXTERNAL, Partition, Storage
 from replicator.metastore.embedded.running import Running
@@ -20,12 +20,12 @@ TEXT = "1\x01one\n"
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
     """A table and a partitioned one, on both sides."""
-    story = Story(source_metastore, target_metastore, tmp_path)
-    fill(story.source)
-    story.bootstrap()
-    return story
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fill(fixture.source)
+    fixture.bootstrap()
+    return fixture
 
 
 @pytest.fixture
@@ -115,42 +115,42 @@ def test_a_failover_says_what_the_replica_could_not_see(replication: Replication
     assert replication.replica().shown() == before
 
 
-def test_a_dump_carries_what_nobody_could_see_to_its_load(story: Story) -> None:
-    before, first = story.target.shown(), story.last
-    back = away(story.source.home)
-    everything = [f"{story.db}.p/p=a", f"{story.db}.p/p=b", f"{story.db}.t"]
-    dumped = story.dump(since=first)
+def test_a_dump_carries_what_nobody_could_see_to_its_load(fixture: ReplicationFixture) -> None:
+    before, first = fixture.target.shown(), fixture.last
+    back = away(fixture.source.home)
+    everything = [f"{fixture.db}.p/p=a", f"{fixture.db}.p/p=b", f"{fixture.db}.t"]
+    dumped = fixture.dump(since=first)
     assert (dumped.code, dumped.said["status"], lacking(dumped)) == (3, "incomplete", everything)
     for status in ("incomplete", "already loaded"):
-        loaded = story.load()
+        loaded = fixture.load()
         assert (loaded.code, loaded.said["status"], lacking(loaded)) == (3, status, everything)
-        assert loaded.said["files_removed"] == 0 and story.target.shown() == before
+        assert loaded.said["files_removed"] == 0 and fixture.target.shown() == before
 
-    for path in story.cmroot.glob("manifest.sqlite*"):  # the log itself says it
+    for path in fixture.cmroot.glob("manifest.sqlite*"):  # the log itself says it
         path.unlink()
-    assert lacking(story.dump("--no-capture", since=first)) == everything
-    whole = story.dump("--no-capture")
+    assert lacking(fixture.dump("--no-capture", since=first)) == everything
+    whole = fixture.dump("--no-capture")
     assert (whole.code, whole.said["files"]) == (3, 4)
-    assert story.load(None, "--overwrite").code == 3  # a bootstrap: the bytes are in $cmroot
-    assert {name: each.get("files") for name, each in story.target.shown().items()} == {
+    assert fixture.load(None, "--overwrite").code == 3  # a bootstrap: the bytes are in $cmroot
+    assert {name: each.get("files") for name, each in fixture.target.shown().items()} == {
         name: each.get("files") for name, each in before.items()
     }
     back()
-    story.catch_up()
+    fixture.catch_up()
 
 
-def test_what_no_capture_has_ever_seen_stays_on_the_replica_too(story: Story) -> None:
+def test_what_no_capture_has_ever_seen_stays_on_the_replica_too(fixture: ReplicationFixture) -> None:
     """A new $cmroot, and the disk is not mounted: the dump names no file, and the replica has them."""
-    before = story.target.shown()
-    away(story.source.home / "t")
-    away(story.source.home / "p" / "p=a")
-    (story.source.home / "p" / "p=b" / "f").unlink()
-    dumped = story.dump(cmroot=story.here / "other")
-    assert (dumped.code, lacking(dumped), dumped.said["files"]) == (3, [f"{story.db}.p/p=a", f"{story.db}.t"], 0)
-    assert story.load(None, "--overwrite").code == 6  # of what is away the dump does not know how much there is
-    loaded = story.load(None, "--overwrite", "--allow-removals")
+    before = fixture.target.shown()
+    away(fixture.source.home / "t")
+    away(fixture.source.home / "p" / "p=a")
+    (fixture.source.home / "p" / "p=b" / "f").unlink()
+    dumped = fixture.dump(cmroot=fixture.here / "other")
+    assert (dumped.code, lacking(dumped), dumped.said["files"]) == (3, [f"{fixture.db}.p/p=a", f"{fixture.db}.t"], 0)
+    assert fixture.load(None, "--overwrite").code == 6  # of what is away the dump does not know how much there is
+    loaded = fixture.load(None, "--overwrite", "--allow-removals")
     assert loaded.code == 3, loaded
-    shown = story.target.shown()
+    shown = fixture.target.shown()
     assert {name: shown[name]["files"] for name in ("t", "p/p=a")} == {
         name: before[name]["files"] for name in ("t", "p/p=a")
     }
@@ -275,58 +275,58 @@ def test_a_directory_that_cannot_be_listed_is_unknown_and_the_others_go_on(repli
 # ---- scopes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_wider_increment_does_not_pass_over_what_a_narrower_one_left_out(story: Story) -> None:
-    whole = story.last
-    story.source.write("p/p=a", {"lost": TEXT})
-    story.source.write("t", {"three": TEXT})
-    assert story.dump("--include", "t", since=whole).code == 0
-    narrow = story.last
-    loaded = story.load()
+def test_a_wider_increment_does_not_pass_over_what_a_narrower_one_left_out(fixture: ReplicationFixture) -> None:
+    whole = fixture.last
+    fixture.source.write("p/p=a", {"lost": TEXT})
+    fixture.source.write("t", {"three": TEXT})
+    assert fixture.dump("--include", "t", since=whole).code == 0
+    narrow = fixture.last
+    loaded = fixture.load()
     assert (loaded.code, loaded.said["files_copied"]) == (0, 1), loaded
-    before = story.target.everything()
+    before = fixture.target.everything()
 
-    refused = story.dump(since=narrow)
+    refused = fixture.dump(since=narrow)
     assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
     assert "--include t" in refused.message
     for since in (str(whole), str(loaded.said["to_event"])):
-        assert story.dump(since=since).code == 0
-        refused = story.load()
+        assert fixture.dump(since=since).code == 0
+        refused = fixture.load()
         assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
-        assert "--include t" in refused.message and story.target.everything() == before
+        assert "--include t" in refused.message and fixture.target.everything() == before
 
-    story.source.write("t", {"four": TEXT})
-    assert story.dump("--include", "t", since=narrow).code == 0
-    assert story.load().code == 0  # the same scope goes on
-    assert story.dump().code == 0
-    assert story.load().code == 0
-    story.is_same()
-    story.source.write("p/p=b", {"more": TEXT})
-    story.catch_up()  # the whole again
+    fixture.source.write("t", {"four": TEXT})
+    assert fixture.dump("--include", "t", since=narrow).code == 0
+    assert fixture.load().code == 0  # the same scope goes on
+    assert fixture.dump().code == 0
+    assert fixture.load().code == 0
+    fixture.is_same()
+    fixture.source.write("p/p=b", {"more": TEXT})
+    fixture.catch_up()  # the whole again
 
 
 def test_increments_of_all_do_not_follow_a_bootstrap_of_some(
     source_metastore: Running, target_metastore: Running, tmp_path: Path
 ) -> None:
-    story = Story(source_metastore, target_metastore, tmp_path)
-    fill(story.source)
-    assert story.dump("--exclude", "p").code == 0
-    first = story.last
-    assert story.load().code == 0
-    story.source.write("t", {"three": TEXT})
-    assert story.dump(since=str(story.dump("--no-capture", "--exclude", "p").said["to_event"])).code == 0
-    refused = story.load()
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fill(fixture.source)
+    assert fixture.dump("--exclude", "p").code == 0
+    first = fixture.last
+    assert fixture.load().code == 0
+    fixture.source.write("t", {"three": TEXT})
+    assert fixture.dump(since=str(fixture.dump("--no-capture", "--exclude", "p").said["to_event"])).code == 0
+    refused = fixture.load()
     assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
-    assert story.dump("--exclude", "p", "--exclude", "q", since=first).code == 0
-    assert story.load().code == 0  # less is no danger
+    assert fixture.dump("--exclude", "p", "--exclude", "q", since=first).code == 0
+    assert fixture.load().code == 0  # less is no danger
 
 
-def test_a_replica_that_does_not_say_its_scope_is_loaded_as_ever(story: Story) -> None:
-    there = story.target.metastore.database(story.db)
+def test_a_replica_that_does_not_say_its_scope_is_loaded_as_ever(fixture: ReplicationFixture) -> None:
+    there = fixture.target.metastore.database(fixture.db)
     parameters = {key: value for key, value in there.parameters.items() if key != "replicator.scope"}
     assert len(parameters) < len(there.parameters)
-    story.target.metastore.alter_database(story.db, msgspec.structs.replace(there, parameters=parameters))
-    story.source.write("t", {"three": TEXT})
-    story.catch_up()
+    fixture.target.metastore.alter_database(fixture.db, msgspec.structs.replace(there, parameters=parameters))
+    fixture.source.write("t", {"three": TEXT})
+    fixture.catch_up()
 
 
 def test_a_policy_bootstraps_what_somebody_loaded_a_part_of(replication: Replication) -> None:
@@ -422,16 +422,16 @@ def test_what_was_dropped_or_written_anew_needs_no_word(replication: Replication
     replication.is_same()
 
 
-def test_a_bootstrap_of_emptied_tables_stops_too(story: Story) -> None:
-    before = story.target.everything()
-    for path in [*(story.source.home / "t").iterdir(), *(story.source.home / "p").rglob("f")]:
+def test_a_bootstrap_of_emptied_tables_stops_too(fixture: ReplicationFixture) -> None:
+    before = fixture.target.everything()
+    for path in [*(fixture.source.home / "t").iterdir(), *(fixture.source.home / "p").rglob("f")]:
         path.unlink()
-    assert story.dump().code == 0
-    refused = story.load(None, "--overwrite")
+    assert fixture.dump().code == 0
+    refused = fixture.load(None, "--overwrite")
     assert (refused.code, refused.error) == (6, "Refused"), refused
-    assert story.target.everything() == before
-    assert story.load(None, "--overwrite", "--allow-removals").code == 0
-    story.is_same()
+    assert fixture.target.everything() == before
+    assert fixture.load(None, "--overwrite", "--allow-removals").code == 0
+    fixture.is_same()
 
 
 def repair(made: Replication, *more: str) -> Answer:
@@ -518,23 +518,23 @@ def test_a_plan_prices_what_is_dropped_and_the_apply_does_that(replication: Repl
     replication.is_same()
 
 
-def test_a_dry_run_of_a_load_prices_what_goes(story: Story) -> None:
-    first = story.last
-    story.source.drop("t")
-    story.source.drop_partitions("p", ["a"])
-    (story.source.home / "p" / "p=b" / "f").unlink()
-    story.source.write("p/p=b", {"g": TEXT * 2})
-    assert story.dump(since=first).code == 0
-    before = story.target.everything()
-    planned = story.load(None, "--dry-run")
-    assert planned.code == 0 and story.target.everything() == before
+def test_a_dry_run_of_a_load_prices_what_goes(fixture: ReplicationFixture) -> None:
+    first = fixture.last
+    fixture.source.drop("t")
+    fixture.source.drop_partitions("p", ["a"])
+    (fixture.source.home / "p" / "p=b" / "f").unlink()
+    fixture.source.write("p/p=b", {"g": TEXT * 2})
+    assert fixture.dump(since=first).code == 0
+    before = fixture.target.everything()
+    planned = fixture.load(None, "--dry-run")
+    assert planned.code == 0 and fixture.target.everything() == before
     assert (planned.said["files_to_remove"], planned.said["partitions_to_drop"]) == (4, 1), planned
     assert planned.said["bytes_to_remove"] == len(TEXT) * 7
     assert {(each["object"], each["partition"], each["files"]) for each in planned.said["gone"]} == {
-        (f"{story.db}.t", "", 2),
-        (f"{story.db}.p", "p=a", 1),
-        (f"{story.db}.p", "p=b", 1),
+        (f"{fixture.db}.t", "", 2),
+        (f"{fixture.db}.p", "p=a", 1),
+        (f"{fixture.db}.p", "p=b", 1),
     }
-    loaded = story.load()
+    loaded = fixture.load()
     assert (loaded.code, loaded.said["files_removed"]) == (0, 4)
-    story.is_same()
+    fixture.is_same()

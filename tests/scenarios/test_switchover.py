@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from faults import Fault, run_with
 from policies import Replication, local_engine
-from story import command
+from replication_fixture import command
 from test_sync_follow import Following, until
 
 from cmroot.pins import find_slot

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from faults import Fault, run_with
 from policies import Replication
-from story import command
+from replication_fixture import command
 
 from cmroot.pins import drop_slot, find_slot, give_up_slot
 from replicator.checks.check import check

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from metastores import MetastoreFactory
 from policies import Replication, local_engine
-from story import command
+from replication_fixture import command
 
 from replicator.core.spark import SparkEngine
 from replicator.errors import ConfigError, LeaseHeld, MetastoreUnreachable

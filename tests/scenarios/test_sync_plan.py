@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from faults import Fault, run_with
 from policies import Replication
-from story import Answer, command
+from replication_fixture import Answer, command
 
 from replicator.core.roles import Role
 from replicator.metastore.embedded.running import Running

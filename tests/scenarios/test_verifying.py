@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from policies import Replication, local_engine
-from story import command
+from replication_fixture import command
 from test_sync_follow import Following, until
 
 import replicator

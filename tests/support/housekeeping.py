@@ -32,7 +32,7 @@ ALL_EVENTS = {"beekeeper.hive.event.whitelist": "alter_partition, alter_table, d
 ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
 
 
-class House:
+class LifecycleFixture:
     """A database `db` of plain tables, the root that captures it, and the store of its items."""
 
     def __init__(self, metastore: ThriftMetastore, name: str, here: Path, url: str | None = None) -> None:

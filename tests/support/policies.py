@@ -1,4 +1,4 @@
-"""A policy between the two metastores of a test module, with places of its own; see `story` for the databases."""
+"""A policy between the two metastores of a test module, with places of its own; see `fixture` for the databases."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_every_step_of_a_dump(crashing: Crashing) -> None:
         arguments = crashing.next_dump()
         killed = run_with(fault, arguments, must=False).killed
         crashing.finish_dump(arguments)
-        crashing.finish_load(crashing.story.load_arguments(crashing.story.last))
+        crashing.finish_load(crashing.fixture.load_arguments(crashing.fixture.last))
         return killed
 
     every_step(attempt)
@@ -41,7 +41,7 @@ def test_every_step_of_a_dump(crashing: Crashing) -> None:
 def test_every_step_of_a_load(crashing: Crashing) -> None:
     def attempt(fault: Fault) -> bool:
         run_again(crashing.next_dump())
-        arguments = crashing.story.load_arguments(crashing.story.last)
+        arguments = crashing.fixture.load_arguments(crashing.fixture.last)
         killed = run_with(fault, arguments, must=False).killed
         crashing.finish_load(arguments)
         return killed
@@ -54,7 +54,7 @@ def test_every_step_of_a_first_load(crashing: Crashing) -> None:
         replica, arguments = crashing.fresh_replica()
         killed = run_with(fault, arguments, must=False).killed
         run_again(arguments)
-        assert replica.shown() == crashing.story.source.shown()
+        assert replica.shown() == crashing.fixture.source.shown()
         return killed
 
     every_step(attempt)
@@ -64,13 +64,13 @@ def test_every_step_of_a_load_and_then_a_newer_dump(crashing: Crashing) -> None:
     """The dump that was being loaded is forgotten; the next one begins where the target is."""
 
     def attempt(fault: Fault) -> bool:
-        story = crashing.story
-        loaded = story.last
+        fixture = crashing.fixture
+        loaded = fixture.last
         run_again(crashing.next_dump())
-        killed = run_with(fault, story.load_arguments(story.last), must=False).killed
+        killed = run_with(fault, fixture.load_arguments(fixture.last), must=False).killed
         crashing.source.change()
-        assert story.dump(since=loaded).code == 0
-        crashing.finish_load(story.load_arguments(story.last))
+        assert fixture.dump(since=loaded).code == 0
+        crashing.finish_load(fixture.load_arguments(fixture.last))
         return killed
 
     every_step(attempt)
@@ -87,7 +87,7 @@ def test_kill_upon_kill(crashing: Crashing, seed: int) -> None:
 
     for _ in range(5):
         run_again(crashing.next_dump())
-        arguments = crashing.story.load_arguments(crashing.story.last)
+        arguments = crashing.fixture.load_arguments(crashing.fixture.last)
         for fault in itertools.islice(faults(), 4):
             if not run_with(fault, arguments, must=False).killed:
                 break

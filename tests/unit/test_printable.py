@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from story import Story
+from replication_fixture import ReplicationFixture
 
 from replicator.cli.main import run
 from replicator.metastore.embedded.running import Running
@@ -55,26 +55,28 @@ def test_lines_of_a_traceback_are_marked() -> None:
 
 
 @pytest.fixture
-def story(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Story:
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
     """A partition and files whose names are orders to a terminal."""
-    story = Story(source_metastore, target_metastore, tmp_path)
-    story.source.create()
-    story.source.table("t", {f"part{TITLE}": "1\x01one\n", FORGED: "2\x01two\n"})
-    return story
+    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    fixture.source.create()
+    fixture.source.table("t", {f"part{TITLE}": "1\x01one\n", FORGED: "2\x01two\n"})
+    return fixture
 
 
-def test_names_of_files_reach_no_terminal_as_they_are(story: Story, capfd: pytest.CaptureFixture[str]) -> None:
-    assert story.dump().code == 0 and story.load().code == 0
-    for name in list((story.target.home / "t").iterdir()):
+def test_names_of_files_reach_no_terminal_as_they_are(
+    fixture: ReplicationFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert fixture.dump().code == 0 and fixture.load().code == 0
+    for name in list((fixture.target.home / "t").iterdir()):
         name.unlink()
-    story.source.write("t", {"third" + TITLE: "3\x01three\n"})
-    sides = ["--source", story.source_uri, "--target", story.target_uri, "--db", story.db]
+    fixture.source.write("t", {"third" + TITLE: "3\x01three\n"})
+    sides = ["--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db]
     commands = [
-        ["verify", *sides, "--cmroot", str(story.cmroot), "--engine", "local"],
-        ["show", str(story.last), "--files"],
-        ["cm", "ls", "--cmroot", str(story.cmroot), "--engine", "local"],
-        ["cm", "find", "t", "--cmroot", str(story.cmroot)],
-        ["load", str(story.last), "--target", story.target_uri, "--rename-db", TITLE],
+        ["verify", *sides, "--cmroot", str(fixture.cmroot), "--engine", "local"],
+        ["show", str(fixture.last), "--files"],
+        ["cm", "ls", "--cmroot", str(fixture.cmroot), "--engine", "local"],
+        ["cm", "find", "t", "--cmroot", str(fixture.cmroot)],
+        ["load", str(fixture.last), "--target", fixture.target_uri, "--rename-db", TITLE],
         ["-v", "show", f"/nowhere/{FORGED}{TITLE}"],
     ]
     capfd.readouterr()
@@ -88,10 +90,10 @@ def test_names_of_files_reach_no_terminal_as_they_are(story: Story, capfd: pytes
     assert "\\x1b]0;owned\\x07" in reported and "a\\nsame" in reported
 
 
-def test_json_stays_exact(story: Story, capfd: pytest.CaptureFixture[str]) -> None:
-    assert story.dump().code == 0
+def test_json_stays_exact(fixture: ReplicationFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    assert fixture.dump().code == 0
     capfd.readouterr()
-    run(["show", str(story.last), "--files", "--json"])
+    run(["show", str(fixture.last), "--files", "--json"])
     said: dict[str, Any] = json.loads(capfd.readouterr().out)
     paths = {entry["path"] for entry in said["files"]}
     assert f"part{TITLE}" in paths and FORGED in paths

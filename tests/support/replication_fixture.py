@@ -50,7 +50,7 @@ def command(*arguments: str) -> Answer:
     return Answer(code, json.loads(out.getvalue()))
 
 
-class Story:
+class ReplicationFixture:
     """`here` is a directory of the test; the source's `$cmroot` and the dumps are in it."""
 
     def __init__(self, source: Running, target: Running, here: Path, *, warehouse: Path | None = None) -> None:

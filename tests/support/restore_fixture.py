@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from past import state_of
+from history_generator import state_of
 from plain_tables import _storage
-from story import Answer, Story, command
+from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.keep.content import locate
 from replicator.core.model import EXTERNAL, Table
 
 
-class Then:
+class RestoreFixture:
     """A captured database, what it was `before` at event `event`, and what it is since. `outside`: of its directory."""
 
-    def __init__(self, story: Story) -> None:
-        self.story, self.source = story, story.source
-        self.outside = story.here / "outside"
+    def __init__(self, fixture: ReplicationFixture) -> None:
+        self.fixture, self.source = fixture, fixture.source
+        self.outside = fixture.here / "outside"
         self.source.create()
         self.source.table("t", {"first": self.text("1"), "second": self.text("2")})
         self.source.table("dropped", {"file": self.text("dropped")})
@@ -27,7 +27,7 @@ class Then:
         self.outside.mkdir()
         (self.outside / "data").write_text(self.text("outside"))
         made = Table(
-            db=story.db, name="ext", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"}, storage=_storage(self.outside)
+            db=fixture.db, name="ext", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"}, storage=_storage(self.outside)
         )
         self.source.metastore.create_table(made)
         self.source.function("f")
@@ -45,49 +45,49 @@ class Then:
 
     def text(self, word: str) -> str:
         """Content that no other test has: they share a metastore, whose `$cmroot` would have its bytes."""
-        return f"{self.story.db}: {word}"
+        return f"{self.fixture.db}: {word}"
 
     def capture(self) -> None:
-        assert self.story.capture().code == 0
+        assert self.fixture.capture().code == 0
 
     def now(self) -> tuple[int, dict[str, Any]]:
         return self.source.metastore.current_event_id(), self.state()
 
     def state(self, db: str | None = None, uri: str | None = None) -> dict[str, Any]:
-        return state_of(uri or self.story.source_uri, db or self.story.db)
+        return state_of(uri or self.fixture.source_uri, db or self.fixture.db)
 
     @property
     def into(self) -> str:
-        return f"{self.story.db}_restored_{self.event}"
+        return f"{self.fixture.db}_restored_{self.event}"
 
     def kept(self, text: str) -> Path:
         """Where `$cmroot` keeps the bytes of a text."""
         data = self.text(text).encode()
-        return Path(locate(str(self.story.cmroot), xxhash.xxh3_128_hexdigest(data), len(data)))
+        return Path(locate(str(self.fixture.cmroot), xxhash.xxh3_128_hexdigest(data), len(data)))
 
     def databases(self) -> list[str]:
-        return [name for name in self.source.metastore.database_names() if name.startswith(self.story.db)]
+        return [name for name in self.source.metastore.database_names() if name.startswith(self.fixture.db)]
 
 
 # ---- bringing back ------------------------------------------------------------------------------------------------
 
 
-def restore(story: Story, to: object, *more: str, target: str | None = None) -> Answer:
+def restore(fixture: ReplicationFixture, to: object, *more: str, target: str | None = None) -> Answer:
     """Runs the command, for the story's database."""
-    return command(*restore_arguments(story, to, *more, target=target))
+    return command(*restore_arguments(fixture, to, *more, target=target))
 
 
-def restore_arguments(story: Story, to: object, *more: str, target: str | None = None) -> list[str]:
+def restore_arguments(fixture: ReplicationFixture, to: object, *more: str, target: str | None = None) -> list[str]:
     return [
         "restore",
         "--cmroot",
-        str(story.cmroot),
+        str(fixture.cmroot),
         "--db",
-        story.db,
+        fixture.db,
         "--to",
         str(to),
         "--target",
-        target or story.source_uri,
+        target or fixture.source_uri,
         "--engine",
         "local",
         "--jobs",

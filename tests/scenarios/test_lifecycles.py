@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from housekeeping import DROPS, EXPIRED, UNREFERENCED, House
+from housekeeping import DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
 
 import replicator
 from cmroot.keep.content import locate
@@ -81,10 +81,10 @@ def engines() -> Iterator[AutoEngine]:
 
 
 @dataclass
-class Life:
+class RandomHistory:
     """One history. `was`: places that a table or partition has had, to go back to. `reported`: what was done."""
 
-    house: House
+    fixture: LifecycleFixture
     engines: AutoEngine
     rng: random.Random
     was: list[Path] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Life:
         self.reported.append(" ".join(map(str, words)))
 
     def tables(self) -> list[str]:
-        return self.house.metastore.table_names(self.house.db.name)
+        return self.fixture.metastore.table_names(self.fixture.db.name)
 
     def make(self) -> None:
         free = [name for name in NAMES if name not in self.tables()]
@@ -123,11 +123,11 @@ class Life:
                 chosen |= properties
         kind = {"kind": EXTERNAL} if self.rng.random() < 0.5 else {}
         if self.rng.random() < 0.6:
-            self.house.db.partitioned(name, {})
-            self.house.db.alter(name, **chosen)
-            self.house.db.add(name, {str(value): self.rows() for value in range(self.rng.randint(1, 3))})
+            self.fixture.db.partitioned(name, {})
+            self.fixture.db.alter(name, **chosen)
+            self.fixture.db.add(name, {str(value): self.rows() for value in range(self.rng.randint(1, 3))})
         else:
-            self.house.table(name, self.rows(), properties=chosen, **kind)
+            self.fixture.table(name, self.rows(), properties=chosen, **kind)
         return self.say("make", name, *chosen)
 
     def rows(self) -> dict[str, str]:
@@ -157,7 +157,7 @@ class Life:
         if back and self.rng.random() < 0.5:
             there = self.rng.choice(back)
         else:
-            there = self.house.place(f"{table}_moved") / f"v{len(self.reported)}"
+            there = self.fixture.place(f"{table}_moved") / f"v{len(self.reported)}"
             there.mkdir(parents=True)
             for path in sorted(here.glob("f*")):
                 (there / path.name).write_bytes(path.read_bytes())
@@ -173,7 +173,7 @@ class Life:
         (table, part), other = self.rng.sample(live, k=2)
         there = Path(self.state()[other][0])
         there = self.rng.choice([there, there.parent, there / "deeper"])
-        if there == self.house.here / "warehouse" or self.house.db.home.is_relative_to(there):
+        if there == self.fixture.here / "warehouse" or self.fixture.db.home.is_relative_to(there):
             return
         self.was.append(Path(self.state()[table, part][0]))
         self.relocate(table, part, there)
@@ -181,9 +181,9 @@ class Life:
 
     def relocate(self, table: str, part: str, there: Path) -> None:
         if part:
-            self.house.relocate_partition(table, part.removeprefix("p="), there)
+            self.fixture.relocate_partition(table, part.removeprefix("p="), there)
         else:
-            self.house.relocate(table, there)
+            self.fixture.relocate(table, there)
 
     def drop(self) -> None:
         live = sorted(self.state())
@@ -192,9 +192,9 @@ class Life:
         table, part = self.rng.choice(live)
         self.was.append(Path(self.state()[table, part][0]))
         if part and self.rng.random() < 0.7:
-            self.house.metastore.drop_partitions(self.house.db.name, table, [part])
+            self.fixture.metastore.drop_partitions(self.fixture.db.name, table, [part])
         else:
-            self.house.metastore.drop_table(self.house.db.name, table)
+            self.fixture.metastore.drop_table(self.fixture.db.name, table)
             part = ""
         self.say("drop", table, part)
 
@@ -203,27 +203,27 @@ class Life:
         if not free or not self.tables():
             return
         before, after = self.rng.choice(self.tables()), self.rng.choice(free)
-        table = self.house.live(before)
+        table = self.fixture.live(before)
         if table.kind == EXTERNAL or Path(str(table.location).removeprefix("file:")).exists():
             renamed = msgspec.structs.replace(table, name=after)
-            self.house.metastore.alter_table(self.house.db.name, before, renamed)
+            self.fixture.metastore.alter_table(self.fixture.db.name, before, renamed)
             self.say("rename", before, after)
 
     # ---- what jobs do, and what must be so after each -------------------------------------------------------------
 
     def housekeep(self) -> None:
         before, everything = self.state(), self.everything()
-        done = self.house.run(days=self.rng.choice([0, 4, OLDEST]))
+        done = self.fixture.run(days=self.rng.choice([0, 4, OLDEST]))
         self.say("housekeeping", done.removed, "removed", done.files, "files", *done.refused, *done.failed)
         assert not done.failed
         self.check(before, everything, may_drop=True)
 
     def retain(self) -> None:
         before, everything = self.state(), self.everything()
-        config = self.house.here / "retention.conf"
-        config.write_text(NEWEST_ONE % (self.house.here / "warehouse"))
-        root = self.house.root.place
-        job = Retention(read_job(str(config)), root, self.house.metastore, Limits(), self.engines)
+        config = self.fixture.here / "retention.conf"
+        config.write_text(NEWEST_ONE % (self.fixture.here / "warehouse"))
+        root = self.fixture.root.place
+        job = Retention(read_job(str(config)), root, self.fixture.metastore, Limits(), self.engines)
         done = job.run()
         self.say("retention", done.removed, "removed of", done.versions)
         assert not done.failed
@@ -231,18 +231,18 @@ class Life:
 
     def purge(self) -> None:
         before, everything = self.state(), self.everything()
-        if not any(DESCRIBED.keys() & self.house.live(name).parameters.keys() for name in self.tables()):
+        if not any(DESCRIBED.keys() & self.fixture.live(name).parameters.keys() for name in self.tables()):
             return self.say("nothing to purge")
-        asked = PurgeOptions("ids.gone:a", self.house.db.name, "column")
-        done = purge(self.house.metastore, self.house.root, asked, engines=self.engines, progress=Silent())
+        asked = PurgeOptions("ids.gone:a", self.fixture.db.name, "column")
+        done = purge(self.fixture.metastore, self.fixture.root, asked, engines=self.engines, progress=Silent())
         self.say("purge", done.status, done.rows_erased, "rows in", done.partitions_swapped)
         return self.check(before, everything, erases=True)
 
     def clean_up(self) -> None:
         before, everything = self.state(), self.everything()
         retain(
-            self.house.metastore,
-            self.house.root,
+            self.fixture.metastore,
+            self.fixture.root,
             RetainOptions(versions=0),
             engines=self.engines,
             clock=lambda: time.time() + OLDEST * 86_400,
@@ -272,7 +272,7 @@ class Life:
     def state(self) -> State:
         """All that the metastore refers to, with its files."""
         found: State = {}
-        db, metastore = self.house.db.name, self.house.metastore
+        db, metastore = self.fixture.db.name, self.fixture.metastore
         for table in metastore.tables(db, metastore.table_names(db)):
             if not table.is_partitioned:
                 found[table.name, ""] = self._files(str(table.location))
@@ -291,13 +291,13 @@ class Life:
         """Every file below the warehouse that is not hidden."""
         return {
             str(path): digest(path)
-            for path in (self.house.here / "warehouse").rglob("*")
+            for path in (self.fixture.here / "warehouse").rglob("*")
             if path.is_file() and not path.name.startswith((".", "_"))
         }
 
     def kept(self, wanted: str) -> bool:
         checksum, _, size = wanted.partition(":")
-        return Path(locate(self.house.root.place, checksum, int(size))).is_file()
+        return Path(locate(self.fixture.root.place, checksum, int(size))).is_file()
 
 
 def digest(path: Path) -> str:
@@ -319,12 +319,12 @@ def rows_at(place: Path) -> list[list[str]]:
 def test_jobs_take_nothing_that_is_referred_to_and_lose_nothing(
     metastore: ThriftMetastore, engines: AutoEngine, tmp_path: Path, seed: int
 ) -> None:
-    house = House(metastore, f"lives{seed}", tmp_path)
+    fixture = LifecycleFixture(metastore, f"lives{seed}", tmp_path)
     if "ids" not in metastore.database_names():
-        ids = House(metastore, "ids", tmp_path / "ids")
+        ids = LifecycleFixture(metastore, "ids", tmp_path / "ids")
         table: dict[str, Any] = {"files": {"f": "".join(f"{number}\x01x\n" for number in GONE)}}
         ids.table("gone", **table)
-    life = Life(house, engines, random.Random(seed))
+    life = RandomHistory(fixture, engines, random.Random(seed))
     life.make()
     try:
         for number in range(STEPS):
@@ -341,20 +341,20 @@ def test_jobs_take_nothing_that_is_referred_to_and_lose_nothing(
 def test_python_functions_do_what_the_commands_do(
     metastore: ThriftMetastore, engines: AutoEngine, tmp_path: Path
 ) -> None:
-    house = House(metastore, "lives_api", tmp_path)
-    house.partitioned("t", ["1", "2"], **UNREFERENCED, **DESCRIBED)
-    house.table("ids", {"f": "1\x01x\n"})
-    house.write("t/p=1", "1\x01gone\n2\x01stays\n")
-    uri, root = metastore.uri, house.root.place
-    done = replicator.housekeeping_run(uri, root, db=[house.db.name], engine=engines)
+    fixture = LifecycleFixture(metastore, "lives_api", tmp_path)
+    fixture.partitioned("t", ["1", "2"], **UNREFERENCED, **DESCRIBED)
+    fixture.table("ids", {"f": "1\x01x\n"})
+    fixture.write("t/p=1", "1\x01gone\n2\x01stays\n")
+    uri, root = metastore.uri, fixture.root.place
+    done = replicator.housekeeping_run(uri, root, db=[fixture.db.name], engine=engines)
     assert (done.status, done.removed) == ("done", 0)
-    asked: dict[str, Any] = {"whitelist": f"{house.db.name}.t", "field_path": "column", "engine": engines}
-    planned = replicator.purge_run(uri, root, f"{house.db.name}.ids:a", dry_run=True, **asked)
+    asked: dict[str, Any] = {"whitelist": f"{fixture.db.name}.t", "field_path": "column", "engine": engines}
+    planned = replicator.purge_run(uri, root, f"{fixture.db.name}.ids:a", dry_run=True, **asked)
     assert (planned.status, planned.rows_erased) == ("planned", 1)
-    purged = replicator.purge_run(uri, root, f"{house.db.name}.ids:a", **asked)
+    purged = replicator.purge_run(uri, root, f"{fixture.db.name}.ids:a", **asked)
     assert (purged.status, purged.rows_erased, purged.partitions_swapped) == ("done", 1, 1)
-    back = replicator.purge_restore(uri, root, f"{house.db.name}.t", "p=1")
-    assert (back.status, Path(back.location.removeprefix("file:"))) == ("restored", house.place("t/p=1"))
+    back = replicator.purge_restore(uri, root, f"{fixture.db.name}.t", "p=1")
+    assert (back.status, Path(back.location.removeprefix("file:"))) == ("restored", fixture.place("t/p=1"))
     assert replicator.purge_retain(uri, root, dry_run=True, engine=engines).status == "planned"
     (tmp_path / "job.conf").write_text(NEWEST_ONE % (tmp_path / "warehouse"))
     job = str(tmp_path / "job.conf")

@@ -117,7 +117,7 @@ def _files(place: str) -> dict[str, str]:
 # ---- making -------------------------------------------------------------------------------------------------------
 
 
-class Past:
+class HistoryGenerator:
     """A database that changes at random, and what it was at each event: `states`, by event id. `capture` is called
     after whatever no event tells, and now and then after the rest."""
 

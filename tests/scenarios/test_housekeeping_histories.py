@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from housekeeping import ALL_EVENTS, DROPS, EXPIRED, UNREFERENCED, House
+from housekeeping import ALL_EVENTS, DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plain_tables import _storage
@@ -42,11 +42,11 @@ def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
         yield client
 
 
-class Life:
+class RandomHistory:
     """Tables of one house, changed by chance; every file that was ever written, with its bytes."""
 
-    def __init__(self, house: House, seed: int) -> None:
-        self.house, self.dice = house, random.Random(seed)
+    def __init__(self, fixture: LifecycleFixture, seed: int) -> None:
+        self.fixture, self.dice = fixture, random.Random(seed)
         self.day = 0.0
         self.places: list[Path] = []
         self.removed = 0
@@ -82,61 +82,61 @@ class Life:
         kind = {"kind": EXTERNAL} if self.dice.random() < 0.6 else {}
         properties = self.dice.choice(PROPERTIES)
         if self.dice.random() < 0.5:
-            self.house.table(name, {"a": self._text()}, properties=properties, **kind)
+            self.fixture.table(name, {"a": self._text()}, properties=properties, **kind)
         else:
-            self.house.partitioned(name, [], **properties)
+            self.fixture.partitioned(name, [], **properties)
             for value in VALUES:
-                self._add(name, value, self.house.place(f"{name}/p={value}"))
-        self.places.append(self.house.place(name))
+                self._add(name, value, self.fixture.place(f"{name}/p={value}"))
+        self.places.append(self.fixture.place(name))
 
     def relocate(self) -> None:
         if name := self._any():
-            self.house.relocate(name, self._fresh())
+            self.fixture.relocate(name, self._fresh())
 
     def back(self) -> None:
         """Somewhere where something has been before."""
         if (name := self._any()) and self.places:
-            self.house.relocate(name, self.dice.choice(self.places))
+            self.fixture.relocate(name, self.dice.choice(self.places))
 
     def share(self) -> None:
         names = self._names()
         if len(names) > 1:
             one, other = self.dice.sample(names, 2)
-            location = self.house.live(one).location
+            location = self.fixture.live(one).location
             assert location
-            self.house.relocate(other, location + self.dice.choice(("", "/", "/deep")))
+            self.fixture.relocate(other, location + self.dice.choice(("", "/", "/deep")))
 
     def drop(self) -> None:
         if name := self._any():
-            self.house.metastore.drop_table(self.house.db.name, name)
+            self.fixture.metastore.drop_table(self.fixture.db.name, name)
 
     def rename(self) -> None:
         name, to = self._any(), self.dice.choice(NAMES)
-        if name and to not in self._names() and not self.house.place(to).exists():
-            self.house.db.rename(name, to)
+        if name and to not in self._names() and not self.fixture.place(to).exists():
+            self.fixture.db.rename(name, to)
 
     def partitions(self) -> None:
         if name := self._any(partitioned=True):
             value = self.dice.choice(VALUES)
-            place = self.dice.choice([self.house.place(f"{name}/p={value}"), self._fresh(), *self.places])
-            if value not in self.house.values(name):
+            place = self.dice.choice([self.fixture.place(f"{name}/p={value}"), self._fresh(), *self.places])
+            if value not in self.fixture.values(name):
                 self._add(name, value, place)
 
     def drop_partition(self) -> None:
-        if (name := self._any(partitioned=True)) and (values := self.house.values(name)):
-            self.house.metastore.drop_partitions(self.house.db.name, name, [f"p={self.dice.choice(values)}"])
+        if (name := self._any(partitioned=True)) and (values := self.fixture.values(name)):
+            self.fixture.metastore.drop_partitions(self.fixture.db.name, name, [f"p={self.dice.choice(values)}"])
 
     def move_partition(self) -> None:
-        if (name := self._any(partitioned=True)) and (values := self.house.values(name)):
+        if (name := self._any(partitioned=True)) and (values := self.fixture.values(name)):
             place = self.dice.choice([self._fresh(), *self.places])
-            self.house.relocate_partition(name, self.dice.choice(values), place)
+            self.fixture.relocate_partition(name, self.dice.choice(values), place)
 
     def properties(self) -> None:
         if name := self._any():
-            table = self.house.live(name)
+            table = self.fixture.live(name)
             kept = {key: value for key, value in table.parameters.items() if not key.startswith("beekeeper")}
             changed = msgspec.structs.replace(table, parameters=kept | self.dice.choice(PROPERTIES))
-            self.house.metastore.alter_table(self.house.db.name, name, changed)
+            self.fixture.metastore.alter_table(self.fixture.db.name, name, changed)
 
     def run(self) -> None:
         """The clock goes on; nothing that is referred to changes, and nothing is lost."""
@@ -144,14 +144,14 @@ class Life:
         before = self.files()
         expired = {str(each) for each in self._expirable()}
         live = {path: digest for path, digest in before.items() if self._is_live(path)}
-        done = self.house.run(self.day, captures=self.dice.random() < 0.7)
+        done = self.fixture.run(self.day, captures=self.dice.random() < 0.7)
         self.removed += done.removed
         after = self.files()
         for path, digest in live.items():
             gone = path not in after and any(path.startswith(place) for place in expired)
             assert after.get(path) == digest or (gone and not self._is_live(path)), path
         for path, (digest, size) in before.items():
-            assert path in after or os.path.exists(locate(self.house.root.place, digest, size)), path
+            assert path in after or os.path.exists(locate(self.fixture.root.place, digest, size)), path
 
     # ---- looking --------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Life:
         """Every file of the warehouse, with its checksum and size."""
         return {
             str(path): checksum_file(str(path))
-            for path in (self.house.here / "warehouse").rglob("*")
+            for path in (self.fixture.here / "warehouse").rglob("*")
             if path.is_file() and not path.name.startswith(".")
         }
 
@@ -169,12 +169,12 @@ class Life:
     def _locations(self) -> list[str]:
         found = []
         for name in self._names():
-            table = self.house.live(name)
+            table = self.fixture.live(name)
             if not table.is_partitioned:
                 found.append(table.location)
             else:
-                names = self.house.metastore.partition_names(self.house.db.name, name)
-                for batch in self.house.metastore.partitions(self.house.db.name, name, names):
+                names = self.fixture.metastore.partition_names(self.fixture.db.name, name)
+                for batch in self.fixture.metastore.partitions(self.fixture.db.name, name, names):
                     found += [each.location for each in batch]
         return [place.removeprefix("file:").rstrip("/") for place in found if place]
 
@@ -183,21 +183,21 @@ class Life:
         return self._locations() if self.day > 29 else []
 
     def _names(self) -> list[str]:
-        return self.house.metastore.table_names(self.house.db.name)
+        return self.fixture.metastore.table_names(self.fixture.db.name)
 
     def _any(self, *, partitioned: bool = False) -> str:
-        names = [name for name in self._names() if not partitioned or self.house.live(name).is_partitioned]
+        names = [name for name in self._names() if not partitioned or self.fixture.live(name).is_partitioned]
         return self.dice.choice(names) if names else ""
 
     def _add(self, name: str, value: str, place: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         (place / f"f{next(_numbers)}").write_text(self._text())
         made: Any = Partition(values=(value,), storage=_storage(place))
-        self.house.metastore.add_partitions(self.house.db.name, name, [made])
+        self.fixture.metastore.add_partitions(self.fixture.db.name, name, [made])
         self.places.append(place)
 
     def _fresh(self) -> Path:
-        parent = self.dice.choice([self.house.db.home / "moved", *self.places])
+        parent = self.dice.choice([self.fixture.db.home / "moved", *self.places])
         place = parent / f"d{next(_numbers)}"
         place.mkdir(parents=True)
         (place / "f").write_text(self._text())
@@ -214,13 +214,13 @@ class Life:
 @given(seed=st.integers(0, 1 << 30))
 def test_nothing_that_is_referred_to_goes_and_nothing_is_lost(metastore: ThriftMetastore, seed: int) -> None:
     with tempfile.TemporaryDirectory() as here:
-        house = House(metastore, f"life{next(_numbers)}", Path(here))
-        life = Life(house, seed)
+        fixture = LifecycleFixture(metastore, f"life{next(_numbers)}", Path(here))
+        life = RandomHistory(fixture, seed)
         life.create()
         reported = [life.step() for _ in range(25)]
         life.day += 40
         life.run()
         print(life.removed, reported)  # shown with a failure
-        for name in house.metastore.table_names(house.db.name):
-            metastore.drop_table(house.db.name, name)
-        metastore.drop_database(house.db.name)
+        for name in fixture.metastore.table_names(fixture.db.name):
+            metastore.drop_table(fixture.db.name, name)
+        metastore.drop_database(fixture.db.name)
