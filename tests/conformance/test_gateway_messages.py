@@ -366,8 +366,8 @@ DECLARED = [name for name in SHAPES if hasattr(getattr(ThriftHiveMetastore, f"{n
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_refusal_is_an_error_that_its_method_declares(name: str) -> None:
-    said = refusal(Header(1, name, 7, 0), "no space")
-    client = ThriftHiveMetastore.Client(TBinaryProtocol(TMemoryBuffer(said)))
+    output = refusal(Header(1, name, 7, 0), "no space")
+    client = ThriftHiveMetastore.Client(TBinaryProtocol(TMemoryBuffer(output)))
     with pytest.raises(ttypes.MetaException, match="no space"):
         getattr(client, f"recv_{name}")()
 

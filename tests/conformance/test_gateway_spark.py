@@ -96,7 +96,7 @@ def test_rubber_banding_with_spark_and_no_capture_in_between(
     spark.run("ALTER TABLE banded DROP PARTITION (p = 1)", "INSERT INTO banded PARTITION (p = 1) VALUES ('B')")
     assert command("dump", *source, "--out", second, "--since", first, "--until", str(made)).code == 0
     loaded = command("load", second, *target)
-    assert (loaded.code, loaded.said["missing"], loaded.said["files_from_cmroot"]) == (0, [], 1), loaded
+    assert (loaded.code, loaded.output["missing"], loaded.output["files_from_cmroot"]) == (0, [], 1), loaded
     assert [path.read_text() for path in (tmp_path / "target").rglob("banded/p=1/part-*")] == ["A\n"]
     third = str(tmp_path / "third")
     assert command("dump", *source, "--out", third, "--since", second).code == 0

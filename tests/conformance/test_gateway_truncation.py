@@ -152,8 +152,8 @@ def test_a_truncation_that_fails_puts_everything_back(guard: Guarded, newer: New
     guard.database.table("t", FILES)
     inode = (guard.place("t") / "one").stat().st_ino
     newer.fails = True
-    said = guard.client.call("truncate_table", guard.db, "t")
-    assert said.failed and said.message == "not today"
+    output = guard.client.call("truncate_table", guard.db, "t")
+    assert output.failed and output.message == "not today"
     assert {path.name: path.read_text() for path in guard.place("t").iterdir()} == FILES
     assert (guard.place("t") / "one").stat().st_ino == inode and guard.entries() == []
 

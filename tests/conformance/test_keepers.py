@@ -432,12 +432,12 @@ def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(
     ],
 )
 def test_a_keeper_that_a_store_cannot_have_is_refused_by_name(
-    fixture: Callable[..., ReplicationFixture], sides: Sides, asked: str, store: str, said: str
+    fixture: Callable[..., ReplicationFixture], sides: Sides, asked: str, store: str, output: str
 ) -> None:
     it = fixture(store)
     it.table("t", store or local(sides))
     it.add("t", "1", "A")
-    with pytest.raises(KeepError, match=said):
+    with pytest.raises(KeepError, match=output):
         it.capture(asked)
     assert segments(it.root.place) == []
 

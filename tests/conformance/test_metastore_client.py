@@ -551,10 +551,10 @@ def test_a_silent_port_is_given_up_after_twenty_seconds() -> None:
         (b"\x00\x00\x00\x20\x80\x01\x00\x02", "framed"),
     ],
 )
-def test_a_port_that_speaks_something_else_is_told_by_what_it_says(answer: bytes, said: str) -> None:
+def test_a_port_that_speaks_something_else_is_told_by_what_it_says(answer: bytes, output: str) -> None:
     with answering(answer) as uri, connect(uri) as client:
         began = time.monotonic()
-        with pytest.raises(NotAMetastore, match=said):
+        with pytest.raises(NotAMetastore, match=output):
             client.database_names()
         assert time.monotonic() - began < 5
 

@@ -385,10 +385,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_avro_file_is_refused_in_no_memory(name: str) -> None:
-    data, said = HOSTILE[name]
+    data, output = HOSTILE[name]
     tracemalloc.start()
     try:
-        with pytest.raises(REFUSED, match=said):
+        with pytest.raises(REFUSED, match=output):
             without(data, ONE)
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:

@@ -50,8 +50,8 @@ def test_frames_as_hadoop_has_them(name: str, raw: str) -> None:
 
 def test_numbers_of_variable_length() -> None:
     for value in (0, 1, 127, 128, 255, 256, 65535, 65536, 2**31 - 1):
-        said = written(value)
-        assert _as_vint(value) == said and vint(b"x" + said + b"x", 1) == (value, 1 + len(said))
+        output = written(value)
+        assert _as_vint(value) == output and vint(b"x" + output + b"x", 1) == (value, 1 + len(output))
     assert [vint(data, 0)[0] for data in (b"\xff", b"\x90", b"\x87\x70", b"\x86\1\0")] == [-1, -112, -113, -257]
     for data in (b"", b"\x8f", b"\x8e\1"):
         with pytest.raises(FormatError, match="not there as a whole"):

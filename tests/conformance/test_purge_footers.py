@@ -157,8 +157,8 @@ def test_a_parquet_file_keeps_its_footer_and_every_value(writer: str, tmp_path: 
         theirs = list(parquet_footer.columns_of(after, index))
         assert len(ours) == len(theirs), "row groups"
         for mine, other in zip(ours, theirs, strict=True):
-            said = [{number: column.get(number) for number in (1, 3, 4)} for column in (mine, other)]
-            assert said[0] == said[1], (leaf.name, "type, path and codec")
+            output = [{number: column.get(number) for number in (1, 3, 4)} for column in (mine, other)]
+            assert output[0] == output[1], (leaf.name, "type, path and codec")
             assert (14 in mine) == (14 in other), (leaf.name, "bloom filter")
             # of decimals in more bytes than they need, pyarrow would write another order's
             assert 12 not in mine or 12 in other or leaf.name == "d25", (leaf.name, "statistics")
@@ -195,16 +195,16 @@ def check_statistics(path: Path) -> None:
                 continue
             values = rows[name]
             if values.type == pa.float16():
-                said = struct.unpack("<ee", statistics_of(path, group, index))
-                assert said == (min(values.to_pylist()), max(values.to_pylist())), name
+                output = struct.unpack("<ee", statistics_of(path, group, index))
+                assert output == (min(values.to_pylist()), max(values.to_pylist())), name
                 continue
             if pa.types.is_floating(values.type):
                 values = values.cast(pa.float64()).filter(pc.invert(pc.is_nan(values)))
             if pa.types.is_temporal(values.type):
-                values, said = values.cast(pa.int64() if values.type.bit_width == 64 else pa.int32()), None
+                values, output = values.cast(pa.int64() if values.type.bit_width == 64 else pa.int32()), None
                 if pa.types.is_int64(values.type):
-                    said = struct.unpack("<qq", statistics_of(path, group, index))
-                assert said in (None, (pc.min(values).as_py(), pc.max(values).as_py())), name
+                    output = struct.unpack("<qq", statistics_of(path, group, index))
+                assert output in (None, (pc.min(values).as_py(), pc.max(values).as_py())), name
                 continue
             if pa.types.is_dictionary(values.type):
                 values = values.cast(pa.string())
@@ -217,8 +217,8 @@ def check_statistics(path: Path) -> None:
 
 def statistics_of(path: Path, group: int, index: int) -> bytes:
     column = list(parquet_footer.columns_of(footer_of(path), index))[group]
-    said = given(column, 12)
-    return bytes(given(said, 6) + given(said, 5))
+    output = given(column, 12)
+    return bytes(given(output, 6) + given(output, 5))
 
 
 def test_every_int96_keeps_its_twelve_bytes(tmp_path: Path) -> None:
@@ -349,12 +349,12 @@ def elsewhere(footer: Struct) -> None:
     ],
 )
 def test_a_parquet_file_that_cannot_be_written_as_it_was_is_refused(
-    change: Callable[[Struct], None], said: str, tmp_path: Path
+    change: Callable[[Struct], None], output: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"id": pa.array(range(10), pa.int64())}), path)
     change_footer(path, change)
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(Unsupported, match=output):
         rewritten(path)
 
 

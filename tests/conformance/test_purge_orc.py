@@ -88,7 +88,7 @@ def rewritten(path: Path) -> tuple[tuple[int, int], Path]:
     return (rows_, left_out.total()), found
 
 
-def said(path: Path) -> tuple[object, ...]:
+def output(path: Path) -> tuple[object, ...]:
     with path.open("rb") as file:
         tail = orc_footer.read_tail(file)
         footer = tail.footer
@@ -106,9 +106,9 @@ def said(path: Path) -> tuple[object, ...]:
 def test_an_orc_file_keeps_its_footer_and_every_value(codec: str, zone: bytes, tmp_path: Path) -> None:
     path = written(tmp_path / "a.orc", codec, zone)
     counts, found = rewritten(path)
-    assert counts == (ROWS, 3) and said(path)[:2] == ({zone}, {1, 2, 3})
+    assert counts == (ROWS, 3) and output(path)[:2] == ({zone}, {1, 2, 3})
     blooms = {1, 3} if zone != b"UTC" else {1, 2, 3}  # of a time, it would be another one's in the zone
-    assert said(found) == ({zone}, blooms, *said(path)[2:])
+    assert output(found) == ({zone}, blooms, *output(path)[2:])
     whole = orc.read_table(path)
     assert orc.read_table(found).equals(whole.filter(pc.invert(pc.is_in(whole["id"], IDS))))
     assert len(orc.ORCFile(found).metadata) == 2
@@ -128,10 +128,10 @@ def check_statistics(path: Path) -> None:
             return orc_footer.read_message(orc_footer.decompressed(file.read(length), codec))
 
         def holds(statistics: bytes, times: pa.Array) -> None:
-            said = orc_footer.dict_of(
+            output = orc_footer.dict_of(
                 orc_footer.read_message(orc_footer.dict_of(orc_footer.read_message(statistics))[9])
             )
-            least, most = (orc_footer.unzigzag(said[number]) for number in (3, 4))
+            least, most = (orc_footer.unzigzag(output[number]) for number in (3, 4))
             numbers = times.cast(pa.int64())
             assert least <= pc.min(numbers).as_py() // 10**6 and pc.max(numbers).as_py() // 10**6 <= most
             assert most - least < pc.max(numbers).as_py() // 10**6 - pc.min(numbers).as_py() // 10**6 + 5 * 86_400_000

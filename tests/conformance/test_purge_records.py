@@ -245,13 +245,13 @@ def test_what_spark_would_lose_is_refused(warehouse: Warehouse, db: str, tmp_pat
 
     found = {table.table.rpartition(".")[2]: table.units[0].get("reason", "") for table in done.tables}
     assert {name: files(warehouse, db, name) for name in found} == before
-    said = {
+    output = {
         "orc": "its table has no s, s.a, s.b, and Spark, which alone can write it anew, would lose the rest",
         "orc_struct": "its table has no s.b, and Spark, which alone can write it anew, would lose the rest",
         "rc": "its table has 2 of its 3 columns, and Spark, which alone can write it anew, would lose the rest",
         "rc_order": "cannot be rewritten where the partition's column id has another type or position than its table's",
     }
-    assert all(found[name].endswith(why) for name, why in said.items()) and len(found) == len(said), found
+    assert all(found[name].endswith(why) for name, why in output.items()) and len(found) == len(output), found
 
 
 def test_a_partition_that_spark_writes_keeps_its_own_columns(warehouse: Warehouse, db: str) -> None:
@@ -302,8 +302,8 @@ def test_a_reader_that_takes_ids_for_others_is_found_out(
 
 
 def notes(**texts: str) -> bytes:
-    said = (SequenceFile.text(each.encode()) for pair in texts.items() for each in pair)
-    return len(texts).to_bytes(4, "big") + b"".join(said) + bytes(16)
+    output = (SequenceFile.text(each.encode()) for pair in texts.items() for each in pair)
+    return len(texts).to_bytes(4, "big") + b"".join(output) + bytes(16)
 
 
 THREE = notes(**{"other": "9", "hive.io.rcfile.column.number": "3"})
@@ -322,12 +322,12 @@ CLASSES = b"".join(map(SequenceFile.text, (b"org.apache.hadoop.hive.ql.io.RCFile
         (b"PAR1" * 9, "it is no SequenceFile"),
     ],
 )
-def test_columns_that_an_rcfile_says(tmp_path: Path, data: bytes, said: str) -> None:
+def test_columns_that_an_rcfile_says(tmp_path: Path, data: bytes, output: str) -> None:
     (tmp_path / "f").write_bytes(data)
     place = str(tmp_path / "f")
     serde = "org.apache.hadoop.hive.serde2.columnar.ColumnarSerDe"
     found = run_columns_task(ColumnsTask(serde, ("a", "b"), frozenset("ab"), (place,)))
-    assert said in found and bool(said) == bool(found)
+    assert output in found and bool(output) == bool(found)
 
 
 @pytest.mark.parametrize(

@@ -202,12 +202,12 @@ def compare(warehouse: Warehouse, name: str, definition: str, type_: str, lines:
     table = warehouse.metastore.table("v", name)
     format_ = format_of(table, table.storage, ("id",), type_.lower())  # type: ignore[arg-type]
     if pa.types.is_date(keys.type):
-        said = [None if each is None else each for each in keys.cast(pa.int32()).to_pylist()]
+        output = [None if each is None else each for each in keys.cast(pa.int32()).to_pylist()]
     else:
         valid = canonical(keys.drop_null(), format_.type)
-        said = [None if not each.is_valid else valid.pop(0) for each in keys]
+        output = [None if not each.is_valid else valid.pop(0) for each in keys]
     theirs: dict[int, object] = {}
-    for number, value in zip(rows["n"].to_pylist(), said, strict=True):
+    for number, value in zip(rows["n"].to_pylist(), output, strict=True):
         theirs[int(number)] = value
     read = identify(format_, keys.type)
     different = {}

@@ -105,7 +105,7 @@ def make_gaps(fixture: ReplicationFixture) -> list[str]:
 
 
 def named(answer: Answer) -> list[str]:
-    return sorted(each["object"] for each in answer.said["not_replicated"])
+    return sorted(each["object"] for each in answer.output["not_replicated"])
 
 
 def verified(fixture: ReplicationFixture, *more: str) -> Answer:
@@ -128,11 +128,11 @@ def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code
     planned = fixture.load(fixture.last, "--dry-run")
     assert (planned.code, named(planned)) == (3, gaps)
     loaded = fixture.load()
-    assert (loaded.code, loaded.said["status"], named(loaded)) == (3, "incomplete", gaps)
+    assert (loaded.code, loaded.output["status"], named(loaded)) == (3, "incomplete", gaps)
     assert fixture.target.metastore.table_names(fixture.db) == ["orders"]
     assert not (fixture.target.home / "ice").exists()
     found = verified(fixture)
-    assert (found.code, found.said["status"], named(found)) == (3, "incomplete", gaps)
+    assert (found.code, found.output["status"], named(found)) == (3, "incomplete", gaps)
     (fixture.target.home / "orders" / "a").write_text("another")
     for more in ("--dry-run",), (), ():  # the second has nothing to repair
         mended = repaired(fixture, *more)
@@ -145,10 +145,10 @@ def test_tables_that_a_copy_does_not_copy_are_left_out_by_name_and_the_exit_code
     before = fixture.last
     assert (dumped := fixture.dump(since=before)).code == 3 and named(dumped) == gaps
     assert (loaded := fixture.load()).code == 3 and named(loaded) == gaps
-    assert loaded.said["files_copied"] == 1
+    assert loaded.output["files_copied"] == 1
     assert fixture.target.metastore.table_names(fixture.db) == ["orders"]
     found = verified(fixture)
-    assert (found.code, found.said["differences"], named(found)) == (3, [], gaps)
+    assert (found.code, found.output["differences"], named(found)) == (3, [], gaps)
 
 
 # ---- Delta --------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_a_commit_of_somebody_else_on_the_replica_is_not_replaced_unasked(fixtur
     assert (loaded.code, loaded.error) == (6, "Refused"), loaded
     assert str(commit(replica, 1)) in loaded.message
     assert (ids(replica), commit(replica, 1).read_bytes()) == ([0, 100], theirs)
-    assert [each["kind"] for each in verified(fixture).said["differences"]]
+    assert [each["kind"] for each in verified(fixture).output["differences"]]
     assert fixture.load(fixture.last, "--overwrite").code == 0
     assert ids(replica) == [0, 1]
     kept = [path.read_bytes() for path in (fixture.target_cmroot / "files").rglob("*") if path.is_file()]
@@ -302,7 +302,7 @@ def test_a_replica_whose_last_version_names_missing_files_differs(fixture: Repli
     (place / gone.name).unlink()
     found = verified(fixture)
     assert found.code == 4
-    assert [(each["kind"], each["field"]) for each in found.said["differences"]] == [("file missing", gone.name)]
+    assert [(each["kind"], each["field"]) for each in found.output["differences"]] == [("file missing", gone.name)]
 
 
 def test_a_delta_table_that_names_files_of_another_is_left_out_by_name(fixture: ReplicationFixture) -> None:
@@ -335,8 +335,10 @@ def test_one_who_asks_for_formats_as_they_are_gets_them_and_an_iceberg_view_stop
     assert [(each.code, named(each)) for each in (dumped, loaded)] == [(0, [])] * 2, loaded
     assert fixture.target.metastore.table_names(fixture.db) == ["acid", "hudi", "ice", "ice_view", "orders"]
     found = verified(fixture, *asked)
-    assert [each for each in found.said["differences"] if each["field"] == "DO_NOT_UPDATE_STATS"] == []
-    assert not [each for each in found.said["differences"] if each["object"].endswith((".ice", ".orders"))], found.said
+    assert [each for each in found.output["differences"] if each["field"] == "DO_NOT_UPDATE_STATS"] == []
+    assert not [each for each in found.output["differences"] if each["object"].endswith((".ice", ".orders"))], (
+        found.output
+    )
 
 
 def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its_table_is_dropped(
@@ -346,7 +348,7 @@ def test_a_replica_that_an_earlier_release_made_is_different_and_stays_until_its
     asked = ("--formats", "as-they-are")
     assert fixture.dump(*asked).code == fixture.load(None, *asked).code == 0
     found = verified(fixture)
-    differing = {each["object"] for each in found.said["differences"] if each["kind"] == "format"}
+    differing = {each["object"] for each in found.output["differences"] if each["kind"] == "format"}
     assert found.code == 4 and differing == set(named(found)) == {
         f"{fixture.db}.{name}" for name in ("acid", "hudi", "ice", "ice_view")
     }
@@ -399,19 +401,19 @@ def test_a_policys_runs_checks_plans_and_drills_name_what_they_leave_out(
         assert (answer.code, named(answer)) == (3, gap), (arguments, answer)
     assert pair.target.table_names(db.name) == ["orders"]
     idle = asked("sync", pair.name, "--engine", "local")
-    assert (idle.code, idle.said["kind"], named(idle)) == (3, "nothing", gap)
+    assert (idle.code, idle.output["kind"], named(idle)) == (3, "nothing", gap)
     drill = asked("drill", pair.name, "--sample", "0")
     assert (drill.code, named(drill)) == (3, gap), drill
 
     pair.keys["formats"] = "as-they-are"
     pair.config()
     answer = asked("sync", pair.name, "--engine", "local")
-    assert (answer.code, answer.said["kind"], named(answer)) == (0, "bootstrap", [])
+    assert (answer.code, answer.output["kind"], named(answer)) == (0, "bootstrap", [])
     assert pair.target.table_names(db.name) == ["ice", "orders"]
     pair.keys["formats"] = "supported"
     pair.config()
     checked = asked("check", pair.name)
-    health = [each["health"] for each in checked.said["findings"] if each["name"] == "formats"]
+    health = [each["health"] for each in checked.output["findings"] if each["name"] == "formats"]
     assert (checked.code, health) == (3, ["warning", "critical"])
 
 
@@ -472,11 +474,11 @@ def test_a_schema_and_a_jar_that_no_load_copies_are_named_by_load_and_verify(fix
     loaded = fixture.load()
     names = [f"{fixture.db}.events", f"{fixture.db}.f"]
     assert (loaded.code, named(loaded)) == (3, names), loaded
-    reasons = " ".join(each["reason"] for each in loaded.said["not_replicated"])
+    reasons = " ".join(each["reason"] for each in loaded.output["not_replicated"])
     assert "schema.avsc" in reasons and "udf.jar" in reasons and "elsewhere" not in reasons
     found = verified(fixture)
     assert found.code == 4
-    assert [(each["object"], each["kind"], each["field"]) for each in found.said["differences"]] == [
+    assert [(each["object"], each["kind"], each["field"]) for each in found.output["differences"]] == [
         (f"{fixture.db}.f", "file missing", "jar"),
         (f"{fixture.db}.events", "file missing", "avro.schema.url"),
     ]

@@ -115,8 +115,8 @@ def test_a_slow_attempt_never_publishes_the_part_copy_of_another(tmp_path: Path)
     there = tmp_path / "target" / "db.db" / "t"
     there.mkdir(parents=True)
     with stopped(tmp_path, what, there) as first, stopped(tmp_path, what, there) as second:
-        code, said, err = go_on(first)
-        assert (code, "copied=1" in said) == (0, True), err
+        code, output, err = go_on(first)
+        assert (code, "copied=1" in output) == (0, True), err
         assert ends_whole(there / "part-0")
         code, _, err = go_on(second)
         assert code == 0, err
@@ -170,12 +170,12 @@ def test_a_purge_stages_whole_files_however_many_attempts_write_them(tmp_path: P
     what = (run_files_task, FilesTask(FileFormat("text"), "", [work]))
     there = elsewhere / "new"
     with stopped(tmp_path, what, there) as first, stopped(tmp_path, what, there) as second:
-        code, said, _ = go_on(first)
-        assert (code, "error=''" in said) == (0, True), said
+        code, output, _ = go_on(first)
+        assert (code, "error=''" in output) == (0, True), output
         assert ends_whole(there / "f")
         sweep_purge(str(there))
-        code, said, _ = go_on(second)
-        assert (code, "error=''" in said) == (0, False), said
+        code, output, _ = go_on(second)
+        assert (code, "error=''" in output) == (0, False), output
     assert ends_whole(there / "f")
     assert [path.name for path in there.iterdir()] == ["f"]
 

@@ -58,11 +58,11 @@ def pending(fixture: ReplicationFixture) -> ReplicationFixture:
 
 def fails(answer: Answer, code: int, error: str, *named: str) -> None:
     """The one JSON object tells what happened to which thing, and what to do."""
-    assert (answer.code, answer.error) == (code, error), answer.said
+    assert (answer.code, answer.error) == (code, error), answer.output
     for name in named:
         assert str(name) in answer.message, answer.message
-    assert answer.said["exit_code"] == code and answer.said["status"] == "failed"
-    assert answer.said["hint"]
+    assert answer.output["exit_code"] == code and answer.output["status"] == "failed"
+    assert answer.output["hint"]
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def test_a_dump_goes_only_into_a_new_or_empty_directory(fixture: ReplicationFixt
     assert [path.name for path in taken.iterdir()] == ["letter"]
     fixture.bootstrap()
     fails(fixture.dump(out=fixture.last), 2, "UsageError", str(fixture.last))
-    assert fixture.load().said["status"] == "already loaded"
+    assert fixture.load().output["status"] == "already loaded"
 
 
 def test_a_damaged_segment_of_the_captured_log_is_named(pending: ReplicationFixture) -> None:
@@ -179,7 +179,7 @@ def test_a_dump_of_what_is_captured_needs_no_manifest(pending: ReplicationFixtur
     for path in pending.cmroot.glob("manifest.sqlite*"):
         path.unlink()
     dumped = pending.dump("--no-capture")
-    assert (dumped.code, dumped.said["missing_directories"]) == (0, [])
+    assert (dumped.code, dumped.output["missing_directories"]) == (0, [])
 
 
 # ---- metastores ---------------------------------------------------------------------------------------------------
@@ -325,14 +325,14 @@ def test_a_metastore_without_a_notification_log_and_one_that_forgot_it(
         fails(fixture.dump(since=first), 5, "BootstrapNeeded", str(newest))
         fails(fixture.dump(since=others, cmroot=other), 5, "BootstrapNeeded", str(newest))
     repaired = fixture.capture("--repair")
-    assert repaired.code == 0 and repaired.said["observed"] >= 2 and repaired.said["warnings"]
+    assert repaired.code == 0 and repaired.output["observed"] >= 2 and repaired.output["warnings"]
     assert fixture.dump(since=first).code == 0
     assert fixture.load().code == 0
     fixture.is_same()
     fails(fixture.dump(since="0"), 5, "BootstrapNeeded", "--since 0")
 
     healed = fixture.dump(cmroot=other)
-    assert healed.code == 0 and healed.said["kind"] == "bootstrap" and healed.said["warnings"]
+    assert healed.code == 0 and healed.output["kind"] == "bootstrap" and healed.output["warnings"]
     again = ReplicationFixture(talking, target_metastore, tmp_path)
     again.db = fixture.db
     again.source = fixture.source
@@ -482,7 +482,7 @@ def test_bytes_written_over_in_place_are_never_published(fixture: ReplicationFix
         assert not (fixture.target.home / "t" / "first").exists()
         assert not fixture.target.exists() or fixture.target.shown() == {}
     else:
-        assert answer.code == 0 and answer.said["files_from_cmroot"] == 1
+        assert answer.code == 0 and answer.output["files_from_cmroot"] == 1
         assert (fixture.target.home / "t" / "first").read_text() == TEXT
     fixture.source.write("t", {"another": TEXT})  # its directory has changed: all of it is looked at again
     assert fixture.dump("--keeper", keeper).code == 0
@@ -494,13 +494,13 @@ def test_a_partition_without_its_directory_is_named_and_the_rest_goes_on(fixture
     missing = fixture.source.home / "parts" / "p=b"
     shutil.rmtree(missing)
     dumped = fixture.dump()
-    assert (dumped.code, dumped.said["status"]) == (3, "incomplete")
-    (named,) = dumped.said["missing_directories"]
+    assert (dumped.code, dumped.output["status"]) == (3, "incomplete")
+    (named,) = dumped.output["missing_directories"]
     assert str(missing) in named and f"{fixture.db}.parts/p=b" in named
     loaded = fixture.load()
-    assert (loaded.code, loaded.said["status"]) == (3, "incomplete")
-    for said in (dumped.said, loaded.said):
-        (lacking,) = said["not_replicated"]
+    assert (loaded.code, loaded.output["status"]) == (3, "incomplete")
+    for output in (dumped.output, loaded.output):
+        (lacking,) = output["not_replicated"]
         assert (lacking["object"], lacking["partition"]) == (f"{fixture.db}.parts", "p=b")
         assert str(missing) in lacking["reason"]
     fixture.is_same()
@@ -522,7 +522,7 @@ def test_a_disk_that_fills_while_files_are_copied(
         assert path.name.startswith(".") or path.read_bytes() == whole[path.name]
     small("size=8m")
     loaded = fixture.load()
-    assert loaded.code == 0 and loaded.said["files_skipped"] > 0
+    assert loaded.code == 0 and loaded.output["files_skipped"] > 0
     fixture.is_same()
 
 
@@ -555,7 +555,7 @@ def test_a_target_that_is_newer_than_the_dump_is_taken_back_only_when_told(pendi
     assert pending.load().code == 0
     with untouched(pending.target):
         fails(pending.load(pending.here / "dump1"), 6, "Refused", "position", pending.db)
-    assert pending.load().said["status"] == "already loaded"
+    assert pending.load().output["status"] == "already loaded"
     dumped = msgspec.json.decode((pending.here / "dump1" / "_finished_dump").read_bytes())["id"]
     for table in ("t", "parts"):  # left by a load that was killed after its checkpoint
         mark = pending.target_cmroot / "loads" / dumped / f"{pending.db}.{table}"
@@ -706,7 +706,7 @@ def test_an_empty_database_of_the_target_gets_the_sources_description(
     fixture.target.metastore.create_database(Database(name=fixture.db, description="old", location=f"file:{elsewhere}"))
     assert fixture.dump().code == 0
     loaded = fixture.load()
-    assert (loaded.code, loaded.said["warnings"]) == (0, [])
+    assert (loaded.code, loaded.output["warnings"]) == (0, [])
     there = fixture.target.metastore.database(fixture.db)
     assert (there.description, there.location) == ("a shop, größer 🦆", f"file:{elsewhere}")
     assert there.parameters["repl.last.id"]
@@ -720,8 +720,8 @@ def test_a_description_that_cannot_follow_is_said(fixture: ReplicationFixture) -
     assert fixture.dump().code == 0
     fixture.target.metastore.create_table(view)
     loaded = fixture.load(None, "--overwrite")
-    assert loaded.code == 0, loaded.said
-    assert any("description" in warning and "'old'" in warning for warning in loaded.said["warnings"]), loaded.said
+    assert loaded.code == 0, loaded.output
+    assert any("description" in warning and "'old'" in warning for warning in loaded.output["warnings"]), loaded.output
     assert fixture.target.metastore.database(fixture.db).description == "old"
 
 
@@ -752,7 +752,7 @@ def test_a_load_that_was_overtaken_before_it_made_its_mark_goes_no_further(fixtu
             out, _ = first.communicate(timeout=120)
             assert first.returncode == 7, out
     answer = command(*arguments)
-    assert (answer.code, answer.said["status"]) == (0, "already loaded")
+    assert (answer.code, answer.output["status"]) == (0, "already loaded")
 
 
 def test_a_killed_load_whose_root_is_gone_is_taken_over_by_who_says_so(pending: ReplicationFixture) -> None:

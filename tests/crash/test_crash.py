@@ -231,7 +231,7 @@ def test_a_load_that_was_killed_is_run_again(crashing: Crashing, fault: Fault) -
     arguments = crashing.fixture.load_arguments(crashing.fixture.last)
     run_with(fault, arguments)
     crashing.finish_load(arguments)
-    assert run_again(arguments).said["status"] == "already loaded"
+    assert run_again(arguments).output["status"] == "already loaded"
 
 
 @pytest.mark.parametrize("fault", WHOLE, ids=str)

@@ -81,7 +81,7 @@ class Fuzz:
         assert set(fixture.target.metastore.database_names()) <= databases | {name}
         after = self.around(replica.home)
         new_roots = {path for path in after.keys() - before.keys() if Path(path).is_relative_to(fixture.target_cmroot)}
-        assert {path: value for path, value in after.items() if path not in new_roots} == before, answer.said
+        assert {path: value for path, value in after.items() if path not in new_roots} == before, answer.output
         return answer, replica
 
     @contextlib.contextmanager
@@ -95,8 +95,8 @@ def is_refused(answer: Answer) -> bool:
     """By an error of ours that names what is wrong and says what to do; false when it went through."""
     if answer.code in (0, 3):
         return False
-    assert answer.error in ERRORS and "internal error" not in answer.message, answer.said
-    assert answer.message, answer.said
+    assert answer.error in ERRORS and "internal error" not in answer.message, answer.output
+    assert answer.message, answer.output
     return True
 
 
@@ -108,7 +108,7 @@ def test_a_dump_with_other_bytes_is_refused_or_loads_exactly(fixture: Replicatio
             answer, replica = fuzz.load()
             if is_refused(answer):
                 refused += 1
-                assert str(dump) in answer.message and not replica.exists(), (number, name, answer.said)
+                assert str(dump) in answer.message and not replica.exists(), (number, name, answer.output)
             else:
                 assert replica.shown() == fixture.source.shown(), (number, name)
     assert refused > EXAMPLES  # most bytes matter
@@ -160,14 +160,14 @@ def test_a_log_with_other_bytes_is_refused_or_read_exactly(fixture: ReplicationF
         (fixture.cmroot / "manifest.sqlite").unlink(missing_ok=True)
         before = world(fixture.cmroot / "files", fixture.cmroot / "slots", fixture.cmroot / "holds")
         expired = command("cm", "expire", "--cmroot", str(fixture.cmroot), "--older-than", "0s", "--engine", "local")
-        assert is_refused(expired) or expired.said.get("removed", 0) == 0, (number, name, expired.said)
+        assert is_refused(expired) or expired.output.get("removed", 0) == 0, (number, name, expired.output)
         dumped = fixture.dump("--no-capture", out=fuzz.dump)
         after = world(fixture.cmroot / "files", fixture.cmroot / "slots", fixture.cmroot / "holds")
         lost = {path for path in before if after.get(path) != before[path]}
         assert not lost, (number, name)
         if not is_refused(dumped):
             answer, replica = fuzz.load()
-            assert answer.code == 0 and replica.shown() == fixture.source.shown(), (number, name, answer.said)
+            assert answer.code == 0 and replica.shown() == fixture.source.shown(), (number, name, answer.output)
         shutil.rmtree(fuzz.dump, ignore_errors=True)
         shutil.rmtree(fixture.cmroot)
         shutil.copytree(kept, fixture.cmroot, symlinks=True)
@@ -207,8 +207,8 @@ def test_a_pin_with_other_bytes_stops_what_it_may_have_protected(fixture: Replic
         before = world(fixture.cmroot / "files")
         answer = command("cm", "expire", "--cmroot", root, "--older-than", "0s", "--engine", "local")
         if is_refused(answer):
-            assert str(pin) in answer.message, (number, answer.said)
-        assert world(fixture.cmroot / "files") == before, (number, pin, answer.said)
+            assert str(pin) in answer.message, (number, answer.output)
+        assert world(fixture.cmroot / "files") == before, (number, pin, answer.output)
         listed = command("cm", "slots", "--cmroot", root)
         assert listed.code == 0 or is_refused(listed)
         pin.write_bytes(good)

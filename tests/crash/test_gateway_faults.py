@@ -59,9 +59,9 @@ def until(done: Callable[[], bool], seconds: float = 60) -> None:
 def refuses_drop(guard: Guarded, says: str) -> None:
     """A drop of `t` fails with a declared error, and `t` is as it was."""
     state = contents(guard.place("t"))
-    said = guard.client.call("drop_table", guard.db, "t", True)
-    assert said.failed and not said.protocol_error
-    assert says in said.message and "nothing was dropped" in said.message, said.message
+    output = guard.client.call("drop_table", guard.db, "t", True)
+    assert output.failed and not output.protocol_error
+    assert says in output.message and "nothing was dropped" in output.message, output.message
     assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == state
     guard.call("get_table", guard.db, "t")
 
@@ -102,8 +102,8 @@ def test_a_cmroot_on_the_same_device_that_fills_up_refuses_too(
         with suppress(OSError):
             for number in range(200):
                 (home / f"filler{number}").touch()
-        said = guard.client.call("drop_table", database.name, "t", True)
-        assert said.failed and "No space left" in said.message
+        output = guard.client.call("drop_table", database.name, "t", True)
+        assert output.failed and "No space left" in output.message
         assert contents(database.home / "t") == FILES and guard.direct.table_names(database.name) == ["t"]
         for filler in home.glob("filler*"):
             filler.unlink()
@@ -129,17 +129,17 @@ def test_a_connection_that_dies_in_a_drop_is_told_and_settled(
     with guarded(source_metastore, tmp_path, upstream=wire.uri) as guard:
         guard.database.table("t", FILES)
         wire.on_call = lambda data: way if b"drop_table" in data else None
-        said = guard.client.call("drop_table", guard.db, "t", True)
-        assert said.failed and "went away" in said.message and not said.protocol_error
+        output = guard.client.call("drop_table", guard.db, "t", True)
+        assert output.failed and "went away" in output.message and not output.protocol_error
         wire.on_call = lambda data: None
         assert guard.is_settled()
         if way == "cut":
-            assert "nothing was dropped" in said.message
+            assert "nothing was dropped" in output.message
             assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
             with RawClient(guard.uri) as client:
                 assert not client.call("drop_table", guard.db, "t", True).failed
         else:
-            assert "the drop happened" in said.message
+            assert "the drop happened" in output.message
         assert guard.direct.table_names(guard.db) == [] and guard.taken() == KEPT
         assert {guard.events()[event] for _, event in guard.entries()} == {"DROP_TABLE"}
 
@@ -149,8 +149,8 @@ def test_a_call_that_passes_is_told_when_the_metastore_goes_away(
 ) -> None:
     with guarded(source_metastore, tmp_path, upstream=wire.uri) as guard:
         wire.on_call = lambda data: "cut" if b"get_table" in data else None
-        said = guard.client.call("get_table", guard.db, "t")
-        assert said.protocol_error and "went away during get_table" in said.message
+        output = guard.client.call("get_table", guard.db, "t")
+        assert output.protocol_error and "went away during get_table" in output.message
         with pytest.raises((EOFError, ConnectionResetError)):
             guard.client.receive()
         with RawClient(guard.uri) as client:
@@ -173,18 +173,18 @@ def test_a_metastore_that_is_down_is_told_to_each_call(
             return None
 
         wire.on_call = kill
-        said = guard.client.call("drop_table", guard.db, "t", True)
-        assert said.failed and "not known whether" in said.message
+        output = guard.client.call("drop_table", guard.db, "t", True)
+        assert output.failed and "not known whether" in output.message
         assert not guard.place("t").exists() and not guard.is_settled()
         assert undecided_since(guard.root.place) is not None
         wire.close()
         until(lambda: f"drop_table of {guard.db}.t is not finished yet" in caplog.text)
         with RawClient(guard.uri) as client:
-            said = client.call("get_all_databases")
-            assert said.protocol_error and "does not answer" in said.message
+            output = client.call("get_all_databases")
+            assert output.protocol_error and "does not answer" in output.message
         with RawClient(guard.uri) as client:
-            said = client.call("drop_table", guard.db, "t", True)
-            assert said.failed and "does not answer" in said.message
+            output = client.call("drop_table", guard.db, "t", True)
+            assert output.failed and "does not answer" in output.message
         again = embedded.start(running.directory, env=os.environ)
         wire.open_again(again.uri)
         with connect(again.uri) as direct:

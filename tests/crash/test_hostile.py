@@ -88,14 +88,14 @@ def hostile(fixture: ReplicationFixture) -> Iterator[Path]:
 
 
 def refused(answer: Answer, *named: str) -> None:
-    assert (answer.code, answer.error) == (1, "FormatError"), answer.said
+    assert (answer.code, answer.error) == (1, "FormatError"), answer.output
     for name in named:
         assert name in answer.message, answer.message
-    assert answer.said["hint"]
+    assert answer.output["hint"]
 
 
 def of_metadata(**changes: Any) -> Edit:
-    return lambda said: said["metadata"].update(changes)
+    return lambda output: output["metadata"].update(changes)
 
 
 ABOVE = "../../victim.db"
@@ -108,15 +108,15 @@ OF_ITSELF: list[tuple[Edit, str]] = [
     (of_metadata(slot="../../x"), "../../x"),
     (of_metadata(root_id="../x"), "../x"),
     (of_metadata(kind="other"), "other"),
-    (lambda said: said["metadata"]["scope"].update(databases=["../victim"]), "../victim"),
-    (lambda said: said["metadata"]["end"].update(position=1 << 70), "position"),
-    (lambda said: said["metadata"]["end"].update(position=-1), "position"),
-    (lambda said: said["parts"][0].update(name="../../victim.db/theirs"), "../../victim.db/theirs"),
-    (lambda said: said["parts"][0].update(name="/etc/hostname"), "/etc/hostname"),
-    (lambda said: said["parts"][0].update(name=""), "part"),
-    (lambda said: said["parts"].append(said["parts"][0]), "twice"),
-    (lambda said: said["parts"][0].update(rows=-5), "rows"),
-    (lambda said: said["parts"][0].update(kind="directory"), "kind"),
+    (lambda output: output["metadata"]["scope"].update(databases=["../victim"]), "../victim"),
+    (lambda output: output["metadata"]["end"].update(position=1 << 70), "position"),
+    (lambda output: output["metadata"]["end"].update(position=-1), "position"),
+    (lambda output: output["parts"][0].update(name="../../victim.db/theirs"), "../../victim.db/theirs"),
+    (lambda output: output["parts"][0].update(name="/etc/hostname"), "/etc/hostname"),
+    (lambda output: output["parts"][0].update(name=""), "part"),
+    (lambda output: output["parts"].append(output["parts"][0]), "twice"),
+    (lambda output: output["parts"][0].update(rows=-5), "rows"),
+    (lambda output: output["parts"][0].update(kind="directory"), "kind"),
 ]
 
 
@@ -185,7 +185,7 @@ def test_a_record_names_no_place_above_its_table(fixture: ReplicationFixture) ->
 
 def test_a_dump_speaks_only_of_its_databases(fixture: ReplicationFixture) -> None:
     with hostile(fixture) as dump:
-        edit_metadata(dump, lambda said: said["metadata"]["scope"].update(databases=["other"]))
+        edit_metadata(dump, lambda output: output["metadata"]["scope"].update(databases=["other"]))
         refused(fixture.load(dump, "--rename-db", f"other={fixture.db}"), fixture.db, "is not one that the dump covers")
 
 
@@ -230,7 +230,7 @@ def test_a_location_that_leaves_its_database_by_dots_lands_in_the_directory_of_e
     edit_entries(fixture.last, lambda row: _relocate(row, old, new))
     with nothing_outside(fixture):
         answer = fixture.load(None, "--overwrite")
-    assert answer.code in (0, 1), answer.said  # the bytes may be nowhere, by those names
+    assert answer.code in (0, 1), answer.output  # the bytes may be nowhere, by those names
     assert "internal error" not in answer.message
 
 
@@ -244,7 +244,7 @@ def test_a_dump_puts_nothing_into_the_targets_root(fixture: ReplicationFixture) 
     edit_lines(fixture.last, TABLES, lambda line: _relocate(line, old, new))
     edit_entries(fixture.last, lambda row: _relocate(row, old, new))
     answer = fixture.load(None, "--rename-db", f"{fixture.db}={top}")
-    assert answer.code == 6 and ".cmroot/holds" in answer.message, answer.said
+    assert answer.code == 6 and ".cmroot/holds" in answer.message, answer.output
     assert list((fixture.target_cmroot / "holds").iterdir()) == []
 
 
@@ -305,19 +305,19 @@ def test_a_dump_moves_no_slot_of_another_root_or_beyond_its_log(fixture: Replica
     other = ReplicationFixture.__new__(ReplicationFixture)
     other.__dict__ |= {**fixture.__dict__, "cmroot": fixture.here / "another"}
     assert other.dump("--slot", "consumer", out=fixture.here / "other").code == 0
-    forged = [of_metadata(root_id="another"), lambda said: said["metadata"]["end"].update(position=1 << 60)]
+    forged = [of_metadata(root_id="another"), lambda output: output["metadata"]["end"].update(position=1 << 60)]
     for number, edit in enumerate(forged):
         dump = fixture.here / f"forged{number}"
         shutil.copytree(fixture.last, dump)
         edit_metadata(dump, edit)
         answer = fixture.load(dump, "--rename-db", f"{fixture.db}={fixture.db}_{number}")
-        assert answer.code == 0 and "was not confirmed" in answer.said["warnings"][0], answer.said
+        assert answer.code == 0 and "was not confirmed" in answer.output["warnings"][0], answer.output
         assert slot.read_bytes() == before
     name = f"{fixture.db}={fixture.db}_x"
     answer = fixture.load(fixture.here / "other", "--source-cmroot", str(fixture.cmroot), "--rename-db", name)
-    assert "is not the root" in " ".join(answer.said["warnings"]), answer.said
+    assert "is not the root" in " ".join(answer.output["warnings"]), answer.output
     assert slot.read_bytes() == before
-    assert fixture.load(None, "--rename-db", name + "y").said["warnings"] == []
+    assert fixture.load(None, "--rename-db", name + "y").output["warnings"] == []
     assert slot.read_bytes() != before
 
 
@@ -343,9 +343,9 @@ def test_with_a_key_only_what_was_signed_is_loaded(fixture: ReplicationFixture, 
             fixture.load(dump, "--key-file", key, "--dry-run"),
             command("show", str(dump), "--key-file", key),
         ):
-            assert (answer.code, answer.error) == (6, "Refused"), answer.said
+            assert (answer.code, answer.error) == (6, "Refused"), answer.output
             for name in (str(dump), *named):
-                assert name in answer.message, answer.said
+                assert name in answer.message, answer.output
 
     with hostile(fixture) as dump:
         is_refused(dump, ours, "not signed")
@@ -422,6 +422,6 @@ def test_a_policy_signs_its_dumps_and_loads_only_those(
     for dump in dumps:  # a killed run's, which the next one would end with
         (dump / "_signature").unlink()
     again = sync()
-    assert again.code in (0, 6), again.said
+    assert again.code in (0, 6), again.output
     if again.code == 0:
-        assert any("not signed" in warning for warning in again.said["warnings"]), again.said
+        assert any("not signed" in warning for warning in again.output["warnings"]), again.output

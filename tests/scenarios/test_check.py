@@ -505,9 +505,9 @@ def event(number: int, age: float = 0) -> NotificationEvent:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_how_far_a_log_reaches_has_a_health(reach: Reach, health: str, said: str) -> None:
+def test_how_far_a_log_reaches_has_a_health(reach: Reach, health: str, output: str) -> None:
     found = judge_reach(reach, now=NOW, schedule=timedelta(minutes=5))
-    assert (found.health, said in found.text) == (health, True), found
+    assert (found.health, output in found.text) == (health, True), found
 
 
 @pytest.mark.parametrize(

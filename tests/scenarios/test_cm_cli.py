@@ -36,13 +36,13 @@ class Kept(ReplicationFixture):
     def done(self, *arguments: object) -> dict[str, Any]:
         answer = self.cm(*arguments)
         assert answer.code == 0, answer
-        return answer.said
+        return answer.output
 
     def captured(self) -> int:
         """Captures; the event that the log ends at."""
         answer = self.capture()
         assert answer.code == 0, answer
-        return int(answer.said["through_event"])
+        return int(answer.output["through_event"])
 
     def expire(self, *more: object) -> dict[str, Any]:
         return self.done("expire", "--older-than", "0s", "--engine", "local", *more)
@@ -114,9 +114,9 @@ def test_what_a_load_replaced_is_listed_as_recycled(
     fixture.source.write("t", {"f": "second"})
     fixture.catch_up()
     answer = command("cm", "ls", "--cmroot", str(fixture.target_cmroot))
-    (entry,) = answer.said["entries"]
+    (entry,) = answer.output["entries"]
     assert (entry["keeper"], entry["origin"], entry["needed_by"]) == ("recycle", None, "nobody")
-    assert command("cm", "check", "--cmroot", str(fixture.target_cmroot)).said["status"] == "sound"
+    assert command("cm", "check", "--cmroot", str(fixture.target_cmroot)).output["status"] == "sound"
 
 
 # ---- finding, and putting back ------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_a_file_of_the_past_is_found_and_put_back(fixture: Kept, capsys: pytest.
     assert "still there" in text and "2 files found" in text
 
     several = fixture.cm("restore", path, "--to", fixture.here / "back")
-    assert (several.code, several.error) == (2, "UsageError") and checksum in several.said["hint"]
+    assert (several.code, several.error) == (2, "UsageError") and checksum in several.output["hint"]
     restored = fixture.done("restore", path, "--at", first, "--to", fixture.here / "back")
     assert (fixture.here / "back").read_text() == "first rows" and restored["checksum"] == checksum
     refused = fixture.cm("restore", checksum)
@@ -247,7 +247,7 @@ def test_the_root_comes_from_the_configuration_and_stands_before_or_after(fixtur
     fixture.captured()
     (tmp_path / "replicator.toml").write_text(f"[defaults]\ncmroot = '{fixture.cmroot}'\n")
     assert command("cm", "slots", "create", "a").code == 0
-    assert [each["name"] for each in command("cm", "slots").said["slots"]] == ["a"]
+    assert [each["name"] for each in command("cm", "slots").output["slots"]] == ["a"]
     assert command("cm", "ls").code == 0
     (tmp_path / "replicator.toml").unlink()
     assert command("cm", "slots", "--cmroot", str(fixture.cmroot), "create", "b").code == 0
@@ -272,7 +272,7 @@ def test_a_clock_that_is_ahead_lets_nothing_expire(fixture: Kept) -> None:
             act(root, work, week, clock=lambda: time.time() + 8 * 86_400)
     for more in ([], ["--dry-run"]):
         refused = fixture.cm("expire", "--older-than", "0s", "--engine", "local", "--idle", "0s", *more)
-        assert refused.code == 6 and "newest capture" in refused.message and "--idle" in refused.said["hint"]
+        assert refused.code == 6 and "newest capture" in refused.message and "--idle" in refused.output["hint"]
     assert list((fixture.cmroot / "incoming").iterdir()) == [] and fixture.expire()["removed_entries"] == 1
 
 
@@ -343,9 +343,9 @@ def test_a_check_finds_altered_and_missing_bytes(fixture: Kept, capsys: pytest.C
     next((fixture.cmroot / "files").rglob(f"*{kept[2]}-2")).unlink()
 
     checked = fixture.cm("check")
-    assert (checked.code, checked.said["status"]) == (4, "damaged")
-    assert checked.said["counts"] == {"damaged": 1, "missing": 1}
-    damaged, missing = checked.said["findings"]
+    assert (checked.code, checked.output["status"]) == (4, "damaged")
+    assert checked.output["counts"] == {"damaged": 1, "missing": 1}
+    damaged, missing = checked.output["findings"]
     assert "holds other bytes" in damaged["repair"] and damaged["needed_by"] == "live"
     assert "still has these bytes" in missing["repair"]
     capsys.readouterr()
@@ -380,7 +380,7 @@ def test_a_compacted_log_dumps_the_same_at_every_event(fixture: Kept, capsys: py
     assert fixture.captured() == events[-1] and len(segments(str(fixture.cmroot))) == 1
     assert dumps(fixture, events) == before
     assert fixture.done("check")["status"] == "sound"
-    shown = command("show", str(fixture.cmroot), "--files").said
+    shown = command("show", str(fixture.cmroot), "--files").output
     assert shown["segments"] == 1 and len(shown["records"]) == done["records"]
 
 
@@ -394,7 +394,7 @@ def dumps(fixture: Kept, events: list[int]) -> list[tuple[Any, Any]]:
         arguments = [*fixture.dump_arguments(fixture.last), *since, "--until", str(end), "--no-capture"]
         answer = command(*arguments)
         assert answer.code == 0, answer
-        shown = command("show", str(fixture.last), "--files").said
+        shown = command("show", str(fixture.last), "--files").output
         for entry in shown["files"]:  # a link moves an inode's change time: a hint of the manifest that no record has
             entry["identity"] = entry["identity"].partition(":")[0]
         found.append((shown["records"], sorted(shown["files"], key=json.dumps)))

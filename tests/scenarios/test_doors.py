@@ -48,9 +48,9 @@ def of_load(fixture: ReplicationFixture) -> dict[str, Any]:
 
 def test_a_plan_of_a_load_says_what_dry_run_prints(fixture: ReplicationFixture) -> None:
     plan = replicator.load(**of_load(fixture), dry_run=True, rename_db={fixture.db: f"{fixture.db}_copy"})
-    said = fixture.load(None, "--dry-run", "--rename-db", f"{fixture.db}={fixture.db}_copy").said
-    assert json.loads(str(plan)) == said == plan.to_dict()
-    assert list(said)[:3] == ["status", "dump", "skipped"] and plan.create_tables == [
+    output = fixture.load(None, "--dry-run", "--rename-db", f"{fixture.db}={fixture.db}_copy").output
+    assert json.loads(str(plan)) == output == plan.to_dict()
+    assert list(output)[:3] == ["status", "dump", "skipped"] and plan.create_tables == [
         f"{fixture.db}_copy.p",
         f"{fixture.db}_copy.t",
     ]
@@ -94,9 +94,11 @@ def test_a_following_ends_with_an_exception_of_who_is_told(fixture: ReplicationF
 def test_databases_are_not_compared_with_themselves_and_samples_are_remembered(fixture: ReplicationFixture) -> None:
     assert replicator.load(**of_load(fixture)).status == "loaded"
     given = {"source": "prod", "target": "dr", "db": fixture.db, "engine": "local", "config": names(fixture)}
-    said = command("verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db).said
+    output = command(
+        "verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db
+    ).output
     report = replicator.verify(**given)
-    assert report.to_dict() | {"seconds": 0} == said | {"seconds": 0}
+    assert report.to_dict() | {"seconds": 0} == output | {"seconds": 0}
     with pytest.raises(UsageError, match="one metastore"):
         replicator.verify(**given | {"target": fixture.source_uri})
     with pytest.raises(UsageError, match="remember"):
@@ -112,7 +114,7 @@ def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(
     (fixture.target.home / "t" / "one").write_text("x")
     report = tmp_path / "verify.json"
     sides = ("--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db)
-    report.write_text(json.dumps(command("verify", *sides).said))
+    report.write_text(json.dumps(command("verify", *sides).output))
     given = {
         "target": "dr",
         "cmroot": str(fixture.cmroot),
@@ -122,9 +124,9 @@ def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(
     }
     repair = given | {"source": "prod", "target_cmroot": str(fixture.target_cmroot), "report": report}
     arguments = ("--cmroot", str(fixture.cmroot), "--target-cmroot", str(fixture.target_cmroot), "--from", str(report))
-    plan, said = replicator.repair(**repair, dry_run=True), command("repair", *sides, *arguments, "--dry-run").said
-    assert json.loads(str(plan)) == said and (plan.status, plan.files_to_copy, plan.found) == ("planned", 1, None)
-    assert list(said)[:6] == ["status", "db", "event", "position", "found", "tables"]
+    plan, output = replicator.repair(**repair, dry_run=True), command("repair", *sides, *arguments, "--dry-run").output
+    assert json.loads(str(plan)) == output and (plan.status, plan.files_to_copy, plan.found) == ("planned", 1, None)
+    assert list(output)[:6] == ["status", "db", "event", "position", "found", "tables"]
     with pytest.raises(UsageError, match="no report of verify"):
         replicator.repair(**repair | {"report": fixture.last / "_finished_dump"})
     assert replicator.repair(**repair).status == "repaired"
@@ -133,9 +135,9 @@ def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(
     restore = given | {"to": plan.event, "table": f"{fixture.db}.t", "warehouse": str(tmp_path / "restored")}
     arguments = ("--cmroot", str(fixture.cmroot), "--to", str(plan.event), "--table", "t", *sides[2:])
     arguments += ("--warehouse", str(tmp_path / "restored"), "--dry-run")
-    planned, said = replicator.restore(**restore, dry_run=True), command("restore", *arguments).said
-    assert json.loads(str(planned)) == said and (planned.status, planned.files_to_copy) == ("planned", 2)
-    assert list(said)[:5] == ["status", "db", "into", "location", "event"]
+    planned, output = replicator.restore(**restore, dry_run=True), command("restore", *arguments).output
+    assert json.loads(str(planned)) == output and (planned.status, planned.files_to_copy) == ("planned", 2)
+    assert list(output)[:5] == ["status", "db", "into", "location", "event"]
     with pytest.raises(UsageError, match="is not a table of"):
         replicator.restore(**restore | {"table": "other.t"})
     assert replicator.restore(**restore).files_copied == 2
@@ -143,15 +145,15 @@ def test_plans_of_a_repair_and_of_a_restore_say_what_dry_run_prints(
 
 def test_what_is_shown_and_waited_for_is_what_the_commands_print(fixture: ReplicationFixture) -> None:
     shown = replicator.show(str(fixture.last), files=True)
-    said = command("show", str(fixture.last), "--files").said
-    assert json.loads(str(shown)) == said and list(said)[-2:] == ["records", "files"] and len(said["files"]) == 4
-    assert [each.position for each in shown.records()] == [each["position"] for each in said["records"]]
+    output = command("show", str(fixture.last), "--files").output
+    assert json.loads(str(shown)) == output and list(output)[-2:] == ["records", "files"] and len(output["files"]) == 4
+    assert [each.position for each in shown.records()] == [each["position"] for each in output["records"]]
     assert "files" not in replicator.show(str(fixture.cmroot)).to_dict()
 
     assert replicator.load(**of_load(fixture)).status == "loaded"
-    given = {"target": "dr", "db": fixture.db.upper(), "until_event": said["end"]["event"], "config": names(fixture)}
-    assert replicator.wait(**given).event == said["end"]["event"]
-    late = given | {"source": "prod", "until_event": said["end"]["event"] + 10_000}
+    given = {"target": "dr", "db": fixture.db.upper(), "until_event": output["end"]["event"], "config": names(fixture)}
+    assert replicator.wait(**given).event == output["end"]["event"]
+    late = given | {"source": "prod", "until_event": output["end"]["event"] + 10_000}
     with pytest.raises(NotReached):
         replicator.wait(**late, timeout=timedelta())
 
@@ -167,8 +169,8 @@ def test_the_status_is_what_the_command_prints(fixture: ReplicationFixture) -> N
     }
     report = replicator.status(**given)
     arguments = ("--target", fixture.target_uri, "--db", fixture.db, "--cmroot", str(fixture.cmroot))
-    said = command("status", *arguments, "--source", fixture.source_uri).said
-    assert json.loads(str(report)) == said and report.to_dict() == said
-    assert isinstance(report.time, int) and said["time"].endswith("Z") and report.lag_events == 0
+    output = command("status", *arguments, "--source", fixture.source_uri).output
+    assert json.loads(str(report)) == output and report.to_dict() == output
+    assert isinstance(report.time, int) and output["time"].endswith("Z") and report.lag_events == 0
     with pytest.raises(UsageError, match="needs a policy"):
         replicator.status(target="dr", config=names(fixture))

@@ -192,8 +192,8 @@ def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair:
             ("drop_partition_by_name", shadow, "parts", "p=x", True),
             ("drop_database", shadow, True, True),
         ):
-            said = client.call(*arguments)
-            assert not said.failed, said.message
+            output = client.call(*arguments)
+            assert not output.failed, output.message
     assert pair.replica().everything() == before
 
     again = rehearse(pair, DrillOptions(sample=0, keep=True))
@@ -210,11 +210,11 @@ def test_what_somebody_made_in_a_kept_shadow_stays_and_is_told(pair: Replication
     mine = PlainDatabase(pair.target, shadow, pair.here / "target")
     mine.table("mine", {"own": "own"})
     answer = command("--config", str(pair.config()), "drill", pair.name, "--clean")
-    assert (answer.code, answer.said["status"], answer.said["staying"]) == (3, "staying", [f"{shadow}.mine"])
+    assert (answer.code, answer.output["status"], answer.output["staying"]) == (3, "staying", [f"{shadow}.mine"])
     assert pair.target.table_names(shadow) == ["mine"] and (mine.home / "mine/own").exists()
     mine.drop("mine")
     answer = command("--config", str(pair.config()), "drill", pair.name, "--clean")
-    assert (answer.code, answer.said["dropped"]) == (0, [shadow])
+    assert (answer.code, answer.output["dropped"]) == (0, [shadow])
     assert shadows_there(pair) == []
 
 
@@ -278,7 +278,7 @@ def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Replication) 
     backwards = rehearse(pair)  # the source's side is the replica now
     assert (backwards.reverse, backwards.metastore, backwards.status) == (True, pair.source_uri, "done")
     answer = command("--config", str(pair.config()), "drill", pair.name, "--clean")
-    assert (answer.code, answer.said["dropped"]) == (0, [shadow])
+    assert (answer.code, answer.output["dropped"]) == (0, [shadow])
 
 
 class Racing:
@@ -343,8 +343,8 @@ def test_a_drill_needs_no_source(drilled: Replication, tmp_path: Path) -> None:
     config = tmp_path / "alone.toml"
     config.write_text(drilled.config().read_text().replace(drilled.source_uri, "thrift://127.0.0.1:1"))
     answer = command("--config", str(config), "drill", drilled.name, "--sample", "0")
-    assert (answer.code, answer.said["status"], answer.said["lag_seconds"]) == (0, "done", None)
-    assert any("lag is not known" in text for text in answer.said["warnings"])
+    assert (answer.code, answer.output["status"], answer.output["lag_seconds"]) == (0, "done", None)
+    assert any("lag is not known" in text for text in answer.output["warnings"])
 
 
 def test_what_cannot_be_drilled_is_refused(drilled: Replication) -> None:
@@ -353,7 +353,7 @@ def test_what_cannot_be_drilled_is_refused(drilled: Replication) -> None:
     with Drills(pair.memory).lease():
         assert command(*config, "drill", pair.name, "--sample", "0").code == 7
     answer = command(*config, "drill", pair.name, "--db", "nosuch")
-    assert (answer.code, answer.error) == (2, "UsageError") and f"{pair.name}_a" in str(answer.said["hint"])
+    assert (answer.code, answer.error) == (2, "UsageError") and f"{pair.name}_a" in str(answer.output["hint"])
     with pytest.raises(UsageError, match="too long"):
         rehearse(pair, DrillOptions(sample=0, prefix="d" * 120))
     assert command(*config, "drill", pair.name, "--prefix", "Bad-").code == 2
@@ -365,15 +365,15 @@ def test_what_cannot_be_drilled_is_refused(drilled: Replication) -> None:
 
 def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(drilled: Replication) -> None:
     config = ["--config", str(drilled.config())]
-    before = command(*config, "drill", drilled.name, "--list").said["drills"]
+    before = command(*config, "drill", drilled.name, "--list").output["drills"]
     planned = command(*config, "drill", drilled.name, "--dry-run")
-    assert (planned.code, planned.said["status"], planned.said["tables"]) == (0, "planned", 3)
+    assert (planned.code, planned.output["status"], planned.output["tables"]) == (0, "planned", 3)
     assert shadows_there(drilled) == []
     done = replicator.drill(drilled.name, config=drilled.config(), sample=0)
     (found,) = [f for f in check(drilled.policy).findings if f.name == "drill"]
     assert found.health == "ok" and "the last good one" in found.text
     listed = command(*config, "drill", drilled.name, "--list")
-    assert listed.said["drills"] == [msgspec.to_builtins(done), *before]
+    assert listed.output["drills"] == [msgspec.to_builtins(done), *before]
 
 
 def test_a_drill_that_fails_takes_its_shadows_down_and_says_why(drilled: Replication) -> None:

@@ -97,12 +97,12 @@ def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(
     pair.replica("a").write("t", {"more": "1"})
     run = pair.sync()
     assert (run.reverse, run.kind, run.files_copied) == (True, "incremental", 1)
-    newest, *_, first = command("--config", str(pair.config()), "history", pair.name).said["runs"]
+    newest, *_, first = command("--config", str(pair.config()), "history", pair.name).output["runs"]
     assert (newest["events_of"], first["events_of"]) == (pair.target_uri, pair.source_uri)
     same(pair)
     assert come_back(pair).status == "nothing"
     answer = command("--config", str(pair.config()), "switchover", pair.name)
-    assert (answer.code, answer.said["primary"]) == (0, "source")
+    assert (answer.code, answer.output["primary"]) == (0, "source")
     assert sources(pair) == {"primary at epoch 5"}
     same(pair)
 
@@ -110,8 +110,8 @@ def test_only_the_difference_is_copied_and_own_changes_are_listed_kept_and_held(
 def test_failback_with_switch_makes_the_old_primary_the_primary_again(pair: Replication) -> None:
     pair.replica("a").write("t", {"there": "12345"})
     answer = command("--config", str(pair.config()), "failback", pair.name, "--switch")
-    assert (answer.code, answer.said["verb"], answer.said["primary"]) == (0, "switchover", "source")
-    assert answer.said["bytes_copied"] == 5 and answer.said["own"]["files"] == 3
+    assert (answer.code, answer.output["verb"], answer.output["primary"]) == (0, "switchover", "source")
+    assert answer.output["bytes_copied"] == 5 and answer.output["own"]["files"] == 3
     same(pair)
     pair.db("a").write("t", {"home": "1"})
     assert pair.sync().reverse is False

@@ -121,8 +121,8 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     os.kill(running.pid, signal.SIGKILL)
     arguments = ["--config", str(pair.config()), "failover", pair.name, "--patience", "2s"]
     answer = command(*arguments)
-    loss = answer.said["loss"]
-    assert (answer.code, answer.said["status"]) == (6, "refused")
+    loss = answer.output["loss"]
+    assert (answer.code, answer.output["status"]) == (6, "refused")
     assert tables(loss) == {
         f"{pair.name}_a.days": (2, 3, 11),
         f"{pair.name}_a.t": (0, 1, 2),
@@ -135,7 +135,7 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     assert "given up" in loss["metastore"] and loss["log"] == ""
     assert loss["unknown_after_event"] > last.to_event and loss["unknown_seconds"] >= 0
     assert loss["unseen"] is None
-    looked = command(*arguments, "--look").said["loss"]
+    looked = command(*arguments, "--look").output["loss"]
     assert (looked["unseen_files"], looked["unseen_bytes"]) == (2, 17)
     assert {each["table"]: [Path(place).name for place in each["directories"]] for each in looked["unseen"]} == {
         f"{pair.name}_a.days": ["p=4"],
@@ -144,13 +144,13 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     assert pair.memory.read_role_change() is None and replicas(pair) == {"replica at epoch 1"}
     began = time.monotonic()
     answer = command(*arguments, "--force")
-    assert (answer.code, answer.said["status"], answer.said["primary"]) == (0, "done", "target")
+    assert (answer.code, answer.output["status"], answer.output["primary"]) == (0, "done", "target")
     assert time.monotonic() - began < 30
     assert replicas(pair) == {"primary at epoch 3"}
     assert pair.replica("a").shown() == held
-    assert tables(answer.said["loss"]) == tables(loss)
+    assert tables(answer.output["loss"]) == tables(loss)
     shown = command("--config", str(pair.config()), "loss", pair.name)
-    assert tables(shown.said) == tables(loss)
+    assert tables(shown.output) == tables(loss)
     answer = command(*arguments, "--force")
     assert answer.code == 6 and "primary already" in answer.message
     metastore_factory(directory=running.directory)  # it comes back, and believes to be the primary
@@ -298,7 +298,7 @@ def test_a_memory_that_was_lost_with_the_primary_is_kept_by_the_survivor(pair: R
     pair.target, pair.keys["target"] = target, target.uri
     assert last_failover(pair.policy).reverse
     answer = command("--config", str(pair.config()), "failback", pair.name)
-    assert (answer.code, answer.said["primary"], answer.said["own"]["bytes"]) == (0, "source", 2)
+    assert (answer.code, answer.output["primary"], answer.output["own"]["bytes"]) == (0, "source", 2)
     pair.is_same("a")
     assert pair.sync().status == "nothing"
 

@@ -69,9 +69,9 @@ def test_a_dry_run_before_the_first_run_makes_no_root(
         place.mkdir()
     filled = words.format(uri=db.metastore.uri, db=db.name, job=job(tmp_path)).split()
     answer = command(*filled, "--cmroot", str(place), "--dry-run")
-    assert (answer.code, answer.said["status"]) == (0, "planned"), answer
-    assert answer.said["warnings"][-1] == f"{place}: no $cmroot yet; the first run makes it"
-    assert answer.said.get("root", str(place)) == str(place)
+    assert (answer.code, answer.output["status"]) == (0, "planned"), answer
+    assert answer.output["warnings"][-1] == f"{place}: no $cmroot yet; the first run makes it"
+    assert answer.output.get("root", str(place)) == str(place)
     assert list(place.iterdir()) == [] if there else not place.exists()
 
 
@@ -98,8 +98,8 @@ def test_a_dry_run_of_a_purge_makes_no_root(warehouse: Warehouse, tmp_path: Path
         str(tmp_path / "cm"),
         "--dry-run",
     )
-    assert (answer.code, answer.said["rows_erased"]) == (0, 10), answer
-    assert "no $cmroot yet" in answer.said["warnings"][-1] and not (tmp_path / "cm").exists()
+    assert (answer.code, answer.output["rows_erased"]) == (0, 10), answer
+    assert "no $cmroot yet" in answer.output["warnings"][-1] and not (tmp_path / "cm").exists()
 
 
 def test_a_place_in_use_by_something_else_is_refused_as_the_run_would(db: PlainDatabase, tmp_path: Path) -> None:
@@ -107,7 +107,9 @@ def test_a_place_in_use_by_something_else_is_refused_as_the_run_would(db: PlainD
     (tmp_path / "cm" / "theirs").write_text("x")
     words = ("housekeeping", "run", "--metastore", db.metastore.uri, "--cmroot", str(tmp_path / "cm"), "--dry-run")
     answer = command(*words)
-    assert (answer.code, answer.error) == (1, "NotWritable") and "choose an empty directory" in str(answer.said["hint"])
+    assert (answer.code, answer.error) == (1, "NotWritable") and "choose an empty directory" in str(
+        answer.output["hint"]
+    )
 
 
 def test_the_functions_do_what_the_commands_do(db: PlainDatabase, tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ def test_a_dropped_partition_is_kept_and_emptied_directories_go(guard: Guarded, 
     guard.database.table("t", partition_keys=TWO_KEYS)
     _add(guard, "t", {("a", "1/2"): "dropped", ("b", "1"): "stays", ("b", "2"): "stays too"})
     context = [PURGING] if name.endswith("context") else []
-    said = guard.call(name, guard.db, "t", which, True, *context)
-    assert said.fields[0].value == b"\1"
+    output = guard.call(name, guard.db, "t", which, True, *context)
+    assert output.fields[0].value == b"\1"
     assert guard.taken() == {"t/p=a/q=1%2F2/f": "dropped"}
     assert contents(guard.place("t")) == {"p=b/q=1/f": "stays", "p=b/q=2/f": "stays too"}
     assert not (guard.place("t") / "p=a").exists()
@@ -106,8 +106,8 @@ def _add(guard: Guarded, table: str, files: dict[tuple[str, ...], str]) -> None:
 def test_partitions_dropped_by_name_are_kept_together(guard: Guarded) -> None:
     guard.database.partitioned("t", {value: {"f": value} for value in "abcd"})
     request = struct({1: guard.db, 2: "t", 3: struct({1: ["p=a", "p=c"]}), 4: True})
-    said = guard.call("drop_partitions_req", request)
-    assert len(said.fields[0].value[0].value.items) == 2, "the answer has the partitions, as the metastore sent it"
+    output = guard.call("drop_partitions_req", request)
+    assert len(output.fields[0].value[0].value.items) == 2, "the answer has the partitions, as the metastore sent it"
     assert guard.taken() == {"t/p=a/f": "a", "t/p=c/f": "c"}
     first, *_ = (id for id, type in guard.events().items() if type == "DROP_PARTITION")
     assert {event for _, event in guard.entries()} == {first}
@@ -204,8 +204,8 @@ def test_what_the_metastore_refuses_is_back_as_it_was(guard: Guarded) -> None:
     guard.database.partitioned("t", {"a": {"f": "a"}, "b": {"f": "b"}})
     before = states(guard.place("t") / "p=a")
     some = struct({1: guard.db, 2: "t", 3: struct({1: ["p=a", "p=missing"]}), 4: True, 5: False})
-    said = guard.client.call("drop_partitions_req", some)
-    assert said.failed and "partitions to drop are missing" in said.message
+    output = guard.client.call("drop_partitions_req", some)
+    assert output.failed and "partitions to drop are missing" in output.message
     assert states(guard.place("t") / "p=a") == before
     assert guard.entries() == [] and guard.is_settled()
     assert guard.direct.partition_names(guard.db, "t") == ["p=a", "p=b"]
@@ -217,8 +217,8 @@ def test_a_truncation_that_the_metastore_does_not_know_changes_nothing(guard: Gu
     before = states(guard.place("t"))
     for name in ("truncate_table", "truncate_table_req"):
         arguments = [guard.db, "t"] if name == "truncate_table" else [struct({1: guard.db, 2: "t"})]
-        said = guard.client.call(name, *arguments)
-        assert said.protocol_error and "Invalid method" in said.message
+        output = guard.client.call(name, *arguments)
+        assert output.protocol_error and "Invalid method" in output.message
         assert states(guard.place("t")) == before and guard.entries() == [] and guard.is_settled()
 
 
@@ -240,8 +240,8 @@ def test_what_does_not_exist_is_told_by_the_metastore(guard: Guarded) -> None:
 
 def test_an_unknown_drop_is_refused_unless_it_is_allowed(source_metastore: Running, tmp_path: Path) -> None:
     with guarded(source_metastore, tmp_path) as guard:
-        said = guard.client.call("drop_everything", "x")
-        assert said.failed and "--pass-unknown-drops" in said.message
+        output = guard.client.call("drop_everything", "x")
+        assert output.failed and "--pass-unknown-drops" in output.message
         guard.call("get_all_databases")  # the connection goes on
         assert guard.gateway.stop().refused == 1
     with guarded(source_metastore, tmp_path, pass_unknown=True) as guard:
@@ -250,8 +250,8 @@ def test_an_unknown_drop_is_refused_unless_it_is_allowed(source_metastore: Runni
 
 def test_a_drop_in_another_catalog_is_refused(guard: Guarded) -> None:
     guard.database.table("t", FILES)
-    said = guard.client.call("drop_table", f"@other#{guard.db}", "t", True)
-    assert said.failed and "catalog other" in said.message and not said.protocol_error
+    output = guard.client.call("drop_table", f"@other#{guard.db}", "t", True)
+    assert output.failed and "catalog other" in output.message and not output.protocol_error
     assert contents(guard.place("t")) == FILES
 
 
@@ -262,8 +262,8 @@ def test_a_cmroot_among_the_files_of_a_table_refuses_its_drop(source_metastore: 
         assert storage is not None
         moved = type(storage)(**{**_fields(storage), "location": f"file:{inside}"})
         guard.direct.create_table(Table(db=guard.db, name="t", storage=moved))
-        said = guard.client.call("drop_table", guard.db, "t", True)
-        assert said.failed and "lies around" in said.message
+        output = guard.client.call("drop_table", guard.db, "t", True)
+        assert output.failed and "lies around" in output.message
         assert "t" in guard.direct.table_names(guard.db) and inside.exists()
 
 
@@ -279,7 +279,7 @@ def test_a_table_whose_directory_leads_into_the_root_is_not_dropped(guard: Guard
     storage = type(table.storage)(**{**_fields(table.storage), "location": f"file:{link / below}"})
     guard.direct.alter_table(guard.db, "t", type(table)(**{**_fields(table), "storage": storage}))
     before = contents(Path(guard.root.files))
-    said = guard.client.call("drop_table", guard.db, "t", True)
-    assert said.failed and "change-management root" in said.message
+    output = guard.client.call("drop_table", guard.db, "t", True)
+    assert output.failed and "change-management root" in output.message
     assert contents(Path(guard.root.files)) == before and len(before) == 2
     assert guard.direct.table_names(guard.db) == ["t"] and guard.is_settled() and link.is_symlink()

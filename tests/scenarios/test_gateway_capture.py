@@ -43,10 +43,10 @@ def test_rubber_banding_through_the_gateway(fixture: ReplicationFixture) -> None
     first = fixture.last
     assert fixture.dump("--until", str(made), since=first).code == 0
     loaded = fixture.load()
-    assert (loaded.code, loaded.said["missing"]) == (0, []), loaded
+    assert (loaded.code, loaded.output["missing"]) == (0, []), loaded
     assert (fixture.target.home / "parts" / "p=x" / "f").read_text() == "A"
     assert fixture.dump("--until", str(young), since=fixture.here / "dump2").code == 0
-    assert fixture.load().said["missing"] == []
+    assert fixture.load().output["missing"] == []
     assert (fixture.target.home / "young" / "f").read_text() == "young"
     fixture.catch_up()
     assert (fixture.target.home / "parts" / "p=x" / "f").read_text() == "B"
@@ -93,13 +93,13 @@ def test_a_capture_waits_for_what_is_not_decided(fixture: ReplicationFixture) ->
     intercept.protect()
     intercept.sent()
     scanned = fixture.capture()
-    assert (scanned.code, scanned.said["missing_directories"], scanned.said["observed"]) == (0, [], 0), scanned
+    assert (scanned.code, scanned.output["missing_directories"], scanned.output["observed"]) == (0, [], 0), scanned
     metastore.drop_table(fixture.db, "t")
     dropped = metastore.current_event_id()
     answer = fixture.capture("--no-scan")
-    assert answer.code == 0 and answer.said["through_event"] < dropped
+    assert answer.code == 0 and answer.output["through_event"] < dropped
     intercept.settle({"t": dropped})
-    assert fixture.capture().said["through_event"] == dropped
+    assert fixture.capture().output["through_event"] == dropped
     fixture.catch_up()
 
 
@@ -127,7 +127,7 @@ def test_a_table_on_one_file_is_replicated_and_kept_when_it_goes(fixture: Replic
         "--level",
         "checksum",
     )
-    assert (verified.code, verified.said["differences"]) == (0, []), verified
+    assert (verified.code, verified.output["differences"]) == (0, []), verified
     for name in ("one", "other"):
         guard.call("drop_table", fixture.db, name, True)
     rows = [row for taken in read_intercepted(str(fixture.cmroot), ALL) for row in taken.rows().to_pylist()]

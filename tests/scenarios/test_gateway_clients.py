@@ -64,8 +64,8 @@ def test_answers_are_those_of_the_metastore(guard: Guarded) -> None:
 def test_a_message_of_30_megabytes_passes_both_ways(guard: Guarded) -> None:
     """set_ugi gives back what it is told."""
     groups = [f"{number:05}" * 200 for number in range(30_000)]
-    said = guard.call("set_ugi", "someone", groups)
-    assert [item.decode() for item in said.fields[0].value.items] == groups
+    output = guard.call("set_ugi", "someone", groups)
+    assert [item.decode() for item in output.fields[0].value.items] == groups
 
 
 def test_a_call_may_arrive_byte_by_byte(guard: Guarded) -> None:
@@ -87,8 +87,8 @@ def test_sixteen_clients_at_once_each_get_their_own_answers(guard: Guarded) -> N
     def work(number: int) -> None:
         with RawClient(guard.uri) as client:
             for _ in range(10):
-                said = client.call("get_table", guard.db, f"t{number}")
-                assert f"t{number}".encode() in (field.value for field in said.fields[0].value)
+                output = client.call("get_table", guard.db, f"t{number}")
+                assert f"t{number}".encode() in (field.value for field in output.fields[0].value)
             assert not client.call("drop_table", guard.db, f"t{number}", True).failed
 
     with ThreadPoolExecutor(16) as pool:
@@ -141,8 +141,8 @@ def test_more_clients_than_threads_wait_for_their_turn(source_metastore: Running
 def test_garbage_ends_its_own_connection_only(guard: Guarded, garbage: bytes) -> None:
     with RawClient(guard.uri) as client:
         client.socket.sendall(garbage)
-        said = client.receive()
-        assert said.protocol_error and "cannot read this" in said.message
+        output = client.receive()
+        assert output.protocol_error and "cannot read this" in output.message
         with pytest.raises((EOFError, ConnectionResetError)):
             client.receive()
     guard.call("get_database", guard.db)
@@ -161,10 +161,10 @@ def test_a_client_that_goes_away_in_the_middle_disturbs_nobody(guard: Guarded) -
 def test_a_call_sent_behind_another_is_not_let_through_unseen(guard: Guarded) -> None:
     guard.database.table("t", FILES)
     with RawClient(guard.uri) as client:
-        said = client.send(
+        output = client.send(
             message("get_all_databases", ()) + message("drop_table", struct({1: guard.db, 2: "t", 3: True}))
         )
-        assert said.protocol_error and "one call at a time" in said.message
+        assert output.protocol_error and "one call at a time" in output.message
     assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
 
 
@@ -204,8 +204,8 @@ def test_a_call_sent_before_an_answer_is_not_let_through_unseen(
         client.socket.sendall(call[cut:] + drop)
         select.select([client.socket], [], [], 3)
         reacted.set()
-        said = client.receive()
-        assert said.protocol_error and "one call at a time" in said.message
+        output = client.receive()
+        assert output.protocol_error and "one call at a time" in output.message
         with pytest.raises((EOFError, ConnectionResetError)):
             client.receive()
         assert guard.direct.table_names(guard.db) == ["t"] and contents(guard.place("t")) == FILES
@@ -288,10 +288,10 @@ def test_a_metastore_that_hangs_is_lost_after_a_while(source_metastore: Running,
         wire.on_call = hang
         arguments = [guard.db, "t", True][: 2 if name == "get_table" else 3]
         if name == "get_table":
-            said = guard.client.call(name, *arguments)
+            output = guard.client.call(name, *arguments)
         else:
-            said = RawClient(guard.uri).call(name, *arguments)
-        assert hung and said.failed and "no answer in time" in said.message
+            output = RawClient(guard.uri).call(name, *arguments)
+        assert hung and output.failed and "no answer in time" in output.message
         assert contents(guard.place("t")) == FILES and guard.is_settled()
         with removing(guard.root.place, patience=timedelta(seconds=5)):
             pass
@@ -329,8 +329,8 @@ def test_being_stopped_does_not_wait_for_what_does_not_end(source_metastore: Run
         began = time.monotonic()
         report = guard.gateway.stop()
         assert time.monotonic() - began < 20 and report.cut_off == 2
-        said = dropping.receive()
-        assert said.failed and "nothing was dropped" in said.message
+        output = dropping.receive()
+        assert output.failed and "nothing was dropped" in output.message
         assert contents(guard.place("t")) == FILES and guard.is_settled()
         over.set()
     wire.close()
@@ -347,8 +347,8 @@ MANY = Field(9, LIST, Listed(BOOL, (b"\1",) * 300_000))
 )
 def test_a_call_that_is_read_whole_has_a_limit(guard: Guarded, arguments: Fields) -> None:
     with RawClient(guard.uri) as client, suppress(BrokenPipeError, ConnectionResetError):
-        said = client.send(message("drop_table", arguments))
-        assert said.failed and "too large" in said.message
+        output = client.send(message("drop_table", arguments))
+        assert output.failed and "too large" in output.message
     is_served(guard)
 
 
@@ -363,9 +363,9 @@ def test_what_clients_send_stays_on_its_line_in_the_log(guard: Guarded, caplog: 
     forged = "drop_x\n2026-01-01 00:00:00,000 WARNING all is well\x1b]0;title\x07\x9b2J"
     assert guard.client.call(forged).failed
     assert guard.client.call("drop_table", f"@other\n\x1b[2J#{guard.db}", "t", True).failed
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and all(line.isprintable() for line in said)
-    assert "all is well" in said[0] and "other" in said[1]
+    output = [record.getMessage() for record in caplog.records]
+    assert len(output) == 2 and all(line.isprintable() for line in output)
+    assert "all is well" in output[0] and "other" in output[1]
 
 
 # ---- beginning and end ----------------------------------------------------------------------------------------------
@@ -461,17 +461,17 @@ def test_the_command_says_where_it_listens_and_what_it_did(source_metastore: Run
             out, _ = child.communicate(timeout=60)
     import json
 
-    said = json.loads(out)
+    output = json.loads(out)
     assert child.returncode == 143
-    assert (said["status"], said["exit_code"], said["calls"], said["connections"]) == ("stopped", 143, 1, 1)
-    assert said["uri"] == ready.read_text().strip()
+    assert (output["status"], output["exit_code"], output["calls"], output["connections"]) == ("stopped", 143, 1, 1)
+    assert output["uri"] == ready.read_text().strip()
 
 
 def test_a_metastore_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
     answer: Answer = command(
         "gateway", "--source", "thrift://127.0.0.1:1", "--cmroot", str(tmp_path / "cmroot"), "--listen", "127.0.0.1:0"
     )
-    assert (answer.code, answer.error) == (75, "MetastoreUnreachable") and answer.said["hint"]
+    assert (answer.code, answer.error) == (75, "MetastoreUnreachable") and answer.output["hint"]
 
 
 def test_a_gateway_in_python_serves_until_its_event_is_set(source_metastore: Running, tmp_path: Path) -> None:

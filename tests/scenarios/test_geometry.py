@@ -128,7 +128,7 @@ def catch_up(fixture: ReplicationFixture, *options: str) -> Answer:
     assert loaded.code == 0, loaded
     assert held(fixture.target.metastore, fixture.db) == held(fixture.source.metastore, fixture.db)
     again = fixture.load(None, *options)
-    assert (again.code, again.said["status"]) == (0, "already loaded")
+    assert (again.code, again.output["status"]) == (0, "already loaded")
     same = command("verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db)
     assert same.code == 0, same
     return loaded
@@ -233,7 +233,7 @@ def test_what_nobody_has_goes_as_ever(fixture: ReplicationFixture) -> None:
         path.unlink()
     fixture.source.metastore.drop_table(fixture.db, "m")
     loaded = catch_up(fixture)
-    assert loaded.said["files_removed"] == 2
+    assert loaded.output["files_removed"] == 2
     assert walked(fixture.target.home / "m") == walked(place)
 
 
@@ -345,7 +345,7 @@ def test_two_replicas_of_one_database_have_directories_of_their_own(
     wanted = held(fixture.source.metastore, fixture.db)
     for name in names:
         loaded = fixture.load(None, "--rename-db", f"{fixture.db}={name}")
-        assert (loaded.code, loaded.said["files_removed"]) == (0, 0)
+        assert (loaded.code, loaded.output["files_removed"]) == (0, 0)
     for name in names:
         assert held(fixture.target.metastore, name) == wanted
     places = [path_of(fixture.target.metastore.table(name, "e").location) for name in names]
@@ -429,8 +429,8 @@ def test_a_directory_goes_with_its_last_file(fixture: ReplicationFixture, partit
     (there / "left" / "over").mkdir(parents=True)  # as releases before left them
     verify = ("verify", "--source", fixture.source_uri, "--target", fixture.target_uri, "--db", fixture.db)
     reported = command(*verify)
-    assert reported.code == 4 and {each["kind"] for each in reported.said["differences"]} == {"directory extra"}
-    assert {each["field"] for each in reported.said["differences"]} == {"left", "left/over"}
+    assert reported.code == 4 and {each["kind"] for each in reported.output["differences"]} == {"directory extra"}
+    assert {each["field"] for each in reported.output["differences"]} == {"left", "left/over"}
     repaired = command(
         "repair",
         "--source",

@@ -179,7 +179,7 @@ def test_whatever_happens_to_places_both_sides_hold_the_same(fixture: Replicatio
         loaded = fixture.load()
         since, (wanted, gone) = fixture.last, seen(history)
         history.tell("--- loaded", dumped.code, loaded.code)
-        about = "\n".join([*history.done, str(loaded.said)])
+        about = "\n".join([*history.done, str(loaded.output)])
         assert (dumped.code, loaded.code) == ((3, 3) if gone else (0, 0)), about
         shown = held(fixture.target.metastore, fixture.db)
         differ = {name: (what, shown.get(name)) for name, what in wanted.items() if shown.get(name) != what}

@@ -333,9 +333,9 @@ def test_a_store_whose_port_is_no_number_is_an_error_of_the_configuration(
     fixture: LifecycleFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (arguments(fixture), ["housekeeping", "ls", "--cmroot", fixture.root.place]):
-        code, said = called(capsys, *words, "--store", "postgresql://user:hunter2@host:port/db")
-        assert (code, said["error"]) == (2, "ConfigError") and "--store" in said["message"]
-        assert "hunter2" not in str(said)
+        code, output = called(capsys, *words, "--store", "postgresql://user:hunter2@host:port/db")
+        assert (code, output["error"]) == (2, "ConfigError") and "--store" in output["message"]
+        assert "hunter2" not in str(output)
 
 
 def test_python_functions_look_at_items_and_change_them(fixture: LifecycleFixture) -> None:

@@ -35,15 +35,15 @@ def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactor
 def sync(pair: Replication, code: int = 0) -> dict[str, object]:
     answer = command("--config", str(pair.config()), "sync", pair.name)
     assert answer.code == code, answer
-    return answer.said
+    return answer.output
 
 
 def stays(pair: Replication, *tables: str) -> list[str]:
     """Of the next run, which must name these tables: why their files stay."""
-    said = sync(pair, 3)
-    named = said["not_replicated"]
-    assert isinstance(named, list) and said["status"] == "incomplete"
-    assert [each["object"] for each in named] == [f"{pair.name}_{table}" for table in tables], said
+    output = sync(pair, 3)
+    named = output["not_replicated"]
+    assert isinstance(named, list) and output["status"] == "incomplete"
+    assert [each["object"] for each in named] == [f"{pair.name}_{table}" for table in tables], output
     return [each["reason"] for each in named]
 
 
@@ -126,7 +126,7 @@ def test_a_purge_leaves_no_erased_row_on_the_replicas_disk(pair: Replication, wa
         )
 
     purged = purge()
-    assert (purged.code, purged.said["rows_erased"]) == (0, 30)
+    assert (purged.code, purged.output["rows_erased"]) == (0, 30)
     sync(pair)
     assert outside_root(pair, erased) == set()
     assert kept(pair, erased) and len(outside_root(pair, b"member-of-the-club-41")) == 3
@@ -151,7 +151,7 @@ def test_what_a_table_leaves_is_recycled(pair: Replication, kind: str, place: st
     sync(pair)
     pair.is_same()
     assert outside_root(pair) == set() and kept(pair) == 2
-    assert "left for another location" in str(planned.said), planned
+    assert "left for another location" in str(planned.output), planned
 
 
 def test_what_others_have_in_a_left_directory_stays(pair: Replication) -> None:
@@ -215,8 +215,8 @@ def test_a_load_names_what_stays(source_metastore: Running, target_metastore: Ru
     relocate(fixture.source, "t", "new", {"one": "rows of now"})
     assert fixture.dump(since=fixture.last).code == 0
     loaded = fixture.load()
-    assert (loaded.code, loaded.said["status"]) == (3, "incomplete"), loaded
-    (named,) = loaded.said["not_replicated"]
+    assert (loaded.code, loaded.output["status"]) == (3, "incomplete"), loaded
+    (named,) = loaded.output["not_replicated"]
     assert named["object"] == f"{fixture.db}.t" and f"{fixture.db}.own has them, too" in named["reason"]
 
 

@@ -79,9 +79,9 @@ def test_a_file_of_which_only_owner_or_mode_changed_is_no_change(fixture: Replic
         (fixture.source.home / "t" / name).chmod(0o640)
     (fixture.source.home / "t" / "new").write_text("new")
     captured = fixture.capture()
-    assert (captured.code, captured.said["files"]) == (0, 1)
+    assert (captured.code, captured.output["files"]) == (0, 1)
     (fixture.source.home / "t" / "newer").write_text("newer")
-    assert fixture.capture().said["files"] == 1
+    assert fixture.capture().output["files"] == 1
 
 
 def test_a_bootstrap_by_difference_goes_by_the_bytes(
@@ -127,7 +127,7 @@ def verified(fixture: ReplicationFixture) -> Answer:
 
 
 def reasons(answer: Answer) -> list[str]:
-    return [str(each["reason"]) for each in answer.said["not_replicated"]]
+    return [str(each["reason"]) for each in answer.output["not_replicated"]]
 
 
 def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes_on(
@@ -142,11 +142,11 @@ def test_a_file_whose_name_is_no_text_is_told_each_time_and_everything_else_goes
     assert "not UTF-8" in reported and r"bad\xff.parquet" in reported and r"sub\xfe/" in reported
     for answer in (fixture.dump(), fixture.load(), fixture.dump(since=fixture.last), fixture.load()):
         assert answer.code == 3, answer
-        assert reasons(answer) == [reported] and answer.said["not_replicated"][0]["object"] == f"{fixture.db}.t"
+        assert reasons(answer) == [reported] and answer.output["not_replicated"][0]["object"] == f"{fixture.db}.t"
     assert set(names_at(fixture.target.home / "t")) == {b"f", b"other"}
     assert fixture.capture("--no-scan").code == 3
     found = verified(fixture)
-    assert (found.code, [each["kind"] for each in found.said["differences"]]) == (4, ["file missing"] * 2)
+    assert (found.code, [each["kind"] for each in found.output["differences"]]) == (4, ["file missing"] * 2)
 
     os.rmdir(os.path.join(os.fsencode(fixture.source.home / "t"), b"sub\xfe"))
     os.unlink(os.path.join(os.fsencode(fixture.source.home / "t"), b"bad\xff.parquet"))
@@ -158,7 +158,7 @@ def test_a_table_that_is_dropped_is_told_no_more(fixture: ReplicationFixture) ->
     fixture.source.partitioned("parts", {"a": {"f": "a"}, "b": {"f": "b"}})
     write_bytes(fixture.source.home / "parts" / "p=a", b"\xff")
     answer = fixture.dump()
-    assert answer.code == 3 and answer.said["not_replicated"][0]["partition"] == "p=a"
+    assert answer.code == 3 and answer.output["not_replicated"][0]["partition"] == "p=a"
     assert fixture.load().code == 3
     fixture.source.metastore.drop_partitions(fixture.db, "parts", ["p=a"])
     before = fixture.last
@@ -226,9 +226,9 @@ def test_names_are_bytes_and_values_any_text(
         assert shown == wanted
     assert {name for name in shown if name.startswith("parts/")} == {f"parts/{named(value)}" for value in values}
     found = verified(fixture)
-    differing = [each for each in found.said["differences"] if each["kind"] != "file missing"]
+    differing = [each for each in found.output["differences"] if each["kind"] != "file missing"]
     assert (found.code, differing) == (4 if code else 0, [])
-    assert len(found.said["differences"]) == len(files) - len(texts)
+    assert len(found.output["differences"]) == len(files) - len(texts)
 
 
 def is_utf8(name: bytes) -> bool:

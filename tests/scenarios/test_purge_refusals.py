@@ -56,9 +56,9 @@ def test_ids_that_a_column_cannot_hold_are_told(warehouse: Warehouse) -> None:
         f"CREATE TABLE l.t (id TINYINT) TBLPROPERTIES ({DESCRIPTOR})",
         "INSERT INTO l.t VALUES (10), (11)",
     )
-    for ids, said in (("l.words:id", "1 of 2 ids, such as 'ten'"), ("l.large:id", "1 of 2 ids, such as 300")):
+    for ids, output in (("l.words:id", "1 of 2 ids, such as 'ten'"), ("l.large:id", "1 of 2 ids, such as 300")):
         done = warehouse.purge(warehouse.root("lossy"), ids, "l.t")
-        assert done.status == "partial" and done.tables[0].error == f"{said}, are no tinyint", done.tables
+        assert done.status == "partial" and done.tables[0].error == f"{output}, are no tinyint", done.tables
     assert warehouse.rows("l.t") == [(10,), (11,)]
 
 

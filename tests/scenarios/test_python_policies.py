@@ -29,8 +29,8 @@ def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -
     return pair
 
 
-def said(pair: Replication, *arguments: str) -> dict[str, object]:
-    return command("--config", str(pair.config()), *arguments).said
+def output(pair: Replication, *arguments: str) -> dict[str, object]:
+    return command("--config", str(pair.config()), *arguments).output
 
 
 def test_lag_and_history_are_what_the_commands_print_and_tables_of_rows(pair: Replication) -> None:
@@ -39,14 +39,14 @@ def test_lag_and_history_are_what_the_commands_print_and_tables_of_rows(pair: Re
     pair.sync()
     path = pair.config()
     history = replicator.history(pair.name, config=path, limit=1)
-    assert json.loads(str(history)) == said(pair, "history", pair.name, "--limit", "1")
+    assert json.loads(str(history)) == output(pair, "history", pair.name, "--limit", "1")
     assert history.runs[0].events_of == pair.source.uri
     everything = replicator.history(pair.name, config=path, limit=None)
     table = everything.to_arrow()
     assert table["kind"].to_pylist() == ["incremental", "bootstrap"]
     assert table["steps"][0].as_py().keys() >= {"capture", "load"}
     lag = replicator.lag(pair.name, config=path)
-    assert json.loads(str(lag)).keys() == said(pair, "lag", pair.name).keys() and lag.status == "current"
+    assert json.loads(str(lag)).keys() == output(pair, "lag", pair.name).keys() and lag.status == "current"
 
 
 def test_roles_are_shown_and_set_by_a_configured_name(pair: Replication) -> None:
@@ -56,7 +56,7 @@ def test_roles_are_shown_and_set_by_a_configured_name(pair: Replication) -> None
     show = ["role", "show", "--metastore", pair.target.uri]
     shown = replicator.role_show(metastore="west", db=db.upper(), config=path)
     assert [(each.db, each.role, each.epoch) for each in shown.databases] == [(db, Role.REPLICA, 1)]
-    assert json.loads(str(shown)) == command(*show, "--db", db).said
+    assert json.loads(str(shown)) == command(*show, "--db", db).output
     assert shown.to_arrow()["role"].to_pylist() == ["replica"]
     planned = replicator.role_set(metastore="west", db=db, role="primary", dry_run=True, config=path)
     assert (planned.status, planned.after.epoch) == ("planned", 2) and "changes will be lost" in planned.consequence
@@ -67,7 +67,7 @@ def test_roles_are_shown_and_set_by_a_configured_name(pair: Replication) -> None
     done = replicator.role_set(metastore="west", db=db, role="fenced", config=path)
     assert (done.status, done.before.role, done.after.role) == ("set", Role.REPLICA, Role.FENCED)
     again = replicator.role_set(metastore="west", db=db, role="fenced", config=path)
-    reported = command("role", "set", "--metastore", pair.target.uri, "--db", db, "--role", "fenced").said
+    reported = command("role", "set", "--metastore", pair.target.uri, "--db", db, "--role", "fenced").output
     assert json.loads(str(again)) == reported and again.status == "unchanged"
 
 
@@ -76,7 +76,7 @@ def test_the_environment_still_names_what_options_were_called(
 ) -> None:
     pair.sync()
     monkeypatch.setenv("REPLICATOR_ROLE_SHOW_PLACE", pair.target.uri)
-    assert said(pair, "role", "show", "--db", f"{pair.name}_a")["metastore"] == pair.target.uri
+    assert output(pair, "role", "show", "--db", f"{pair.name}_a")["metastore"] == pair.target.uri
 
 
 def test_a_drill_is_planned_listed_and_taken_down(pair: Replication) -> None:
@@ -84,11 +84,11 @@ def test_a_drill_is_planned_listed_and_taken_down(pair: Replication) -> None:
     path = pair.config()
     planned = replicator.drill(pair.name, config=path, dry_run=True)
     assert (planned.status, planned.tables) == ("planned", 1)
-    assert json.loads(str(planned)).keys() == said(pair, "drill", pair.name, "--dry-run").keys()
+    assert json.loads(str(planned)).keys() == output(pair, "drill", pair.name, "--dry-run").keys()
     listed = replicator.drill(pair.name, config=path, listing=True)
-    assert json.loads(str(listed)) == said(pair, "drill", pair.name, "--list")
+    assert json.loads(str(listed)) == output(pair, "drill", pair.name, "--list")
     swept = replicator.drill(pair.name, config=path, clean=True)
-    assert json.loads(str(swept)) == said(pair, "drill", pair.name, "--clean")
+    assert json.loads(str(swept)) == output(pair, "drill", pair.name, "--clean")
     with pytest.raises(UsageError, match="exclude each other"):
         replicator.drill(pair.name, config=path, listing=True, clean=True)
 
@@ -115,7 +115,7 @@ def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None
     forced = replicator.failover(pair.name, config=path, force=True, reading=timedelta(seconds=30))
     assert forced.primary == "source"
     shown = replicator.loss(pair.name, config=path)
-    assert json.loads(str(shown)) == said(pair, "loss", pair.name) and shown.turn == forced.turn
+    assert json.loads(str(shown)) == output(pair, "loss", pair.name) and shown.turn == forced.turn
     back = replicator.failback(pair.name, config=path, switch=True)
     assert (back.verb, back.primary) == ("switchover", "target") and back.own is not None
 
@@ -125,7 +125,7 @@ def test_a_side_that_is_none_and_an_abort_for_show_are_refused(pair: Replication
     with pytest.raises(UsageError, match="no side 'west'"):
         replicator.switchover(pair.name, config=pair.config(), to="west")
     answer = command("--config", str(pair.config()), "switchover", pair.name, "--abort", "--dry-run")
-    assert answer.code == 2 and "exclude each other" in str(answer.said["message"])
+    assert answer.code == 2 and "exclude each other" in str(answer.output["message"])
 
 
 def test_a_policy_runs_and_a_plan_is_applied_as_a_value_or_a_file(pair: Replication) -> None:
@@ -140,7 +140,7 @@ def test_a_policy_runs_and_a_plan_is_applied_as_a_value_or_a_file(pair: Replicat
         assert applied.files_copied == 1
     assert json.loads(file.read_bytes()).keys() >= {"format", "loads"}
     pair.is_same()
-    assert json.loads(str(replicator.sync(pair.name, config=path))).keys() == said(pair, "sync", pair.name).keys()
+    assert json.loads(str(replicator.sync(pair.name, config=path))).keys() == output(pair, "sync", pair.name).keys()
 
 
 def test_limits_of_removals_are_fields_and_the_guard_of_the_file_holds(pair: Replication) -> None:

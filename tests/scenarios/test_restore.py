@@ -81,16 +81,16 @@ def test_a_killed_restore_leaves_no_dump_once_another_has_run(
 def test_a_database_comes_back_beside_the_live_one_and_shares_nothing_with_it(calm: RestoreFixture) -> None:
     answer = restore(calm.fixture, calm.event)
     assert answer.code == 0, answer
-    said = answer.said
-    assert (said["status"], said["into"], said["event"]) == ("restored", calm.into, calm.event)
-    assert (said["tables"], said["files"], said["files_missing"]) == (["dropped", "ext", "parts", "t"], 6, 0)
-    assert said["files_copied"] == 6
+    output = answer.output
+    assert (output["status"], output["into"], output["event"]) == ("restored", calm.into, calm.event)
+    assert (output["tables"], output["files"], output["files_missing"]) == (["dropped", "ext", "parts", "t"], 6, 0)
+    assert output["files_copied"] == 6
     assert not differences(calm.state(calm.into), calm.before)
     assert not differences(calm.state(), calm.after)
     home = calm.source.home.with_name(f"{calm.into}.db")
     others = (calm.source.home, calm.outside, calm.fixture.cmroot)
     assert inodes(home) and not inodes(home) & {inode for place in others for inode in inodes(place)}
-    tables = calm.source.metastore.tables(calm.into, said["tables"])
+    tables = calm.source.metastore.tables(calm.into, output["tables"])
     assert all(table.location and table.location.startswith(f"file:{home}/") for table in tables)
 
 
@@ -105,12 +105,12 @@ def test_what_comes_back_is_a_plain_database(calm: RestoreFixture, into: str) ->
     assert not [key for obj in marked for key in obj.parameters if key.startswith(("repl", "replicator"))]
     assert not list((calm.fixture.cmroot / "dumps").iterdir())  # what it needed is let go of
     plain = command("status", "--target", calm.fixture.source_uri, "--db", into)
-    assert plain.said["status"] == "no replica"
+    assert plain.output["status"] == "no replica"
 
 
 def test_single_tables_come_back_alone(calm: RestoreFixture, into: str) -> None:
     answer = restore(calm.fixture, calm.event, "--table", "T", "--table", "parts", "--into", into)
-    assert (answer.code, answer.said["tables"]) == (0, ["parts", "t"])
+    assert (answer.code, answer.output["tables"]) == (0, ["parts", "t"])
     found = calm.state(into)
     wanted = {key: value for key, value in calm.before.items() if key.startswith(("table t", "table parts"))}
     assert not differences({key: value for key, value in found.items() if key != "database"}, wanted)
@@ -130,8 +130,8 @@ def test_the_state_at_a_time_is_that_of_the_last_record_then(calm: RestoreFixtur
     fails(restore(calm.fixture, time.isoformat()), 2, "UsageError", "captured since event")
     later = datetime.now(UTC).replace(year=2100)
     fails(restore(calm.fixture, later.isoformat()), 2, "UsageError", f"nothing is captured after event {calm.latest}")
-    last = restore(calm.fixture, calm.latest, "--dry-run").said["time"]
-    assert restore(calm.fixture, last, "--into", into).said["event"] == calm.latest
+    last = restore(calm.fixture, calm.latest, "--dry-run").output["time"]
+    assert restore(calm.fixture, last, "--into", into).output["event"] == calm.latest
     assert not differences(calm.state(into), calm.after)
 
 
@@ -157,11 +157,15 @@ def test_a_database_that_exists_is_refused(calm: RestoreFixture, into: str) -> N
 def test_a_dry_run_says_what_would_be_and_changes_nothing(calm: RestoreFixture, into: str) -> None:
     everything, root = calm.source.everything(), tree(calm.fixture.cmroot)
     events = calm.source.metastore.current_event_id()
-    said = restore(calm.fixture, calm.event, "--dry-run", "--into", into).said
-    assert (said["status"], said["into"], said["files"], said["files_to_copy"]) == ("planned", into, 6, 6)
-    assert (said["files_from_source"], said["files_from_cmroot"], said["bytes_to_copy"]) == (2, 4, said["bytes"])
-    assert said["missing"] == [] and said["tables"] == ["dropped", "ext", "parts", "t"]
-    forced = restore(calm.fixture, calm.event, "--dry-run", "--into", calm.fixture.db, "--force").said
+    output = restore(calm.fixture, calm.event, "--dry-run", "--into", into).output
+    assert (output["status"], output["into"], output["files"], output["files_to_copy"]) == ("planned", into, 6, 6)
+    assert (output["files_from_source"], output["files_from_cmroot"], output["bytes_to_copy"]) == (
+        2,
+        4,
+        output["bytes"],
+    )
+    assert output["missing"] == [] and output["tables"] == ["dropped", "ext", "parts", "t"]
+    forced = restore(calm.fixture, calm.event, "--dry-run", "--into", calm.fixture.db, "--force").output
     assert forced["dropped"] == [f"{calm.fixture.db}.later"]
     assert forced["replaced"] == [f"{calm.fixture.db}.{name}" for name in ("ext", "parts", "t")]
     assert calm.source.everything() == everything and tree(calm.fixture.cmroot) == root
@@ -186,16 +190,16 @@ def test_data_that_is_nowhere_any_more_is_told_before_anything_is_done(then: Res
     then.kept("1").unlink()
     answer = restore(then.fixture, then.event)
     fails(answer, 1, "FilesMissing", "2 files", then.event)
-    assert answer.said["files_missing"] == 2
-    assert answer.said["bytes_missing"] == len(then.text("dropped") + then.text("1"))
-    reported = {each["object"]: each for each in answer.said["missing"]}
+    assert answer.output["files_missing"] == 2
+    assert answer.output["bytes_missing"] == len(then.text("dropped") + then.text("1"))
+    reported = {each["object"]: each for each in answer.output["missing"]}
     assert reported.keys() == {f"{then.fixture.db}.dropped", f"{then.fixture.db}.t"}
     assert "other bytes" in reported[f"{then.fixture.db}.t"]["reason"]
     assert "gone" in reported[f"{then.fixture.db}.dropped"]["reason"]
     assert reported[f"{then.fixture.db}.dropped"]["file"] == f"file:{then.source.home}/dropped/file"
     assert then.databases() == [then.fixture.db]
     assert not then.source.home.with_name(f"{then.into}.db").exists()
-    planned = restore(then.fixture, then.event, "--dry-run").said
+    planned = restore(then.fixture, then.event, "--dry-run").output
     assert (planned["files_missing"], planned["files_to_copy"]) == (2, 4)
     assert restore(then.fixture, then.event, "--table", "parts").code == 0  # what is whole can be had
 
@@ -203,7 +207,7 @@ def test_data_that_is_nowhere_any_more_is_told_before_anything_is_done(then: Res
 def test_the_rest_comes_back_when_that_is_allowed(then: RestoreFixture) -> None:
     then.kept("1").unlink()
     answer = restore(then.fixture, then.event, "--allow-missing")
-    assert (answer.code, answer.said["status"], answer.said["files_missing"]) == (3, "incomplete", 1)
+    assert (answer.code, answer.output["status"], answer.output["files_missing"]) == (3, "incomplete", 1)
     found = then.state(then.into)
     assert found["table t files"] == {"second": then.before["table t files"]["second"]}
     assert not differences(found, {**then.before, "table t files": found["table t files"]})
@@ -214,7 +218,7 @@ def test_a_kept_file_that_was_altered_is_missing_and_not_believed(then: RestoreF
     kept.write_text(kept.read_text().upper())
     answer = restore(then.fixture, then.event)
     fails(answer, 1, "FilesMissing", "1 file")
-    assert "damaged" in answer.said["missing"][0]["reason"]
+    assert "damaged" in answer.output["missing"][0]["reason"]
     assert then.databases() == [then.fixture.db]
 
 
@@ -223,7 +227,7 @@ def test_a_file_that_was_touched_but_not_changed_is_there(then: RestoreFixture) 
     (then.source.home / "t" / "second").touch()
     then.kept("2").unlink()
     answer = restore(then.fixture, then.event)
-    assert (answer.code, answer.said["files_from_source"]) == (0, 2)
+    assert (answer.code, answer.output["files_from_source"]) == (0, 2)
 
 
 def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: RestoreFixture) -> None:
@@ -243,7 +247,7 @@ def test_a_file_that_no_capture_saw_is_told_where_an_event_named_it(then: Restor
     then.capture()
     answer = restore(then.fixture, event)
     fails(answer, 1, "FilesMissing", "1 file")
-    (missing,) = answer.said["missing"]
+    (missing,) = answer.output["missing"]
     assert missing["object"] == f"{then.fixture.db}.parts/p=short"
     assert "before a capture could read it" in missing["reason"]
 
@@ -276,7 +280,7 @@ def test_across_a_gap_the_states_before_and_after_come_back_and_none_between(
     for event in range(then.latest + 1, inside):
         refused = restore(fixture, event)
         fails(refused, 5, "MomentLost", f"events {then.latest + 1} to {inside} were lost")
-        assert f"event {then.latest}, the last before" in refused.said["hint"]
+        assert f"event {then.latest}, the last before" in refused.output["hint"]
     answer = restore(fixture, inside)  # the repair saw what had become of it
     assert answer.code == 0
     assert not differences(then.state(f"{fixture.db}_restored_{inside}"), lost)

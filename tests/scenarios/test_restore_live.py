@@ -36,7 +36,7 @@ def test_forced_the_live_database_becomes_what_it_was_and_loses_no_byte(then: Re
         then.fixture, then.event, "--into", then.fixture.db, "--force", "--target-cmroot", str(then.fixture.cmroot)
     )
     assert answer.code == 0, answer
-    assert answer.said["dropped"] == [f"{then.fixture.db}.later"]
+    assert answer.output["dropped"] == [f"{then.fixture.db}.later"]
     assert not differences(then.state(), then.before)
     for text in ("later", "3", "new", "outside, other", "never captured"):
         assert then.kept(text).read_text() == then.text(text)
@@ -49,7 +49,7 @@ def test_forced_the_live_database_becomes_what_it_was_and_loses_no_byte(then: Re
 
 def test_forced_a_single_live_table_comes_back_and_the_others_stay(then: RestoreFixture) -> None:
     answer = restore(then.fixture, then.event, "--table", "t", "--into", then.fixture.db, "--force")
-    assert (answer.code, answer.said["dropped"]) == (0, [])
+    assert (answer.code, answer.output["dropped"]) == (0, [])
     wanted = {
         key: then.before[key] if key in ("table t", "table t files") else value for key, value in then.after.items()
     }
@@ -61,7 +61,7 @@ def test_forced_into_a_replica_it_is_one_no_more(then: RestoreFixture) -> None:
     assert fixture.dump().code == 0 and fixture.load().code == 0
     replica = ["--into", fixture.db, "--force", "--warehouse", str(fixture.warehouse)]
     answer = restore(fixture, then.event, *replica, target=fixture.target_uri)
-    assert answer.code == 0 and "replica" in answer.said["warnings"][0]
+    assert answer.code == 0 and "replica" in answer.output["warnings"][0]
     assert not differences(then.state(uri=fixture.target_uri), then.before)
     fails(fixture.load(), 6, "Refused", "not made by replication")
 

@@ -166,7 +166,7 @@ class History:
         self.run(dump, done=out / "_finished_dump")
         replica = PlainDatabase(self.fixture.target.metastore, f"{self.fixture.db}_{consumer}", self.fixture.warehouse)
         loaded = self.run([*self.fixture.load_arguments(out), "--rename-db", f"{self.fixture.db}={replica.name}"])
-        assert loaded.said.get("missing", []) == []
+        assert loaded.output.get("missing", []) == []
         assert replica.shown() == wanted, (consumer, event)
         self.at[consumer] = chosen
 

@@ -81,7 +81,7 @@ def write(fixture: ReplicationFixture, number: int) -> None:
 
 def refused(answer: Answer) -> str:
     assert (answer.code, answer.error) == (6, "Refused"), answer
-    assert answer.said["hint"]
+    assert answer.output["hint"]
     return answer.message
 
 
@@ -322,12 +322,12 @@ def test_setting_roles_is_nothing_for_a_capture_and_verify_sees_no_difference(pa
     verified = command(
         "verify", "--source", pair.source_uri, "--target", pair.target_uri, "--db", pair.db, "--engine", "local"
     )
-    assert (verified.code, verified.said["differences"]) == (0, [])
+    assert (verified.code, verified.output["differences"]) == (0, [])
 
 
 def record_kinds(fixture: ReplicationFixture) -> list[str]:
     answer = command("show", str(fixture.cmroot))
-    return [each["change"]["kind"] for each in answer.said["records"]]
+    return [each["change"]["kind"] for each in answer.output["records"]]
 
 
 def test_a_dump_of_a_replica_or_a_fenced_database_is_refused(pair: ReplicationFixture) -> None:
@@ -461,16 +461,16 @@ def role(*arguments: str) -> Answer:
 
 def test_an_operator_sees_and_sets_roles(fixture: ReplicationFixture) -> None:
     here = ("--metastore", fixture.source_uri, "--db", fixture.db)
-    assert role("show", *here).said["databases"] == [{"db": fixture.db, "role": "none", "epoch": 0, "by": ""}]
+    assert role("show", *here).output["databases"] == [{"db": fixture.db, "role": "none", "epoch": 0, "by": ""}]
     planned = role("set", *here, "--role", "primary", "--dry-run")
-    assert (planned.said["status"], planned.said["after"]["epoch"]) == ("planned", 1)
+    assert (planned.output["status"], planned.output["after"]["epoch"]) == ("planned", 1)
     assert source_role(fixture) == RoleMark()
     done = role("set", *here, "--role", "primary")
-    assert (done.code, done.said["status"]) == (0, "set")
-    assert role("set", *here, "--role", "primary").said["status"] == "unchanged"
-    (shown,) = role("show", *here).said["databases"]
+    assert (done.code, done.output["status"]) == (0, "set")
+    assert role("set", *here, "--role", "primary").output["status"] == "unchanged"
+    (shown,) = role("show", *here).output["databases"]
     assert (shown["role"], shown["epoch"]) == ("primary", 1) and shown["by"]
-    everywhere = role("show", "--metastore", fixture.source_uri).said["databases"]
+    everywhere = role("show", "--metastore", fixture.source_uri).output["databases"]
     assert fixture.db in [each["db"] for each in everywhere] and all(each["epoch"] for each in everywhere)
 
 
@@ -478,8 +478,8 @@ def test_an_operator_is_told_what_a_change_can_cost_and_must_force_it(fixture: R
     here = ("--metastore", fixture.source_uri, "--db", fixture.db)
     turn(fixture.source.metastore, fixture.db, REPLICA, 1)
     answer = role("set", *here, "--role", "primary")
-    assert "both take writes" in refused(answer) and "--force" in answer.said["hint"]
-    assert answer.said["after"] == {"role": "primary", "epoch": 2, "by": ""}
+    assert "both take writes" in refused(answer) and "--force" in answer.output["hint"]
+    assert answer.output["after"] == {"role": "primary", "epoch": 2, "by": ""}
     assert source_role(fixture) == RoleMark(REPLICA, 1)
     assert role("set", *here, "--role", "primary", "--force").code == 0
     assert source_role(fixture) == RoleMark(PRIMARY, 2)

@@ -134,12 +134,12 @@ def test_a_load_without_the_sources_root_says_how_to_confirm(fixture: Replicatio
     (fixture.cmroot / "slots").write_text("not a directory")
     loaded = fixture.load()
     assert loaded.code == 0
-    (warning,) = loaded.said["warnings"]
+    (warning,) = loaded.output["warnings"]
     assert f"replicator cm slots confirm {SLOT} --cmroot {fixture.cmroot} --at {fixture.last}" in warning
     (fixture.cmroot / "slots").unlink()
     (fixture.here / "slots").rename(fixture.cmroot / "slots")
     again = fixture.load()  # all it has to do is to say so
-    assert (again.code, again.said["status"], again.said["warnings"]) == (0, "already loaded", [])
+    assert (again.code, again.output["status"], again.output["warnings"]) == (0, "already loaded", [])
     assert not slots(str(fixture.cmroot))[0].awaits
 
 
@@ -147,7 +147,7 @@ def test_a_slot_that_was_dropped_is_told_by_the_load_and_not_made_again(fixture:
     next_dump(fixture)
     drop_slot(str(fixture.cmroot), SLOT)
     loaded = fixture.load()
-    assert loaded.code == 0 and SLOT in loaded.said["warnings"][0]
+    assert loaded.code == 0 and SLOT in loaded.output["warnings"][0]
     assert slots(str(fixture.cmroot)) == []
 
 
@@ -156,7 +156,7 @@ def test_a_slot_that_was_given_up_is_refused_before_anything_is_captured(fixture
     give_up_slot(str(fixture.cmroot), SLOT, now=lambda: 1_800_000_000)
     refused = fixture.dump("--slot", SLOT)
     assert (refused.code, refused.error) == (2, "PinError")
-    assert "given up" in refused.message and "slots drop" in refused.said["hint"]
+    assert "given up" in refused.message and "slots drop" in refused.output["hint"]
 
 
 def test_a_name_that_cannot_be_one_is_refused(fixture: ReplicationFixture) -> None:
@@ -170,9 +170,9 @@ def test_the_dry_run_says_where_the_dump_would_begin(fixture: ReplicationFixture
     assert fixture.load().code == 0
     change(fixture, 1)
     planned = fixture.dump("--slot", SLOT, "--dry-run")
-    assert (planned.said["kind"], planned.said["from_event"]) == ("incremental", first.end.event)
+    assert (planned.output["kind"], planned.output["from_event"]) == ("incremental", first.end.event)
     planned = fixture.dump("--slot", "another", "--dry-run")
-    assert planned.said["kind"] == "bootstrap"
+    assert planned.output["kind"] == "bootstrap"
     assert [slot.name for slot in slots(str(fixture.cmroot))] == [SLOT]
 
 
@@ -243,7 +243,7 @@ def test_a_load_that_was_killed_before_it_confirmed_confirms_when_it_is_run_agai
     arguments = fixture.load_arguments(fixture.last)
     run_with(fault, arguments)
     again = fixture.load()
-    assert (again.code, again.said["status"]) == (0, "already loaded")
+    assert (again.code, again.output["status"]) == (0, "already loaded")
     slot = slots(str(fixture.cmroot))[0]
     assert (slot.position, slot.awaits) == (dumped.end.position, "")
     fixture.is_same()
@@ -273,7 +273,7 @@ def test_what_a_narrower_dump_left_out_is_not_passed_over_by_the_next_wider_one(
     assert fixture.load().code == 0
     refused = fixture.dump("--slot", SLOT)
     assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
-    assert "--include t" in refused.message and f"slots drop {SLOT}" in str(refused.said["hint"])
+    assert "--include t" in refused.message and f"slots drop {SLOT}" in str(refused.output["hint"])
     change(fixture, 2)
     assert next_dump(fixture, "--include", "t").kind == "incremental"
     assert fixture.load().code == 0

@@ -61,7 +61,7 @@ def away(place: Path) -> Callable[[], None]:
 
 def lacking(answer: Answer) -> list[str]:
     return [
-        each["object"] + f"/{each['partition']}" * bool(each["partition"]) for each in answer.said["not_replicated"]
+        each["object"] + f"/{each['partition']}" * bool(each["partition"]) for each in answer.output["not_replicated"]
     ]
 
 
@@ -71,19 +71,19 @@ def test_a_policy_keeps_the_replica_of_a_database_whose_directory_is_away(replic
     back = away(db.home)
     for _ in range(2):
         run = run_policy(replication, "sync")
-        assert (run.code, run.said["status"], run.said["files_removed"]) == (3, "incomplete", 0), run
+        assert (run.code, run.output["status"], run.output["files_removed"]) == (3, "incomplete", 0), run
         assert lacking(run) == everything
         assert replica.shown() == before
     lag = run_policy(replication, "lag")
-    assert (lag.said["status"], lacking(lag)) == ("behind", everything)
-    assert [each["table"] for each in lag.said["tables"]] == [f"{db.name}.p", f"{db.name}.t"]
+    assert (lag.output["status"], lacking(lag)) == ("behind", everything)
+    assert [each["table"] for each in lag.output["tables"]] == [f"{db.name}.p", f"{db.name}.t"]
     status = command("status", "--target", replication.target_uri, "--source", replication.source_uri, "--db", db.name)
-    assert (status.said["status"], lacking(status)) == ("behind", everything)
+    assert (status.output["status"], lacking(status)) == ("behind", everything)
 
     back()
     run = run_policy(replication, "sync")
-    assert (run.code, run.said["status"], run.said["files_copied"]) == (0, "nothing", 0), run
-    assert (lacking(run), run_policy(replication, "lag").said["status"]) == ([], "current")
+    assert (run.code, run.output["status"], run.output["files_copied"]) == (0, "nothing", 0), run
+    assert (lacking(run), run_policy(replication, "lag").output["status"]) == ([], "current")
     replication.is_same()
 
 
@@ -93,7 +93,7 @@ def test_what_changes_meanwhile_elsewhere_is_replicated(replication: Replication
     back = away(db.home / "t")
     db.write("p/p=a", {"more": TEXT})
     run = run_policy(replication, "sync")
-    assert (run.code, lacking(run), run.said["files_copied"]) == (3, [f"{db.name}.t"], 1)
+    assert (run.code, lacking(run), run.output["files_copied"]) == (3, [f"{db.name}.t"], 1)
     shown = replication.replica().shown()
     assert shown["t"] == before["t"] and set(shown["p/p=a"]["files"]) == {"f", "more"}
     back()
@@ -110,8 +110,8 @@ def test_a_failover_says_what_the_replica_could_not_see(replication: Replication
     assert run_policy(replication, "sync").code == 3
     turned = run_policy(replication, "failover", "--force")
     assert turned.code == 0, turned
-    assert {each["object"] for each in turned.said["loss"]["not_replicated"]} == {f"{db.name}.t", f"{db.name}.p"}
-    assert any(f"{db.name}.t: its directory" in each for each in turned.said["warnings"])
+    assert {each["object"] for each in turned.output["loss"]["not_replicated"]} == {f"{db.name}.t", f"{db.name}.p"}
+    assert any(f"{db.name}.t: its directory" in each for each in turned.output["warnings"])
     assert replication.replica().shown() == before
 
 
@@ -120,17 +120,17 @@ def test_a_dump_carries_what_nobody_could_see_to_its_load(fixture: ReplicationFi
     back = away(fixture.source.home)
     everything = [f"{fixture.db}.p/p=a", f"{fixture.db}.p/p=b", f"{fixture.db}.t"]
     dumped = fixture.dump(since=first)
-    assert (dumped.code, dumped.said["status"], lacking(dumped)) == (3, "incomplete", everything)
+    assert (dumped.code, dumped.output["status"], lacking(dumped)) == (3, "incomplete", everything)
     for status in ("incomplete", "already loaded"):
         loaded = fixture.load()
-        assert (loaded.code, loaded.said["status"], lacking(loaded)) == (3, status, everything)
-        assert loaded.said["files_removed"] == 0 and fixture.target.shown() == before
+        assert (loaded.code, loaded.output["status"], lacking(loaded)) == (3, status, everything)
+        assert loaded.output["files_removed"] == 0 and fixture.target.shown() == before
 
     for path in fixture.cmroot.glob("manifest.sqlite*"):  # the log itself says it
         path.unlink()
     assert lacking(fixture.dump("--no-capture", since=first)) == everything
     whole = fixture.dump("--no-capture")
-    assert (whole.code, whole.said["files"]) == (3, 4)
+    assert (whole.code, whole.output["files"]) == (3, 4)
     assert fixture.load(None, "--overwrite").code == 3  # a bootstrap: the bytes are in $cmroot
     assert {name: each.get("files") for name, each in fixture.target.shown().items()} == {
         name: each.get("files") for name, each in before.items()
@@ -146,7 +146,7 @@ def test_what_no_capture_has_ever_seen_stays_on_the_replica_too(fixture: Replica
     away(fixture.source.home / "p" / "p=a")
     (fixture.source.home / "p" / "p=b" / "f").unlink()
     dumped = fixture.dump(cmroot=fixture.here / "other")
-    assert (dumped.code, lacking(dumped), dumped.said["files"]) == (3, [f"{fixture.db}.p/p=a", f"{fixture.db}.t"], 0)
+    assert (dumped.code, lacking(dumped), dumped.output["files"]) == (3, [f"{fixture.db}.p/p=a", f"{fixture.db}.t"], 0)
     assert fixture.load(None, "--overwrite").code == 6  # of what is away the dump does not know how much there is
     loaded = fixture.load(None, "--overwrite", "--allow-removals")
     assert loaded.code == 3, loaded
@@ -178,7 +178,7 @@ def test_a_person_may_declare_a_table_or_partition_empty(replication: Replicatio
     wrong = run_policy(replication, "sync", "--empty", f"{db.name}.nothing")
     assert wrong.code == 2 and f"{db.name}.nothing" in wrong.message
     run = run_policy(replication, "sync", "--empty", f"{db.name}.t", "--empty", f"{db.name}.p/p=a")
-    assert (run.code, lacking(run), run.said["files_removed"]) == (0, [], 3), run
+    assert (run.code, lacking(run), run.output["files_removed"]) == (0, [], 3), run
     shown = replication.replica().shown()
     assert (shown["t"]["files"], shown["p/p=a"]["files"], len(shown["p/p=b"]["files"])) == ({}, {}, 1)
     assert run_policy(replication, "sync").code == 0  # it holds
@@ -207,7 +207,7 @@ def test_tables_without_a_directory_from_the_beginning_are_named(replication: Re
     nowhere.mkdir()
     (nowhere / "f").write_text(TEXT)
     run = run_policy(replication, "sync")
-    assert (run.code, lacking(run), run.said["files_copied"]) == (0, [], 1)
+    assert (run.code, lacking(run), run.output["files_copied"]) == (0, [], 1)
 
 
 @pytest.fixture
@@ -263,8 +263,8 @@ def test_a_directory_that_cannot_be_listed_is_unknown_and_the_others_go_on(repli
     (db.home / "t").symlink_to(db.home / "t")  # "too many levels of symbolic links" is not "no such file"
     db.write("p/p=b", {"g": TEXT})
     run = run_policy(replication, "sync")
-    assert (run.code, lacking(run), run.said["files_copied"]) == (3, [f"{db.name}.t"], 1), run
-    assert "Too many levels" in run.said["not_replicated"][0]["reason"]
+    assert (run.code, lacking(run), run.output["files_copied"]) == (3, [f"{db.name}.t"], 1), run
+    assert "Too many levels" in run.output["not_replicated"][0]["reason"]
     assert replication.replica().shown()["t"] == before
     (db.home / "t").unlink()
     back()
@@ -282,13 +282,13 @@ def test_a_wider_increment_does_not_pass_over_what_a_narrower_one_left_out(fixtu
     assert fixture.dump("--include", "t", since=whole).code == 0
     narrow = fixture.last
     loaded = fixture.load()
-    assert (loaded.code, loaded.said["files_copied"]) == (0, 1), loaded
+    assert (loaded.code, loaded.output["files_copied"]) == (0, 1), loaded
     before = fixture.target.everything()
 
     refused = fixture.dump(since=narrow)
     assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
     assert "--include t" in refused.message
-    for since in (str(whole), str(loaded.said["to_event"])):
+    for since in (str(whole), str(loaded.output["to_event"])):
         assert fixture.dump(since=since).code == 0
         refused = fixture.load()
         assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
@@ -313,7 +313,7 @@ def test_increments_of_all_do_not_follow_a_bootstrap_of_some(
     first = fixture.last
     assert fixture.load().code == 0
     fixture.source.write("t", {"three": TEXT})
-    assert fixture.dump(since=str(fixture.dump("--no-capture", "--exclude", "p").said["to_event"])).code == 0
+    assert fixture.dump(since=str(fixture.dump("--no-capture", "--exclude", "p").output["to_event"])).code == 0
     refused = fixture.load()
     assert (refused.code, refused.error) == (5, "BootstrapNeeded"), refused
     assert fixture.dump("--exclude", "p", "--exclude", "q", since=first).code == 0
@@ -363,12 +363,12 @@ def test_a_policy_bootstraps_what_somebody_loaded_a_part_of(replication: Replica
         "--engine",
         "local",
     )
-    assert loaded.code == 0, loaded.said
+    assert loaded.code == 0, loaded.output
     run = run_policy(replication, "sync")
-    assert (run.code, list(run.said["bootstrapped"])) == (0, [db.name]), run
+    assert (run.code, list(run.output["bootstrapped"])) == (0, [db.name]), run
     replication.is_same()
     db.write("t", {"four": TEXT})
-    assert run_policy(replication, "sync").said["kind"] == "incremental"
+    assert run_policy(replication, "sync").output["kind"] == "incremental"
 
 
 # ---- the brake, and what a plan says --------------------------------------------------------------------------------
@@ -383,18 +383,18 @@ def test_a_load_that_would_take_most_of_a_replica_stops_before_it_changes_anythi
     (db.home / "large" / "g").unlink()
     refused = run_policy(replication, "sync")
     assert (refused.code, refused.error) == (6, "Refused"), refused
-    assert f"{db.name}.large" in refused.message and "--allow-removals" in refused.said["hint"]
+    assert f"{db.name}.large" in refused.message and "--allow-removals" in refused.output["hint"]
     assert replication.replica().everything() == before
     assert run_policy(replication, "sync", "--max-share", "0.1").code == 6
     assert run_policy(replication, "sync", "--max-share", "0.9", "--max-bytes", "100").code == 6
     out = replication.here / "plan.json"
     planned = run_policy(replication, "plan", "--out", str(out))
-    assert any("would be refused" in each for each in planned.said["warnings"]), planned
+    assert any("would be refused" in each for each in planned.output["warnings"]), planned
     applied = command("--config", str(replication.config()), "apply", str(out))
     assert (applied.code, applied.error) == (6, "Refused")
     assert replication.replica().everything() == before
     run = run_policy(replication, "sync", "--allow-removals")
-    assert (run.code, run.said["files_removed"]) == (0, 2)
+    assert (run.code, run.output["files_removed"]) == (0, 2)
     replication.is_same()
 
 
@@ -471,13 +471,13 @@ def test_a_check_names_what_is_away(replication: Replication) -> None:
     back = away(db.home / "t")
     assert run_policy(replication, "sync").code == 3
     checked = run_policy(replication, "check")
-    (reported,) = [each for each in checked.said["findings"] if each["name"] == "not replicated"]
+    (reported,) = [each for each in checked.output["findings"] if each["name"] == "not replicated"]
     assert (checked.code, lacking(checked), reported["health"]) == (3, [f"{db.name}.t"], "warning"), checked
     assert f"{db.name}.t: its directory" in reported["text"]
     back()
     assert run_policy(replication, "sync").code == 0
     checked = run_policy(replication, "check")
-    (reported,) = [each for each in checked.said["findings"] if each["name"] == "not replicated"]
+    (reported,) = [each for each in checked.output["findings"] if each["name"] == "not replicated"]
     assert (lacking(checked), reported["health"]) == ([], "ok"), checked
 
 
@@ -494,7 +494,7 @@ def test_a_repair_names_what_is_away_and_the_replica_goes_on_saying_it(replicati
     for more in ("--dry-run",), ():
         mended = repair(replication, *more)
         assert (mended.code, lacking(mended)) == (3, [f"{db.name}.t"]), mended
-    assert (mended.said["status"], mended.said["files_copied"], replica.shown()) == ("incomplete", 1, before)
+    assert (mended.output["status"], mended.output["files_copied"], replica.shown()) == ("incomplete", 1, before)
     assert repair(replication, "--table", "p").code == 0  # of which nothing is lacking
     assert lacking(run_policy(replication, "lag")) == [f"{db.name}.t"]
     assert run_policy(replication, "sync").code == 0
@@ -508,13 +508,13 @@ def test_a_plan_prices_what_is_dropped_and_the_apply_does_that(replication: Repl
     out = replication.here / "plan.json"
     planned = run_policy(replication, "plan", "--out", str(out))
     assert planned.code == 0, planned
-    cost = planned.said["cost"]
+    cost = planned.output["cost"]
     assert (cost["files_removed"], cost["bytes_removed"], cost["partitions_removed"]) == (3, len(TEXT) * 4, 1)
-    assert planned.said["drops"] == [f"{db.name}.p/p=a", f"{db.name}.t"]
-    gone = {(each["object"], each["partition"]): each["bytes"] for each in planned.said["loads"][0]["gone"]}
+    assert planned.output["drops"] == [f"{db.name}.p/p=a", f"{db.name}.t"]
+    gone = {(each["object"], each["partition"]): each["bytes"] for each in planned.output["loads"][0]["gone"]}
     assert gone == {(f"{db.name}.t", ""): len(TEXT) * 3, (f"{db.name}.p", "p=a"): len(TEXT)}
     applied = command("--config", str(replication.config()), "apply", str(out))
-    assert (applied.code, applied.said["files_removed"]) == (0, 3), applied
+    assert (applied.code, applied.output["files_removed"]) == (0, 3), applied
     replication.is_same()
 
 
@@ -528,13 +528,13 @@ def test_a_dry_run_of_a_load_prices_what_goes(fixture: ReplicationFixture) -> No
     before = fixture.target.everything()
     planned = fixture.load(None, "--dry-run")
     assert planned.code == 0 and fixture.target.everything() == before
-    assert (planned.said["files_to_remove"], planned.said["partitions_to_drop"]) == (4, 1), planned
-    assert planned.said["bytes_to_remove"] == len(TEXT) * 7
-    assert {(each["object"], each["partition"], each["files"]) for each in planned.said["gone"]} == {
+    assert (planned.output["files_to_remove"], planned.output["partitions_to_drop"]) == (4, 1), planned
+    assert planned.output["bytes_to_remove"] == len(TEXT) * 7
+    assert {(each["object"], each["partition"], each["files"]) for each in planned.output["gone"]} == {
         (f"{fixture.db}.t", "", 2),
         (f"{fixture.db}.p", "p=a", 1),
         (f"{fixture.db}.p", "p=b", 1),
     }
     loaded = fixture.load()
-    assert (loaded.code, loaded.said["files_removed"]) == (0, 4)
+    assert (loaded.code, loaded.output["files_removed"]) == (0, 4)
     fixture.is_same()

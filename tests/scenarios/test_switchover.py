@@ -152,13 +152,13 @@ def test_a_dry_run_checks_and_changes_nothing(pair: Replication) -> None:
     before = pair.db("a").everything(), pair.replica("a").everything(), roles(pair)
     pair.db("a").write("t", {"second": "2"})
     answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
-    assert (answer.code, answer.said["status"], answer.said["primary"]) == (0, "ready", "target")
+    assert (answer.code, answer.output["status"], answer.output["primary"]) == (0, "ready", "target")
     assert pair.replica("a").everything() == before[1] and roles(pair) == before[2]
     assert pair.memory.read_role_change() is None
     mark = read_role(pair.target, f"{pair.name}_a")
     set_role(pair.target, f"{pair.name}_a", Role.FENCED, 1, expect=mark)
     answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
-    assert answer.code == 6 and "not the replica" in answer.said["problems"][0]
+    assert answer.code == 6 and "not the replica" in answer.output["problems"][0]
     with pytest.raises(Refused, match="not the replica"):
         turn(pair)
     assert pair.memory.read_role_change() is None
@@ -202,7 +202,7 @@ def test_a_switchover_killed_at_every_step_is_completed_by_running_it_again(pair
     assert roles(pair) == are("replica at epoch 3", "primary at epoch 3")
     same(pair)
     answer = command(*arguments)
-    assert (answer.code, answer.said["status"]) == (0, "nothing")
+    assert (answer.code, answer.output["status"]) == (0, "nothing")
 
 
 def test_it_is_taken_back_before_the_flip_and_not_after(pair: Replication) -> None:
@@ -213,7 +213,7 @@ def test_it_is_taken_back_before_the_flip_and_not_after(pair: Replication) -> No
     answer = command(*arguments, "--to", "source")
     assert answer.code == 6 and "other side" in answer.message
     answer = command(*arguments, "--abort")
-    assert (answer.code, answer.said["status"]) == (0, "aborted")
+    assert (answer.code, answer.output["status"]) == (0, "aborted")
     assert {roles(pair)[db] for db in ("a", "b")} == {"primary at epoch 3"}
     assert command(*arguments, "--abort").code == 6  # there is none any more
     pair.db("a").write("t", {"third": "3"})
@@ -269,7 +269,7 @@ def test_one_that_follows_the_policy_turns_with_it_and_back(pair: Replication) -
             ("source", pair.db("a"), pair.replica("a")),
         ):
             answer = command("--config", str(pair.config()), "switchover", pair.name, "--to", to, "--wait", "60s")
-            assert (answer.code, answer.said["primary"]) == (0, to), following.reported()
+            assert (answer.code, answer.output["primary"]) == (0, to), following.reported()
             writer.write("t", {f"by {to}": to})
             until((reader.home / "t" / f"by {to}").exists, following.reported)
         following.end()

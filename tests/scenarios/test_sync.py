@@ -72,9 +72,9 @@ def test_changes_elsewhere_move_the_checkpoint_without_a_dump(pair: Replication)
     other.db("a").table("t", {"first": "1"})
     run = pair.sync()
     assert (run.status, run.dumps) == ("nothing", [])
-    said = pair.target.database(f"{pair.name}_a").parameters
-    assert said["repl.last.id"] == str(run.to_event) == str(pair.source.current_event_id())
-    assert said["replicator.position"] == str(run.position)
+    output = pair.target.database(f"{pair.name}_a").parameters
+    assert output["repl.last.id"] == str(run.to_event) == str(pair.source.current_event_id())
+    assert output["replicator.position"] == str(run.position)
     pair.db("a").write("t", {"second": "2"})
     assert pair.sync().kind == "incremental"
     pair.is_same()
@@ -347,7 +347,9 @@ def test_an_edited_rename_makes_the_old_replica_one_that_left(pair: Replication)
     assert run.left == [name] and pair.replica("a").exists() and pair.replica("x").exists()
     assert pair.sync().left == [name]  # not forgotten
     (scope,) = [
-        f for f in command("--config", str(pair.config()), "check", pair.name).said["findings"] if f["name"] == "scope"
+        f
+        for f in command("--config", str(pair.config()), "check", pair.name).output["findings"]
+        if f["name"] == "scope"
     ]
     assert f"{name} as {name}" in scope["text"]
     run = pair.sync(drop_left=True)

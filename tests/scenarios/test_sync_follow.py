@@ -90,9 +90,9 @@ class Following:
         self.child.send_signal(how)
         out, _ = self.child.communicate(timeout=PATIENCE)
         assert self.child.returncode == 128 + how, self.reported()
-        said = json.loads(out)
-        assert isinstance(said, dict)
-        return said
+        output = json.loads(out)
+        assert isinstance(output, dict)
+        return output
 
 
 def until(what: Callable[[], object], reported: Callable[[], str] = str) -> float:
@@ -125,8 +125,8 @@ def test_a_change_is_soon_on_the_target_and_both_metastores_may_restart(
         pair.db("a").write("t", {"fourth": "4"})
         target.start()
         until((home / "fourth").exists, following.reported)
-        said = following.end()
-    assert said["status"] == "stopped" and isinstance(said["failures"], int) and said["failures"] > 0
+        output = following.end()
+    assert output["status"] == "stopped" and isinstance(output["failures"], int) and output["failures"] > 0
     pair.sync()
     pair.is_same()
     assert "failed" in {run.status for run in pair.memory.runs().runs}
@@ -146,11 +146,11 @@ def test_a_source_that_is_gone_is_said_to_be_and_nothing_is_lost_when_it_is_back
     assert (answer.code, answer.error) == (75, "MetastoreUnreachable")
     for verb in ("lag", "status"):
         answer = command("--config", str(pair.config()), verb, pair.name)
-        said = answer.said
-        assert (answer.code, said["status"], said["at_least"]) == (3, "blocked", True)
-        assert list(said["unreachable"]) == ["source"] and "the source does not answer" in said["blocks"][0]
-        assert said["last_good_run"] and said["event"] == said["databases"][0]["event"] == said["source_event"]
-        roles = [(each["db"], each["source_role"], each["target_role"]) for each in said["databases"]]
+        output = answer.output
+        assert (answer.code, output["status"], output["at_least"]) == (3, "blocked", True)
+        assert list(output["unreachable"]) == ["source"] and "the source does not answer" in output["blocks"][0]
+        assert output["last_good_run"] and output["event"] == output["databases"][0]["event"] == output["source_event"]
+        roles = [(each["db"], each["source_role"], each["target_role"]) for each in output["databases"]]
         assert roles == [(f"{pair.name}_a", "", "replica at epoch 1")]
     # It comes back after a day, when its log no longer has what was not captured.
     source.start(**{"hive.metastore.event.db.listener.timetolive": "1s"})
@@ -174,7 +174,7 @@ def test_a_night_without_the_source_is_one_line_of_the_history(
         source.stop()
         until(lambda: following.reported().count("MetastoreUnreachable") >= 3, following.reported)
         failed = [run for run in pair.memory.runs().runs if "MetastoreUnreachable" in run.error]
-        first = command("--config", str(pair.config()), "history", pair.name).said["runs"][0]
+        first = command("--config", str(pair.config()), "history", pair.name).output["runs"][0]
         assert len(failed) <= 2  # one of a run that had begun, one of all rounds that could not
         assert first["status"] == "failed" and first["ended"] > first["started"]
         following.end()

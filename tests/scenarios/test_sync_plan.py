@@ -31,7 +31,7 @@ def run(pair: Replication, verb: str, *arguments: str) -> Answer:
 def plan(pair: Replication, *more: str) -> dict[str, Any]:
     answer = run(pair, "plan", pair.name, "--out", str(pair.here / "plan.json"), *more)
     assert answer.code == 0, answer
-    return answer.said
+    return answer.output
 
 
 def apply(pair: Replication) -> Answer:
@@ -40,7 +40,7 @@ def apply(pair: Replication) -> Answer:
 
 def refused(answer: Answer, why: str) -> None:
     assert (answer.code, answer.error) == (6, "Refused"), answer
-    assert any(why in each for each in answer.said["moved"]), answer
+    assert any(why in each for each in answer.output["moved"]), answer
 
 
 def everything(pair: Replication) -> Any:
@@ -48,13 +48,13 @@ def everything(pair: Replication) -> Any:
 
 
 def test_a_plan_has_a_price_and_applying_it_costs_exactly_that(pair: Replication) -> None:
-    said = plan(pair)
+    output = plan(pair)
     assert not pair.replica("a").exists()
-    cost = said["cost"]
+    cost = output["cost"]
     assert (cost["files"], cost["bytes"], cost["files_from_source"], cost["missing"]) == (2, 3, 2, 0)
-    assert said["loads"][0]["steps"]["create_tables"] == [f"{pair.name}_a.t"]
+    assert output["loads"][0]["steps"]["create_tables"] == [f"{pair.name}_a.t"]
     done = apply(pair)
-    assert (done.code, done.said["files_copied"], done.said["bytes_copied"]) == (0, 2, 3)
+    assert (done.code, done.output["files_copied"], done.output["bytes_copied"]) == (0, 2, 3)
     pair.is_same()
     source = pair.db("a")
     source.write("t", {"third": "333"})
@@ -62,14 +62,14 @@ def test_a_plan_has_a_price_and_applying_it_costs_exactly_that(pair: Replication
     source.table("passing", {"file": "5"})
     source.drop("passing")
     source.drop("t")
-    said = plan(pair)
-    cost = said["cost"]
+    output = plan(pair)
+    cost = output["cost"]
     assert (cost["files"], cost["bytes"]) == (1, 4)
     assert cost["squashed"] > 0 and cost["events"] >= 4
-    assert said["loads"][0]["steps"]["drop_tables"] == [f"{pair.name}_a.t"]
+    assert output["loads"][0]["steps"]["drop_tables"] == [f"{pair.name}_a.t"]
     assert pair.replica("a").shown().keys() == {"t"}
     done = apply(pair)
-    assert (done.code, done.said["files_copied"], done.said["position"]) == (0, 1, said["position"])
+    assert (done.code, done.output["files_copied"], done.output["position"]) == (0, 1, output["position"])
     pair.is_same()
     assert pair.sync().status == "nothing"
     assert [each.kind for each in pair.memory.runs().runs] == ["nothing", "incremental", "bootstrap"]
@@ -80,7 +80,7 @@ def test_a_plan_loads_its_own_dump_and_leaves_later_changes_to_the_next(pair: Re
     pair.db("a").write("t", {"third": "3"})
     plan(pair)
     pair.db("a").write("t", {"fourth": "4"})
-    assert apply(pair).said["files_copied"] == 1
+    assert apply(pair).output["files_copied"] == 1
     assert set(pair.replica("a").shown()["t"]["files"]) == {"first", "second", "third"}
     pair.sync()
     pair.is_same()
@@ -131,9 +131,9 @@ def test_a_plan_is_refused_when_roles_have_turned_or_the_policy_was_edited(pair:
 
 def test_nothing_new_makes_an_empty_plan(pair: Replication) -> None:
     pair.sync()
-    said = plan(pair)
-    assert (said["loads"], said["cost"]["files"]) == ([], 0)
-    assert apply(pair).said["status"] == "nothing"
+    output = plan(pair)
+    assert (output["loads"], output["cost"]["files"]) == ([], 0)
+    assert apply(pair).output["status"] == "nothing"
 
 
 def test_what_left_the_policy_is_in_the_plan_and_goes_only_with_consent(pair: Replication) -> None:
@@ -141,9 +141,9 @@ def test_what_left_the_policy_is_in_the_plan_and_goes_only_with_consent(pair: Re
     pair.sync()
     pair.keys["databases"] = f"{pair.name}_a"
     assert plan(pair)["left"] == [f"{pair.name}_b"]
-    assert apply(pair).said["left"] == [f"{pair.name}_b"]
+    assert apply(pair).output["left"] == [f"{pair.name}_b"]
     assert plan(pair, "--drop-left")["drops"] == [f"{pair.name}_b", f"{pair.name}_b.u"]
-    assert apply(pair).said["dropped"] == [f"{pair.name}_b"]
+    assert apply(pair).output["dropped"] == [f"{pair.name}_b"]
     assert not pair.replica("b").exists()
 
 
@@ -153,7 +153,7 @@ def test_an_apply_that_was_killed_is_completed_by_applying_again(pair: Replicati
     assert run_with(Fault("after", "thrift", "create table"), arguments).killed
     assert apply(pair).code == 0
     pair.is_same()
-    assert apply(pair).said["status"] == "nothing"
+    assert apply(pair).output["status"] == "nothing"
 
 
 def test_no_plan_is_said_to_be_none(pair: Replication) -> None:
@@ -168,20 +168,20 @@ def test_no_plan_is_said_to_be_none(pair: Replication) -> None:
 
 def test_lag_is_told_per_policy_database_and_table(pair: Replication) -> None:
     answer = run(pair, "lag", pair.name)
-    assert (answer.code, answer.said["status"]) == (0, "none")
+    assert (answer.code, answer.output["status"]) == (0, "none")
     pair.sync()
-    assert run(pair, "lag", pair.name).said["status"] == "current"
+    assert run(pair, "lag", pair.name).output["status"] == "current"
     pair.db("a").alter("t", round="1")
     pair.db("a").table("u", {"file": "4444"})
-    said = run(pair, "lag", pair.name).said
-    assert (said["status"], said["events"], said["bytes"]) == ("behind", 2, 0)
-    assert {each["table"]: each["events"] for each in said["tables"]} == {f"{pair.name}_a.{name}": 1 for name in "tu"}
+    output = run(pair, "lag", pair.name).output
+    assert (output["status"], output["events"], output["bytes"]) == ("behind", 2, 0)
+    assert {each["table"]: each["events"] for each in output["tables"]} == {f"{pair.name}_a.{name}": 1 for name in "tu"}
     answer = command("capture", "--source", pair.source_uri, "--cmroot", str(pair.here / "cmroot"), "--engine", "local")
     assert answer.code == 0
-    said = run(pair, "status", pair.name).said
-    assert (said["events"], said["bytes"]) == (2, 4)
-    assert said["databases"][0]["bytes"] == 4
-    assert said["kept_seconds"] > 0 and said["reaches_back_seconds"] is not None
+    output = run(pair, "status", pair.name).output
+    assert (output["events"], output["bytes"]) == (2, 4)
+    assert output["databases"][0]["bytes"] == 4
+    assert output["kept_seconds"] > 0 and output["reaches_back_seconds"] is not None
 
 
 def test_lag_beyond_the_goal_is_late_and_a_failed_run_is_what_blocks(pair: Replication) -> None:
@@ -189,11 +189,11 @@ def test_lag_beyond_the_goal_is_late_and_a_failed_run_is_what_blocks(pair: Repli
     pair.keys["max_lag"] = "1ms"
     pair.db("a").table("u", {"file": "1"})
     deadline = time.monotonic() + 30
-    while run(pair, "lag", pair.name).said["status"] != "late":
+    while run(pair, "lag", pair.name).output["status"] != "late":
         assert time.monotonic() < deadline
     pair.replica("a").table("u", {"file": "mine"})
     assert run(pair, "sync", pair.name).code == 6
-    said = run(pair, "lag", pair.name).said
-    assert said["status"] == "blocked" and "not made by replication" in said["blocks"][0]
-    runs = run(pair, "history", pair.name).said["runs"]
+    output = run(pair, "lag", pair.name).output
+    assert output["status"] == "blocked" and "not made by replication" in output["blocks"][0]
+    runs = run(pair, "history", pair.name).output["runs"]
     assert [each["status"] for each in runs] == ["failed", "done"]

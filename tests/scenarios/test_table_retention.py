@@ -137,8 +137,8 @@ def test_what_cannot_be_read_stays_and_one_wrong_table_stops_no_other(db: Dated)
     done = db.run(code=3)
     assert (done["dropped"], done["ignored"]) == (1, 3) and old[0] not in db.values("good")
     assert {each["what"].partition(".")[2] for each in done["failed"]} == {"other_key", "flat"}
-    said = "\n".join(done["warnings"])
-    assert "'soon' is shorter" in said and "has no value" in said and "skip this hour" in said
+    output = "\n".join(done["warnings"])
+    assert "'soon' is shorter" in output and "has no value" in output and "skip this hour" in output
 
 
 def test_data_that_something_else_refers_to_stays_and_so_does_its_partition(db: Dated) -> None:

@@ -57,12 +57,16 @@ def test_a_replica_that_somebody_wrote_to_is_told_everywhere_until_it_is_repaire
     names = [f"{pair.name}_a.one", f"{pair.name}_a.two"]
 
     answer = command(*config, "sync", pair.name)
-    assert (answer.code, answer.said["status"], sorted(answer.said["compared"]["differing"])) == (4, "nothing", names)
-    for said in (answer.said, command(*config, "lag", pair.name).said):
-        assert any(all(name in text for name in names) and "repair" in text for text in said["warnings"])
-    (finding,) = [f for f in command(*config, "check", pair.name).said["findings"] if f["name"] == "verified"]
+    assert (answer.code, answer.output["status"], sorted(answer.output["compared"]["differing"])) == (
+        4,
+        "nothing",
+        names,
+    )
+    for output in (answer.output, command(*config, "lag", pair.name).output):
+        assert any(all(name in text for name in names) and "repair" in text for text in output["warnings"])
+    (finding,) = [f for f in command(*config, "check", pair.name).output["findings"] if f["name"] == "verified"]
     assert finding["health"] == "critical" and names[0] in finding["text"]
-    (last,) = command(*config, "history", pair.name, "--limit", "1").said["runs"]
+    (last,) = command(*config, "history", pair.name, "--limit", "1").output["runs"]
     assert sorted(last["compared"]["open"]) == names
 
     repaired = replicator.repair(
@@ -75,7 +79,7 @@ def test_a_replica_that_somebody_wrote_to_is_told_everywhere_until_it_is_repaire
     )
     assert repaired.status == "repaired" and repaired.files_copied == 1
     answer = command(*config, "sync", pair.name)
-    assert (answer.code, answer.said["compared"]["open"], answer.said["warnings"]) == (0, [], [])
+    assert (answer.code, answer.output["compared"]["open"], answer.output["warnings"]) == (0, [], [])
     pair.is_same()
 
 
@@ -129,8 +133,8 @@ def test_beside_following_a_difference_is_found_and_recorded_without_a_change_at
         until(recorded, following.reported)
         pair.db("a").write("one", {"more": "more"})
         until((pair.replica("a").home / "one/more").exists, following.reported)
-        said: dict[str, Any] = following.end()
-    assert said["sampled"] > 0 and any(f"{pair.name}_a.two" in text for text in said["warnings"])
+        output: dict[str, Any] = following.end()
+    assert output["sampled"] > 0 and any(f"{pair.name}_a.two" in text for text in output["warnings"])
 
 
 def test_what_verifies_beside_tries_again_after_a_failure_and_tells_of_it() -> None:

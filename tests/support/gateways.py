@@ -54,9 +54,9 @@ class Guarded:
 
     def call(self, name: str, *arguments: Any, **numbered: Any) -> Said:
         """A call through the gateway; must succeed."""
-        said = self.client.call(name, *arguments, **numbered)
-        assert not said.failed, said.message
-        return said
+        output = self.client.call(name, *arguments, **numbered)
+        assert not output.failed, output.message
+        return output
 
     def place(self, name: str) -> Path:
         return self.database.home / name

@@ -47,26 +47,26 @@ def reseal(directory: Path, marker: str = "_dumpmetadata") -> None:
     """Sizes and checksums of a directory of parts as its marker must say them, and of the marker as `_finished_dump`
     must. Parts that are not there, or not below the directory, keep what is said of them."""
     path = directory / marker
-    said = json.loads(path.read_bytes())
-    for part in said["parts"]:
+    output = json.loads(path.read_bytes())
+    for part in output["parts"]:
         place = directory / part["name"]
         if ".." not in part["name"] and place.is_file():
             data = place.read_bytes()
             part["size"], part["xxh3_128"] = len(data), xxhash.xxh3_128_hexdigest(data)
-    _write(path, said)
+    _write(path, output)
     finished = directory / "_finished_dump"
     if finished.exists():
         reported = json.loads(finished.read_bytes())
-        reported["xxh3_128"], reported["id"] = xxhash.xxh3_128_hexdigest(path.read_bytes()), said["metadata"]["id"]
+        reported["xxh3_128"], reported["id"] = xxhash.xxh3_128_hexdigest(path.read_bytes()), output["metadata"]["id"]
         _write(finished, reported)
 
 
 def edit_metadata(dump: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     """Changes what `_dumpmetadata` says."""
     path = dump / "_dumpmetadata"
-    said = json.loads(path.read_bytes())
-    edit(said)
-    _write(path, said)
+    output = json.loads(path.read_bytes())
+    edit(output)
+    _write(path, output)
     reseal(dump)
 
 

@@ -135,7 +135,7 @@ def place_of(warehouse: Warehouse, table: str) -> Path:
 def of_pyarrow(warehouse: Warehouse) -> tuple[list[Any], list[Any]]:
     """Rows of z.orc with their nanoseconds, and what the footers say."""
     ((partition,),) = warehouse.metastore.partitions("z", "orc", ["k=1"])
-    rows, said = [], []
+    rows, output = [], []
     for path in Path(partition.location.removeprefix("file:")).iterdir():
         if path.suffix == ".crc" or path.name.startswith("_"):
             continue
@@ -144,14 +144,14 @@ def of_pyarrow(warehouse: Warehouse) -> tuple[list[Any], list[Any]]:
         rows += zip(table["id"].to_pylist(), times, table["d"].to_pylist(), table["v"].to_pylist(), strict=True)
         with path.open("rb") as file:
             tail = orc_footer.read_tail(file)
-            said.append(
+            output.append(
                 (
                     path.name,
                     orc_stripes.zones_and_blooms(file, tail),
                     [each for each in tail.footer if each[0] in (4, 5, 11)],
                 )
             )
-    return sorted((row for row in rows if row[0] >= 100 or row[0] % 10), key=str), sorted(said, key=str)
+    return sorted((row for row in rows if row[0] >= 100 or row[0] % 10), key=str), sorted(output, key=str)
 
 
 def check_filters(warehouse: Warehouse) -> None:

@@ -27,9 +27,9 @@ def rows_of(path: Path) -> list[str]:
             reported = "SELECT each_row::VARCHAR || hash(each_row) FROM read_parquet(?) each_row"
             return [row for (row,) in connection.execute(reported, [str(path)]).fetchall()]
     if body[:3] == b"ORC":
-        return [said(row) for row in orc.read_table(path).to_pylist(maps_as_pydicts="strict")]
+        return [output(row) for row in orc.read_table(path).to_pylist(maps_as_pydicts="strict")]
     if body[:4] == b"Obj\x01":
-        return [said(record) for record in fastavro.reader(io.BytesIO(body))]
+        return [output(record) for record in fastavro.reader(io.BytesIO(body))]
     if body[:3] == b"SEQ":
         return [repr(value) for value in _sequence(Bytes(body))]
     if body[:3] == b"RCF":
@@ -37,13 +37,13 @@ def rows_of(path: Path) -> list[str]:
     return [repr(line) for line in _text(path).splitlines()]
 
 
-def said(value: Any) -> str:
+def output(value: Any) -> str:
     """A row as a text; maps have no order."""
     match value:
         case dict():
-            return f"{{{', '.join(sorted(f'{said(key)}: {said(each)}' for key, each in value.items()))}}}"
+            return f"{{{', '.join(sorted(f'{output(key)}: {output(each)}' for key, each in value.items()))}}}"
         case list() | tuple():
-            return f"[{', '.join(map(said, value))}]"
+            return f"[{', '.join(map(output, value))}]"
     return repr(value)
 
 

@@ -11,7 +11,7 @@ from random import Random
 
 import msgspec
 import purge_writers as writers
-from purge_readers import rows_of, said
+from purge_readers import output, rows_of
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.core.model import DEFAULT_PARTITION, partition_spec
@@ -296,7 +296,7 @@ class World:
             hives = made.deep and not made.format.is_sparks
             self.settings({"spark.sql.session.timeZone": "UTC", **(DEEP if hives else PLAIN)})
             rows = self.warehouse.rows(f"{self.db}.{name}")
-            found[name] = Counter(map(said, rows))
+            found[name] = Counter(map(output, rows))
             self.going.update(row[1] for row in rows if str(row[0]) in gone)
         return found
 

@@ -180,7 +180,7 @@ def text_of_python(place: Path, table: pa.Table, random: Random, options: Mappin
     """Hive's delimited text. options: `separator`, and `escape` or ""."""
     separator, escape = options["separator"], options["escape"]
 
-    def said(value: Any, level: int) -> str:
+    def output(value: Any, level: int) -> str:
         match value:
             case None:
                 return "\\N"
@@ -191,11 +191,11 @@ def text_of_python(place: Path, table: pa.Table, random: Random, options: Mappin
             case datetime():
                 return f"{value:%Y-%m-%d %H:%M:%S}"
             case list():
-                return chr(level).join(said(each, level + 1) for each in value)
+                return chr(level).join(output(each, level + 1) for each in value)
             case dict():
-                return chr(level).join(said(each, level + 1) for each in value.values())
+                return chr(level).join(output(each, level + 1) for each in value.values())
             case tuple():
-                return chr(level).join(said(each, level) for each in value)
+                return chr(level).join(output(each, level) for each in value)
         text = str(value)
         for letter in (escape, separator) if escape else ():
             text = text.replace(letter, escape + letter)
@@ -204,7 +204,7 @@ def text_of_python(place: Path, table: pa.Table, random: Random, options: Mappin
     def cell(name: str, value: Any) -> str:
         if name == "m" and value is not None:
             return "\x02".join(f"{key}\x03{each}" for key, each in value)
-        return said(value, 2)
+        return output(value, 2)
 
     rows = (separator.join(cell(*each) for each in row.items()) for row in _oddly(table.to_pylist(), random))
     return _packed(place, "".join(f"{row}\n" for row in rows), random)

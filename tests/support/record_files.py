@@ -74,8 +74,8 @@ class SequenceFile:
         notes = b"\0\0\0\1\4note\4text" if self.version > 5 else b""
         flags = bytes((bool(self.codec), bool(self.in_blocks)))
         codec = self.text(self.codec.encode()) if self.codec else b""
-        said = b"".join(map(self.text, names)) + flags + codec + notes
-        return b"SEQ" + bytes((self.version,)) + said + self.sync
+        output = b"".join(map(self.text, names)) + flags + codec + notes
+        return b"SEQ" + bytes((self.version,)) + output + self.sync
 
     def written(self, rows: Sequence[bytes]) -> bytes:
         """A sync marker before each third record."""
@@ -94,8 +94,8 @@ class SequenceFile:
         keys, values = zip(*pairs, strict=True)
         buffers = (map(self.length, keys), keys, map(self.length, values), values)
         packed = [self.pack(b"".join(each)) for each in buffers]
-        said = b"".join(vint(len(each)) + each for each in packed)
-        return b"\xff\xff\xff\xff" + self.sync + vint(len(pairs)) + said
+        output = b"".join(vint(len(each)) + each for each in packed)
+        return b"\xff\xff\xff\xff" + self.sync + vint(len(pairs)) + output
 
     def value(self, row: bytes) -> bytes:
         return self.text(row) if self.values == "Text" else len(row).to_bytes(4, "big") + row

@@ -31,15 +31,15 @@ class Answer:
     """What a command said: its exit code, and its one JSON object."""
 
     code: int
-    said: dict[str, Any]
+    output: dict[str, Any]
 
     @property
     def error(self) -> str | None:
-        return self.said.get("error")
+        return self.output.get("error")
 
     @property
     def message(self) -> str:
-        return str(self.said.get("message", ""))
+        return str(self.output.get("message", ""))
 
 
 def command(*arguments: str) -> Answer:

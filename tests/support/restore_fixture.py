@@ -103,7 +103,7 @@ def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[Any]:
 
 def fails(answer: Answer, code: int, error: str, *named: object) -> None:
     """A refusal tells what happened to which thing, and what to do."""
-    assert (answer.code, answer.error) == (code, error), answer.said
+    assert (answer.code, answer.error) == (code, error), answer.output
     for name in named:
         assert str(name) in answer.message, answer.message
-    assert answer.said["hint"]
+    assert answer.output["hint"]

@@ -58,8 +58,8 @@ def test_a_copy_that_reads_back_other_bytes_tells_the_checksum_of_what_is_there(
     (tmp_path / "f").write_bytes(b"right" * 100)
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, b"wrong" * (len(data) // 5)))
-    said = copy_file(str(tmp_path / "f"), str(tmp_path / "g"), reread=True)
-    assert said == checksum_file(str(tmp_path / "g")) != checksum_file(str(tmp_path / "f"))
+    output = copy_file(str(tmp_path / "f"), str(tmp_path / "g"), reread=True)
+    assert output == checksum_file(str(tmp_path / "g")) != checksum_file(str(tmp_path / "f"))
 
 
 def test_a_write_that_takes_only_a_part_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

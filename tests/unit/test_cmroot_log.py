@@ -41,8 +41,8 @@ def write_segment(root: str, first: int, last: int) -> Segment:
 def test_a_root_is_made_once_and_opened_again(place: str) -> None:
     made = create_or_open(join(place, "root"))
     assert create_or_open(join(place, "root")) == made == open_existing(join(place, "root"))
-    said = json.loads(store_for(place).read_bytes(join(place, "root/FORMAT")))
-    assert (said["format"], said["version"], said["id"]) == ("cmroot", 1, made.id)
+    output = json.loads(store_for(place).read_bytes(join(place, "root/FORMAT")))
+    assert (output["format"], output["version"], output["id"]) == ("cmroot", 1, made.id)
     assert made.log == join(made.place, "log") and made.holds == join(made.place, "holds")
 
 

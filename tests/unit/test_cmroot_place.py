@@ -207,7 +207,7 @@ def _in_child(what: object, *, as_nobody: bool = False, file_limit: int | None =
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        said = "nothing"
+        output = "nothing"
         try:
             if file_limit is not None:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -216,16 +216,16 @@ def _in_child(what: object, *, as_nobody: bool = False, file_limit: int | None =
                 os.setuid(65534)
             what()  # type: ignore[operator]
         except Error as error:
-            said = f"{type(error).__name__} {error.message} {'hinted' if error.hint else ''}"
+            output = f"{type(error).__name__} {error.message} {'hinted' if error.hint else ''}"
         except BaseException as error:
-            said = repr(error)
-        os.write(writer, said.encode())
+            output = repr(error)
+        os.write(writer, output.encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answers:
-        said = answers.read()
+        output = answers.read()
     os.waitpid(child, 0)
-    return said
+    return output
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs to give up rights")
@@ -234,8 +234,8 @@ def test_a_directory_without_rights_is_not_writable(tmp_path: Path) -> None:
         if above.stat().st_uid == os.getuid() and above != Path("/"):
             above.chmod(above.stat().st_mode | stat.S_IXOTH)
     (tmp_path / "closed").mkdir(mode=0o755)
-    said = _in_child(lambda: LocalStore().write_bytes(str(tmp_path / "closed/f"), b"1"), as_nobody=True)
-    assert said.startswith("NotWritable") and "closed" in said and "hinted" in said
+    output = _in_child(lambda: LocalStore().write_bytes(str(tmp_path / "closed/f"), b"1"), as_nobody=True)
+    assert output.startswith("NotWritable") and "closed" in output and "hinted" in output
 
 
 @pytest.mark.parametrize("way", ["write_bytes", "open_write", "copy_file", "keeper"])
@@ -261,8 +261,8 @@ def test_a_full_disk_is_said_so_and_leaves_nothing(tmp_path: Path, way: str) -> 
             case _:
                 CopyKeeper(str(target)).keep(str(source))
 
-    said = _in_child(write, file_limit=1_000_000)
-    assert said.startswith(NoSpace.__name__) and "target" in said and "hinted" in said
+    output = _in_child(write, file_limit=1_000_000)
+    assert output.startswith(NoSpace.__name__) and "target" in output and "hinted" in output
     assert [path for path in target.rglob("*") if path.is_file()] == []
 
 

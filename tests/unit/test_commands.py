@@ -49,10 +49,10 @@ def test_every_command_is_a_function_whose_arguments_are_its_options(name: str) 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_tells_arguments_errors_and_an_example(name: str) -> None:
     verb = getattr(replicator, name)
-    said = inspect.getdoc(verb) or ""
-    assert f"replicator.{name}(" in said
+    output = inspect.getdoc(verb) or ""
+    assert f"replicator.{name}(" in output
     for field in dataclasses.fields(verb.options):
-        assert re.search(rf"\b{field.name}\b[\w, ]*:", said), f"help(replicator.{name}) does not tell {field.name}"
+        assert re.search(rf"\b{field.name}\b[\w, ]*:", output), f"help(replicator.{name}) does not tell {field.name}"
     ordered = sorted(dataclasses.fields(verb.options), key=lambda each: each.kw_only)
     assert list(inspect.signature(verb).parameters) == [each.name for each in ordered]
     assert issubclass(verb.options, Options) and verb.options.__dataclass_params__.frozen

@@ -323,8 +323,8 @@ def test_only_names_that_are_allowed_are_read_from_the_environment(
     config.write_text("")
     arguments = ["--config", str(config), "retention", "explain", "/data/x", "--config", str(job), "--json"]
     assert command(arguments) == 2
-    said = capsys.readouterr().out
-    assert "hunter2" not in said and "SECRET_TOKEN" in said and "job.conf" in said
+    output = capsys.readouterr().out
+    assert "hunter2" not in output and "SECRET_TOKEN" in output and "job.conf" in output
     config.write_text('[retention]\nenvironment = ["SECRET_TOKEN"]\n')
     assert command(arguments) == 0
     assert "hunter2" in capsys.readouterr().out

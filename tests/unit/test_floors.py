@@ -91,8 +91,8 @@ def test_every_room_is_on_the_page() -> None:
 
 @pytest.mark.parametrize("name", ROOMS)
 def test_the_page_says_what_the_room_says(name: str) -> None:
-    said = ast.get_docstring(ast.parse(MODULES[name].read_text())) or ""
-    assert ROOMS[name][1] == re.split(r"(?<=\.)\s", " ".join(said.split()))[0]
+    output = ast.get_docstring(ast.parse(MODULES[name].read_text())) or ""
+    assert ROOMS[name][1] == re.split(r"(?<=\.)\s", " ".join(output.split()))[0]
 
 
 def test_no_room_is_a_hall() -> None:

@@ -135,10 +135,10 @@ def test_a_policy_is_asked_for_by_its_name(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_an_error_names_file_policy_and_key(values: dict[str, Any], said: str) -> None:
+def test_an_error_names_file_policy_and_key(values: dict[str, Any], output: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(**values)
-    assert caught.value.message.startswith("some.toml: policies.west") and said in caught.value.message
+    assert caught.value.message.startswith("some.toml: policies.west") and output in caught.value.message
     assert caught.value.hint and caught.value.exit_code == 2
 
 

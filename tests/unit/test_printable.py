@@ -94,8 +94,8 @@ def test_json_stays_exact(fixture: ReplicationFixture, capfd: pytest.CaptureFixt
     assert fixture.dump().code == 0
     capfd.readouterr()
     run(["show", str(fixture.last), "--files", "--json"])
-    said: dict[str, Any] = json.loads(capfd.readouterr().out)
-    paths = {entry["path"] for entry in said["files"]}
+    output: dict[str, Any] = json.loads(capfd.readouterr().out)
+    paths = {entry["path"] for entry in output["files"]}
     assert f"part{TITLE}" in paths and FORGED in paths
 
 

@@ -25,8 +25,8 @@ RENAMED = [
 
 @pytest.mark.parametrize("name, option, old", RENAMED)
 def test_a_former_option_works_warns_and_is_hidden(name: str, option: RenamedOption, old: str) -> None:
-    said: list[Any] = []
-    command = click.Command("verb", params=[option], callback=lambda **given: said.append(given))
+    output: list[Any] = []
+    command = click.Command("verb", params=[option], callback=lambda **given: output.append(given))
     value = [] if option.is_flag else ["7s"]
 
     def run(arguments: list[str], **environment: str) -> click.testing.Result:
@@ -34,7 +34,7 @@ def test_a_former_option_works_warns_and_is_hidden(name: str, option: RenamedOpt
 
     now, before = run([option.opts[0], *value]), run([old, *value])
     by_environment = run([], **{f"R_{old.strip('-').replace('-', '_').upper()}": value[0] if value else "1"})
-    assert said[0] == said[1] == said[2]
+    assert output[0] == output[1] == output[2]
     assert now.stderr == "" and f"{old} of `verb` is now {option.opts[0]}" in before.stderr
     assert "is now R_" in by_environment.stderr
     assert run([old, *value, option.opts[0], *value]).exit_code == 2
