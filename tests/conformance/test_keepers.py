@@ -424,7 +424,7 @@ def test_a_root_that_cannot_be_written_at_all_fails_the_capture_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("asked", "store", "said"),
+    ("asked", "store", "output"),
     [
         ("link", PLAIN, "cannot be linked into .*: links need a local filesystem"),
         ("version", PLAIN, "cannot be kept by version: the bucket has no versioning"),

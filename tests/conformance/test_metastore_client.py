@@ -542,7 +542,7 @@ def test_a_silent_port_is_given_up_after_twenty_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "output"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"),
         (b"\x15\x03\x01\x00\x02\x02\x46", "TLS"),

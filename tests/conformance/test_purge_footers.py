@@ -339,7 +339,7 @@ def elsewhere(footer: Struct) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output"),
     [
         (codec(5), "Hadoop's LZ4"),
         (codec(3), "LZO"),

@@ -311,7 +311,7 @@ CLASSES = b"".join(map(SequenceFile.text, (b"org.apache.hadoop.hive.ql.io.RCFile
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "output"),
     [
         (b"RCF\1\0" + THREE, "its table has 2 of its 3 columns"),
         (b"RCF\1\1\5codec" + THREE, "its table has 2 of its 3 columns"),

@@ -87,7 +87,7 @@ def test_a_page_that_says_what_happens_passes(page: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "reported"),
     [
         ("neither a dump", "a dump", "should print"),
         ("$ echo $?\n1", "$ echo $?\n0", "ended with 1 instead of 0"),

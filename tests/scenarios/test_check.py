@@ -492,7 +492,7 @@ def event(number: int, age: float = 0) -> NotificationEvent:
 
 
 @pytest.mark.parametrize(
-    ("reach", "health", "said"),
+    ("reach", "health", "output"),
     [
         (Reach(9, event(1, 60), None, None, timedelta(days=1)), "ok", "nothing was captured"),
         (Reach(0, None, None, None, timedelta(days=1)), "ok", "empty"),

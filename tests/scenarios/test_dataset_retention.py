@@ -473,7 +473,7 @@ GOOD = "version.finder.class = GlobModTimeDatasetVersionFinder\nselection.policy
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reported"),
     [
         ("a = 1", "names neither a dataset finder nor a tag"),
         ("gobblin.retention.tag = /tags/x", "a tag needs a config store"),
@@ -491,7 +491,7 @@ def test_a_job_that_cannot_be_meant_is_refused(lake: Lake, config: str, reported
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("", "version.finder.class is missing"),
         ("version.finder.class = SomeFinder", "job.conf:2: 'SomeFinder' is no version finder"),

@@ -52,7 +52,7 @@ def hold(name: str, pattern: str, until: str = "") -> LegalHold:
 
 
 @pytest.mark.parametrize(
-    ("path", "limits", "told"),
+    ("path", "limits", "reported"),
     [
         ("/warehouse", Limits(), "1 deep"),
         ("s3://bucket/a", Limits(), "1 deep"),

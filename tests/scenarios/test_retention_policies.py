@@ -116,7 +116,7 @@ def test_a_lookback_beyond_the_calendar_selects_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name", "told"),
+    ("pattern", "name", "reported"),
     [
         ("yyyy/MM/dd", "daily/2026/02/01", "2026-02-01T00:00"),
         ("yyyy/MM/dd/HH", "hourly/2026/02/01/13", "2026-02-01T13:00"),
@@ -237,7 +237,7 @@ def test_combined_policies_and_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("com.example.SelectBeforeTimeBasedPolicy", "main.conf:1: 'com.example"),
         ("org.apache.gobblin.data.management.policy.SelectBeforTimeBasedPolicy", "no selection policy"),

@@ -83,7 +83,7 @@ def test_merging_replaces_lists_and_text_whole_and_resolves_at_the_end() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("p=/user/*", "f:1: unexpected '*'"),
         ("a=1\nb = [${a}\n c=1", "f:3: unexpected '='"),
@@ -207,7 +207,7 @@ def test_a_file_of_the_store_may_include_another_beside_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "reported"),
     [
         (
             {"d/includes.conf": "tags/a", "tags/a/includes.conf": "tags/b", "tags/b/includes.conf": "/tags/a"},

@@ -96,7 +96,7 @@ def test_a_policy_is_asked_for_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "output"),
     [
         ({"source": None}, "policies.west: `source` is missing"),
         ({"source": "nosuch"}, "policies.west.source: 'nosuch' is neither"),
