@@ -21,6 +21,7 @@ from replicator.cli.options import (
     json_option,
     keeper_option,
     no_scan_option,
+    of_policy_argument,
     pass_session,
     source_option,
 )
@@ -31,6 +32,7 @@ from replicator.core.not_replicated import PARTIAL
 
 
 @click.command()
+@of_policy_argument
 @source_option
 @cmroot_option
 @db_option
@@ -54,6 +56,7 @@ def capture(session: Session, /, as_json: bool, **given: Any) -> int:
 
     \b
     Example:
+      replicator capture west
       replicator capture --source thrift://a:9083 --cmroot /warehouse/.cmroot --db sales
       replicator capture --source prod --cmroot /warehouse/.cmroot --follow --interval 30s
     """

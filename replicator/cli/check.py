@@ -9,7 +9,7 @@ import click
 
 from replicator.checks.check import Checked
 from replicator.checks.finding import NAGIOS, nagios_line
-from replicator.cli.options import Session, json_option, pass_session
+from replicator.cli.options import Session, json_option, pass_session, policy_argument
 from replicator.cli.output import columns, emit, write
 from replicator.commands.check import check as run
 from replicator.errors import UsageError
@@ -18,7 +18,7 @@ FOUND = 3  # finished, but something is wrong, or could not be looked at
 
 
 @click.command()
-@click.argument("policy")
+@policy_argument
 @click.option(
     "--nagios",
     is_flag=True,

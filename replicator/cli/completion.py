@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from replicator.cli.options import is_policy
 from replicator.cli.output import write
 from replicator.core.config import Config, read_config
 from replicator.errors import Error
@@ -39,7 +40,7 @@ def completion(shell: str) -> None:
 def names_completed(command: click.Command) -> click.Command:
     """The command, whose policies and metastores complete to names of the configuration."""
     for parameter in command.params:
-        if parameter.name == "policy" and isinstance(parameter, click.Argument):
+        if is_policy(parameter):
             parameter.shell_complete = _policies  # type: ignore[assignment,method-assign]
         elif parameter.metavar == "METASTORE":
             parameter.shell_complete = _metastores  # type: ignore[assignment,method-assign]

@@ -21,6 +21,7 @@ from replicator.cli.options import (
     keeper_option,
     key_file_option,
     no_scan_option,
+    of_policy_argument,
     pass_session,
     source_option,
 )
@@ -32,10 +33,11 @@ from replicator.dumps.preview import DumpPlan
 
 
 @click.command()
+@of_policy_argument
 @source_option
 @cmroot_option
 @click.option("--out", required=True, metavar="PLACE", help="The dump's directory, new or empty.")
-@click.option("--db", multiple=True, required=True, metavar="NAME", help="A database to dump; repeatable.")
+@click.option("--db", multiple=True, metavar="NAME", help="A database to dump; repeatable.")
 @include_option
 @exclude_option
 @click.option("--since", metavar="X", help="Incremental: an event id, a time (UTC), or an earlier dump's directory.")
@@ -79,6 +81,7 @@ def dump(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator dump --source thrift://a:9083 --cmroot /cm --db sales --out /dumps/1
       replicator dump --source prod --cmroot /cm --db sales --since /dumps/1 --out /dumps/2 --exclude 'tmp_.*'
       replicator dump --source prod --cmroot /cm --db sales --slot dr --out /dumps/3
+      replicator dump west --out /dumps/4
     """
     report = session.call(run, **given)
     if isinstance(report, DumpPlan):

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import Duration, Session, cmroot_option, json_option, pass_session, source_option
+from replicator.cli.options import METASTORE, Duration, Session, json_option, pass_session
 from replicator.cli.output import count_text, emit, log_to_stderr, note, size_text
 from replicator.commands.gateway import gateway as run
 
 
 @click.command()
-@source_option
-@cmroot_option
+@click.option("--source", required=True, metavar="METASTORE", help=f"The source: {METASTORE}")
+@click.option("--cmroot", required=True, metavar="PLACE", help="The source's change-management root.")
 @click.option(
     "--listen",
     default="127.0.0.1:9084",

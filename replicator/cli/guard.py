@@ -8,7 +8,16 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.options import Session, Size, dry_run_option, json_option, pass_session, root_option
+from replicator.cli.options import (
+    Session,
+    Size,
+    dry_run_option,
+    json_option,
+    of_policy_argument,
+    of_policy_option,
+    pass_session,
+    root_option,
+)
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
 from replicator.commands.audit import audit_ls, audit_restore
 from replicator.commands.legal_hold import legal_hold_add, legal_hold_ls, legal_hold_release
@@ -52,6 +61,7 @@ def audit() -> None:
 
 
 @audit.command(name="ls")
+@of_policy_argument
 @root_option
 @click.option("--job", help="Only rows of this job: housekeeping, retention, purge.")
 @click.option("--run", help="Only rows of this run.")
@@ -80,6 +90,7 @@ def ls(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @audit.command(name="restore")
+@of_policy_argument
 @root_option
 @click.option("--run", required=True, help="The run whose files to restore; `audit ls` lists runs.")
 @click.option("--path", metavar="PLACE", help="Only this path and paths below it.")
@@ -115,6 +126,7 @@ def legal_hold() -> None:
 
 @legal_hold.command(name="add")
 @click.argument("name")
+@of_policy_option
 @root_option
 @click.option(
     "--on", "pattern", required=True, metavar="PATTERN", help="A place, or a glob for DB.TABLE or DB.TABLE/PARTITION."
@@ -135,6 +147,7 @@ def add(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @legal_hold.command(name="ls")
+@of_policy_argument
 @root_option
 @json_option
 @pass_session
@@ -153,6 +166,7 @@ def list_holds(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @legal_hold.command(name="release")
 @click.argument("name")
+@of_policy_option
 @root_option
 @json_option
 @pass_session

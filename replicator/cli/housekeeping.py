@@ -21,6 +21,8 @@ from replicator.cli.options import (
     engine_options,
     json_option,
     no_scan_option,
+    of_policy_argument,
+    of_policy_option,
     pass_session,
     root_option,
 )
@@ -49,7 +51,8 @@ def housekeeping() -> None:
 
 
 @housekeeping.command()
-@click.option("--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name.")
+@of_policy_argument
+@click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
 @root_option
 @store_option
 @db_option
@@ -120,7 +123,8 @@ def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
 
 @housekeeping.command()
 @click.argument("table", metavar="DB.TABLE")
-@click.option("--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name.")
+@of_policy_option
+@click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
 @root_option
 @store_option
 @click.option(

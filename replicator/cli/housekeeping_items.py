@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from replicator.cli.options import Session, json_option, pass_session, root_option
+from replicator.cli.options import Session, json_option, of_policy_argument, of_policy_option, pass_session, root_option
 from replicator.cli.output import columns, emit
 from replicator.commands.housekeeping_items import housekeeping_cancel, housekeeping_ls, housekeeping_rearm
 from replicator.housekeeping.items import iso
@@ -24,6 +24,7 @@ store_option = click.option(
 
 
 @click.command()
+@of_policy_argument
 @root_option
 @store_option
 @click.option("--db", metavar="NAME", help="Of this database.")
@@ -61,7 +62,7 @@ def ls(session: Session, /, as_json: bool, **given: Any) -> int:
 
 def _item_options(command: F) -> F:
     """Which items, and where they are."""
-    command = store_option(json_option(command))
+    command = of_policy_option(store_option(json_option(command)))
     return click.argument("ids", metavar="ID...", nargs=-1, required=True, type=int)(root_option(command))
 
 

@@ -16,6 +16,7 @@ from replicator.cli.options import (
     json_option,
     key_file_option,
     map_option,
+    of_policy_option,
     pass_session,
     rename_option,
     target_option,
@@ -30,6 +31,7 @@ from replicator.replay.apply.pricing import LoadPlan
 
 @click.command()
 @click.argument("dump", metavar="DUMP")
+@of_policy_option
 @target_option
 @click.option(
     "--warehouse",
@@ -74,6 +76,7 @@ def load(session: Session, /, as_json: bool, **given: Any) -> int:
 
     \b
     Example:
+      replicator load /dumps/1 --policy west
       replicator load /dumps/1 --target thrift://b:9083 --rename-db sales=sales_copy
       replicator load /dumps/1 --target dr --map-location s3://a/raw=s3://b/raw --dry-run
     """

@@ -50,6 +50,7 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     """Keep a second copy of a Hive-metastore warehouse exact, and lose nothing on the way.
 
     Every option can also be given as REPLICATOR_<COMMAND>_<OPTION> in the environment, many in replicator.toml.
+    A POLICY of replicator.toml stands for metastores, roots, databases and places; options override it.
 
     \b
     Example: replicate a database once, then keep up

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from replicator.core.config import Config, parse_settings
 from replicator.core.progress import Bars, Progress, Silent
@@ -31,14 +32,31 @@ class Session:
 
     def call(self, verb: Verb[..., Any, R], **given: Any) -> R:
         """A verb with what the command line gave: each option is the field of its name, `--no-x` the field `x`."""
-        fields = {
+        if given.get("policy") is not None and any(map(is_policy, click.get_current_context().command.params)):
+            given = {name: value for name, value in given.items() if name not in KNOWN or _is_given(name)}
+        values = {
             name.removeprefix("no_"): not value if name.startswith("no_") else value for name, value in given.items()
         }
-        return verb(config=self.config, progress=self.progress, **fields)
+        return verb(config=self.config, progress=self.progress, **values)
 
     @property
     def progress(self) -> Progress:
         return Bars() if sys.stderr.isatty() else Silent()
+
+
+KNOWN = {"source", "target", "metastore", "keeper", "formats", "warehouse", "external_base"}
+KNOWN |= {"cmroot", "source_cmroot", "target_cmroot"}
+"""What a policy says before [defaults] does."""
+
+
+def is_policy(parameter: click.Parameter) -> bool:
+    """Whether it is a policy of the configuration."""
+    return (parameter.metavar or "").strip("[]") == "POLICY"
+
+
+def _is_given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.2
@@ -98,11 +116,15 @@ jobs_option = click.option(
     "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."
 )
 policy_argument = click.argument("policy", metavar="POLICY")
+of_policy_argument = click.argument("policy", metavar="[POLICY]", required=False)
+of_policy_option = click.option(
+    "--policy", metavar="POLICY", help="A policy, which gives the metastores, roots and databases that are not given."
+)
 METASTORE = "thrift://host:port, several separated by commas for failover, or a name of the configuration file."
-source_option = click.option("--source", required=True, metavar="METASTORE", help=f"The source: {METASTORE}")
-target_option = click.option("--target", required=True, metavar="METASTORE", help=f"The target: {METASTORE}")
-cmroot_option = click.option("--cmroot", required=True, metavar="PLACE", help="The source's change-management root.")
-root_option = click.option("--cmroot", required=True, metavar="PLACE", help="The change-management root.")
+source_option = click.option("--source", metavar="METASTORE", help=f"The source: {METASTORE}")
+target_option = click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
+cmroot_option = click.option("--cmroot", metavar="PLACE", help="The source's change-management root.")
+root_option = click.option("--cmroot", metavar="PLACE", help="The change-management root.")
 include_option = click.option(
     "--include", multiple=True, metavar="REGEX", help="Only tables whose whole name matches; repeatable."
 )

@@ -16,6 +16,8 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     json_option,
+    of_policy_argument,
+    of_policy_option,
     pass_session,
     root_option,
 )
@@ -27,9 +29,7 @@ from replicator.purge.run import Purged
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-metastore_option = click.option(
-    "--metastore", required=True, metavar="METASTORE", help="thrift://host:port, or a configured name."
-)
+metastore_option = click.option("--metastore", metavar="METASTORE", help="thrift://host:port, or a configured name.")
 ids_option = click.option("--ids", metavar="DB.TABLE:COLUMN", help="The table of ids to erase, and its column.")
 field_path_option = click.option(
     "--field-path",
@@ -71,6 +71,7 @@ def purge() -> None:
 @root_option
 @ids_option
 @whitelist_option("RUN")
+@of_policy_argument
 @field_path_option
 @properties_option
 @click.option(
@@ -116,6 +117,7 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
 @metastore_option
 @root_option
 @properties_option
+@of_policy_argument
 @click.option(
     "--versions", type=click.IntRange(0), help="Number of newest backups to keep for each partition; default 1."
 )
@@ -170,6 +172,7 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
 @root_option
 @click.argument("table", metavar="DB.TABLE")
 @click.argument("partition", metavar="[PARTITION]", default="")
+@of_policy_option
 @click.option(
     "--backup",
     metavar="TIME",
@@ -204,6 +207,7 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 @purge.command()
+@of_policy_argument
 @root_option
 @click.option("--table", metavar="DB.TABLE", help="Only backups of this table.")
 @json_option
@@ -226,6 +230,7 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 @root_option
 @ids_option
 @whitelist_option("CERTIFY")
+@of_policy_argument
 @field_path_option
 @properties_option
 @click.option(

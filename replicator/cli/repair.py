@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from replicator.cli.options import (
     include_option,
     json_option,
     map_option,
+    of_policy_argument,
     pass_session,
     rename_option,
     source_option,
@@ -26,13 +28,14 @@ from replicator.cli.options import (
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, took
 from replicator.commands.repair import repair as run
-from replicator.compare.repair import Repaired, RepairPlan
+from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
 from replicator.core.not_replicated import PARTIAL
 
 DIFFERENT = 4
 
 
 @click.command()
+@of_policy_argument
 @source_option
 @target_option
 @cmroot_option
@@ -41,7 +44,7 @@ DIFFERENT = 4
     metavar="PLACE",
     help="The target's change-management root, which keeps removed files; default: .cmroot in the warehouse.",
 )
-@click.option("--db", required=True, metavar="NAME", help="The database, by its source name.")
+@click.option("--db", metavar="NAME", help="The database, by its source name; default: all of the policy.")
 @click.option("--table", multiple=True, metavar="NAME", help="Only this table, even without a difference; repeatable.")
 @click.option(
     "--from",
@@ -102,13 +105,22 @@ def repair(session: Session, /, as_json: bool, **given: Any) -> int:
       replicator repair --source thrift://a:9083 --target thrift://b:9083 --cmroot /cm --db sales --dry-run
       replicator repair --source prod --target dr --cmroot /cm --db sales --from verify.json
       replicator repair --source prod --target dr --cmroot /cm --db sales --table orders
+      replicator repair west --dry-run
     """
     report = session.call(run, **given)
-    if isinstance(report, RepairPlan):
-        emit(report, as_json, _plan_lines(report))
-        return PARTIAL if report.not_replicated else 0
-    emit(report, as_json, _repaired_lines(report))
-    return DIFFERENT if report.remaining_count else PARTIAL if report.not_replicated else 0
+    each = report.databases if isinstance(report, RepairedDatabases) else [report]
+    emit(report, as_json, chain.from_iterable(map(_lines, each)))
+    return max(map(_code, each))
+
+
+def _code(report: Repaired | RepairPlan) -> int:
+    if isinstance(report, Repaired) and report.remaining_count:
+        return DIFFERENT
+    return PARTIAL if report.not_replicated else 0
+
+
+def _lines(report: Repaired | RepairPlan) -> Iterable[str]:
+    return _plan_lines(report) if isinstance(report, RepairPlan) else _repaired_lines(report)
 
 
 def _plan_lines(plan: RepairPlan) -> Iterable[str]:

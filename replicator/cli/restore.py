@@ -14,6 +14,7 @@ from replicator.cli.options import (
     engine_options,
     formats_option,
     json_option,
+    of_policy_argument,
     pass_session,
     target_option,
 )
@@ -25,8 +26,9 @@ from replicator.pitr.restore import Restored
 
 
 @click.command()
+@of_policy_argument
 @cmroot_option
-@click.option("--db", required=True, metavar="NAME", help="The database, by its name at the recovery point.")
+@click.option("--db", metavar="NAME", help="The database, by its name at the recovery point.")
 @click.option(
     "--table", multiple=True, metavar="NAME", help="Only this table, by its name at the recovery point; repeatable."
 )
@@ -71,6 +73,7 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     Example:
       replicator restore --cmroot /cm --db sales --to 2026-03-01T12:00:00Z --target thrift://a:9083 --dry-run
       replicator restore --cmroot /cm --db sales --table orders --to 4711 --target thrift://a:9083 --into rescue
+      replicator restore west --db sales --table orders --to 4711
     """
     report = session.call(run, **given)
     if isinstance(report, RestorePlan):

@@ -15,6 +15,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     json_option,
+    of_policy_option,
     pass_session,
     root_option,
 )
@@ -53,6 +54,7 @@ def retention() -> None:
 
 @retention.command()
 @click.argument("job", metavar="CONFIG")
+@of_policy_option
 @click.option(
     "--metastore", metavar="METASTORE", help=f"Whose tables are cleaned, or must not lose their data: {METASTORE}"
 )
@@ -83,10 +85,10 @@ def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json:
       replicator retention run job.properties --metastore prod --cmroot /cm --max-share 0.2
       replicator retention run /etc/store --set gobblin.retention.tag=/tags/retention --metastore prod --cmroot /cm
     """
-    if (metastore is None) == (not no_metastore):
+    if (metastore is None and given["policy"] is None) == (not no_metastore):
         raise UsageError(
             "what tables refer to must not be removed, so a metastore is needed",
-            hint="name it with --metastore; or say --no-metastore if none knows of these files",
+            hint="name it with --metastore or --policy; or say --no-metastore if none knows of these files",
         )
     words = tell_if_first(given["cmroot"], given["dry_run"])
     # For a person a line at a time: a plan may have a million items.

@@ -16,6 +16,7 @@ from replicator.cli.options import (
     include_option,
     json_option,
     map_option,
+    of_policy_argument,
     pass_session,
     rename_option,
     source_option,
@@ -33,9 +34,10 @@ DIFFERENT = 4
 
 
 @click.command()
+@of_policy_argument
 @source_option
 @target_option
-@click.option("--db", multiple=True, required=True, metavar="NAME", help="A database, by its source name; repeatable.")
+@click.option("--db", multiple=True, metavar="NAME", help="A database, by its source name; repeatable.")
 @rename_option
 @map_option
 @include_option
@@ -74,6 +76,7 @@ def verify(session: Session, /, as_json: bool, **given: Any) -> int:
 
     \b
     Example:
+      replicator verify west
       replicator verify --source thrift://a:9083 --target thrift://b:9083 --db sales --rename-db sales=sales_copy
       replicator verify --source prod --target dr --db sales --level size
       replicator verify --source prod --target dr --db sales --sample 100 --sample-bytes 50GiB \\

@@ -6,14 +6,23 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import METASTORE, Duration, Session, json_option, pass_session, target_option
+from replicator.cli.options import (
+    METASTORE,
+    Duration,
+    Session,
+    json_option,
+    of_policy_argument,
+    pass_session,
+    target_option,
+)
 from replicator.cli.output import aligned, count_text, emit, took
 from replicator.commands.wait import wait as run
 
 
 @click.command()
+@of_policy_argument
 @target_option
-@click.option("--db", required=True, metavar="NAME", help="The database, by its name on the target.")
+@click.option("--db", metavar="NAME", help="The database, by its name on the target; default: all of the policy.")
 @click.option("--source", metavar="METASTORE", help=f"For --until-lag. The source: {METASTORE}")
 @click.option(
     "--until-event", type=click.IntRange(0), metavar="N", help="Wait until the target has this event of the source."
@@ -41,6 +50,7 @@ def wait(session: Session, /, as_json: bool, **given: Any) -> int:
 
     \b
     Example:
+      replicator wait west --until-lag 30s
       replicator wait --target thrift://b:9083 --db sales --until-event 4711
       replicator wait --target dr --db sales --source prod --until-lag 30s --timeout 5m
     """

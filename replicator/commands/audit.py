@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, verb
+from replicator.commands.base import verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.removal.audit import AuditShown, show_audit
 from replicator.removal.bring_back import BroughtBack, bring_back
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditLsOptions(Options):
+class AuditLsOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
@@ -24,7 +26,9 @@ class AuditLsOptions(Options):
     limit: at most so many rows.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     job: str | None = None
     run: str | None = None
     object: str | None = None
@@ -54,7 +58,7 @@ def audit_ls(options: AuditLsOptions) -> AuditShown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditRestoreOptions(Options):
+class AuditRestoreOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
@@ -63,7 +67,9 @@ class AuditRestoreOptions(Options):
     dry_run: only count; the report's status is "planned".
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     run: str
     path: str | None = None
     dry_run: bool = False

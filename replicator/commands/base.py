@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar, cast
 
 from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
@@ -77,6 +77,10 @@ class Options:
         if isinstance(self.config, Config):
             return self.config
         return read_config(None if self.config is None else Path(self.config))
+
+    def complete(self) -> Self:
+        """The options with all that the caller has left to the configuration; a verb begins with them."""
+        return self
 
     @property
     def teller(self) -> Progress:
@@ -152,6 +156,9 @@ def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
     former: Mapping[str, str] = getattr(make, "renamed", {})
 
     def decorate(run: Callable[[O], R]) -> Verb[P, O, R]:
+        def begin(options: O) -> R:
+            return run(options.complete())
+
         @functools.wraps(run)
         def call(*arguments: P.args, **options: P.kwargs) -> R:
             given: dict[str, Any] = dict(options)
@@ -159,13 +166,13 @@ def verb(make: Callable[P, O]) -> Callable[[Callable[[O], R]], Verb[P, O, R]]:
                 if old in given:
                     warnings.warn(f"{old} of {run.__name__} is now {new}", DeprecationWarning, stacklevel=2)
                     given[new] = given.pop(old)
-            return run(cast("Callable[..., O]", make)(*arguments, **given))
+            return begin(cast("Callable[..., O]", make)(*arguments, **given))
 
         result = inspect.signature(run).return_annotation
         call.__signature__ = inspect.signature(make).replace(return_annotation=result)  # type: ignore[attr-defined]
         reported = (run, *(each for each in inspect.getmro(make) if issubclass(each, Options)))  # type: ignore[arg-type]
         call.__doc__ = "\n\n".join(inspect.cleandoc(each.__doc__ or "") for each in reported)
-        call.run, call.options = run, make  # type: ignore[attr-defined]
+        call.run, call.options = begin, make  # type: ignore[attr-defined]
         return cast("Verb[P, O, R]", call)
 
     return decorate

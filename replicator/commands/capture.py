@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
+from typing import ClassVar
 
 from cmroot.root import create_or_open
 from replicator.captures import capture as capturing
 from replicator.captures.follow import can_pass
 from replicator.captures.recording import Captured
-from replicator.commands.base import Options, names, verb
+from replicator.commands.base import names, verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.core import following
 from replicator.errors import UsageError
 
@@ -21,7 +23,7 @@ def _nobody(*about: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptureOptions(Options):
+class CaptureOptions(OfPolicy):
     """Arguments:
 
     source: the source's metastore: a thrift URI, several separated by commas, or a configured name.
@@ -30,7 +32,7 @@ class CaptureOptions(Options):
     all_databases: capture every database that the metastore has now.
     scan: look for changes that left no event. deep: of each partition, too.
     repair: after lost events, compare everything instead of failing.
-    keeper: auto, link, version, copy or none: how bytes are kept.
+    keeper: auto, link, version, copy or none: how bytes are kept; None: as the policy says, else auto.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     follow: capture again and again, until an exception such as KeyboardInterrupt ends it.
     interval: the time between two captures of a following.
@@ -38,14 +40,17 @@ class CaptureOptions(Options):
     failed: called with each error that may pass while following, and the seconds to the next try.
     """
 
-    source: str
-    cmroot: str
+    needed: ClassVar = ("source", "cmroot")
+
+    policy: str | None = field(default=None, kw_only=False)
+    source: str = ""
+    cmroot: str = ""
     db: str | Sequence[str] = ()
     all_databases: bool = False
     scan: bool = True
     deep: bool = False
     repair: bool = False
-    keeper: str = "auto"
+    keeper: str | None = None
     empty: Sequence[str] = ()
     follow: bool = False
     interval: timedelta = timedelta(seconds=10)
@@ -59,6 +64,7 @@ def capture(options: CaptureOptions) -> Captured:
     May run again at any time, also after a crash.
 
         replicator.capture(source="thrift://a:9083", cmroot="/warehouse/.cmroot", db="sales")
+        replicator.capture("west")
 
     Raises BootstrapNeeded for lost events; ObjectNotFound for a database that does not exist; KeepError where a store
     can keep nothing; LeaseHeld while another run has the root; UsageError for `empty` objects that are not captured."""
@@ -76,7 +82,7 @@ def capture(options: CaptureOptions) -> Captured:
                 scan=options.scan,
                 deep=options.deep,
                 repair=options.repair,
-                keeper=options.keeper,
+                keeper=options.keeper or "auto",
                 empty=options.empty,
                 engine=engine,
                 progress=options.teller,

@@ -3,61 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cmroot.root import create_or_open, open_existing
 from replicator.captures.capture import capture
 from replicator.captures.recording import Captured
-from replicator.commands.base import Options, names, point, verb
+from replicator.commands.base import names, point, verb
+from replicator.commands.of_policy import Selecting
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.dumps.preview import DumpPlan, preview
 from replicator.dumps.slots import confirmed
 from replicator.errors import UsageError
-from replicator.events.scope import Patterns
 from replicator.policies.roles import epochs_to_dump
 
 
 @dataclass(frozen=True, kw_only=True)
-class DumpOptions(Options):
+class DumpOptions(Selecting):
     """Arguments:
 
     source: the source's metastore: a thrift URI, several separated by commas, or a configured name.
     cmroot: the source's change-management root; made where there is none.
     out: the dump's directory, new or empty.
     db: a database, or several.
-    include, exclude: regular expressions of whole table names.
     since: an event id, a time (UTC), or an earlier dump's directory; None: a bootstrap, or from where the slot is.
     until: an event id or a time at which the dump ends; None: now.
     slot: the consumer's name; the root keeps what it has not confirmed.
     capture_first: bring the captured log up to now before; without it the source is not asked, nor its role.
     scan: look for changes that left no event. deep: of each partition, too.
-    keeper: auto, link, version, copy or none: how bytes are kept.
+    keeper: auto, link, version, copy or none: how bytes are kept; None: as the policy says, else auto.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
     allow_replica: dump a database that is a replica itself.
     draining: dump a fenced database, whose last changes its fencer fetches.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
+      else "supported".
     key_file: keys, one a line, of which the first signs the dump; None: that of [dumps], if any.
     dry_run: only count what is captured by now; nothing is written.
     """
 
-    source: str
-    cmroot: str
+    needed: ClassVar = ("source", "cmroot", "db")
+
+    policy: str | None = field(default=None, kw_only=False)
+    source: str = ""
+    cmroot: str = ""
     out: str
-    db: str | Sequence[str]
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
+    db: str | Sequence[str] = ()
     since: str | int | None = None
     until: str | int | None = None
     slot: str = ""
     capture_first: bool = True
     scan: bool = True
     deep: bool = False
-    keeper: str = "auto"
+    keeper: str | None = None
     empty: Sequence[str] = ()
     allow_replica: bool = False
     draining: bool = False
-    formats: FormatChoice = SUPPORTED
+    formats: FormatChoice | None = None
     key_file: str | None = None
     dry_run: bool = False
 
@@ -69,6 +71,7 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
 
         replicator.dump(source="thrift://a:9083", cmroot="/cm", db="sales", out="/dumps/1")
         replicator.dump(source="prod", cmroot="/cm", db="sales", since="/dumps/1", out="/dumps/2")
+        replicator.dump("west", out="/dumps/3")
 
     Raises UsageError for a range or pattern that fits nothing; Refused for a replica or a fenced database;
     BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root."""
@@ -82,12 +85,12 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
         options.out,
         source=options.settings.metastore_uri(options.source),
         databases=names(options.db),
-        patterns=Patterns.parse(options.include, options.exclude),
+        patterns=options.patterns,
         since=point(options.since),
         until=point(options.until),
         slot=options.slot,
         epochs=epochs,
-        formats=options.formats,
+        formats=options.formats or SUPPORTED,
         progress=options.teller,
         keys=options.keys(options.key_file),
     )
@@ -113,7 +116,7 @@ def _captured(options: DumpOptions) -> tuple[Captured, dict[str, int]]:
             scan=options.scan,
             deep=options.deep,
             repair=whole,
-            keeper=options.keeper,
+            keeper=options.keeper or "auto",
             empty=options.empty,
             engine=engine,
             progress=options.teller,
@@ -122,7 +125,7 @@ def _captured(options: DumpOptions) -> tuple[Captured, dict[str, int]]:
 
 
 def _planned(options: DumpOptions) -> DumpPlan:
-    databases, patterns = names(options.db), Patterns.parse(options.include, options.exclude)
+    databases, patterns = names(options.db), options.patterns
     with options.connected(options.source) as metastore:
         epochs_to_dump(metastore, databases, allow_replica=options.allow_replica)
         return preview(

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import ClassVar
 
 from cmroot.store.place import normal
-from replicator.commands.base import Options, names, opened_root, verb
+from replicator.commands.base import names, opened_root, verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.stopping import Stop
 from replicator.errors import UsageError
@@ -24,7 +26,7 @@ from replicator.text.period import parse_period
 
 
 @dataclass(frozen=True, kw_only=True)
-class HousekeepingRunOptions(Removing):
+class HousekeepingRunOptions(Removing, OfPolicy):
     """Arguments:
 
     metastore: a thrift URI, several separated by commas, or a configured name.
@@ -41,8 +43,10 @@ class HousekeepingRunOptions(Removing):
       which the run is tried again.
     """
 
-    metastore: str = field(kw_only=False)
-    cmroot: str = field(kw_only=False)
+    needed: ClassVar = ("metastore", "cmroot")
+
+    metastore: str = field(default="", kw_only=False)
+    cmroot: str = field(default="", kw_only=False)
     store: str | None = None
     db: str | Sequence[str] = ()
     all_databases: bool = False
@@ -104,7 +108,7 @@ def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HousekeepingVacuumOptions(Options):
+class HousekeepingVacuumOptions(OfPolicy):
     """Arguments:
 
     table: "db.table".
@@ -115,9 +119,11 @@ class HousekeepingVacuumOptions(Options):
     dry_run: only tell what is there; nothing is written.
     """
 
+    needed: ClassVar = ("metastore", "cmroot")
+
     table: str = field(kw_only=False)
-    metastore: str
-    cmroot: str
+    metastore: str = ""
+    cmroot: str = ""
     store: str | None = None
     period: str = "P3D"
     dry_run: bool = False

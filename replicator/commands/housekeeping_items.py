@@ -5,20 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, verb
+from replicator.commands.base import verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.housekeeping.listing import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
 from replicator.housekeeping.opening import alone, opened, time_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemsOptions(Options):
+class ItemsOptions(OfPolicy):
     """cmroot: a change-management root.
     store: where its items are kept, as a URL; None: that of [housekeeping], else in the root.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     store: str | None = None
 
     @property

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cmroot.pins import iso
 from cmroot.root import create_or_open, open_existing
-from replicator.commands.base import Options, verb
+from replicator.commands.base import verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.removal.audit import who
 from replicator.removal.legal import LegalHold, LegalHoldChanged, LegalHolds, add_hold, all_holds, release_hold
 
 
 @dataclass(frozen=True, kw_only=True)
-class LegalHoldAddOptions(Options):
+class LegalHoldAddOptions(OfPolicy):
     """Arguments:
 
     name: the hold's: letters, digits, dot, dash, underscore.
@@ -23,8 +25,10 @@ class LegalHoldAddOptions(Options):
     until: when it ends, ISO 8601; empty: never.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     name: str = field(kw_only=False)
-    cmroot: str
+    cmroot: str = ""
     pattern: str
     reason: str
     until: str = ""
@@ -53,13 +57,15 @@ def legal_hold_add(options: LegalHoldAddOptions) -> LegalHoldChanged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LegalHoldLsOptions(Options):
+class LegalHoldLsOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
 
 
 @verb(LegalHoldLsOptions)
@@ -74,15 +80,17 @@ def legal_hold_ls(options: LegalHoldLsOptions) -> LegalHolds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LegalHoldReleaseOptions(Options):
+class LegalHoldReleaseOptions(OfPolicy):
     """Arguments:
 
     name: the hold's.
     cmroot: the change-management root.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     name: str = field(kw_only=False)
-    cmroot: str
+    cmroot: str = ""
 
 
 @verb(LegalHoldReleaseOptions)

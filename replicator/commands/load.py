@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from replicator.commands.base import Braked, pairs, renames, verb
-from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.commands.of_policy import OfPolicy
+from replicator.core.policy import Publish
+from replicator.core.table_format import AS_THEY_ARE, FormatChoice
 from replicator.dumps.reader import DumpReader
 from replicator.replay.apply import planning
 from replicator.replay.apply.load import Loaded
@@ -16,7 +18,7 @@ from replicator.replay.apply.pricing import LoadPlan, described
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadOptions(Braked):
+class LoadOptions(Braked, OfPolicy):
     """Arguments:
 
     dump: the finished dump's directory.
@@ -26,30 +28,37 @@ class LoadOptions(Braked):
     rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
     map_location: prefixes of places on the target by those at the source, likewise.
     external_base: where data from outside its database's directory goes; None: external in the warehouse.
+    shared_external: external tables keep their data at the source; None: those that did before.
+    publish: "snapshot" or "mirror", as of a policy; None: as the target's databases say.
     source_cmroot: the source's root, where it has another name here than the dump says.
     overwrite: replace objects that replication did not make, or that are newer.
     take_over: begin although the target says that another load is at work, which cannot be asked and has ended.
     jobs: tables committed side by side.
     key_file: keys, one a line, one of which has signed the dump; None: that of [dumps], if any.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
+      else "supported".
     dry_run: only say what would be done; nothing is changed.
     """
 
+    needed: ClassVar = ("target",)
     renamed: ClassVar = {"cmroot": "target_cmroot"}
 
     dump: str = field(kw_only=False)
-    target: str
+    policy: str | None = None
+    target: str = ""
     warehouse: str | None = None
     target_cmroot: str | None = None
     rename_db: Mapping[str, str] | Sequence[str] = ()
     map_location: Mapping[str, str] | Sequence[str] = ()
     external_base: str | None = None
+    shared_external: bool | None = None
+    publish: Publish | None = None
     source_cmroot: str | None = None
     overwrite: bool = False
     take_over: bool = False
     jobs: int = 2
     key_file: str | None = None
-    formats: FormatChoice = SUPPORTED
+    formats: FormatChoice | None = None
     dry_run: bool = False
 
 
@@ -59,6 +68,7 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
 
         replicator.load("/dumps/1", target="thrift://b:9083", rename_db={"sales": "sales_copy"})
         replicator.load("/dumps/2", target="dr", map_location={"s3://a/raw": "s3://b/raw"}, dry_run=True)
+        replicator.load("/dumps/3", policy="west")
 
     Raises FormatError for a dump that is unfinished or damaged; Refused for objects of others, and for a load that
     would take away more than it may; BootstrapNeeded for a range that does not begin where the target is; LeaseHeld
@@ -69,6 +79,8 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
         rename=renames(options.rename_db),
         map_locations=pairs(options.map_location, "--map-location"),
         external=options.external_base,
+        shared_external=options.shared_external,
+        publish=options.publish,
         overwrite=options.overwrite,
         jobs=options.jobs,
         source_root=options.source_cmroot,

@@ -12,6 +12,7 @@ from typing import ClassVar
 from cmroot.root import open_existing
 from cmroot.store.place import normal
 from replicator.commands.base import opened_root, verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Limited, Removing
 from replicator.core.policy import same_metastore
 from replicator.purge.certify import Certificate, Replica, certify
@@ -20,7 +21,7 @@ from replicator.purge.run import Purged, purge
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErasureOptions(Limited):
+class ErasureOptions(Limited, OfPolicy):
     """metastore: a thrift URI, several separated by commas, or a configured name.
     cmroot: its change-management root.
     ids: "db.table:column", the table of the ids to erase and its column.
@@ -29,10 +30,12 @@ class ErasureOptions(Limited):
     properties: a file of a Gobblin compliance job, for what is not given.
     """
 
+    needed: ClassVar = ("metastore", "cmroot")
+
     zone: ClassVar[str] = "UTC"  # Spark takes times of some formats for those of its Java's zone
 
-    metastore: str = field(kw_only=False)
-    cmroot: str = field(kw_only=False)
+    metastore: str = field(default="", kw_only=False)
+    cmroot: str = field(default="", kw_only=False)
     ids: str | None = field(default=None, kw_only=False)
     whitelist: str | None = None
     field_path: str | None = None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, opened_root, verb
+from replicator.commands.base import opened_root, verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.errors import UsageError
 from replicator.purge.backups.backups import BackupList, list_backups
@@ -17,14 +19,16 @@ from replicator.purge.options import RetainOptions, read_properties
 
 
 @dataclass(frozen=True, kw_only=True)
-class PurgeBackupsOptions(Options):
+class PurgeBackupsOptions(OfPolicy):
     """Arguments:
 
     cmroot: a change-management root.
     table: only the backups of this table, "db.table"; None: all.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     table: str | None = None
 
 
@@ -39,7 +43,7 @@ def purge_backups(options: PurgeBackupsOptions) -> BackupList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PurgeRestoreOptions(Options):
+class PurgeRestoreOptions(OfPolicy):
     """Arguments:
 
     metastore: a thrift URI, several separated by commas, or a configured name.
@@ -50,9 +54,11 @@ class PurgeRestoreOptions(Options):
     dry_run: only tell what would be done.
     """
 
-    metastore: str = field(kw_only=False)
-    cmroot: str = field(kw_only=False)
-    table: str = field(kw_only=False)
+    needed: ClassVar = ("metastore", "cmroot", "table")
+
+    metastore: str = field(default="", kw_only=False)
+    cmroot: str = field(default="", kw_only=False)
+    table: str = field(default="", kw_only=False)
     partition: str = field(default="", kw_only=False)
     backup: str | None = None
     undo: bool = False
@@ -83,7 +89,7 @@ def purge_restore(options: PurgeRestoreOptions) -> Restored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PurgeRetainOptions(Removing):
+class PurgeRetainOptions(Removing, OfPolicy):
     """Arguments:
 
     metastore: a thrift URI, several separated by commas, or a configured name.
@@ -94,8 +100,10 @@ class PurgeRetainOptions(Removing):
     trash: what restores replaced stays so long; None: seven days.
     """
 
-    metastore: str = field(kw_only=False)
-    cmroot: str = field(kw_only=False)
+    needed: ClassVar = ("metastore", "cmroot")
+
+    metastore: str = field(default="", kw_only=False)
+    cmroot: str = field(default="", kw_only=False)
     properties: str | os.PathLike[str] | None = None
     versions: int | None = None
     days: timedelta | None = None

@@ -4,93 +4,106 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from cmroot.root import open_existing
 from replicator.commands.base import Braked, names, pairs, renames, verb
+from replicator.commands.of_policy import Selecting
 from replicator.compare import repair as repairs
-from replicator.compare.repair import Repaired, RepairPlan
+from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
 from replicator.compare.verify import Level
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
-from replicator.events.scope import Patterns
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairOptions(Braked):
+class RepairOptions(Braked, Selecting):
     """Arguments:
 
     source, target: their metastores: a thrift URI, several separated by commas, or a configured name.
     cmroot: the source's change-management root.
     target_cmroot: the target's own root, for what the repair takes away; None: .cmroot in the warehouse.
-    db: the database, by its source name.
+    db: the database, by its source name; none: all of the policy, and the report is a list.
     table: only this table, or these, whether they differ or not.
     report: a file that `verify --json` wrote: what differed then is repaired, instead of comparing first.
     differing: the same as names, of a report's `differing`; None: what differs is looked for.
     rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
     map_location: prefixes of places on the target by those at the source, likewise.
-    include, exclude: regular expressions of whole table names.
     level: how far files are compared: "metadata" (not at all), "size" (by name and size), "checksum" (by content).
     drop_extra: take away tables that only the target has and replication did not make, too.
     warehouse: where the target's databases lie; None: its default database's directory.
     external_base: where data from outside its database's directory goes; None: external in the warehouse.
+    shared_external: external tables keep their data at the source; None: those that did before.
     scratch: a directory that executors can read; None: the system's own.
     jobs: tables committed side by side.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
+      else "supported".
     dry_run: only say what would be done, compared by contents; nothing is changed.
     """
 
-    source: str
-    target: str
-    cmroot: str
+    needed: ClassVar = ("source", "target", "cmroot", "db")
+
+    policy: str | None = field(default=None, kw_only=False)
+    source: str = ""
+    target: str = ""
+    cmroot: str = ""
     target_cmroot: str | None = None
-    db: str
+    db: str | Sequence[str] = ()
     table: str | Sequence[str] = ()
     report: str | os.PathLike[str] | None = None
     differing: Sequence[str] | None = None
     rename_db: Mapping[str, str] | Sequence[str] = ()
     map_location: Mapping[str, str] | Sequence[str] = ()
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
     level: Level = "checksum"
     drop_extra: bool = False
     warehouse: str | None = None
     external_base: str | None = None
+    shared_external: bool | None = None
     scratch: str | None = None
     jobs: int = 2
-    formats: FormatChoice = SUPPORTED
+    formats: FormatChoice | None = None
     dry_run: bool = False
 
 
 @verb(RepairOptions)
-def repair(options: RepairOptions) -> Repaired | RepairPlan:
+def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
     """Makes a replica again what it was loaded as: finds what differs from the captured log at the target's checkpoint,
     which does not move, and copies exactly that. May run twice, and again after a crash.
 
         replicator.repair(source="thrift://a:9083", target="thrift://b:9083", cmroot="/cm", db="sales", dry_run=True)
         replicator.repair(source="prod", target="dr", cmroot="/cm", db="sales", table="orders")
+        replicator.repair("west", dry_run=True).to_arrow()
 
     Raises UsageError for a file that is no report of verify; BootstrapNeeded for a target without a checkpoint of this
     source; ObjectNotFound for what does not exist; Refused for a load that has not ended, and for a repair that would
     take away more than it may; LeaseHeld while a load is at work; FilesMissing when bytes are nowhere to be had."""
     if options.table and options.report:
         raise UsageError("--table and --from both say what to repair", hint="give one of them")
+    if not isinstance(options.db, str):
+        return RepairedDatabases.of([_repaired(replace(options, db=db)) for db in options.db])
+    return _repaired(options)
+
+
+def _repaired(options: RepairOptions) -> Repaired | RepairPlan:
+    assert isinstance(options.db, str)
     db, rename = options.db.lower(), dict(renames(options.rename_db))
     what = repairs.RepairOptions(
         db=db,
         rename=rename.get(db),
         tables=names(options.table),
         differing=repairs.differing_in(options.report, db) if options.report else options.differing,
-        patterns=Patterns.parse(options.include, options.exclude),
+        patterns=options.patterns,
         level=options.level,
         drop_extra=options.drop_extra,
         cmroot=options.target_cmroot,
         warehouse=options.warehouse,
         external=options.external_base,
+        shared_external=options.shared_external,
         map_locations=pairs(options.map_location, "--map-location"),
         jobs=options.jobs,
         scratch=options.scratch,
-        formats=options.formats,
+        formats=options.formats or SUPPORTED,
         brake=options.limits,
     )
     root, progress = open_existing(options.cmroot), options.teller

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, names, verb
+from replicator.commands.base import names, verb
+from replicator.commands.of_policy import OfPolicy, only_one
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.pitr import plan as planning
 from replicator.pitr.plan import RestorePlan
 from replicator.pitr.restore import Restored
 from replicator.pitr.restore import restore as bring_back
+from replicator.policies.direction import Direction
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestoreOptions(Options):
+class RestoreOptions(OfPolicy):
     """Arguments:
 
+    policy: its name in the configuration: its primary is the target, and its root gives the state.
     cmroot: the source's change-management root.
     db: the database, by its name then.
     table: only this table, or these, by their names then.
@@ -30,15 +34,19 @@ class RestoreOptions(Options):
     allow_missing: restore without the files that exist nowhere any more.
     scratch: a directory that executors can read; None: the system's own.
     jobs: tables committed side by side.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
+      else "supported".
     dry_run: only say what would be done, and where the bytes are; nothing is changed.
     """
 
-    cmroot: str
-    db: str
+    needed: ClassVar = ("cmroot", "db", "target")
+
+    policy: str | None = field(default=None, kw_only=False)
+    cmroot: str = ""
+    db: str = ""
     table: str | Sequence[str] = ()
     to: str | int
-    target: str
+    target: str = ""
     into: str | None = None
     warehouse: str | None = None
     target_cmroot: str | None = None
@@ -46,8 +54,17 @@ class RestoreOptions(Options):
     allow_missing: bool = False
     scratch: str | None = None
     jobs: int = 2
-    formats: FormatChoice = SUPPORTED
+    formats: FormatChoice | None = None
     dry_run: bool = False
+
+    def known(self, direction: Direction) -> dict[str, Any]:
+        """The primary gets back what it had, unless another metastore is named, whose root and places it names, too."""
+        known = super().known(direction)
+        own = {"target": known["source"], "target_cmroot": None if self.target else known["cmroot"], "warehouse": None}
+        return known | own
+
+    def databases(self, direction: Direction) -> str:
+        return self.db or only_one([pair.name for pair in direction.matching], direction.policy.name)
 
 
 @verb(RestoreOptions)
@@ -57,6 +74,7 @@ def restore(options: RestoreOptions) -> Restored | RestorePlan:
 
         replicator.restore(cmroot="/cm", db="sales", to="2026-03-01T12:00:00Z", target="thrift://a:9083")
         replicator.restore(cmroot="/cm", db="sales", table="orders", to=4711, target="prod", into="rescue")
+        replicator.restore("west", db="sales", to=4711)
 
     Raises UsageError for a moment that is none, and for tables of another database; ObjectNotFound for what did not
     exist then; Refused for a database that exists (unless forced); FilesMissing, before anything is done, for bytes
@@ -73,7 +91,7 @@ def restore(options: RestoreOptions) -> Restored | RestorePlan:
         allow_missing=options.allow_missing,
         scratch=options.scratch,
         jobs=options.jobs,
-        formats=options.formats,
+        formats=options.formats or SUPPORTED,
     )
     root, progress = open_existing(options.cmroot), options.teller
     with options.engines() as engine, options.connected(options.target) as target:

@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from replicator.commands.base import Options, opened_root, verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.config import parse_settings
 from replicator.retention.config.store import ConfigStore
@@ -43,7 +45,7 @@ class JobOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetentionRunOptions(Removing, JobOptions):
+class RetentionRunOptions(Removing, JobOptions, OfPolicy):
     """Arguments:
 
     job: the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory.
@@ -55,8 +57,10 @@ class RetentionRunOptions(Removing, JobOptions):
     tell: of a dry run, called with each item, which is not in the report then; None: all are.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     job: str = field(kw_only=False)
-    cmroot: str = field(kw_only=False)
+    cmroot: str = field(default="", kw_only=False)
     metastore: str | None
     root: str | None = None
     tell: Callable[[Item], None] | None = None

@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, names, pairs, renames, verb
+from replicator.commands.base import names, pairs, renames, verb
+from replicator.commands.of_policy import Selecting
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verify import Level, Verified, refuse_itself
 from replicator.compare.verify import verify as compare
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
-from replicator.events.scope import Patterns
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(Options):
+class VerifyOptions(Selecting):
     """Arguments:
 
     source, target: their metastores: a thrift URI, several separated by commas, or a configured name.
     db: a database, or several, by their names at the source.
     rename_db: names of databases on the target by those at the source, as a mapping or "A=B" texts.
     map_location: prefixes of places on the target by those at the source, likewise.
-    include, exclude: regular expressions of whole table names.
     level: how far files are compared: "metadata" (not at all), "size" (by name and size), "checksum" (by content).
     sample: compare only so many tables, those compared longest ago.
     sample_bytes: the same, with a limit of bytes to read; a table that is larger is read in shares, one a run.
     target_cmroot: for samples: the target's change-management root, which remembers when each table was compared.
-    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too.
+    formats: "supported", or "as-they-are" for tables that name their files by whole paths, too; None: the policy's,
+      else "supported".
     """
 
+    needed: ClassVar = ("source", "target", "db")
     renamed: ClassVar = {"cmroot": "target_cmroot"}
 
-    source: str
-    target: str
-    db: str | Sequence[str]
+    policy: str | None = field(default=None, kw_only=False)
+    source: str = ""
+    target: str = ""
+    db: str | Sequence[str] = ()
     rename_db: Mapping[str, str] | Sequence[str] = ()
     map_location: Mapping[str, str] | Sequence[str] = ()
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
     level: Level = "checksum"
     sample: int | None = None
     sample_bytes: int | None = None
     target_cmroot: str | None = None
-    formats: FormatChoice = SUPPORTED
+    formats: FormatChoice | None = None
 
 
 @verb(VerifyOptions)
@@ -54,6 +54,7 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
     tables, and in the end of all, round and round. Changes nothing; may run again at any time.
 
         replicator.verify(source="thrift://a:9083", target="thrift://b:9083", db="sales")
+        replicator.verify("west", level="size")
         replicator.verify(source="prod", target="dr", db="sales", sample=100, target_cmroot="/cm-of-dr")
 
     Raises UsageError for databases that would be compared with themselves, and for a sample without `target_cmroot`;
@@ -62,7 +63,7 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
     if sampling and options.target_cmroot is None:
         raise UsageError("--sample needs a place to remember what was compared when", hint="give --target-cmroot")
     databases, rename, uri = names(options.db), renames(options.rename_db), options.settings.metastore_uri
-    mappings, patterns = pairs(options.map_location, "--map-location"), Patterns.parse(options.include, options.exclude)
+    mappings, patterns = pairs(options.map_location, "--map-location"), options.patterns
     refuse_itself(uri(options.source), uri(options.target), databases, rename)
     with (
         options.engines() as engine,
@@ -74,7 +75,7 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
             "map_locations": mappings,
             "patterns": patterns,
             "level": options.level,
-            "formats": options.formats,
+            "formats": options.formats or SUPPORTED,
             "engine": engine,
             "progress": options.teller,
         }

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import xxhash
 
@@ -25,12 +24,11 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal
 from cmroot.store.scratch import scratch
 from replicator.captures.fold import read_records
-from replicator.compare.differences import Difference
+from replicator.compare.repaired import Repaired, RepairPlan
 from replicator.compare.verify import Level, Verified, verify
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.progress import Progress
-from replicator.core.report import LoadCounts, Report
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.dumps.dump import write_dump
 from replicator.dumps.layout import Point
@@ -59,7 +57,8 @@ class RepairOptions:
     source names, without the database's own properties and functions (none: what differs by `differing`).
     differing: names as in Verified.differing (None: they are looked for). level: how files are compared; by checksum,
     files of the right size and time are read, too. drop_extra: tables that only the target has, and that replication
-    did not make, go to its $cmroot. cmroot, warehouse, external, map_locations, jobs: as the loads were given them; a
+    did not make, go to its $cmroot. cmroot, warehouse, external, shared_external,
+    map_locations, jobs: as the loads were given them; a
     table stays where it is on the target. scratch: a directory for the passing dump, which executors must be able to
     read (None: the system's). brake: as a load's."""
 
@@ -73,6 +72,7 @@ class RepairOptions:
     cmroot: str | None = None
     warehouse: str | None = None
     external: str | None = None
+    shared_external: bool | None = None
     map_locations: Sequence[tuple[str, str]] = ()
     source_root: str | None = None
     jobs: int = 2
@@ -83,52 +83,6 @@ class RepairOptions:
     @property
     def target_db(self) -> str:
         return self.rename or self.db
-
-
-@dataclass
-class Repaired(LoadCounts):
-    """What a repair did. `status`: same (nothing differed), repaired, or different: something remains, listed in
-    `remaining` (the first of `remaining_count`), or incomplete: nothing remains but `not_replicated`, what the replica
-    lacks and no repair can bring. `found`: differences before it; None where it was told what differs. `event`,
-    `position`: the target's checkpoint, before and after. `tables`: those that were looked at."""
-
-    before: ClassVar[str] = "remaining_count"
-    db: str
-    target: str
-    event: int
-    position: int
-    status: str = "same"
-    found: int | None = None
-    tables: list[str] = field(default_factory=list)
-    remaining_count: int = 0
-    remaining: list[Difference] = field(default_factory=list)
-    not_replicated: list[NotReplicated] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-@dataclass
-class RepairPlan(Report):
-    """What a repair would do. `found`: differences; None where it was told what differs. `event`, `position`: the
-    target's checkpoint. `tables`: those that are looked at. `files_missing`: whose bytes are not to be had."""
-
-    status: str = field(default="planned", kw_only=True)
-    db: str
-    event: int
-    position: int
-    found: int | None
-    tables: list[str]
-    drop_tables: list[str] = field(default_factory=list)
-    create_tables: list[str] = field(default_factory=list)
-    alter_tables: list[str] = field(default_factory=list)
-    files_to_copy: int = 0
-    bytes_to_copy: int = 0
-    files_to_remove: int = 0
-    bytes_to_remove: int = 0
-    partitions_to_drop: int = 0
-    files_missing: int = 0
-    not_replicated: list[NotReplicated] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -215,6 +169,7 @@ def planned(
         rename=_rename(options),
         map_locations=options.map_locations,
         external=options.external,
+        shared_external=options.shared_external,
         overwrite=True,
         jobs=options.jobs,
         source_root=options.source_root or root.place,

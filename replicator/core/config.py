@@ -18,6 +18,7 @@ source = "prod"
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -121,7 +122,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         known = ", ".join(sorted(self.policies)) or "(none is configured)"
         raise UsageError(
             f"{name!r} is no policy of {self.looked_for}",
-            hint=f"policies: {known}; --config or REPLICATOR_CONFIG names another file; see docs/policies.md",
+            hint=nearest(name, self.policies)
+            + f"policies: {known}; --config or REPLICATOR_CONFIG names another file; see docs/policies.md",
         )
 
     def metastore_uri(self, text: str) -> str:
@@ -132,13 +134,20 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return text
         raise UsageError(
             f"{text!r} is neither a metastore's URI nor one's name in {self.looked_for}",
-            hint=f"write thrift://host:port, or one of: {', '.join(self.metastores) or '(none is configured)'}",
+            hint=nearest(text, self.metastores)
+            + f"write thrift://host:port, or one of: {', '.join(self.metastores) or '(none is configured)'}",
         )
 
     def default_values(self) -> dict[str, Any]:
         """The defaults that are set, by name."""
         values = msgspec.to_builtins(self.defaults)
         return {key: value for key, value in values.items() if value is not None}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The beginning of a hint for a name that is none: those that are like it."""
+    found = difflib.get_close_matches(name, list(known))
+    return f"did you mean {' or '.join(found)}? " if found else ""
 
 
 def read_config(path: Path | None) -> Config:

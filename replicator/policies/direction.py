@@ -7,14 +7,15 @@ primary, the policy runs backwards: metastores, roots and names change sides, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cmroot.root import ChangeRoot, create_or_open
+from cmroot.root import ChangeRoot, Format, create_or_open
 from cmroot.store.place import is_local, join, normal
 from replicator.core.model import Database
 from replicator.core.policy import Policy, matching_databases
 from replicator.core.roles import Role, RoleMark, mark_of
 from replicator.core.shadow import is_shadow
+from replicator.errors import MetastoreUnreachable
 from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.memory import RememberedScope
@@ -146,11 +147,45 @@ def find_direction(
     that cannot be understood."""
     pairs = survey(policy, source, target, remembered)
     root, target_root = create_or_open(policy.cmroot), create_or_open(policy.target_cmroot)
+    found = _directed(policy, (source, root), (target, target_root), pairs, reverse)
+    if found.reverse:
+        return found
+    former = former_replicas(policy, target, remembered, pairs)
+    return replace(found, renamed=tuple(pair for pair in former if pair.made_from == root.id))
+
+
+def current_direction(policy: Policy, source: Metastore, target: Metastore) -> Direction:
+    """As `find_direction`, for a look at the sides of which one may be away: roots are neither read nor made. Raises
+    MetastoreUnreachable when both are away."""
+    here, there = (side if _answers(side) else None for side in (source, target))
+    if here is None and there is None:
+        source.database_names()
+    root, target_root = (
+        ChangeRoot(place, Format("cmroot", 1, "", "")) for place in (policy.cmroot, policy.target_cmroot)
+    )
+    return _directed(policy, (source, root), (target, target_root), survey(policy, here, there, None))
+
+
+def _answers(metastore: MetastoreReader) -> bool:
+    try:
+        metastore.database_names()
+    except MetastoreUnreachable:
+        return False
+    return True
+
+
+def _directed(
+    policy: Policy,
+    one: tuple[Metastore, ChangeRoot],
+    other: tuple[Metastore, ChangeRoot],
+    pairs: Sequence[Pair],
+    reverse: bool | None = None,
+) -> Direction:
+    """`one`, `other`: metastores and roots as the policy names them."""
+    (source, root), (target, target_root) = one, other
     backwards = runs_in_reverse([pair for pair in pairs if pair.matches]) if reverse is None else reverse
     if not backwards:
-        former = former_replicas(policy, target, remembered, pairs)
-        renamed = tuple(pair for pair in former if pair.made_from == root.id)
-        return Direction(policy, source, target, root, target_root, tuple(pairs), renamed=renamed)
+        return Direction(policy, source, target, root, target_root, tuple(pairs))
     return Direction(policy, target, source, target_root, root, tuple(pair.swapped for pair in pairs), reverse=True)
 
 

@@ -41,6 +41,11 @@ def test_the_file_is_a_policy_that_check_finds_well(
     assert read_config(file).policy("main").databases == (".*",)
     assert os.listdir(tmp_path) == ["replicator.toml"]
 
+    defaults = tmp_path / "defaults.toml"
+    defaults.write_text(f'[defaults]\nsource = "{source_metastore.uri}"\ntarget = "{target_metastore.uri}"\n')
+    again = ["init", "--policy", "east", "--file", str(tmp_path / "east.toml"), "--no-check", "--json"]
+    assert run(["--config", str(defaults), *again]) == 0
+
 
 def test_nothing_is_written_for_what_makes_no_policy(
     source_metastore: Running, target_metastore: Running, tmp_path: Path

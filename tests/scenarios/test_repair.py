@@ -19,7 +19,8 @@ from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.listing import list_tree
 from replicator.captures.capture import capture
 from replicator.compare import repair as repairs
-from replicator.compare.repair import Repaired, RepairOptions
+from replicator.compare.repair import RepairOptions
+from replicator.compare.repaired import Repaired
 from replicator.compare.verify import Verified, verify
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column

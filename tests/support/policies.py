@@ -92,17 +92,18 @@ class Replication:
             **more,
         )
 
-    def turn(self, name: str = "a") -> None:
-        """The roles of both sides change, as a switchover would change them."""
-        db = f"{self.name}_{name}"
-        fenced, primary = (read_role(side, db) for side in (self.source, self.target))
+    def turn(self, name: str = "a", replica: str | None = None) -> None:
+        """The roles of both sides change, as a switchover would change them. replica: its name on the target, if
+        another."""
+        db, copy = f"{self.name}_{name}", f"{self.name}_{replica or name}"
+        fenced, primary = read_role(self.source, db), read_role(self.target, copy)
         reverse = fenced.role is Role.REPLICA
-        for side, mark, role in (
-            (self.source, fenced, Role.PRIMARY if reverse else Role.REPLICA),
-            (self.target, primary, Role.REPLICA if reverse else Role.PRIMARY),
+        for side, own, mark, role in (
+            (self.source, db, fenced, Role.PRIMARY if reverse else Role.REPLICA),
+            (self.target, copy, primary, Role.REPLICA if reverse else Role.PRIMARY),
         ):
             epoch = mark.epoch + (2 if role is Role.PRIMARY else 1)
-            set_role(side, db, role, epoch, expect=mark, settle=timedelta(0), force=True)
+            set_role(side, own, role, epoch, expect=mark, settle=timedelta(0), force=True)
 
     @property
     def memory(self) -> Memory:

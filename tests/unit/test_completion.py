@@ -49,6 +49,10 @@ def test_a_shell_can_read_its_script(shell: str, tmp_path: Path) -> None:
 def test_names_of_the_configuration_are_completed(tmp_path: Path) -> None:
     (tmp_path / "replicator.toml").write_text(CONFIG)
     assert completed("replicator sync n", tmp_path) == ["nightly"]
+    assert completed("replicator verify n", tmp_path) == ["nightly"]
+    assert completed("replicator load /dumps/1 --policy ", tmp_path) == ["nightly"]
+    assert completed("replicator cm hold x --policy n", tmp_path) == ["nightly"]
+    assert completed("replicator init --policy n", tmp_path) == []
     assert completed("replicator dump --source ", tmp_path) == ["prod", "west"]
     assert completed("replicator switch", tmp_path) == ["switchover"]
     assert completed("replicator cm slots d", tmp_path) == ["drop"]

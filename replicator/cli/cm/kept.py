@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from replicator.cli.options import Session, engine_options, json_option, pass_session, root_option
+from replicator.cli.options import (
+    Session,
+    engine_options,
+    json_option,
+    of_policy_argument,
+    of_policy_option,
+    pass_session,
+    root_option,
+)
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
 from replicator.commands.cm.kept import cm_find, cm_ls, cm_restore
 from replicator.pitr.files import FoundList
@@ -23,6 +31,7 @@ limit_option = click.option(
 
 
 @click.command()
+@of_policy_argument
 @root_option
 @click.option("--table", default="", metavar="DB.TABLE", help="Only files whose last table is this one.")
 @click.option(
@@ -86,6 +95,7 @@ def _counted(count: dict[str, int]) -> str:
 
 
 @click.command()
+@of_policy_argument
 @root_option
 @click.option("--path", default="", metavar="PLACE", help="A file, or a directory above it, by its path at that time.")
 @click.option(
@@ -139,6 +149,7 @@ def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
 
 @click.command()
 @click.argument("what", metavar="PATH_OR_CHECKSUM")
+@of_policy_option
 @root_option
 @click.option("--at", metavar="X", help="The file's state at an event, a time (UTC), or the end of a dump.")
 @click.option("--to", metavar="PLACE", help="The file to write; default: its original path.")

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from replicator.cli.options import Session, engine_options, json_option, pass_session, root_option
+from replicator.cli.options import Session, engine_options, json_option, of_policy_option, pass_session, root_option
 from replicator.cli.output import aligned, columns, count_text, emit, size_text, time_text
 from replicator.commands.cm.pins import cm_hold, cm_release, cm_slots, cm_slots_confirm, cm_slots_create, cm_slots_drop
 from replicator.pitr.pins import PinList, Pinned
@@ -22,16 +23,19 @@ at_option = click.option("--at", metavar="X", help=f"{AT}; default: the end of t
 def _root_option(command: F) -> F:
     """`--cmroot`, here or before the subcommand's name."""
 
-    def given(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    def given(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         above = context.parent.params.get("cmroot") if context.parent else None
-        if value is None and above is None:
-            raise click.MissingParameter(ctx=context, param=parameter)
-        return value if value is not None else str(above)
+        if value is None and context.parent is not None and above is not None:
+            source = context.parent.get_parameter_source("cmroot")
+            context.set_parameter_source("cmroot", source or ParameterSource.COMMANDLINE)
+            return str(above)
+        return value
 
     return click.option("--cmroot", metavar="PLACE", callback=given, help="The change-management root.")(command)
 
 
 @click.group(invoke_without_command=True)
+@of_policy_option
 @click.option("--cmroot", metavar="PLACE", help="The change-management root.")
 @click.option("--no-held", is_flag=True, help="Do not compute the retained size of each, which reads the whole log.")
 @engine_options
@@ -52,9 +56,6 @@ def slots(context: click.Context, session: Session, /, as_json: bool, **given: A
     """
     if context.invoked_subcommand:
         return 0
-    if given["cmroot"] is None:
-        missing = next(each for each in context.command.params if each.name == "cmroot")
-        raise click.MissingParameter(ctx=context, param=missing)
     listed = session.call(cm_slots, **given)
     emit(listed, as_json, _pin_lines(listed))
     return 0
@@ -105,6 +106,7 @@ def _remark(slot: Any) -> str:
 
 @slots.command()
 @click.argument("name")
+@of_policy_option
 @_root_option
 @at_option
 @click.option("--consumer", default="", metavar="TEXT", help="Description of the consumer.")
@@ -122,6 +124,7 @@ def create(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @slots.command()
 @click.argument("name")
+@of_policy_option
 @_root_option
 @click.option("--at", required=True, metavar="X", help=f"{AT}: the consumer has everything up to there.")
 @click.option("--back", is_flag=True, help="Allow a move to an earlier position, whose files may have expired.")
@@ -139,6 +142,7 @@ def confirm(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @slots.command()
 @click.argument("name")
+@of_policy_option
 @_root_option
 @json_option
 @pass_session
@@ -153,6 +157,7 @@ def drop(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @click.command()
 @click.argument("name")
+@of_policy_option
 @root_option
 @at_option
 @click.option("--reason", default="", metavar="TEXT", help="Reason of the hold.")
@@ -173,6 +178,7 @@ def hold(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @click.command()
 @click.argument("name")
+@of_policy_option
 @root_option
 @click.option("--dump", is_flag=True, help="NAME is the id of a dump that will not be loaded any more.")
 @json_option

@@ -14,6 +14,7 @@ from replicator.cli.options import (
     dry_run_option,
     engine_options,
     json_option,
+    of_policy_argument,
     pass_session,
     root_option,
 )
@@ -35,6 +36,7 @@ wait_option = click.option(
 
 
 @click.command()
+@of_policy_argument
 @root_option
 @click.option("--no-bytes", is_flag=True, help="Compare names and sizes only; do not read the kept files.")
 @limit_option
@@ -88,6 +90,7 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
 
 
 @click.command()
+@of_policy_argument
 @root_option
 @wait_option
 @dry_run_option
@@ -134,6 +137,7 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
 
 
 @click.command()
+@of_policy_argument
 @root_option
 @click.option(
     "--older-than",

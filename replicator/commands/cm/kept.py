@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, point, verb
+from replicator.commands.base import point, verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.pitr.files import FoundList, PutBack, find_files, put_back
 from replicator.pitr.kept import LIMIT, KeptList, list_kept
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmLsOptions(Options):
+class CmLsOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
@@ -20,7 +22,9 @@ class CmLsOptions(Options):
     limit: so many entries are told one by one, the largest; all are counted.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     table: str = ""
     needed_by: str = ""
     limit: int = LIMIT
@@ -39,7 +43,7 @@ def cm_ls(options: CmLsOptions) -> KeptList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmFindOptions(Options):
+class CmFindOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
@@ -49,7 +53,9 @@ class CmFindOptions(Options):
     limit: so many files are told, the newest.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     path: str = ""
     table: str = ""
     checksum: str = ""
@@ -69,7 +75,7 @@ def cm_find(options: CmFindOptions) -> FoundList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmRestoreOptions(Options):
+class CmRestoreOptions(OfPolicy):
     """Arguments:
 
     what: the path of a file, or its checksum: the first six digits or more.
@@ -79,8 +85,10 @@ class CmRestoreOptions(Options):
     overwrite: replace the file that is there.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     what: str = field(kw_only=False)
-    cmroot: str
+    cmroot: str = ""
     at: str | int | None = None
     to: str | None = None
     overwrite: bool = False

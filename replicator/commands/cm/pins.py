@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import Options, point, verb
+from replicator.commands.base import point, verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.pitr import pins
 from replicator.pitr.pins import PinList, Pinned
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmSlotsOptions(Options):
+class CmSlotsOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
     held: also what each holds back, which reads the whole log.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     held: bool = True
 
 
@@ -35,7 +39,7 @@ def cm_slots(options: CmSlotsOptions) -> PinList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmSlotsCreateOptions(Options):
+class CmSlotsCreateOptions(OfPolicy):
     """Arguments:
 
     name: the slot's.
@@ -44,8 +48,10 @@ class CmSlotsCreateOptions(Options):
     consumer: whose it is; for people.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     name: str = field(kw_only=False)
-    cmroot: str
+    cmroot: str = ""
     at: str | int | None = None
     consumer: str = ""
 
@@ -63,7 +69,7 @@ def cm_slots_create(options: CmSlotsCreateOptions) -> Pinned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmSlotsConfirmOptions(Options):
+class CmSlotsConfirmOptions(OfPolicy):
     """Arguments:
 
     name: the slot's.
@@ -72,8 +78,10 @@ class CmSlotsConfirmOptions(Options):
     back: move it back, if so; what it needs again may be gone.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     name: str = field(kw_only=False)
-    cmroot: str
+    cmroot: str = ""
     at: str | int
     back: bool = False
 
@@ -91,15 +99,17 @@ def cm_slots_confirm(options: CmSlotsConfirmOptions) -> Pinned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmSlotsDropOptions(Options):
+class CmSlotsDropOptions(OfPolicy):
     """Arguments:
 
     name: the slot's.
     cmroot: the change-management root.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     name: str = field(kw_only=False)
-    cmroot: str
+    cmroot: str = ""
 
 
 @verb(CmSlotsDropOptions)
@@ -113,7 +123,7 @@ def cm_slots_drop(options: CmSlotsDropOptions) -> Pinned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmHoldOptions(Options):
+class CmHoldOptions(OfPolicy):
     """Arguments:
 
     name: the hold's.
@@ -122,8 +132,10 @@ class CmHoldOptions(Options):
     reason: why; for people.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     name: str = field(kw_only=False)
-    cmroot: str
+    cmroot: str = ""
     at: str | int | None = None
     reason: str = ""
 
@@ -142,7 +154,7 @@ def cm_hold(options: CmHoldOptions) -> Pinned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmReleaseOptions(Options):
+class CmReleaseOptions(OfPolicy):
     """Arguments:
 
     name: the hold's.
@@ -150,8 +162,10 @@ class CmReleaseOptions(Options):
     dump: the name is the id of a dump that nobody will load any more.
     """
 
+    needed: ClassVar = ("cmroot",)
+
     name: str = field(kw_only=False)
-    cmroot: str
+    cmroot: str = ""
     dump: bool = False
 
 

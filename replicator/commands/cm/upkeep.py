@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import ClassVar
 
 from cmroot.rehearsal import looked_at
 from cmroot.root import open_existing
 from cmroot.store.place import normal
-from replicator.commands.base import Options, verb
+from replicator.commands.base import verb
+from replicator.commands.of_policy import OfPolicy
 from replicator.pitr.clock import IDLE
 from replicator.pitr.expiries import ExpiryPlanned, RootExpired
 from replicator.pitr.kept import LIMIT
@@ -26,7 +28,7 @@ from replicator.pitr.upkeep import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmCheckOptions(Options):
+class CmCheckOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
@@ -34,7 +36,9 @@ class CmCheckOptions(Options):
     limit: so many findings are told one by one; all are counted.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     bytes: bool = True
     limit: int = LIMIT
 
@@ -53,7 +57,7 @@ def cm_check(options: CmCheckOptions) -> RootChecked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmCompactOptions(Options):
+class CmCompactOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
@@ -61,7 +65,9 @@ class CmCompactOptions(Options):
     dry_run: only say what would be merged.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     wait: timedelta = PATIENCE
     dry_run: bool = False
 
@@ -79,7 +85,7 @@ def cm_compact(options: CmCompactOptions) -> LogCompacted | CompactionPlanned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmExpireOptions(Options):
+class CmExpireOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
@@ -90,7 +96,9 @@ class CmExpireOptions(Options):
     dry_run: only say what would go; there need not be a root yet.
     """
 
-    cmroot: str
+    needed: ClassVar = ("cmroot",)
+
+    cmroot: str = ""
     older_than: timedelta
     max_slot_lag: timedelta | None = None
     idle: timedelta = IDLE

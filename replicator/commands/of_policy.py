@@ -1,0 +1,123 @@
+"""What a policy tells commands that are not about policies: its metastores, roots, databases, patterns and places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
+
+from replicator.checks.check import impatient
+from replicator.commands.base import Options
+from replicator.core.policy import METADATA, Policy
+from replicator.errors import ObjectNotFound, UsageError
+from replicator.events.scope import Patterns
+from replicator.policies.direction import Direction, current_direction
+from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
+
+SIDES = {"metastore", "source", "target"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPolicy(Options):
+    """policy: its name in the configuration. It gives what is not given here: metastores and roots, in the direction in
+    which it runs now, names of databases, patterns, places; to a command without a metastore, the root of its source.
+    """
+
+    needed: ClassVar[Sequence[str]] = ()
+    """Fields that the caller or a policy must give."""
+
+    policy: str | None = None
+
+    def complete(self) -> Self:
+        """With what the policy knows. Raises UsageError where there is no such policy, and for what
+        is needed and nobody gives; ObjectNotFound for a policy without databases."""
+        known = self._known(self.settings.policy(self.policy)) if self.policy is not None else {}
+        done = replace(self, config=self.settings, **known)
+        for name in self.needed:
+            if not getattr(done, name):
+                policies = ", ".join(sorted(self.settings.policies)) or "(none is configured)"
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"Missing option '{option}'.", hint=f"give it, or a policy, which knows it: {policies}"
+                )
+        return done
+
+    def _known(self, policy: Policy) -> dict[str, Any]:
+        names = {each.name for each in fields(self)}
+        open_ = {name for name in names if not getattr(self, name)}
+        if self.engine in (None, "auto"):
+            open_.add("engine")
+        if not names & SIDES:
+            known: dict[str, Any] = {"cmroot": policy.cmroot, "engine": policy.engine}
+        else:
+            with impatient(policy.source) as source, impatient(policy.target) as target:
+                known = self.known(current_direction(policy, source, target))
+        return {name: value for name, value in known.items() if name in open_}
+
+    def known(self, direction: Direction) -> dict[str, Any]:
+        """What a policy knows, by the names of fields."""
+        policy, reverse = direction.policy, direction.reverse
+        return {
+            "metastore": direction.source.uri,
+            "source": direction.source.uri,
+            "target": direction.target.uri,
+            "cmroot": policy.target_cmroot if reverse else policy.cmroot,
+            "source_cmroot": policy.target_cmroot if reverse else policy.cmroot,
+            "target_cmroot": policy.cmroot if reverse else policy.target_cmroot,
+            "db": self.databases(direction),
+            "rename_db": dict(direction.renames(pair.name for pair in direction.pairs)),
+            "map_location": dict(direction.map_locations),
+            "include": policy.include,
+            "exclude": policy.exclude,
+            "partitions": direction.patterns.partitions,
+            "warehouse": direction.warehouse,
+            "external_base": direction.external,
+            "shared_external": policy.external == METADATA,
+            "publish": policy.publish,
+            "keeper": policy.keeper,
+            "formats": policy.formats,
+            "engine": policy.engine,
+        }
+
+    def databases(self, direction: Direction) -> Sequence[str] | str:
+        """Those that are meant without `db`: all of the source."""
+        found = [pair.name for pair in direction.matching if pair.here is not None]
+        if not found:
+            policy = direction.policy
+            raise ObjectNotFound(
+                f"policy {policy.name}: no database of {direction.source.uri} matches {', '.join(policy.databases)}",
+                hint="patterns match whole names of databases; see `databases` in docs/policies.md",
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selecting(OfPolicy):
+    """include, exclude: regular expressions of whole table names.
+    partitions: filters of partitions by table, as a policy's: {"sales.orders": "day >= '2026-01-01'"}.
+    """
+
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    partitions: Mapping[str, str | PartitionFilter] = field(default_factory=dict)
+
+    @property
+    def patterns(self) -> Patterns:
+        """Raises UsageError for what is no pattern or filter."""
+        filters = {}
+        for table, wanted in self.partitions.items():
+            try:
+                filters[table.lower()] = parse_partition_filter(wanted) if isinstance(wanted, str) else wanted
+            except ValueError as error:
+                raise UsageError(f"partitions of {table}: {error}", hint="e.g. day >= '2026-01-01'") from error
+        return Patterns.parse(self.include, self.exclude, filters)
+
+
+def only_one(names: Sequence[str], policy: str) -> str:
+    """The database, where a command is about one. Raises UsageError for several."""
+    if len(names) == 1:
+        return names[0]
+    raise UsageError(
+        f"policy {policy} has {len(names)} databases, and this is about one of them",
+        hint=f"give --db, one of: {', '.join(sorted(names)[:20])}",
+    )
