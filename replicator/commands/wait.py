@@ -39,7 +39,7 @@ class WaitOptions(OfPolicy):
     timeout: timedelta = timedelta(minutes=10)
 
     def databases(self, direction: Direction) -> Sequence[str]:
-        return [pair.replica for pair in direction.matching if pair.here is not None]
+        return [pair.replica for pair in direction.matching if pair.source is not None]
 
 
 @verb(WaitOptions)
