@@ -73,7 +73,7 @@ def check_entries(
     rows: pa.Table | pa.RecordBatch, place: str, *, pending: bool = False, complete: bool = False
 ) -> None:
     """Looks at file entries, those columns that are there: about 0.2 s a million rows. Raises FormatError naming the
-    file they were read from and the first bad value. `pending`: rows of a taking, which have no position yet;
+    file they were read from and the first bad value. `pending`: rows of an intercept, which have no position yet;
     `complete`: of a dump, whose rows all name an object and a path."""
     try:
         rows.validate(full=True)  # text that is not UTF-8 fails wherever it is used

@@ -1,4 +1,5 @@
-"""The change-management root as a place: its FORMAT file and its directories. What lies in them is told elsewhere."""
+"""The change-management root as a place: its FORMAT file and its directories. What lies in them is reported
+elsewhere."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ unsafe = re.compile(UNSAFE.replace("$", r"\Z")).search
 
 
 def is_text(name: str) -> bool:
-    """Whether a name, as the operating system told it, is UTF-8."""
+    """Whether a name, as the operating system gave it, is UTF-8."""
     if name.isascii():
         return True
     try:

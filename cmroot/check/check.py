@@ -57,7 +57,7 @@ class Checked:
 
 
 def check(root: str, engine: Workers, *, bytes: bool = True, limit: int = FINDINGS) -> Checked:
-    """Look at everything of a root. `bytes`: read every entry, not only names and sizes. `limit`: findings told.
+    """Look at everything of a root. `bytes`: read every entry, not only names and sizes. `limit`: findings reported.
 
     Takes no lease: a run at work may have files in `incoming/`. Raises Superseded when the log was compacted
     meanwhile."""

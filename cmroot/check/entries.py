@@ -12,7 +12,7 @@ from cmroot.store.entries import PREFIXES, content_of, list_entries
 from cmroot.store.place import Place, join
 
 SHOWN = 100
-"""Damaged entries of one prefix that are told one by one."""
+"""Damaged entries of one prefix that are listed one by one."""
 
 
 @dataclass(frozen=True)

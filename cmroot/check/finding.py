@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 FINDINGS = 1000
-"""Findings told one by one; the others are counted."""
+"""Findings listed one by one; the others are counted."""
 
 DAMAGE = frozenset({"damaged", "missing", "misplaced", "unreadable", "segment", "log", "pin", "version"})
 """The kinds that need somebody. The others are `leftover` and `stray`."""

@@ -130,8 +130,8 @@ def read_origins(source: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _origins(rows: pa.Table, pending: bool) -> pa.Table:
-    """For each content that some rows add, where the newest of them has it; of a taking that no capture has recorded
-    yet, position 0."""
+    """For each content that some rows add, where the newest of them has it; of an intercept that no capture has
+    recorded yet, position 0."""
     wanted = pc.and_(pc.is_valid(rows["checksum"]), pc.is_valid(rows["size"]))
     if not pending:
         wanted = pc.and_(wanted, pc.equal(rows["op"], ADD))

@@ -104,7 +104,8 @@ def sweep_plans(root: str, moment: float, own: PlanDirectory | None = None) -> l
 
 def sweep_staging(root: str, moment: float) -> None:
     """Remove what writers of pins, plans, the lease and the root's own files that were killed left half written. Some
-    take no lease, so only what is old enough to be nobody's goes; on object stores nothing is written aside."""
+    take no lease, so only what is old enough to be nobody's goes; on object stores nothing is written to a staging
+    file."""
     if not (top := Place(root).local):
         return
     for directory in ("", "slots", "holds", "dumps", "expiring"):

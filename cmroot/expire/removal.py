@@ -48,7 +48,7 @@ class Removed:
 
 
 class Since:
-    """What came after a plan: references in later segments and takings, and pins that were made or moved."""
+    """What came after a plan: references in later segments and intercepts, and pins that were made or moved."""
 
     def __init__(self, root: str, position: int, planned: tuple[Needing, ...], pins: tuple[Needing, ...]) -> None:
         """`position`: of the log that the plan knew; `planned`: its pins; `pins`: those of now."""
@@ -61,7 +61,7 @@ class Since:
         self.look_again()
 
     def look_again(self) -> None:
-        """Read the takings once more, if there are others."""
+        """Read the intercepts once more, if there are others."""
         intercepts = read_intercepted(self._root, _ALL_EVENTS)
         places = frozenset(taken.place for taken in intercepts)
         if places - self._taken:
@@ -90,7 +90,7 @@ def remove(
     *,
     now: Callable[[], float] = time.time,
 ) -> Removed:
-    """Remove the planned entries that are not needed now. One that was filed anew after `cutoff_ns` (since 1970) is
+    """Remove the planned entries that are not needed now. One that was stored again after `cutoff_ns` (since 1970) is
     taken back too. Safe to run twice."""
     removed = Removed()
     files = Place(root) / "files"
@@ -118,7 +118,7 @@ def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
         path = f"{directory}/{checksum[:2]}/{content_name(checksum, size)}"
         try:
             status = os.lstat(path)
-            if status.st_ctime_ns > cutoff_ns:  # it was filed anew
+            if status.st_ctime_ns > cutoff_ns:  # it was stored again
                 removed.taken_back += 1
                 removed.taken_back_bytes += status.st_size
                 continue
@@ -145,7 +145,7 @@ def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
     for path, reported, size in zip(paths, store.infos(paths), rows["bytes"].to_pylist(), strict=True):
         if reported is None:
             removed.missing += 1
-        elif (object_time_ns(reported) or NEVER) > cutoff_ns:  # it was filed anew, or nobody knows
+        elif (object_time_ns(reported) or NEVER) > cutoff_ns:  # it was stored again, or nobody knows
             removed.taken_back += 1
             removed.taken_back_bytes += size
         else:

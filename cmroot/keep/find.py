@@ -19,7 +19,7 @@ from cmroot.store.checksum import ALGORITHM
 from cmroot.store.place import Place, is_local, join, normal
 
 LIMIT = 1000
-"""References told one by one; the newest. The others are counted."""
+"""References listed one by one; the newest. The others are counted."""
 
 _COLUMNS = [
     "position",

@@ -1,9 +1,9 @@
 """Taking: what somebody else is about to drop goes into the root first, and comes back if it is not dropped after all.
 
-A taking is `taking/<id>/`: `journal.json` says what is under way, `0`, `1`, ... are directories moved out of reach by
-one rename each, `entries.parquet` is what was kept of them. On stores without a rename, and across devices, the sources
-stay where they are until it is decided; then they are removed. Who decides, and how, is no business of this module.
-What is left for the capture of the event is in `taken`.
+An intercept is `taking/<id>/`: `journal.json` says what is under way, `0`, `1`, ... are directories moved out of reach
+by one rename each, `entries.parquet` is what was kept of them. On stores without a rename, and across devices, the
+sources stay where they are until it is decided; then they are removed. Who decides, and how, is no business of this
+module. What is left for the capture of the event is in `taken`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class Intercept:
-    """One taking: `protect`, then `sent`, then `settle` (or `put_back`). Each may be run again after a crash."""
+    """One intercept: `protect`, then `sent`, then `settle` (or `put_back`). Each may be run again after a crash."""
 
     def __init__(self, root: str, journal: Journal, *, live: bool, stopped: threading.Event | None = None) -> None:
         """`live`: its sources have not been out of sight since it began; not so for one that a crash left. `stopped`:
@@ -161,8 +161,8 @@ class Intercept:
             raise
 
     def put_back(self) -> None:
-        """Nothing was dropped: every source is where it was, and the taking is gone. Where something has the name of a
-        file meanwhile, that stays, and ours stays kept."""
+        """Nothing was dropped: every source is where it was, and the intercept is gone. Where something has the name
+        of a file meanwhile, that stays, and ours stays kept."""
         self._restore(self.journal.sources)
         self._forget()
 
@@ -272,7 +272,7 @@ class Intercept:
     def _entry(self, source: Source) -> str:
         return (Place(self.place) / source.entry).local
 
-    # ---- the taking's own files -----------------------------------------------------------------------------------
+    # ---- the intercept's own files -----------------------------------------------------------------------------------
 
     def _save(self, **changes: Any) -> None:
         journal = msgspec.structs.replace(self.journal, **changes)
@@ -316,7 +316,7 @@ def intercepts(root: str, refuse: Callable[[str, Journal], str] = lambda place, 
 
 
 def sweep_intercepts(root: str) -> None:
-    """Removes what a crash left of takings that had no journal yet, or none any more: empty directories."""
+    """Removes what a crash left of intercepts that had no journal yet, or none any more: empty directories."""
     for name in (Place(root) / DIRECTORY).list():
         place = Place(root) / DIRECTORY / name
         if not (place / JOURNAL).exists():

@@ -1,4 +1,4 @@
-"""What a taking writes down: its journal, and the file entries of what it kept. Values, and their files.
+"""What an intercept writes down: its journal, and the file entries of what it kept. Values, and their files.
 
 `taking/<id>/journal.json` is there from before anything is touched until nothing is left to do; `entries.parquet` from
 when all is kept. The taking itself is in `intercept`.
@@ -35,8 +35,8 @@ INTERCEPTING, SENT, DONE = "taking", "sent", "done"
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A directory, or a single file, to take. `table`: the one that it goes with. `entry`: its name in the taking, when
-    it is moved there."""
+    """A directory, or a single file, to take. `table`: the one that it goes with. `entry`: its name in the intercept,
+    when it is moved there."""
 
     place: str
     table: str

@@ -72,8 +72,8 @@ class LinkKeeper:
 
 @dataclass(frozen=True)
 class CopyKeeper:
-    """A copy per content, for another device or store: written aside in `incoming/` while it is hashed, synced, then
-    given its name. Protects against writing in place too."""
+    """A copy per content, for another device or store: written to a staging file in `incoming/` while it is hashed,
+    synced, then given its name. Protects against writing in place too."""
 
     root: str
     name: ClassVar[str] = "copy"
@@ -107,8 +107,8 @@ def choose_keeper(
     versions where the bucket has them, else a copy. All is tried, nothing assumed.
 
     `requested` is auto, link, version, copy or none. Raises KeepError when what was asked for cannot be had, or when
-    nothing can be kept at all: none is never chosen but by request. `tell` is told what a person should know of the
-    choice: one line, no error.
+    nothing can be kept at all: none is never chosen but by request. `tell` is called with what a person should know of
+    the choice: one line, no error.
     """
     match requested:
         case "none":

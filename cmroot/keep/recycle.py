@@ -53,7 +53,7 @@ class Recycled(msgspec.Struct, frozen=True, gc=False):
 
 Record = Callable[[list[Recycled]], None]
 """Told what was filed before the last trace of it is removed, so a crash repeats the telling and never skips it: a
-recycled path is told at least once, by the run itself or by the next sweep. It must be durable when it returns."""
+recycled path is reported at least once, by the run itself or by the next sweep. It must be durable when it returns."""
 
 
 def forget(recycled: list[Recycled]) -> None:

@@ -31,7 +31,8 @@ class Restored(msgspec.Struct, frozen=True):
 def restore_file(
     root: str, checksum: str, size: int, to: str, *, overwrite: bool = False, version: tuple[str, str] | None = None
 ) -> Restored:
-    """Copy one content of a root to a place, hashed on the way and read back, written aside and then renamed.
+    """Copy one content of a root to a place, hashed on the way and read back, written to a staging file and then
+    renamed.
 
     `version`: (path, version id) where the bucket keeps the bytes. Raises Exists for a file that is there already
     (unless `overwrite`; on a store without conditional writes one that appears meanwhile is replaced), KeepError when

@@ -1,6 +1,6 @@
-"""Steps of a taking: keep a file that will be removed, move a tree out of reach and back, remove what is kept.
+"""Steps of an intercept: keep a file that will be removed, move a tree out of reach and back, remove what is kept.
 
-Each removes or moves only what it was told is kept; what it finds besides, it leaves and says so.
+Each removes or moves only what it was given as kept; what it finds besides, it leaves and says so.
 """
 
 from __future__ import annotations

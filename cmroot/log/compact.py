@@ -1,8 +1,9 @@
 """Compaction: runs of small segments of the captured log become one each, and say the same.
 
 A warehouse that is captured every ten seconds has thousands of segments a day. Merging keeps each record, file entry
-and position, in order, and what each capture said of itself. The merged segment is written aside and published by one
-rename; from then on readers prefer it, and those it covers go with a later sweep (`cmroot.log.captured.sweep_log`).
+and position, in order, and what each capture said of itself. The merged segment is written to a staging file and
+published by one rename; from then on readers prefer it, and those it covers go with a later sweep
+(`cmroot.log.captured.sweep_log`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CAPTURES = 10_000
 """Captures in one merged segment at most: its marker lists them, and every reader reads the marker."""
 
 FAN = 4
-"""A segment more than this many times as heavy as all that follow it in its run is not written anew for them. So each
+"""A segment more than this many times as heavy as all that follow it in its run is not written again for them. So each
 record is rewritten a few times in its life, not with every compaction."""
 
 

@@ -1,8 +1,8 @@
 """Files that were taken into the root before an event was written: by whom deletes first and lets the event follow.
 
 `taken/<event>-<unique>.parquet` holds their file entries (cmroot.log.FILES, positions null) until a capture has
-read the event and recorded them. `taking/<id>/journal.json` says that a taking is under way whose outcome is not known
-yet; its key `before_event` is the newest event from before it. Nothing here takes or files bytes.
+read the event and recorded them. `taking/<id>/journal.json` says that an intercept is under way whose outcome is not
+known yet; its key `before_event` is the newest event from before it. Nothing here takes or files bytes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ ENTRIES = pa.schema(
         ("checksum", pa.string()),
         ("size", pa.int64()),  # as the name says
         ("bytes", pa.int64()),  # as the store says
-        ("changed_ns", pa.int64()),  # the inode's change time, or the object's time; since 1970; null: not told
+        ("changed_ns", pa.int64()),  # the inode's change time, or the object's time; since 1970; null: unknown
         ("links", pa.int32()),  # names of the inode; 1 on an object store
     ]
 )

@@ -39,7 +39,7 @@ class FileState(msgspec.Struct, frozen=True, gc=False):
     """A file as a listing shows it: name relative to the location ("": the location is this file), bytes, nanoseconds
     since the epoch, and identity:
     the inode number locally, the store's own tag (ETag, generation, ...) elsewhere. Another identity is another
-    file; `changed_ns` is the change time of a local one (0: not told), which no tool can set: an inode's number is
+    file; `changed_ns` is the change time of a local one (0: unknown), which no tool can set: an inode's number is
     given again, and a modification time can be restored."""
 
     path_relative: str
@@ -92,7 +92,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def hidden(name: str) -> bool:
-    """Names that are never data: `.crc` sidecars, staging directories (`.hive-staging_...`), our own asides."""
+    """Names that are never data: `.crc` sidecars, staging directories (`.hive-staging_...`), our own staging files."""
     return name.startswith(".")
 
 
@@ -168,7 +168,7 @@ def _readable(log: list[FileState]) -> list[FileState]:
 
 
 def _scan(path: str, prefix: str) -> tuple[list[FileState], list[str], list[str]]:
-    """Files, directories, and what has no name that could be told."""
+    """Files, directories, and what has no name that could be shown."""
     files, below, unnamed = [], [], []
     with os.scandir(path) as entries:
         for entry in entries:

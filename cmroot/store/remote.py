@@ -105,8 +105,8 @@ class FsspecStore:
         return True
 
     def _create_by_rename(self, path: str, data: bytes) -> bool:
-        """HDFS refuses to rename onto a file, and WebHDFS drops the refusal: whether the aside is left tells. (HDFS
-        by pyarrow overwrites, so there only the look before excludes.)"""
+        """HDFS refuses to rename onto a file, and WebHDFS drops the refusal: whether the staging file is left tells.
+        (HDFS by pyarrow overwrites, so there only the look before excludes.)"""
         if self.exists(path):
             return False
         staged = self._staging(path)

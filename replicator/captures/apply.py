@@ -160,8 +160,8 @@ class Fold:
 
     def apply_files(self, rows: pa.Table, renames: Sequence[Rename] = ()) -> None:
         """Folds file rows (cmroot.log.FILES): what objects, by name, gained and lost. Rows of objects that are gone, or
-        that began anew after the row's position, are skipped. `renames`: those folded already, among them any that came
-        after a row, which has the name of its position."""
+        that began again after the row's position, are skipped. `renames`: those folded already, among them any that
+        came after a row, which has the name of its position."""
         ids: dict[tuple[str, str, str] | None, tuple[int, int, int, bool] | None] = {}
         last: dict[tuple[int, int, str], tuple[Any, ...]] = {}  # position, then the file; None where it is removed
         replacing: list[tuple[int, int, int, str]] = []

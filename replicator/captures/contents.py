@@ -98,7 +98,7 @@ class Contents:
         return [(obj, why) for obj, why in missing if (obj.db, obj.table) not in taken]
 
     def found_missing(self, missing: Sequence[tuple[DataObject, str]], empty: Sequence[Key] = ()) -> Sight:
-        """Objects whose directories cannot be seen are told, and keep the files that the log knows; those that are
+        """Objects whose directories cannot be seen are reported, and keep the files that the log knows; those that are
         declared `empty` have none any more. Raises UsageError for a declaration of what is not captured."""
         unseen, declared, gone = [], [], list[DataObject]()
         used: set[Key] = set()

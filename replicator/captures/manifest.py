@@ -44,7 +44,7 @@ CREATE TABLE files (table_id INTEGER, partition_id INTEGER, path TEXT, size INTE
 CREATE TABLE directories (table_id INTEGER, partition_id INTEGER, path TEXT, mtime_ns INTEGER, listed_ns INTEGER,
   identity TEXT, PRIMARY KEY (table_id, partition_id, path)) WITHOUT ROWID;
 """
-# Derived from the rest, so that manifests of earlier releases get them without being folded anew: tables in another
+# Derived from the rest, so that manifests of earlier releases get them without being folded again: tables in another
 # format than Hive's, and whether a file of a Delta log (by its checksum) names files outside of its table.
 _INDEXES = """
 CREATE TABLE IF NOT EXISTS formats (table_id INTEGER PRIMARY KEY, format TEXT);
@@ -396,8 +396,8 @@ class Manifest:
         )
 
     def set_identities(self, objects: Sequence[DataObject], files: Iterable[tuple[int, str, str]]) -> None:
-        """How files are told apart that are what their entries say: (index of the object, path, identity). Not logged:
-        a manifest that is folded anew has them read once more."""
+        """How files are distinguished that are what their entries say: (index of the object, path, identity). Not
+        logged: a manifest that is folded again has them read once more."""
         self._db.executemany(
             "UPDATE files SET identity = ? WHERE table_id = ? AND partition_id = ? AND path = ?",
             [(identity, objects[i].table_id, objects[i].partition_id, path) for i, path, identity in files],

@@ -11,11 +11,11 @@ from replicator.captures.manifest import DataObject, Manifest
 from replicator.core.not_replicated import NotReplicated
 
 _KEY = "unnamed"
-_SHOWN = 5  # names of one object that are told; more are counted
+_SHOWN = 5  # names of one object that are reported; more are counted
 
 
 def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
-    """An object with files that have no name that could be told."""
+    """An object with files that have no name that could be shown."""
     some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     files = "a file whose name is" if len(names) == 1 else f"{len(names)} files whose names are"
     return NotReplicated(f"{obj.db}.{obj.table}", f"it has {files} not UTF-8: {some}", obj.partition)

@@ -33,7 +33,7 @@ def walk_database(source: MetastoreReader, known: Manifest, db: str, *, deep: bo
 
 def walk_table(source: MetastoreReader, known: Manifest, table: Table, *, deep: bool) -> Iterator[Change]:
     """Differences of one table: itself, its partitions, its column statistics. One that goes away meanwhile is left to
-    the event that says so; if it was new, what was told of it is taken back, so that a rename finds it unknown."""
+    the event that says so; if it was new, what was reported of it is taken back, so that a rename finds it unknown."""
     changes = list(compare.table_change(known.table(table.db, table.name), table))
     is_recreated = any(change.creates for change in changes)
     yield from changes

@@ -241,7 +241,7 @@ class _Check:
                 with connect(uri) as metastore:
                     existing[uri] = metastore.database_names()
             except (Error, OSError):
-                continue  # told as unknown, for the policies that it concerns
+                continue  # reported as unknown, for the policies that it concerns
         self._look("overlap", lambda: policy_health.judge_overlaps(self.policy, beside, existing))
 
     def places(self, direction: _Direction | None, target: MetastoreReader | None) -> None:

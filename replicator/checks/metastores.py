@@ -1,5 +1,5 @@
-"""What can be told of the two metastores: whether they answer, are two, keep a log of events that reaches back far
-enough, and what their clocks say."""
+"""What can be determined of the two metastores: whether they answer, are two, keep a log of events that reaches back
+far enough, and what their clocks say."""
 
 from __future__ import annotations
 

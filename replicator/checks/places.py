@@ -1,5 +1,6 @@
-"""What can be told of a policy's places: rights, by writing a small file and removing it; room; the stores' clocks; and
-how bytes of the source's stores can be kept. Nothing else is changed, and a root that is not there is not made."""
+"""What can be determined of a policy's places: rights, by writing a small file and removing it; room; the stores'
+clocks; and how bytes of the source's stores can be kept. Nothing else is changed, and a root that is not there is not
+made."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Room:
 @dataclass(frozen=True)
 class Probed:
     """A file was written, read and removed at `place`. `clock_ahead`: of the store's clock against ours, in seconds; 0
-    within what can be told."""
+    within what can be determined."""
 
     place: str
     clock_ahead: float
@@ -105,7 +106,7 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
 
 
 def clock_ahead(there: float, before: float, after: float) -> float:
-    """How far a clock that told `there` between our `before` and `after` is ahead. Stores tell whole seconds."""
+    """How far a clock that reported `there` between our `before` and `after` is ahead. Stores tell whole seconds."""
     if there > after + 1:
         return there - after
     return min(0.0, there - (before - 2))

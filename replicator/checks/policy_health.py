@@ -103,7 +103,7 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
 
 
 def judge_overlaps(policy: Policy, others: Iterable[Policy], existing: dict[str, list[str]]) -> list[Finding]:
-    """existing: databases by source URI. A policy whose source could not be asked is told as unknown."""
+    """existing: databases by source URI. A policy whose source could not be asked is reported as unknown."""
     beside = [other for other in others if other.name != policy.name and same_metastore(policy.target, other.target)]
     found = [
         Finding(

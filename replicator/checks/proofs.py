@@ -11,7 +11,7 @@ from replicator.drills.drill_record import Drill
 from replicator.policies.memory import History
 from replicator.text.quantity import count_text, duration_text
 
-NAMED = 10  # tables told by name
+NAMED = 10  # tables reported by name
 PERIODS = 4  # schedules without a comparison that are a warning
 AT_LEAST = timedelta(hours=1)  # comparing one large table takes longer than some schedules
 

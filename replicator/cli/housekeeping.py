@@ -158,7 +158,7 @@ def vacuum(session: Session, /, as_json: bool, **given: Any) -> int:
 
 
 def _lines(done: Housekept, reported: str = "") -> Iterable[str]:
-    """told: a warning that was shown before."""
+    """reported: a warning that was shown before."""
     planned = done.status == "planned"
     went = f"{count_text(done.removed, 'item')}: {count_text(done.files, 'file')}, {size_text(done.bytes)}"
     yield from aligned(

@@ -1,4 +1,4 @@
-"""The `replicator` command: global options, the table of commands, and how every failure is told."""
+"""The `replicator` command: global options, the table of commands, and how every failure is reported."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def _options_among(command: click.Command, values: Mapping[str, Any]) -> dict[st
 
 
 def run(arguments: Sequence[str], began: float | None = None) -> int:
-    """Runs a command line and returns the exit code; every failure is told, as JSON when `--json` is among them, and as
-    a plugin does when `--nagios` is. began: of the monotonic clock, when the program was started; None: now."""
+    """Runs a command line and returns the exit code; every failure is reported, as JSON when `--json` is among them,
+    and as a plugin does when `--nagios` is. began: of the monotonic clock, when the program was started; None: now."""
     began = clocks.monotonic() if began is None else began
     if "--nagios" in arguments:
         return as_plugin(lambda: _answer(arguments, began))

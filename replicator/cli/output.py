@@ -23,7 +23,7 @@ from replicator.text.quantity import duration_text as duration_text
 from replicator.text.quantity import size_text as size_text
 from replicator.text.quantity import time_text as time_text
 
-SHOWN = 20  # things a person is told one by one; JSON has all of them
+SHOWN = 20  # things a person sees one by one; JSON has all of them
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 

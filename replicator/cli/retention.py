@@ -110,7 +110,7 @@ def _item_line(item: Item) -> str:
 
 
 def _run_lines(done: RetentionRun, reported: str = "") -> Iterable[str]:
-    """told: a warning that was shown before."""
+    """reported: a warning that was shown before."""
     versions = f"{count_text(done.removed, 'version')}, " if done.status != "planned" else ""
     went = f"{versions}{count_text(done.files, 'file')}, {size_text(done.bytes)}"
     return aligned(

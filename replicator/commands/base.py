@@ -206,8 +206,8 @@ def engines(
 
 @contextmanager
 def opened_root(cmroot: str, *, dry_run: bool, makes: bool = True) -> Iterator[tuple[ChangeRoot, list[str]]]:
-    """A root and what is to be told of it. makes: whether a run makes the root; else it must be there. A dry run reads
-    the root, or an empty one where there is none yet, and says so. Raises NotWritable, FormatError."""
+    """A root and what is to be reported of it. makes: whether a run makes the root; else it must be there. A dry run
+    reads the root, or an empty one where there is none yet, and says so. Raises NotWritable, FormatError."""
     if not dry_run:
         yield (create_or_open if makes else open_existing)(cmroot), []
         return

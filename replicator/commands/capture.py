@@ -19,7 +19,7 @@ from replicator.errors import UsageError
 
 
 def _nobody(*about: object) -> None:
-    """Is told."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ class DemoOptions(Options):
     """Arguments:
 
     keep: run in this directory, new or empty, and leave everything there; None: in one that goes at the end.
-    say: who is told the story, line by line.
+    say: called with the story, line by line.
     """
 
     keep: str | os.PathLike[str] | None = None

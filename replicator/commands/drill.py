@@ -26,7 +26,7 @@ class DrillOptions(Options):
     policy: its name in the configuration.
     queries: queries on the replica that are asked of the shadows, after those of the policy's `smoke`.
     db: only this database, or these, by the replica's names.
-    sample: count the rows of so many tables besides, drawn anew each time.
+    sample: count the rows of so many tables besides, drawn again each time.
     prefix: how shadows' names begin.
     keep: leave the shadows, until the next drill; who writes to their tables writes to the replica's files.
     clean: only take down what drills of the policy left.

@@ -114,7 +114,7 @@ def housekeeping_rearm(options: HousekeepingRearmOptions) -> ItemsChanged:
 class HousekeepingCancelOptions(HousekeepingRearmOptions):
     """Arguments:
 
-    reason: why; told by `housekeeping_ls`.
+    reason: why; reported by `housekeeping_ls`.
     """
 
     reason: str = "cancelled by hand"

@@ -21,7 +21,7 @@ class LegalHoldAddOptions(OfPolicy):
     name: the hold's: letters, digits, dot, dash, underscore.
     cmroot: the change-management root; made where there is none.
     pattern: a place, or a glob for "db.table" or "db.table/partition".
-    reason: told to whoever is refused.
+    reason: shown to whoever is refused.
     until: when it ends, ISO 8601; empty: never.
     """
 

@@ -35,7 +35,7 @@ class MetastoreStartOptions(Options):
 @verb(MetastoreStartOptions)
 def metastore_start(options: MetastoreStartOptions) -> MetastoreState:
     """Starts the metastore of a directory, with the data it has, and returns when it answers. One that runs already is
-    told as it is, so it may run twice.
+    reported as it is, so it may run twice.
 
         uri = replicator.metastore_start("/tmp/source").uri
 

@@ -66,7 +66,7 @@ def purge_run(options: PurgeRunOptions) -> Purged:
         replicator.purge_run("prod", "/cm", "gdpr.requests:customer", whitelist="sales", field_path="privacy.column")
 
     Raises UsageError when nobody says which ids; Refused when there are no ids or no tables, or more would be written
-    anew than may; LeaseHeld while another purge is at work. Tables that are not reached are the report's `gaps`."""
+    again than may; LeaseHeld while another purge is at work. Tables that are not reached are the report's `gaps`."""
     asked = options.asked(options.attempts)
     with (
         opened_root(options.cmroot, dry_run=options.dry_run) as (root, words),

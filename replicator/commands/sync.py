@@ -21,7 +21,7 @@ from replicator.replay.apply.brake import brake_of
 
 
 def _nobody(*about: object) -> None:
-    """Is told."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def sync(options: SyncOptions) -> SyncRun | Followed:
     anywhere and run again.
 
         replicator.sync("west")
-        replicator.sync("west", once=False, stop=event, told=print)
+        replicator.sync("west", once=False, stop=event, reported=print)
 
     Raises LeaseHeld while another run of the policy is at work; Refused where roles, an unfinished turn, what
     replication did not make, or too many removals are in the way; and what capture and load raise. A following tries

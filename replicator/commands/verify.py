@@ -50,7 +50,7 @@ class VerifyOptions(Selecting):
 
 @verb(VerifyOptions)
 def verify(options: VerifyOptions) -> Verified | Sampled:
-    """Compares every object and file of both sides, read anew from both; with `sample` or `sample_bytes` those of some
+    """Compares every object and file of both sides, read again from both; with `sample` or `sample_bytes` those of some
     tables, and in the end of all, round and round. Changes nothing; may run again at any time.
 
         replicator.verify(source="thrift://a:9083", target="thrift://b:9083", db="sales")

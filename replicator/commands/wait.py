@@ -50,7 +50,7 @@ def wait(options: WaitOptions) -> Waited:
         replicator.wait(target="thrift://b:9083", db="sales", until_event=4711)
         replicator.wait("west", until_lag=timedelta(seconds=30))
 
-    Raises NotReached when the time is over; UsageError for a goal that cannot be told."""
+    Raises NotReached when the time is over; UsageError for a goal that cannot be determined."""
     with ExitStack() as stack:
         target = stack.enter_context(options.connected(options.target))
         source = stack.enter_context(options.connected(options.source)) if options.source else None

@@ -14,7 +14,7 @@ from replicator.core.report import LoadCounts, Report, Rows
 class Repaired(LoadCounts):
     """What a repair did. `status`: same (nothing differed), repaired, or different: something remains, listed in
     `remaining` (the first of `remaining_count`), or incomplete: nothing remains but `not_replicated`, what the replica
-    lacks and no repair can bring. `found`: differences before it; None where it was told what differs. `event`,
+    lacks and no repair can bring. `found`: differences before it; None where the caller knows what differs. `event`,
     `position`: the target's checkpoint, before and after. `tables`: those that were looked at."""
 
     before: ClassVar[str] = "remaining_count"
@@ -34,7 +34,7 @@ class Repaired(LoadCounts):
 
 @dataclass
 class RepairPlan(Report):
-    """What a repair would do. `found`: differences; None where it was told what differs. `event`, `position`: the
+    """What a repair would do. `found`: differences; None where the caller knows what differs. `event`, `position`: the
     target's checkpoint. `tables`: those that are looked at. `files_missing`: whose bytes are not to be had."""
 
     status: str = field(default="planned", kw_only=True)

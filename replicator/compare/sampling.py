@@ -31,7 +31,7 @@ from replicator.replay.places.replica import LAST_ID
 
 BATCH = 100  # tables compared together
 SAVE_SECONDS = 30.0  # how much of a run a crash may forget
-NAMED = 100  # tables that are different, told by name
+NAMED = 100  # tables that are different, reported by name
 
 
 @dataclass(frozen=True)

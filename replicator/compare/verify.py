@@ -1,4 +1,4 @@
-"""Verify: is the target what the source is? Both metastores and both file systems are read anew; nothing that capture,
+"""Verify: is the target what the source is? Both metastores and both file systems are read again; nothing that capture,
 dump or load wrote is believed, and nothing is changed.
 
 Metadata is compared in `compare_metadata`, files in `compare_files`, on the engine. A source that is written to

@@ -42,7 +42,7 @@ class NotReplicated:
 
 
 def merged(*lists: Iterable[NotReplicated]) -> list[NotReplicated]:
-    """All of several lists, each thing once: what is told last of it counts."""
+    """All of several lists, each thing once: what is reported last of it counts."""
     found = {(each.object, each.partition): each for some in lists for each in some}
     return [found[key] for key in sorted(found)]
 

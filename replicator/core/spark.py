@@ -226,7 +226,7 @@ class SparkEngine:
         master = self._master
         try:
             self._launch(environment)
-            conf = SparkConf()  # as it is configured: the file of defaults, what spark-submit was told
+            conf = SparkConf()  # as it is configured: the file of defaults, what spark-submit was given
             master = master or conf.get("spark.master") or "local[*]"
             defaults = _DEFAULTS | (_LOOPBACK if master.startswith("local") else {})
             for key, value in (defaults | self._settings).items():

@@ -1,4 +1,4 @@
-"""Stopping: how work that goes on and on is told to end."""
+"""Stopping: how work that goes on and on is asked to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo: the whole story on two real metastores with real Spark tables, told while it happens.
+"""The demo: the whole story on two real metastores with real Spark tables, narrated while it happens.
 
 Everything lives below one directory; nothing outside it is touched, and it is removed at the end unless it is kept.
 """

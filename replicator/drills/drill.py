@@ -260,7 +260,8 @@ class _Run:
         self._set(staying=staying, torn_down=not staying)
 
     def _end(self, **changes: Any) -> Drill:
-        """The last word of the record; how far the replicas have come meanwhile is part of it, where it can be told."""
+        """The last word of the record; how far the replicas have come meanwhile is part of it, where it can be
+        determined."""
         self._set(**changes, ended=iso(self._clock()), seconds=self._elapsed())
         with suppress(MetastoreError):
             there = {name: self._find(name) for name in self._record.databases}

@@ -1,7 +1,7 @@
 """Smoke queries: what a drill asks of its shadows, and how an answer is judged.
 
 Without any of one's own: the number of rows of some tables, compared with statistics that say they are exact, and the
-first row of some views. Which ones is drawn anew by each drill.
+first row of some views. Which ones is drawn again by each drill.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def write_dump(
     (None: it is not signed). What the dump names is pinned in the root before anything is written.
 
     Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
-    May run again after a crash: an unfinished dump is written anew."""
+    May run again after a crash: an unfinished dump is written again."""
     began = clocks.monotonic()
     with acquire(root.place, "dump") as lease:
         log = segments(root.place)

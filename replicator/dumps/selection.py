@@ -1,8 +1,8 @@
 """Selection: what of the captured log a dump holds: databases, tables by name, partitions by value. Pure.
 
 What is outside is as if it did not exist. A table that comes in within the range (a rename brought it, or took it from
-one partition filter to another, or a partition was renamed into its filter) is as new to the target: nothing is told of
-it from then on, and the dump holds it whole as it is at the end. What goes out is dropped.
+one partition filter to another, or a partition was renamed into its filter) is as new to the target: nothing is
+reported of it from then on, and the dump holds it whole as it is at the end. What goes out is dropped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Selection:
 
 @dataclass
 class Entering:
-    """Tables that come into a selection within a range; fed with its records in order, before they are told."""
+    """Tables that come into a selection within a range; fed with its records in order, before they are reported."""
 
     selection: Selection
     _since: dict[Name, int] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Entering:
         return set(self._since)
 
     def spells(self, name: Name) -> list[tuple[int, int | None]]:
-        """The positions, from and to before, at which nothing is told of a name; None: to the end."""
+        """The positions, from and to before, at which nothing is reported of a name; None: to the end."""
         open_ = [(self._since[name], None)] if name in self._since else []
         return [*self._spells.get(name, ()), *open_]
 
@@ -150,7 +150,7 @@ class Entering:
     def _reported_of(
         self, rows: pa.Table, theirs: pa.Table, name: Name, wanted: PartitionFilter | None
     ) -> pa.ChunkedArray:
-        """Of all rows, which are told if they are about this table. `theirs`: those that are."""
+        """Of all rows, which are reported if they are about this table. `theirs`: those that are."""
         reported = pc.is_valid(rows["position"])
         for begin, end in self.spells(name):
             outside = pc.less(rows["position"], begin)

@@ -25,7 +25,7 @@ from replicator.events.scope import captured_databases
 @dataclass(frozen=True)
 class Shown(Report):
     """What there is to show. `header`: what the dump or log says of itself; `records` and `entries` (of files) read
-    them anew, one by one, each time they are called. `files`: whether `to_dict` has the entries, too."""
+    them again, one by one, each time they are called. `files`: whether `to_dict` has the entries, too."""
 
     header: dict[str, Any]
     records: Callable[[], Iterator[ChangeRecord]]

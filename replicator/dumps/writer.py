@@ -34,7 +34,7 @@ RECORDS_BYTES = 256 << 20  # of lines in one part of `_metadata`
 
 
 class DumpWriter:
-    """Writes one dump. Nothing of it counts before `finish` returns; a dump that a crash left is written anew."""
+    """Writes one dump. Nothing of it counts before `finish` returns; a dump that a crash left is written again."""
 
     def __init__(self, place: str, id: str | None = None) -> None:
         """`id`: the dump's, where what it holds gives it one. Raises UsageError when the place holds a finished dump,

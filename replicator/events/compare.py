@@ -49,7 +49,7 @@ def function_changes(known: Sequence[Function], now: Sequence[Function]) -> Iter
 
 
 def table_change(known: Table | None, now: Table) -> Iterator[Change]:
-    """A table that became another one (its creation time changed, as after a drop that was not seen) begins anew."""
+    """A table that became another one (its creation time changed, as after a drop that was not seen) begins again."""
     if known is None or known.create_time != now.create_time or known.partition_keys != now.partition_keys:
         yield CreateTable(table=now)
     elif comparable(known) != comparable(now):

@@ -145,7 +145,7 @@ class DropTable(Facts, frozen=True, omit_defaults=True, tag_field="kind", tag="d
 
 
 class AddPartitions(_OfTable, frozen=True, omit_defaults=True, tag_field="kind", tag="add_partitions"):
-    """These partitions exist from here on. With `replace` (a partition was added) their files begin anew, even where
+    """These partitions exist from here on. With `replace` (a partition was added) their files begin again, even where
     one of that name was known; without it (a batch of alters) known files stay."""
 
     keys: tuple[str, ...]

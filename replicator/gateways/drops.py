@@ -180,8 +180,8 @@ class Drops:
         return reply.data
 
     def _decide(self, intercept: Intercept, reply: Reply, lost_since: float | None) -> bool:
-        """Finishes a taking; whether anything was dropped. With `lost_since` only the metastore knows, and it may still
-        be at work: absence of the drop counts after the grace."""
+        """Finishes an intercept; whether anything was dropped. With `lost_since` only the metastore knows, and it may
+        still be at work: absence of the drop counts after the grace."""
         events = self._announced(intercept).events if reply.succeeded else self._found(intercept, lost_since)
         intercept.settle(events)
         if events:

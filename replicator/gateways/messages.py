@@ -1,7 +1,7 @@
 """Thrift's binary protocol as values: the header of a message, its struct as a tree, and the errors we answer with.
 
 A tree keeps every field that was sent, also those that this release has never heard of, and writes the same bytes
-again. What a message means is told in `calls`. Nothing here touches a socket: bytes come from a function.
+again. What a message means is reported in `calls`. Nothing here touches a socket: bytes come from a function.
 """
 
 from __future__ import annotations

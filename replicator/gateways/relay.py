@@ -393,7 +393,7 @@ class Connection:
         self._answer(self._view[:size])
 
     def _lost(self, reason: str) -> NoReturn:
-        """The metastore is gone. A client that has seen nothing of an answer is told; any other sees it end."""
+        """The metastore is gone. A client that has seen nothing of an answer gets an error; any other sees it end."""
         if self._waiting:
             assert self._call is not None
             message = f"the metastore went away during {self._call.name}: {reason}"

@@ -1,4 +1,4 @@
-"""The gateway at work: it listens, gives each client a thread, and stops when it is told to, with no call cut off."""
+"""The gateway at work: it listens, gives each client a thread, and stops when it is asked to, with no call cut off."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Gateway:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether calls outlived the stop: their takings are not for another gateway yet."""
+        """Whether calls outlived the stop: their intercepts are not for another gateway yet."""
         return bool(self._connections)
 
     def _join(self, seconds: float) -> bool:

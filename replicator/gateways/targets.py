@@ -147,7 +147,7 @@ def values_of(name: str) -> tuple[str, ...]:
 
 
 def _of_truncation(upstream: Upstream, drop: Drop) -> Targets:
-    """The server empties what it is told to, be it managed or external."""
+    """The server empties what it is asked to, be it managed or external."""
     table = upstream.table(drop.db, drop.table)
     if table.kind == VIEW or table.storage is None or not table.storage.location:
         return Targets()

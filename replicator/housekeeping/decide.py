@@ -60,7 +60,7 @@ class Known(Protocol):
 
 @dataclass(frozen=True)
 class Put:
-    """Items that wait from now on, of one table and one period. anew: their time begins now, also where it has begun
+    """Items that wait from now on, of one table and one period. again: their time begins now, also where it has begun
     before. dropped: they come of a drop, which may be one of our own."""
 
     items: list[Item]

@@ -38,8 +38,8 @@ def follow(
     tell: Callable[[Housekept], None],
     tell_failure: Callable[[Exception, float], None],
 ) -> Followed:
-    """Runs until `stop`. A run that fails is tried again after 1 to 300 seconds, which `tell_failure` is told; every
-    failure but those of the configuration. What is interrupted after `stop` has ended, too."""
+    """Runs until `stop`. A run that fails is tried again after 1 to 300 seconds, which `tell_failure` is called with;
+    every failure but those of the configuration. What is interrupted after `stop` has ended, too."""
     done = Followed()
 
     def run() -> float:

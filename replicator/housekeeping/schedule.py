@@ -78,7 +78,7 @@ def schedule(
                 done.position = records[-1].position
                 done.records += len(records)
                 writing.set_state(work, "position", str(done.position))
-            known.commit()  # after the store: a fold that is behind is caught up, one that is ahead made anew
+            known.commit()  # after the store: a fold that is behind is caught up, one that is ahead recreated
     return done
 
 

@@ -1,7 +1,7 @@
 """What a table's owner asks of housekeeping: TBLPROPERTIES as a value.
 
 Names and meanings are Beekeeper's, so tables work unchanged. What cannot be understood is a problem of that table and
-that lifecycle alone: nothing of it is removed, and a person is told.
+that lifecycle alone: nothing of it is removed, and a person is warned.
 """
 
 from __future__ import annotations

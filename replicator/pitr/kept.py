@@ -1,7 +1,7 @@
 """What a `$cmroot` keeps, for people and programs: entries with their origin, the event they are known since, who needs
 them and until when; finding files of the past; putting one back.
 
-Reads the log and lists `files/` on an engine; the largest entries are told one by one, all are counted.
+Reads the log and lists `files/` on an engine; the largest entries are listed one by one, all are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from replicator.events.scope import captured_databases
 from replicator.pitr.headers import events_at
 
 LIMIT = 1000
-"""Entries told one by one; all are counted."""
+"""Entries listed one by one; all are counted."""
 
 NOBODY = "nobody"
 """Who needs an entry that the next expiry may remove."""
@@ -116,7 +116,7 @@ def _entry(row: dict[str, Any], recovery_points: _RecoveryPoints, root: str) -> 
     """One kept entry: `keeper` is link, copy, version or recycle; `since_*`: of the first record that named it;
     `released_*`: of the last that ended a use of it."""
     since, released = row["since"], row["released"]
-    if since is not None and since < 1:  # of a taking that no capture has recorded yet
+    if since is not None and since < 1:  # of an intercept that no capture has recorded yet
         since = None
     return {
         "checksum": row["checksum"],

@@ -84,7 +84,7 @@ class PinList(Rows):
     listed: ClassVar[str] = "slots"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Slots, holds and dumps, told apart by `kind`."""
+        """Slots, holds and dumps, distinguished by `kind`."""
         said = self.to_dict()
         kinds = (("slot", "slots"), ("hold", "holds"), ("dump", "dumps"))
         return [{"kind": kind, **row} for kind, name in kinds for row in said[name]]

@@ -170,8 +170,8 @@ def planned(
 ) -> Iterator[DecidedRestore]:
     """Decides a restore; the plan holds for the length of the block. Changes nothing on the target.
 
-    Raises what `moment` says for a moment that cannot be told, ObjectNotFound for what did not exist then, Refused for
-    a database that exists (unless forced)."""
+    Raises what `moment` says for a moment that cannot be determined, ObjectNotFound for what did not exist then,
+    Refused for a database that exists (unless forced)."""
     log = segments(root.place)
     point = moment(log, options.db, options.to)
     into = (options.into or f"{options.db}_restored_{point.event}").lower()

@@ -36,7 +36,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Retained:
-    """The moments of one database that can be told: from `begin` to `end`, without those inside of `gaps`."""
+    """The moments of one database that can be determined: from `begin` to `end`, without those inside of `gaps`."""
 
     db: str
     begin: Point

@@ -115,7 +115,7 @@ def expire_root(
     clock: Callable[[], float] = clocks.time,
     idle: timedelta = IDLE,
 ) -> RootExpired:
-    """Plans an expiry and carries it out; plans anew when another run held the lease meanwhile. See cmroot.expire.
+    """Plans an expiry and carries it out; plans again when another run held the lease meanwhile. See cmroot.expire.
     Raises Refused when the clock is ahead of the store's, or the newest capture was longer ago than `idle`."""
     refuse_clock_ahead(root, clock, idle)
 

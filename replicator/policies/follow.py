@@ -2,7 +2,7 @@
 further than the events; what one run does is `run`.
 
 Every failure is retried but those of the configuration: a metastore that restarts, a Spark that died, a lease that
-another holds, a table in the way that an operator will move. Each stands in the history, and is told.
+another holds, a table in the way that an operator will move. Each stands in the history, and is reported.
 """
 
 from __future__ import annotations

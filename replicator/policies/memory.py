@@ -6,9 +6,9 @@
     turn.json                 the steps of a switchover, failover or failback that has begun
     turns/<start>-<id>.json   those that have ended, with their reports
 
-Every file is written aside and renamed, has a format, a version and a checksum, and says when it is damaged. Only who
-holds the lease writes; anybody reads. All of it can be lost without losing data: what is replicated stands in the
-target's own properties, what is needed in the source's slots, who is primary in the roles.
+Every file is written to a staging file and renamed, has a format, a version and a checksum, and says when it is
+damaged. Only who holds the lease writes; anybody reads. All of it can be lost without losing data: what is replicated
+stands in the target's own properties, what is needed in the source's slots, who is primary in the roles.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Compared:
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a policy. Times are ISO 8601 with a zone; `started` is part of the file's name. `kind`: what it was
     (empty before that is known). from_event, to_event: of the source's log; position: the checkpoint at its end.
-    records, files, bytes: loaded. lag_seconds: at its end, None where it cannot be told. status: "killed" is found by
-    the next run. error: what the failure said. reverse: the policy ran from its target to its source. epoch: the
-    lease's. dump: its directory. steps: seconds by name, in order. compared: what was verified in it or, by one that
-    follows, beside it; None: nothing was. not_replicated: what the target does not have as the source has it."""
+    records, files, bytes: loaded. lag_seconds: at its end, None where it cannot be determined. status: "killed" is
+    found by the next run. error: what the failure said. reverse: the policy ran from its target to its source. epoch:
+    the lease's. dump: its directory. steps: seconds by name, in order. compared: what was verified in it or, by one
+    that follows, beside it; None: nothing was. not_replicated: what the target does not have as the source has it."""
 
     id: str
     policy: str
@@ -234,7 +234,7 @@ class Memory:
         self._write(join(self._runs, _file_name(run)), run)
 
     def runs(self, limit: int | None = None) -> History:
-        """The newest `limit` runs (None: all). Damaged files are told and stop nobody."""
+        """The newest `limit` runs (None: all). Damaged files are reported and stop nobody."""
         found, damaged = [], []
         for name in self._run_names()[:limit]:
             path = join(self._runs, name)

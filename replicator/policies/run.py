@@ -285,7 +285,7 @@ def find_out_of_scope(steps: Steps, work: Work) -> list[OutOfScope]:
 
 
 def leave(steps: Steps, out_of_scope: Sequence[OutOfScope], report: SyncRun) -> None:
-    """With consent, what left the policy goes; else it is told."""
+    """With consent, what left the policy goes; else it is reported."""
     if out_of_scope and steps.options.drop_left:
         with report.timed("leave"):
             report.files_removed += drop(
@@ -309,8 +309,8 @@ def leave(steps: Steps, out_of_scope: Sequence[OutOfScope], report: SyncRun) -> 
 
 
 def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
-    """After all that a run is for: what the policy's budget says, or what was compared beside it. A failure is told,
-    and makes no failure of the run."""
+    """After all that a run is for: what the policy's budget says, or what was compared beside it. A failure is
+    reported, and makes no failure of the run."""
     if kept.background is not None:
         report.compared = kept.background.take()
         steps.warnings += reported(report.compared or kept.background.last)

@@ -23,9 +23,9 @@ from replicator.events.record import Change
 from replicator.events.scope import Patterns, matches_name
 from replicator.replay.places.replica import own_parameters
 
-NAMED = 20  # partitions of a table that are told by name
-COUNTED = 100_000  # partitions of a table that are told apart; more count each time they are changed
-TABLES = 1000  # that are told one by one, those with the most bytes first
+NAMED = 20  # partitions of a table that are reported by name
+COUNTED = 100_000  # partitions of a table that are distinguished; more count each time they are changed
+TABLES = 1000  # that are listed one by one, those with the most bytes first
 
 
 @dataclass

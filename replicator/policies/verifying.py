@@ -1,9 +1,9 @@
 """Verifying: what a policy compares of its replicas beside its runs, within the budget of its `verify`.
 
-A difference is told from a change that is on its way by the captured log: what differs is captured once more, and where
-the log then has records of a table after the checkpoint that the replica had before it was compared, the table is only
-behind. So writes without events are no differences either. It needs no lease of the policy: it reads both sides, and
-writes what it remembers, and what it captures, under their own leases.
+A difference is distinguished from a change that is on its way by the captured log: what differs is captured once more,
+and where the log then has records of a table after the checkpoint that the replica had before it was compared, the
+table is only behind. So writes without events are no differences either. It needs no lease of the policy: it reads
+both sides, and writes what it remembers, and what it captures, under their own leases.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Background:
             try:
                 compared = self._once(self._stop.is_set)
                 self.error = ""
-            except Exception as error:  # of a metastore that is away, of Spark that died: tried again, and told
+            except Exception as error:  # of a metastore that is away, of Spark that died: tried again, and reported
                 compared, self.error = None, f"{type(error).__name__}: {error}"
             if compared is not None:
                 with self._lock:

@@ -64,8 +64,8 @@ def wait(
 ) -> Waited:
     """Returns when the target's database `db` has reached the goal; asks at least once.
 
-    Raises NotReached when the time is over first, UsageError for a goal that cannot be told: none, or a lag without a
-    source. Safe to stop and to run again."""
+    Raises NotReached when the time is over first, UsageError for a goal that cannot be determined: none, or a lag
+    without a source. Safe to stop and to run again."""
     if goal == Goal():
         raise UsageError("nothing to wait for", hint="give --until-event or --until-lag")
     if goal.lag is not None and source is None:

@@ -334,7 +334,8 @@ def _left_at(
     engines: AutoEngine,
     target_name: Callable[[str], str],
 ) -> Iterator[Holding]:
-    """Files with such contents in the directories of purged tables, in tables or in none. Backups are told as such."""
+    """Files with such contents in the directories of purged tables, in tables or in none. Backups are reported as
+    such."""
     kept = {normal(unit.old) for units in swapped.values() for unit in units if unit.backup == "kept"}
     reported = kept if what == "table" else set()
     for name, units in swapped.items():

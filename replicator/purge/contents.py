@@ -36,7 +36,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[Content]:
-    """Of the files that these runs have written anew, as they were before, and of those that nobody reads; only of
+    """Of the files that these runs have written again, as they were before, and of those that nobody reads; only of
     partitions that were swapped."""
     for directory in directories:
         swapped = {unit.key for unit in directory.units().values() if unit.backup}

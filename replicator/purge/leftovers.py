@@ -1,4 +1,4 @@
-"""Directories of partitions that were written anew and never swapped: nothing refers to them. Finds and removes them.
+"""Directories of partitions that were written again and never swapped: nothing refers to them. Finds and removes them.
 
 Which ones they are is asked of the living metastore, not remembered: a run may have been killed between a swap and its
 record, and the table renamed since.

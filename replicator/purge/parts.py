@@ -33,7 +33,7 @@ _MARKS = ("_SUCCESS", "_committed_", "_started_")
 
 @dataclass(frozen=True)
 class Part:
-    """thing: as the metastore told it, to compare with later."""
+    """thing: as the metastore returned it, to compare with later."""
 
     name: str
     obj: Table | Partition

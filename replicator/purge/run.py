@@ -2,7 +2,7 @@
 
     begin       lease; what a killed run left is settled, and taken up again when it was the same request
     read ids    once, to disk: all tables see the same
-    each table  read partitions, list them, search (one Spark job), write anew, compare, swap, record
+    each table  read partitions, list them, search (one Spark job), rewrite, compare, swap, record
     end         what was erased, what was not and why
 
 No file of a table is changed or removed. The old directories stay, as backups that `retain` recycles.
@@ -129,7 +129,7 @@ def purge(
 
 
 class _Ending:
-    """A run that was refused has ended: the next one begins anew."""
+    """A run that was refused has ended: the next one begins again."""
 
     def __init__(self, directory: RunDirectory, run: Run, dry_run: bool) -> None:
         self._directory, self._run, self._dry_run = directory, run, dry_run

@@ -1,5 +1,5 @@
-"""Writing partitions anew: which files are carried and which rewritten (pure), the work on an engine, and the sums that
-must agree before anything is swapped."""
+"""Writing partitions again: which files are carried and which rewritten (pure), the work on an engine, and the sums
+that must agree before anything is swapped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUNDLE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Staging:
-    """A part that is to be written anew at `new`. matched: rows to erase by the file's name below the location; uris:
+    """A part that is to be written again at `new`. matched: rows to erase by the file's name below the location; uris:
     the same files as Spark calls them."""
 
     part: Part

@@ -1,4 +1,4 @@
-"""Purging one table: search it, write what has ids anew, compare, swap, record. Acts.
+"""Purging one table: search it, write what has ids again, compare, swap, record. Acts.
 
 Partitions go in batches through the states of `state`. One that changed meanwhile is left as it was and tried again, a
 few times, with a search of its own.

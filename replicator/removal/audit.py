@@ -2,7 +2,7 @@
 
 `audit/<job>/<run>/<n>-<id>.parquet`, one file a batch, never changed: Spark reads the directories as one dataset
 (schema AUDIT). A row is written before a removal ("intended") and after it, and one for each file that went, so that
-what was removed is told after any crash, and found by its checksum in `$cmroot/files`.
+what was removed is reported after any crash, and found by its checksum in `$cmroot/files`.
 """
 
 from __future__ import annotations

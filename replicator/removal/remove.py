@@ -80,7 +80,7 @@ class Remover:
 
     def _batch(self, batch: Sequence[Removal], done: Removed) -> None:
         with patiently(partial(acquire, self.root, self.audit.job), self.patience) as lease:
-            with self.audit.recorder() as recorder:  # what a killed run had begun, told like its other files
+            with self.audit.recorder() as recorder:  # what a killed run had begun, reported like its other files
                 sweep_incoming(self.root, record=recorder.of(_SWEPT))
             sweep_staging(self.root)  # and what is left of a killed run's tasks removes nothing from here on
             judged = self.look(batch)

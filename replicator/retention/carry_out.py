@@ -29,7 +29,8 @@ from replicator.retention.plan import Item
 
 @dataclass(frozen=True)
 class Hands:
-    """What carries out. job: the keys of the job file; dropper: None without a metastore; done: what is told of it."""
+    """What carries out. job: the keys of the job file; dropper: None without a metastore; done: what is reported of
+    it."""
 
     job: Settings
     remover: Remover

@@ -1,7 +1,7 @@
 """Datasets: what the finders of a job lead to, each with the settings that hold for it. Reads only.
 
 A dataset that several finders or tags lead to is one dataset, with the settings of the first. What cannot be read of
-one is told and stops no other.
+one is reported and stops no other.
 """
 
 from __future__ import annotations

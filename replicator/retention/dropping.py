@@ -58,7 +58,7 @@ class Dropper:
 
     def drop(self, items: Sequence[Item]) -> Dropped:
         """Drops the partitions that are where the plan saw them, in batches. Safe to run twice. Raises MetastoreError
-        when the metastore went away; what it refuses is told."""
+        when the metastore went away; what it refuses is reported."""
         done = Dropped()
         kept, done.changed = self.unchanged(items)
         for name, of_table in groupby(kept, lambda item: item.removal.object):

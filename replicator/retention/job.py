@@ -1,4 +1,4 @@
-"""The job file: what a run is told beside the config store. Reads only.
+"""The job file: what a run is given beside the config store. Reads only.
 
 `.conf` and `.json` files are HOCON; everything else is Java properties, as Gobblin's own job files are. A directory
 counts as a config store, with no job file.
@@ -25,7 +25,7 @@ RUNTIME = "gobblin.config.runtime."
 
 @dataclass(frozen=True)
 class Job:
-    """What a run is told. `settings`: the job file's keys under those given for the run; `store`: None without one;
+    """What a run is given. `settings`: the job file's keys under those given for the run; `store`: None without one;
     `warnings`: what in it has no effect or another than it had."""
 
     place: str

@@ -1,6 +1,6 @@
 """What lies in a directory, and Hadoop's globs over it, level by level. Reads only.
 
-Symbolic links are told and never followed. A directory that cannot be read is an error, never an empty one.
+Symbolic links are reported and never followed. A directory that cannot be read is an error, never an empty one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Found:
 
 def children(place: str, found: Found | None = None) -> list[Entry]:
     """Names directly below, sorted; FileNotFoundError when there is no such directory. Raises NotWritable for one that
-    may not be read. Names that are not UTF-8 are noted in `found` and left out; without it, they are told as others."""
+    may not be read. Names that are not UTF-8 are noted in `found` and left out; without it, they are reported as
+    others."""
     listed = _local_children(local_path(place)) if is_local(place) else _store_children(place)
     if found is None:
         return listed

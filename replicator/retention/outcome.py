@@ -55,7 +55,7 @@ class RetentionRun(Removals):
 
 @dataclass
 class RetentionPlan(RetentionRun, Rows):
-    """What a run would do. items: what it would remove, drop or set, unless that was told one by one."""
+    """What a run would do. items: what it would remove, drop or set, unless that was listed one by one."""
 
     listed = "items"
     status: str = "planned"

@@ -59,7 +59,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass
 class DatasetPlan:
     """`versions`: how many were looked at; `ignored`: how many names had no time that could be read;
-    `doubts`: what is so in many datasets alike, and is told once; `unnamed`: what stays, as its name is not UTF-8."""
+    `doubts`: what is so in many datasets alike, and is reported once; `unnamed`: what stays, as its name is not
+    UTF-8."""
 
     name: str
     versions: int = 0

@@ -38,7 +38,7 @@ from replicator.retention.plan import DatasetPlan, Item, Planner
 from replicator.retention.spool import Spool
 
 JOB = "retention"
-UNNAMED = 20  # names of a dataset that are not UTF-8 and are told one by one
+UNNAMED = 20  # names of a dataset that are not UTF-8 and are listed one by one
 NO_EFFECT = {
     "gobblin.retention.skip.trash": "everything goes to $cmroot",
     "gobblin.retention.delete.as.owner": "files are moved by the user that runs this",
@@ -86,7 +86,7 @@ class Retention:
         self.done.databases = captured_databases(segments(self.cmroot))
 
     def planned(self, tell: Callable[[Item], None] | None = None) -> RetentionPlan:
-        """Each item that a run would remove, drop or set, with its reason and size: told, else in the plan. Changes
+        """Each item that a run would remove, drop or set, with its reason and size: reported, else in the plan. Changes
         nothing. Raises Refused as the run would."""
         done = self.done = RetentionPlan(databases=self.done.databases)
         with self._timed(), self._live() as live, _spooled() as plan, _spooled() as allowed:
@@ -101,7 +101,7 @@ class Retention:
 
     def run(self) -> RetentionRun:
         """Raises LeaseHeld while another run is at it, Refused when more would go than one run may remove. What fails
-        by itself is told in the result."""
+        by itself is reported in the result."""
         with self._timed(), acquire(join(self.cmroot, DIRECTORY), JOB) as lease:
             with self._live() as live, _spooled() as plan, _spooled() as allowed:
                 remover = replace(self._remover(live), check=lease.check)

@@ -1,7 +1,7 @@
 """Versions of a dataset in files: what may go as a whole, and how old it is. Reads only.
 
-Each finder lists the dataset once. What matches its pattern and has no time that could be read is told with the reason:
-it stays for ever, and somebody should know.
+Each finder lists the dataset once. What matches its pattern and has no time that could be read is reported with the
+reason: it stays for ever, and somebody should know.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Failover: the primary is gone, and its replica becomes the primary. Acts.
 
     fence     the lost primary is `fenced`, if its metastore answers; nobody waits for it
-    finish    loads that were interrupted are completed from their dumps, or told as what is between two states
+    finish    loads that were interrupted are completed from their dumps, or reported as what is between two states
     loss      the report of what the replica was never given
     promote   the replica is `primary`, at an epoch above every one that is known
     slots     the policy's slot is at the new primary

@@ -1,4 +1,4 @@
-"""Loads that a lost primary interrupted: completed from their dumps, or told table by table. Acts.
+"""Loads that a lost primary interrupted: completed from their dumps, or reported table by table. Acts.
 
 A load that has begun leaves tables between two states, so a replica with one cannot simply become the primary. Its dump
 names all that it needs; the bytes are at the lost side, in its `$cmroot`, or copied already.

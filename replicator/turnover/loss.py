@@ -2,8 +2,8 @@
 answers can tell. Reads only, and waits for nobody: what does not answer in time counts as gone.
 
 Three witnesses: the replica's own checkpoints; the lost side's `$cmroot`, whose captured log may be ahead of them; the
-lost side's metastore, which may have announced more. What none of them saw is told as unknown, with the last event and
-time that are known.
+lost side's metastore, which may have announced more. What none of them saw is reported as unknown, with the last event
+and time that are known.
 """
 
 from __future__ import annotations
@@ -271,8 +271,8 @@ def _fill(report: Loss, found: Unreplicated) -> None:
 
 
 def _unknown(report: Loss, memory: Memory, now: float) -> None:
-    """From where on nobody knows. The times are of other machines' clocks: they are told, and not computed with more
-    than to say how long ago that is."""
+    """From where on nobody knows. The times are of other machines' clocks: they are reported, and not computed with
+    more than to say how long ago that is."""
     events = [each.event for each in report.databases if each.event is not None]
     if report.source_event is not None:
         report.unknown_after_event = report.source_event

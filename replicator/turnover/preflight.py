@@ -17,8 +17,8 @@ from replicator.turnover.role_change import RoleChanged, Sides, StepReport, high
 
 
 def check_switchover(sides: Sides, direction: Direction, memory: Memory, report: RoleChanged, *, anyway: bool) -> None:
-    """What is in the way goes to the report's `problems`; how far the replica is behind is told. anyway: tables that
-    differed when they were last compared are only warned of."""
+    """What is in the way goes to the report's `problems`; how far the replica is behind is reported. anyway: tables
+    that differed when they were last compared are only warned of."""
     began = clocks.monotonic()
     found = lag(sides.policy, sides.source, sides.target, clock=sides.clock)
     report.status, report.primary, report.uri = "ready", side(direction), direction.target.uri

@@ -68,8 +68,8 @@ class RoleChanged(Report):
     """What a turn did. `status`: done, ready (a dry run), nothing (the side is the primary already), aborted.
     `primary`: the side that is the primary now, source or target as the policy names them; `uri`: its metastore.
     `epoch`: the primary's. downtime_seconds: from fencing the old primary to the new one; None where that cannot be
-    told, as the two were done on different machines. `problems`: what a dry run found in the way. `loss`, `own`: the
-    reports of a failover and a failback."""
+    reported, as the two were done on different machines. `problems`: what a dry run found in the way. `loss`, `own`:
+    the reports of a failover and a failback."""
 
     policy: str
     verb: str

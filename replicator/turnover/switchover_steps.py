@@ -181,7 +181,7 @@ class SwitchoverSteps:
 
     def late(self) -> Details:
         """Writers that were not stopped: what they wrote after the drain is in the old primary's `$cmroot` and listed
-        here; the first run of the other direction takes it away. Where it cannot be told, that is said."""
+        here; the first run of the other direction takes it away. Where it cannot be determined, that is said."""
         direction = self.direction()
         position = self._verified()
         databases = [pair.source for pair in direction.matching if pair.source is not None]

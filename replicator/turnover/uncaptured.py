@@ -1,5 +1,5 @@
 """What lies in the lost side's directories and no capture has seen: its last writes, when its metastore is gone and its
-storage is not. Reads only: the manifest is folded anew, in a passing file, as nothing may be written at the lost side.
+storage is not. Reads only: the manifest is folded again, in a passing file, as nothing may be written at the lost side.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replicator.core.batches import batched
 from replicator.events.scope import Patterns
 from replicator.replay.places.placement import relative
 
-NAMED = 20  # directories of a table that are told by name
+NAMED = 20  # directories of a table that are reported by name
 THREADS = 8  # tables listed side by side
 
 

@@ -61,8 +61,8 @@ def _sides(source: ThriftMetastore, target: ThriftMetastore, directory: Path) ->
 
 @dataclass
 class _Writer:
-    """Adds partitions with a file each at the primary, one after the other, and does as it is told by who turns roles.
-    `gaps`: seconds from the last write at one side to the first at the other."""
+    """Adds partitions with a file each at the primary, one after the other, and does as it is reported by who turns
+    roles. `gaps`: seconds from the last write at one side to the first at the other."""
 
     sides: tuple[ThriftMetastore, ThriftMetastore]
     gaps: list[float] = field(default_factory=list)

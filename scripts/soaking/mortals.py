@@ -111,7 +111,7 @@ class Killer(threading.Thread):
                 self.kills[chosen.name] += 1
                 time.sleep(self._dice.uniform(0, 2))
                 chosen.start()
-        except BaseException as error:  # told by who waits for the end
+        except BaseException as error:  # reported by who waits for the end
             self.error = error
 
     def end(self) -> None:

@@ -51,7 +51,8 @@ class Marks:
 
 
 class Poller(threading.Thread):
-    """Looks at the target until it is told to end. `broken`: partitions that were shown before their file was there."""
+    """Looks at the target until it is asked to end. `broken`: partitions that were shown before their file was
+    there."""
 
     def __init__(self, target: ThriftMetastore, marks: Marks, plain: str, sql: str) -> None:
         super().__init__(name="poller", daemon=True)

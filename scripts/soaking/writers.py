@@ -40,7 +40,8 @@ SQL_SHARES = {"insert": 45, "overwrite": 15, "create": 10, "append": 15, "drop a
 
 
 class Writer(threading.Thread):
-    """Writes until it is told to end. `made`: operations that the metastore confirmed; `refused`: those that failed."""
+    """Writes until it is asked to end. `made`: operations that the metastore confirmed; `refused`: those that
+    failed."""
 
     def __init__(self, name: str, shares: dict[str, int], dice: random.Random) -> None:
         super().__init__(name=name, daemon=True)
@@ -61,7 +62,7 @@ class Writer(threading.Thread):
                     self.refused[type(error).__name__] += 1
                     self._recover()
                 self.over.wait(self.pause())
-        except BaseException as error:  # told by who waits for the end
+        except BaseException as error:  # reported by who waits for the end
             self.error = error
 
     def end(self) -> None:

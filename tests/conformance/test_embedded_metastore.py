@@ -52,7 +52,7 @@ def client(running: Running) -> Iterator[ThriftHiveMetastore.Client]:
     transport = TBufferedTransport(TSocket("127.0.0.1", int(running.uri.rpartition(":")[2])))
     transport.open()
     try:
-        # The compiled decoder refuses strings over 16 MB unless told.
+        # The compiled decoder refuses strings over 16 MB unless set.
         yield ThriftHiveMetastore.Client(TBinaryProtocolAccelerated(transport, string_length_limit=1 << 30))
     finally:
         transport.close()

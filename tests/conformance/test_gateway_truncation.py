@@ -127,7 +127,7 @@ def guard(source_metastore: Running, tmp_path: Path, newer: Newer) -> Iterator[G
 @pytest.mark.parametrize("name", ["truncate_table", "truncate_table_req"])
 @pytest.mark.parametrize("kind", ["MANAGED_TABLE", "EXTERNAL_TABLE"])
 def test_what_a_truncation_removes_is_kept(guard: Guarded, name: str, kind: str) -> None:
-    """External tables, too: the server does as it is told."""
+    """External tables, too: the server does as it is reported."""
     guard.database.table("t", FILES, kind=kind)
     guard.place("t").chmod(0o750)
     arguments = [guard.db, "t"] if name == "truncate_table" else [struct({1: guard.db, 2: "t"})]

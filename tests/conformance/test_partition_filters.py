@@ -160,7 +160,7 @@ def test_an_edited_filter_brings_what_came_in_and_takes_what_left_with_consent(p
     assert narrower.left == [f"{name} (1 partition)"] and "--drop-left" in " ".join(narrower.warnings)
     assert replicated(pair) == {"p=2025": ["old"], "p=2026": ["new"]}
     pair.db("a").write("t/p=2026", {"more": "more"})
-    assert pair.sync().left == []  # told once
+    assert pair.sync().left == []  # reported once
     dropped = pair.sync(drop_left=True)
     assert (dropped.dropped, dropped.files_removed) == ([f"{name} (1 partition)"], 1)
     assert replicated(pair) == {"p=2026": ["more", "new"]}

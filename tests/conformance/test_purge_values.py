@@ -187,7 +187,8 @@ def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactor
 
 
 def compare(warehouse: Warehouse, name: str, definition: str, type_: str, lines: Sequence[bytes]) -> None:
-    """Each line is a file of one row, so that what Spark reads of it can be told apart from what it reads of others."""
+    """Each line is a file of one row, so that what Spark reads of it can be distinguished from what it reads of
+    others."""
     warehouse.sql(f"CREATE TABLE v.{name} {definition.replace('TYPE', type_)}")
     home = Path(warehouse.home_of(f"v.{name}"))
     home.mkdir(exist_ok=True)

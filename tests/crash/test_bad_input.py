@@ -1,5 +1,5 @@
-"""What is wrong with the world must be told by name, with a hint, leave everything as it was, and be no obstacle to the
-next correct run. Everything goes through the command line, as those do who meet it."""
+"""What is wrong with the world must be reported by name, with a hint, leave everything as it was, and be no obstacle
+to the next correct run. Everything goes through the command line, as those do who meet it."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_damaged_manifest_is_made_anew_when_it_is_removed(pending: Replication
 
 
 def test_a_dump_of_what_is_captured_needs_no_manifest(pending: ReplicationFixture) -> None:
-    """One that is folded anew knows no directories: that does not mean that there are none."""
+    """One that is folded again knows no directories: that does not mean that there are none."""
     assert pending.capture().code == 0
     for path in pending.cmroot.glob("manifest.sqlite*"):
         path.unlink()
@@ -766,7 +766,7 @@ def test_a_killed_load_whose_root_is_gone_is_taken_over_by_who_says_so(pending: 
 
 @contextlib.contextmanager
 def begun(fault: Fault, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A command line that stands still at a step, until it is told to go on."""
+    """A command line that stands still at a step, until it is asked to go on."""
     words = [sys.executable, faults.__file__, fault.moment, fault.kind, fault.pattern, str(fault.number), "--"]
     child = subprocess.Popen(
         [*words, *arguments, "--json"],

@@ -27,7 +27,7 @@ CONTENT = {
 
 
 class Ground:
-    """A root and a table directory, laid anew before each kill."""
+    """A root and a table directory, laid again before each kill."""
 
     def __init__(self, top: Path) -> None:
         self.root, self.table, self.top = str(top / "cmroot"), top / "w" / "t", top

@@ -63,7 +63,7 @@ expire({root!r}, plan, now=lambda: {NOW})
 
 
 class Model:
-    """What a root's log and pins say, told once more in the plainest way."""
+    """What a root's log and pins say, reported once more in the plainest way."""
 
     def __init__(self) -> None:
         self.position = 0

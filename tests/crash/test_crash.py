@@ -186,7 +186,7 @@ LOAD = [
     Fault("after", "thrift", r"alter table .*(left|right).*swap"),
     Fault("before", "thrift", "drop 1 partition"),
     Fault("after", "thrift", "drop 1 partition"),
-    Fault("after", "rename", r"/loads/.*\.anew$"),  # prepared: the table that began anew is cleared
+    Fault("after", "rename", r"/loads/.*\.anew$"),  # prepared: the table that began again is cleared
     Fault("before", "rename", r"\.db/.*/added\d+$"),  # a file is whole, under its passing name
     Fault("after", "rename", r"\.db/.*/added\d+$"),
     Fault("after", "link", r"/\.cmroot/files/", 5),  # what is replaced is kept
@@ -198,7 +198,7 @@ LOAD = [
     Fault("after", "thrift", "create function"),
     Fault("before", "thrift", "alter database", 2),  # all is committed, and no checkpoint says so
     Fault("after", "thrift", "alter database", 2),
-    Fault("before", "rename", r"/_finished_load/"),  # the checkpoint says so, and nobody is told
+    Fault("before", "rename", r"/_finished_load/"),  # the checkpoint says so, and nobody is reported
     Fault("after", "rename", r"/_finished_load/"),
 ]
 WHOLE = [

@@ -265,7 +265,7 @@ def test_a_taking_with_other_bytes_moves_nothing_outside_and_loses_nothing(
 
 
 def begun(fixture: ReplicationFixture, state: str) -> Path:
-    """The directory of a taking of table `t` that nobody has finished."""
+    """The directory of an intercept of table `t` that nobody has finished."""
     place = f"file:{fixture.source.home / 't'}"
     intercept = Intercept.begin(
         str(fixture.cmroot),

@@ -334,7 +334,7 @@ def recorded_files(root: str) -> dict[str, str]:
 
 
 def by_hand(root: Path, here: Path, **changes: Any) -> Path:
-    """A taking whose journal nobody but we wrote; `0` in it is a directory."""
+    """An intercept whose journal nobody but we wrote; `0` in it is a directory."""
     id = uuid.uuid4().hex
     intercept = root / "taking" / id
     (intercept / "0").mkdir(parents=True)

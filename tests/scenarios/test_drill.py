@@ -321,7 +321,7 @@ def test_what_goes_away_while_it_is_shown_leaves_no_directory_in_the_replicas_wa
         assert (done.tables, done.skipped) == (2, {f"{name}.t": "it went away meanwhile"})
         assert not (home / "t").exists()
         pair.db("a").table("u", {"f": ROW})
-        pair.db("a").rename("u", "t")  # to the place that the server had made anew
+        pair.db("a").rename("u", "t")  # to the place that the server had recreated
     else:
         assert done.partitions == 1 and not (home / "parts/p=x").exists()
         pair.db("a").add("parts", {"x": {"f": ROW}})

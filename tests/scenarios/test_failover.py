@@ -1,4 +1,4 @@
-"""Failovers: the primary is gone. What is told, what is promoted, and what is in the way."""
+"""Failovers: the primary is gone. What is reported, what is promoted, and what is in the way."""
 
 from __future__ import annotations
 

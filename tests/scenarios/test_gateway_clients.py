@@ -62,7 +62,7 @@ def test_answers_are_those_of_the_metastore(guard: Guarded) -> None:
 
 
 def test_a_message_of_30_megabytes_passes_both_ways(guard: Guarded) -> None:
-    """set_ugi gives back what it is told."""
+    """set_ugi gives back what it is reported."""
     groups = [f"{number:05}" * 200 for number in range(30_000)]
     output = guard.call("set_ugi", "someone", groups)
     assert [item.decode() for item in output.fields[0].value.items] == groups

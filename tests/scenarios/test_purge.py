@@ -1,4 +1,4 @@
-"""Purging on a real metastore with tables that Spark made: what goes, what stays, and what is told."""
+"""Purging on a real metastore with tables that Spark made: what goes, what stays, and what is reported."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def change(warehouse: Warehouse, name: str, properties: dict[str, str]) -> None:
 
 
 def test_no_table_reads_another_by_its_types_and_names(warehouse: Warehouse) -> None:
-    """What their own statements read would be told: as an id that does not fit, or as an error of Spark."""
+    """What their own statements read would be reported: as an id that does not fit, or as an error of Spark."""
     type_ = "date) AS key FROM replicator_purge_ids UNION ALL SELECT line, CAST(null AS date) FROM diary -- "
     column = "line` as key from diary t where raise_error(line) is null) m group by 1, 2 -- "
     warehouse.sql(

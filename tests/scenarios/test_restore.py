@@ -173,7 +173,7 @@ def test_a_dry_run_says_what_would_be_and_changes_nothing(calm: RestoreFixture, 
 
 
 def tree(place: Path) -> dict[str, bytes]:
-    """Files below a place by content, without those that every run writes anew."""
+    """Files below a place by content, without those that every run writes again."""
     own = ("lease", "manifest.sqlite")
     return {
         str(path): path.read_bytes()

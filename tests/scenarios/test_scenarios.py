@@ -271,7 +271,7 @@ def _plain_table(pair: Pair, name: str, *, partitioned: bool = False) -> Table:
 
 
 class Writer:
-    """Changes a database without pause until it is told to stop: tables, partitions, files."""
+    """Changes a database without pause until it is asked to stop: tables, partitions, files."""
 
     def __init__(self, pair: Pair, seed: int) -> None:
         self._pair, self._random = pair, random.Random(seed)

@@ -1,4 +1,5 @@
-"""Verification that goes with a policy's runs: within its budget, told wherever somebody looks, never a false alarm."""
+"""Verification that goes with a policy's runs: within its budget, reported wherever somebody looks, never a false
+alarm."""
 
 from __future__ import annotations
 

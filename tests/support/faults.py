@@ -149,7 +149,7 @@ def delayed(fault: Fault, arguments: Sequence[str], meanwhile: Callable[[], None
 
 
 class _Steps:
-    """Counts steps, and ends the process at the one it was told."""
+    """Counts steps, and ends the process at the one it was reported."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault, self._left, self.looks = fault, fault.number, fault.kind == "call"

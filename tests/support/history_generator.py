@@ -1,7 +1,8 @@
 """A history of plain tables, and what a database was at its events, seen by a walk of the tests' own.
 
 `state_of` asks the metastore through bare thrift and reads the files, so that nothing of the product judges itself.
-Places are told relative to the database's directory; what a restore puts aside from outside of it counts as outside.
+Places are reported relative to the database's directory; what a restore puts aside from outside of it counts as
+outside.
 """
 
 from __future__ import annotations

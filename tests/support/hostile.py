@@ -1,5 +1,5 @@
-"""Dumps that somebody changed with care: whatever is edited, every checksum is right again. And the world around, told
-by an independent walk: what a load was given to change, and that nothing else did."""
+"""Dumps that somebody changed with care: whatever is edited, every checksum is right again. And the world around,
+reported by an independent walk: what a load was given to change, and that nothing else did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emptied directories: those that hold nothing go, what stays for no good reason is told."""
+"""Emptied directories: those that hold nothing go, what stays for no good reason is reported."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class CmLsOptions(OfPolicy):
     cmroot: the change-management root.
     table: only what was last this table's, "db.table".
     needed_by: only what this needs: "live", "slot NAME", "hold NAME", "dump ID" or "nobody"; its beginning is enough.
-    limit: so many entries are told one by one, the largest; all are counted.
+    limit: so many entries are listed one by one, the largest; all are counted.
     """
 
     needed: ClassVar = ("cmroot",)
@@ -50,7 +50,7 @@ class CmFindOptions(OfPolicy):
     path: a file, or a directory above it, as it was then.
     table: "db.table" by its name then, or one partition, "db.table/day=1".
     checksum: its first digits, or the whole name of an entry.
-    limit: so many files are told, the newest.
+    limit: so many files are reported, the newest.
     """
 
     needed: ClassVar = ("cmroot",)

@@ -33,7 +33,7 @@ class CmCheckOptions(OfPolicy):
 
     cmroot: the change-management root.
     bytes: read what is kept; without it names and sizes only are compared.
-    limit: so many findings are told one by one; all are counted.
+    limit: so many findings are listed one by one; all are counted.
     """
 
     needed: ClassVar = ("cmroot",)

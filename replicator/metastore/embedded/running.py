@@ -4,7 +4,7 @@
     DIR/metastore_db    Derby's database
     DIR/metastore.json  which process serves it, written when it is started
     DIR/metastore.log   what that process says (metastore.log.1: the one before)
-    DIR/conf, DIR/tmp   its configuration, written anew at each start, and its scratch space
+    DIR/conf, DIR/tmp   its configuration, written again at each start, and its scratch space
 
 For tests, demonstrations and small work: anyone who reaches the port may do anything, as in any metastore without
 Kerberos, and the server listens on all interfaces (Hive 2.3 knows no other way).

@@ -43,7 +43,7 @@ SETTINGS = {
     # The default, BoneCP, is not among pyspark's jars: without this drop_database fails after it has happened.
     "datanucleus.connectionPoolingType": "HikariCP",
     "datanucleus.connectionPool.maxPoolSize": "32",
-    # Limits one string or list, not the message: 100 MB unless told.
+    # Limits one string or list, not the message: 100 MB unless set.
     "hive.metastore.server.max.message.size": str(1 << 30),
     "hive.metastore.server.min.threads": "16",
     "hive.metastore.server.max.threads": "500",

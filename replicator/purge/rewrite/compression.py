@@ -49,7 +49,7 @@ def compressed(name: str, target: BinaryIO) -> AbstractContextManager[BinaryIO]:
 
 
 class _Checked:
-    """Damage in words: a store's own errors are told apart from it."""
+    """Damage in words: a store's own errors are distinguished from it."""
 
     def __init__(self, read: Any) -> None:
         self._read = read

@@ -166,7 +166,8 @@ def _as_accessible(work: FileWork) -> None:
 @contextlib.contextmanager
 def _writing(place: str) -> Iterator[BinaryIO]:
     """A file in a directory that nothing refers to yet: it has its name when it is whole, and is durable when the
-    caller syncs. Written aside under a name of its own, as another attempt of the task may be writing it, too."""
+    caller syncs. Written to a staging file under a name of its own, as another attempt of the task may be writing it,
+    too."""
     if not is_local(place):
         with store_for(place).open_write(place) as file:
             yield file
@@ -186,8 +187,8 @@ def _writing(place: str) -> Iterator[BinaryIO]:
 
 
 def sweep_staging(place: str) -> None:
-    """Removes what attempts that were killed or given up have written aside below a directory; those that still go on
-    publish nothing from then on. Safe to run twice."""
+    """Removes what attempts that were killed or given up have written to a staging file below a directory; those that
+    still go on publish nothing from then on. Safe to run twice."""
     if is_local(place):
         for directory, _, names in os.walk(local_path(place), onerror=raise_unless_gone):
             for name in names:

@@ -57,7 +57,7 @@ class Unsupported(Exception):
 
 
 class OnlyBySpark(Unsupported):
-    """Files that cannot be rewritten one by one, though Spark may write their partition anew."""
+    """Files that cannot be rewritten one by one, though Spark may write their partition again."""
 
 
 def format_of(table: Table, storage: Storage, field: tuple[str, ...], type_: str) -> FileFormat:

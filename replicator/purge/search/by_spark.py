@@ -1,4 +1,4 @@
-"""Writing a partition anew with Spark, for formats that nothing here can write file by file. Acts.
+"""Writing a partition again with Spark, for formats that nothing here can write file by file. Acts.
 
 RCFile, and ORC that pyarrow cannot hold: the anti-join of one partition with the ids, into the new directory, with the
 partition's own serde and columns. All its files are new, and their names Spark's. What was left out is compared with

@@ -1,4 +1,4 @@
-"""The proof before a swap: Spark reads what was written anew, and finds each row that was to stay, in every column.
+"""The proof before a swap: Spark reads what was written again, and finds each row that was to stay, in every column.
 
 Files are rewritten by other readers and writers than Spark's, so a row that one of those loses, changes or lets stay
 shows. Order does not count: of each file, or of a whole partition that Spark itself wrote, the number of rows and the
@@ -173,7 +173,7 @@ def _read(session: Any, kind: str, onboarded: Onboarded, staging: Staging, place
 
 
 def _hashed(frame: Any, onboarded: Onboarded, *, escaped: bool) -> Any:
-    """Of all columns; nulls are told apart, which the hash alone would pass over."""
+    """Of all columns; nulls are distinguished, which the hash alone would pass over."""
     values = ", ".join(_with_nulls(quoted_name(field.name), field.dataType, 0) for field in frame.schema.fields)
     file = "xxhash64(input_file_name())" if escaped else "input_file_name()"
     reported = [f"{file} AS file", f"xxhash64({values}) AS hash", f"{matching.key_column(onboarded)} AS key"]

@@ -75,7 +75,7 @@ class Commit:
 
     def _describe(self, wanted: Database) -> None:
         """A 2.3 server takes a database's description when it makes the database, and never again: one that is empty
-        is made anew, of any other it is told."""
+        is recreated, of any other it is reported."""
         target, name = self._work.target, wanted.name
         there = target.database(name)
         if there.description == wanted.description:

@@ -1,8 +1,8 @@
 """Unlike: which objects of the target hold other files than a bootstrap dump says, where each is to stay where it lies
 unless it differs. Reads only.
 
-A whole object is told by its listing, names and sizes, and by the bytes; those of a file that a load has stamped with
-the checksum, and whose time is as it was, are not read.
+A whole object is recognized by its listing, names and sizes, and by the bytes; those of a file that a load has stamped
+with the checksum, and whose time is as it was, are not read.
 """
 
 from __future__ import annotations

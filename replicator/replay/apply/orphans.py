@@ -1,8 +1,8 @@
-"""Strays: files that lie where a partition begins anew, and are none of it.
+"""Strays: files that lie where a partition begins again, and are none of it.
 
 An external table's data stays where it is when a partition is dropped, on both sides. If its owner then removes the
 files and adds the partition again, the source has the new ones only, and the target would show both. All files of a
-partition that begins anew in a range are in the range; so what else lies in its directory goes to `$cmroot`, before
+partition that begins again in a range are in the range; so what else lies in its directory goes to `$cmroot`, before
 anything is copied. Acts; may run twice.
 """
 
@@ -46,7 +46,7 @@ class OrphanTask:
 
 @dataclass(frozen=True)
 class Orphans:
-    """Directories that hold (or held) strays, and how many files went."""
+    """Directories that hold (or held) orphan files, and how many files went."""
 
     places: list[str]
     removed: int = 0
@@ -62,7 +62,7 @@ def clear_orphans(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEng
         return 0
     parts, rules = [place for place, _ in reader.buckets()], plan.file_rules()
     places = begun_places(plan, surviving_partitions(plan.squashed, reader.records()))
-    owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories that hold strays, which are few
+    owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories that hold orphan files, which are few
     engine = engines.for_work(count)
     for some in map(_by_place, batched(places, BATCH)):
         looking = (OrphanTask(parts, rules, each) for each in batched([Clearing(place) for place in some], PLACES))

@@ -51,7 +51,7 @@ class LoadOptions:
     source_root: the source's $cmroot where it is reachable under another name than the dump says.
     exact: for a restore: the target's database becomes the dump's; what it holds besides goes, whoever made it, and it
     may be the source itself.
-    allow_missing: files found nowhere are left out and told, instead of FilesMissing.
+    allow_missing: files found nowhere are left out and reported, instead of FilesMissing.
     shared_external: external tables keep their data at the source, and only their metadata is loaded (None: those that
     do so on the target now).
     publish: "snapshot": what is changed goes to new directories, and the metastore flips to them (docs/decisions/0007);
@@ -140,8 +140,8 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
 
 
 def compare(plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine) -> None:
-    """Ends the planning of a load by difference that publishes by snapshots: which objects are to be published anew is
-    told by what is in them. Changes nothing; may run twice."""
+    """Ends the planning of a load by difference that publishes by snapshots: which objects are to be published again is
+    reported by what is in them. Changes nothing; may run twice."""
     if plan.snapshot and plan.by_difference is not None:
         isolate(plan, differing_objects(plan, reader, target, engine))
 

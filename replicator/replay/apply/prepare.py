@@ -63,7 +63,7 @@ class Preparation:
         self._clear_tables()
 
     def sweep_marks(self) -> None:
-        """What a load has done to tables counts as long as it goes on. This one begins anew, unless its databases say
+        """What a load has done to tables counts as long as it goes on. This one begins again, unless its databases say
         that it is theirs: marks of others that were given up go, and its own of a time when it came to its end."""
         own, databases = self._work.plan.metadata.id, set(self._work.plan.placement.databases.values())
         store, loads = store_for(self._work.root), join(self._work.root, "loads")
@@ -209,7 +209,7 @@ class Preparation:
         return table_at_place(renamed, there.location, place)
 
     def _prepare_partitions(self, step: TablePlan) -> None:
-        """Dropped partitions go, those that began anew are emptied, renamed ones get their new name. Once per load:
+        """Dropped partitions go, those that began again are emptied, renamed ones get their new name. Once per load:
         later the names may be those of others."""
         if not step.exists or step.clear or step.table is None:
             return
@@ -343,7 +343,7 @@ def _same_place(one: str | None, other: str | None) -> bool:
 
 @dataclass(frozen=True)
 class Goings:
-    """Partitions that the target has and that go, or begin anew: `begun`, by name, the position from which on; `gone`:
+    """Partitions that the target has and that go, or begin again: `begun`, by name, the position from which on; `gone`:
     those that were dropped; `refilled`: those of the same name at the end; `relocated`: those that left their files
     for others elsewhere."""
 

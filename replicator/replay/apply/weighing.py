@@ -163,7 +163,7 @@ class _Weighing:
             self._add(f"{table.db}.{table.name}", why, "", len(names), files, size)
 
     def partitions(self, step: TablePlan) -> None:
-        """Partitions that go, or begin anew, in batches."""
+        """Partitions that go, or begin again, in batches."""
         found = goings(step)
         if not found.begun or step.table is None:
             return

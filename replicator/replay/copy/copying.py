@@ -115,8 +115,8 @@ def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed
 
 
 def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Placed:
-    """What `place_file` would do, as far as can be told without copying: present, missing, or where the bytes would
-    come from, by name and size. Changes nothing."""
+    """What `place_file` would do, as far as can be determined without copying: present, missing, or where the bytes
+    would come from, by name and size. Changes nothing."""
     if wanted.checksum is not None and wanted.size is not None:
         if is_local(wanted.target):
             there = _status(local_path(wanted.target))

@@ -1,5 +1,5 @@
 """Paths that properties name: a schema in a file, a function's jar. They are rewritten as all paths are, and what lies
-there is copied only where it is a file of a table. So each is looked for on the target, and told where nothing is.
+there is copied only where it is a file of a table. So each is looked for on the target, and reported where nothing is.
 """
 
 from __future__ import annotations

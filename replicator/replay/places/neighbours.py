@@ -53,7 +53,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Tables, with all that is theirs, and partitions (db, table, name) that go, or begin anew: what they have at a
+    """Tables, with all that is theirs, and partitions (db, table, name) that go, or begin again: what they have at a
     place does not keep it."""
 
     tables: Collection[Name] = frozenset()

@@ -67,7 +67,7 @@ class PartitionFate:
 
     @property
     def renamed(self) -> bool:
-        """Whether it is the same partition under another name. One that began anew is not: the old one goes."""
+        """Whether it is the same partition under another name. One that began again is not: the old one goes."""
         return self.before is not None and self.now not in (None, self.before) and not self.complete
 
     @property

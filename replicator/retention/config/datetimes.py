@@ -1,6 +1,6 @@
 """Date and time patterns as Joda writes them (`yyyy/MM/dd/HH`), for the names of directories and partitions. Pure.
 
-What cannot be read is told, never skipped silently: a version without a time is kept for ever.
+What cannot be read is reported, never skipped silently: a version without a time is kept for ever.
 """
 
 from __future__ import annotations
