@@ -117,7 +117,7 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
 
 @click.group(name="legal-hold")
 def legal_hold() -> None:
-    """Protect data from removal by any job and policy. (`cm hold` keeps a past state; this protects live data.)
+    """Protect data from removal by any job and policy. (`cm hold` protects a past state instead.)
 
     \b
     Example: replicator legal-hold add case-17 --cmroot /cm --on 'sales.orders/day=2026-*' --reason 'case 17'
@@ -171,7 +171,7 @@ def list_holds(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def release(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Release a legal hold; the covered data may be removed from now on.
+    """Release a legal hold. Jobs may remove the covered data from now on.
 
     \b
     Example: replicator legal-hold release case-17 --cmroot /cm

@@ -77,11 +77,12 @@ def housekeeping() -> None:
 @json_option
 @pass_session
 def run(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Capture changes, schedule unreferenced data and expiring objects, and remove due items.
+    """Capture, schedule items, and remove those that are due.
 
-    Each path is checked again right before its removal: paths in use, and paths above data that must stay, are never
-    removed. A killed run is completed by the next. Exit 3 if items were refused, failed, or have invalid properties; 6
-    if the limits of removals are exceeded; 7 while another run holds the lease.
+    Items are unreferenced directories, and partitions and tables that will expire. Each path is checked again right
+    before its removal: paths in use, and paths above data that must stay, are never removed. The next run completes a
+    killed one. Exit 3 if items were refused, failed, or have invalid properties; 6 if the limits of removals are
+    exceeded; 7 while another run holds the lease.
 
     --dry-run captures and writes nothing: it uses the captured log as it is.
 
@@ -134,10 +135,10 @@ def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
 @json_option
 @pass_session
 def vacuum(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Schedule unreferenced directories of a table, left before the log began: as deep as its partitions, but none of
-    them.
+    """Schedule unreferenced directories that are older than the log.
 
-    Run it when no job is about to add partitions for such directories; those added within the period stay.
+    Takes directories as deep as the table's partitions that are no partition's location. Run it when no job is about to
+    add partitions for such directories; those added within the period stay.
 
     \b
     Example: replicator housekeeping vacuum sales.orders --metastore prod --cmroot /cm --dry-run

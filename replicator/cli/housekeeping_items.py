@@ -18,8 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 store_option = click.option(
     "--store",
     metavar="URL",
-    help="Where items are kept: postgresql://user@host/db or sqlite:////path; default: an "
-    "SQLite file in $cmroot, where that is local.",
+    help="Store of the items: postgresql://user@host/db or sqlite:////path; default: an "
+    "SQLite file in $cmroot, if that is a local directory.",
 )
 
 
@@ -27,24 +27,30 @@ store_option = click.option(
 @of_policy_argument
 @root_option
 @store_option
-@click.option("--db", metavar="NAME", help="Of this database.")
-@click.option("--table", metavar="NAME", help="Of this table.")
-@click.option("--partition", metavar="NAME", help="Of this partition, e.g. day=2026-01-01.")
-@click.option("--path", metavar="PLACE", help="With this path.")
+@click.option("--db", metavar="NAME", help="Only items of this database.")
+@click.option("--table", metavar="NAME", help="Only items of this table.")
+@click.option("--partition", metavar="NAME", help="Only items of this partition, e.g. day=2026-01-01.")
+@click.option("--path", metavar="PLACE", help="Only items with this path, in any spelling.")
 @click.option(
-    "--status", metavar="STATE", help="SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG."
+    "--status",
+    metavar="STATE",
+    help="Only items in this state: SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG.",
 )
 @click.option(
     "--lifecycle",
     type=click.Choice(["unreferenced", "expired"], case_sensitive=False),
-    help="Left behind, or past its time.",
+    help="Only former locations (unreferenced), or only partitions and tables past their lifetime (expired).",
 )
-@click.option("--deleted-before", metavar="TIME", help="Planned to go before then; ISO 8601.")
-@click.option("--deleted-after", metavar="TIME", help="Planned to go after then.")
-@click.option("--registered-before", metavar="TIME", help="Whose time began before then.")
-@click.option("--registered-after", metavar="TIME", help="Whose time began after then.")
-@click.option("--size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Items of a page.")
-@click.option("--page", type=click.IntRange(0), default=0, show_default=True, help="Which page, from 0.")
+@click.option(
+    "--deleted-before", metavar="TIME", help="Only items whose planned removal is before this time; ISO 8601."
+)
+@click.option("--deleted-after", metavar="TIME", help="Only items whose planned removal is after this time.")
+@click.option("--registered-before", metavar="TIME", help="Only items whose period began before this time.")
+@click.option("--registered-after", metavar="TIME", help="Only items whose period began after this time.")
+@click.option(
+    "--size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Number of items per page."
+)
+@click.option("--page", type=click.IntRange(0), default=0, show_default=True, help="Page number, from 0.")
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:
@@ -68,7 +74,7 @@ def _item_options(command: F) -> F:
 
 @click.command()
 @_item_options
-@click.option("--reason", default="cancelled by hand", show_default=True, help="Told by `ls`.")
+@click.option("--reason", default="cancelled by hand", show_default=True, help="Reason, shown by `ls`.")
 @pass_session
 def cancel(session: Session, /, as_json: bool, **given: Any) -> int:
     """Cancel items. A later change of the table creates a new item; to prevent that, use a legal hold.
@@ -101,8 +107,8 @@ def _table(found: ItemPage) -> Iterable[str]:
         (one.id, one.status, one.lifecycle, one.name, iso(one.cleanup), one.attempts or "", one.path, one.reason)
         for one in found.items
     ]
-    head = ("id", "state", "lifecycle", "object", "goes at", "tries", "path", "reason")
-    lines = list(columns(head, rows, right=("id", "tries")))
+    head = ("id", "state", "lifecycle", "object", "removal at", "attempts", "path", "reason")
+    lines = list(columns(head, rows, right=("id", "attempts")))
     shown = len(found.items)
     return lines if shown == found.total else [*lines, f"{shown:,} of {found.total:,}: see --page and --size"]
 

@@ -53,13 +53,15 @@ from replicator.replay.apply.pricing import LoadPlan
     "directory, in <database>.db; default: external in the warehouse.",
 )
 @click.option(
-    "--source-cmroot", metavar="PLACE", help="The source's root, if its path here differs from that in the dump."
+    "--source-cmroot",
+    metavar="PLACE",
+    help="The source's root, if its path on this machine differs from that in the dump.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace objects that are newer, or that replication did not create.")
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Assert that another load, marked on the target under a root that is unreachable from here, has ended.",
+    help="Assert that another load, whose mark on the target names an unreachable root, has ended.",
 )
 @click.option(
     "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of tables committed concurrently."

@@ -41,16 +41,16 @@ AGAIN = "run the same command again to finish"
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Configuration; default: replicator.toml of the working directory, where there is one.",
+    help="Configuration file; default: replicator.toml in the working directory, if it exists.",
 )
 @click.option("--verbose", "-v", is_flag=True, help="Log to standard error, and show tracebacks.")
 @click.version_option(package_name="replicator", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
-    """Keep a second copy of a Hive-metastore warehouse exact, and lose nothing on the way.
+    """Keep an exact second copy of a Hive-metastore warehouse, and every file that it replaces or drops.
 
     Every option can also be given as REPLICATOR_<COMMAND>_<OPTION> in the environment, many in replicator.toml.
-    A POLICY of replicator.toml stands for metastores, roots, databases and places; options override it.
+    A POLICY of replicator.toml provides metastores, roots, databases and places; options override it.
 
     \b
     Example: replicate a database once, then keep up

@@ -47,7 +47,7 @@ def metastore() -> None:
 @json_option
 @pass_session
 def start(session: Session, /, timeout: float, as_json: bool, **given: Any) -> int:
-    """Start the metastore of a directory, with its existing data, and return when it answers.
+    """Start the metastore of a directory. Uses its existing data, and returns when it answers.
 
     \b
     Example: replicator metastore start --dir /tmp/source --port 9083

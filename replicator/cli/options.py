@@ -118,7 +118,7 @@ jobs_option = click.option(
 policy_argument = click.argument("policy", metavar="POLICY")
 of_policy_argument = click.argument("policy", metavar="[POLICY]", required=False)
 of_policy_option = click.option(
-    "--policy", metavar="POLICY", help="A policy, which gives the metastores, roots and databases that are not given."
+    "--policy", metavar="POLICY", help="Policy that provides all metastores, roots and databases not given as options."
 )
 METASTORE = "thrift://host:port, several separated by commas for failover, or a name of the configuration file."
 source_option = click.option("--source", metavar="METASTORE", help=f"The source: {METASTORE}")
@@ -126,11 +126,13 @@ target_option = click.option("--target", metavar="METASTORE", help=f"The target:
 cmroot_option = click.option("--cmroot", metavar="PLACE", help="The source's change-management root.")
 root_option = click.option("--cmroot", metavar="PLACE", help="The change-management root.")
 include_option = click.option(
-    "--include", multiple=True, metavar="REGEX", help="Only tables whose whole name matches; repeatable."
+    "--include", multiple=True, metavar="REGEX", help="Only tables whose full name matches; repeatable."
 )
-exclude_option = click.option("--exclude", multiple=True, metavar="REGEX", help="No tables whose whole name matches.")
+exclude_option = click.option(
+    "--exclude", multiple=True, metavar="REGEX", help="Omit tables whose full name matches; repeatable."
+)
 rename_option = click.option(
-    "--rename-db", multiple=True, metavar="A=B", help="Source database A is B on the target; repeatable."
+    "--rename-db", multiple=True, metavar="A=B", help="Replicate source database A as B; repeatable."
 )
 map_option = click.option(
     "--map-location",
@@ -161,10 +163,10 @@ keeper_option = click.option(
     type=click.Choice(["auto", "link", "version", "copy", "none"]),
     default="auto",
     show_default=True,
-    help="How bytes are kept; auto: for each store the first that works of link, version, copy.",
+    help="Method of keeping bytes; auto: for each store the first that works of link, version, copy.",
 )
 no_scan_option = click.option(
-    "--no-scan", is_flag=True, help="Do not scan for changes without an event (most of Spark's writes)."
+    "--no-scan", is_flag=True, help="Skip the scan for changes without an event (most of Spark's writes)."
 )
 empty_option = click.option(
     "--empty",
@@ -189,6 +191,6 @@ def engine_options(command: F) -> F:
         type=click.Choice(["auto", "local", "spark"]),
         default="auto",
         show_default=True,
-        help="Executor of listing, hashing and copying: threads, Spark, or chosen by the amount of work.",
+        help="Executor of listing, hashing and copying: local threads, Spark, or (auto) either by the amount of work.",
     )
     return engine_option(master_option(spark_conf_option(command)))

@@ -92,12 +92,12 @@ def purge() -> None:
 @json_option
 @pass_session
 def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> int:
-    """Erase the rows of all ids from the white-listed tables with a descriptor.
+    """Erase the rows of all ids from the described tables.
 
-    One Spark job per table finds the rows. Partitions without matching rows are left alone. In the others, files with a
-    matching row are rewritten beside the old ones, in their own format, and the other files are linked; one metastore
-    call swaps the location if the checks succeed and nothing has changed meanwhile. The old directory stays as a
-    backup; see `retain`.
+    These are the white-listed tables with a descriptor. One Spark job per table finds the rows. Partitions without
+    matching rows are left alone. In the others, files with a matching row are rewritten beside the old ones, in their
+    own format, and the other files are linked; one metastore call swaps the location if the checks succeed and nothing
+    has changed meanwhile. The old directory stays as a backup; see `retain`.
 
     Safe to kill and to run again: the same command continues. Exit 3 if a partition could not be purged or a
     white-listed table has no descriptor; 6 if there are no ids or no tables; 7 while another purge holds the lease.
@@ -136,7 +136,7 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
 @json_option
 @pass_session
 def retain(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Recycle excess and expired backups, and remove the remains of failed purges.
+    """Recycle excess and expired backups, and remains of failed purges.
 
     Files are moved to $cmroot, and can be restored until they expire. Rows that a writer added to a backup after the
     swap are first linked into their table. Backup, staging and trash tables of Gobblin compliance are recognised by
@@ -266,12 +266,13 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def certify(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Prove that no copy of the erased rows is left, or list the copies with the time until which they stay.
+    """Prove that no copy of erased rows is left, or list the copies.
 
     Searches the tables again, and looks for the original files in backups, in $cmroot, below the tables' present and
     former directories, and, for every policy that replicates one of them from this metastore and root, at the replica
-    and in its root. The certificate is stored in the audit. Capture or sync before, so that the captured log has the
-    purge. Exit 3 while copies are left, and if white-listed tables or partitions were not searched.
+    and in its root. Lists each remaining copy with the event that removes it. The certificate is stored in the audit.
+    Capture or sync before, so that the captured log has the purge. Exit 3 while copies are left, and if white-listed
+    tables or partitions were not searched.
 
     \b
     Example:

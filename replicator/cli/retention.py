@@ -37,7 +37,7 @@ def set_option(command: str) -> Callable[[F], F]:
         envvar=f"REPLICATOR_RETENTION_{command}_SETTINGS",
         multiple=True,
         metavar="KEY=VALUE",
-        help="A key that overrides the job file; repeatable.",
+        help="Setting that overrides the job file; repeatable.",
     )
 
 
@@ -56,7 +56,9 @@ def retention() -> None:
 @click.argument("job", metavar="CONFIG")
 @of_policy_option
 @click.option(
-    "--metastore", metavar="METASTORE", help=f"Whose tables are cleaned, or must not lose their data: {METASTORE}"
+    "--metastore",
+    metavar="METASTORE",
+    help=f"Metastore of the tables to clean, and of the tables that must not lose data: {METASTORE}",
 )
 @click.option("--no-metastore", is_flag=True, help="Assert that no metastore refers to these files; none is read.")
 @root_option
@@ -72,7 +74,7 @@ def retention() -> None:
 @json_option
 @pass_session
 def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json: bool, **given: Any) -> int:
-    """Remove expired versions of datasets; set the access of the remaining ones.
+    """Remove expired versions of datasets; set the access of the others.
 
     CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files are
     moved to $cmroot, from which `audit restore` restores them. Data of a table or partition of the metastore stays,
@@ -145,10 +147,10 @@ def _run_lines(done: RetentionRun, reported: str = "") -> Iterable[str]:
 @json_option
 @pass_session
 def explain(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Show the settings of a dataset, or of any key of the store, with the file and line of each value.
+    """Show a dataset's settings, with the file and line of each value.
 
-    PATH is the dataset's path as the configuration spells it, or hive/DB/TABLE; without --config, a path in the store.
-    Overridden values are shown with their places. Reads the configuration only.
+    PATH is the dataset's path as the configuration spells it, hive/DB/TABLE, or any key of the store; without --config,
+    a path in the store. Overridden values are shown with their places. Reads the configuration only.
 
     \b
     Example:

@@ -20,13 +20,13 @@ def metastore_option(verb: str) -> Callable[[F], F]:
         envvar=f"REPLICATOR_ROLE_{verb}_PLACE",
         required=True,
         metavar="METASTORE",
-        help=f"Whose database it is: {METASTORE}",
+        help=f"The database's metastore: {METASTORE}",
     )
 
 
 @click.group()
 def role() -> None:
-    """Say which side of a replication a database is: primary, replica, fenced, or none.
+    """Show or set the role of a database: primary, replica, fenced, or none.
 
     \b
     Example: replicator role show --metastore thrift://b:9083 --db sales
@@ -39,7 +39,7 @@ def role() -> None:
 @json_option
 @pass_session
 def show(session: Session, /, as_json: bool, **given: Any) -> None:
-    """Show roles and epochs, and who set them. If two sides contradict each other, the higher epoch is valid.
+    """Show roles, their epochs, and who set them. If two sides contradict each other, the higher epoch is valid.
 
     \b
     Example:
@@ -72,10 +72,11 @@ def show(session: Session, /, as_json: bool, **given: Any) -> None:
 @json_option
 @pass_session
 def set_(session: Session, /, as_json: bool, **given: Any) -> None:
-    """Set a database's role manually, for repairs. switchover, failover and failback do it in the right order.
+    """Set a database's role manually, for repairs.
 
-    Loads refuse a primary and a fenced database, dumps a replica and a fenced one. A role stops replication, not
-    writers. A change that can lose data is refused without --force, and its consequence is shown.
+    For ordinary role changes use switchover, failover and failback: they have the right order. Loads refuse a primary
+    and a fenced database, dumps a replica and a fenced one. A role stops replication, not writers. A change that can
+    lose data is refused without --force, and its consequence is shown.
 
     \b
     Example:

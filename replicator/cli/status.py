@@ -19,7 +19,7 @@ from replicator.policies.status import Status
 @click.argument("policy", metavar="[POLICY]", required=False)
 @click.option("--target", metavar="METASTORE", help=f"The target: {METASTORE}")
 @click.option("--db", metavar="NAME", help="The database, by its name on the target.")
-@click.option("--source", metavar="METASTORE", help=f"Tell the lag, too. The source: {METASTORE}")
+@click.option("--source", metavar="METASTORE", help=f"Also show the lag. The source: {METASTORE}")
 @click.option(
     "--cmroot", metavar="PLACE", help="The source's root: adds the time of the target's state, and the lag in bytes."
 )

@@ -138,7 +138,7 @@ def test_the_command_from_the_first_run_to_the_last(
     assert fixture.states(table="t") == [("t", "SCHEDULED")]
     assert command(["housekeeping", "ls", *cmroot]) == 0
     shown = capsys.readouterr().out
-    assert "SCHEDULED" in shown and "goes at" in shown
+    assert "SCHEDULED" in shown and "removal at" in shown
     assert command(["audit", "ls", *cmroot, "--job", "housekeeping"]) == 0
 
 

@@ -11,7 +11,7 @@ from replicator.cli.cm.upkeep import check, compact, expire
 
 @click.group()
 def cm() -> None:
-    """Look after a change-management root: what it keeps, for whom, and for how long.
+    """Manage a change-management root ($cmroot): kept files, slots, holds, expiry.
 
     \b
     Example:

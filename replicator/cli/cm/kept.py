@@ -38,14 +38,16 @@ limit_option = click.option(
     "--needed-by",
     default="",
     metavar="WHO",
-    help="Only files with this reason: live, slot NAME, hold NAME, dump ID, or nobody; a prefix is enough.",
+    help="Only files kept for this reason: live, slot NAME, hold NAME, dump ID, or nobody; a prefix is enough.",
 )
 @limit_option
 @engine_options
 @json_option
 @pass_session
 def ls(session: Session, /, as_json: bool, **given: Any) -> int:
-    """List kept files with their keeper, origin, first event, consumer and end of retention, the largest first.
+    """List kept files, the largest first.
+
+    Shows the keeper, origin, first event, reason and end of retention of each.
 
     \b
     Example:
@@ -108,7 +110,9 @@ def _counted(count: dict[str, int]) -> str:
 @json_option
 @pass_session
 def find(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Find files in the captured log, with the range of events in which the source had them, and whether they are kept.
+    """Find files in the captured log.
+
+    Shows the range of events in which the source had each file, and whether it is kept.
 
     \b
     Example:

@@ -37,16 +37,16 @@ def _root_option(command: F) -> F:
 @click.group(invoke_without_command=True)
 @of_policy_option
 @click.option("--cmroot", metavar="PLACE", help="The change-management root.")
-@click.option("--no-held", is_flag=True, help="Do not compute the retained size of each, which reads the whole log.")
+@click.option("--no-held", is_flag=True, help="Omit retained sizes, whose computation reads the whole log.")
 @engine_options
 @json_option
 @pass_session
 @click.pass_context
 def slots(context: click.Context, session: Session, /, as_json: bool, **given: Any) -> int:
-    """List the slots of consumers, holds and dumps, with their lag and retained size.
+    """List slots, holds and pinned dumps.
 
-    A slot retains the files that its consumer has not loaded yet. `dump --slot` creates one and the load confirms it;
-    the subcommands are for manual changes.
+    Shows the lag and retained size of each. A slot retains the files that its consumer has not loaded yet. `dump
+    --slot` creates one and the load confirms it; the subcommands are for manual changes.
 
     \b
     Example:
@@ -113,7 +113,9 @@ def _remark(slot: Any) -> str:
 @json_option
 @pass_session
 def create(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Register a consumer: files that the source had after a position do not expire until the consumer confirms them.
+    """Register a consumer.
+
+    Files that the source had after the consumer's position do not expire until the consumer confirms them.
 
     \b
     Example:
@@ -131,7 +133,7 @@ def create(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def confirm(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Confirm a consumer's position. A load of a dump with a slot does it by itself.
+    """Confirm a consumer's position. The load of a dump with a slot does this by itself.
 
     \b
     Example:
@@ -147,7 +149,7 @@ def confirm(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def drop(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Remove a consumer's slot: the next expiry deletes files that only the slot needs.
+    """Remove a consumer's slot. The next expiry deletes files that only the slot needs.
 
     \b
     Example: replicator cm slots drop dr --cmroot /cm
@@ -164,9 +166,10 @@ def drop(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def hold(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Hold a recovery point: files that the source had at that point do not expire until the hold is released.
+    """Hold a recovery point.
 
-    Expired files stay deleted: a past recovery point can be restored as far as its files are still kept.
+    Its files do not expire until the hold is released. Files that expired before stay deleted: a past recovery point
+    can be restored as far as its files are still kept.
 
     \b
     Example:
@@ -184,7 +187,7 @@ def hold(session: Session, /, as_json: bool, **given: Any) -> int:
 @json_option
 @pass_session
 def release(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Release a hold: the next expiry deletes files that only the hold needs.
+    """Release a hold. The next expiry deletes files that only the hold needs.
 
     \b
     Example: replicator cm release before-migration --cmroot /cm

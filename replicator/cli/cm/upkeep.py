@@ -31,7 +31,7 @@ wait_option = click.option(
     type=Duration(),
     default="1m",
     show_default=True,
-    help="Time to wait for the lease of another run, such as a capture.",
+    help="Time to wait for a lease that another run holds, such as a capture.",
 )
 
 
@@ -44,9 +44,10 @@ wait_option = click.option(
 @json_option
 @pass_session
 def check(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Compare every kept file with its name, and the log with the kept files; name the repair of each finding.
+    """Check kept files and the captured log.
 
-    Changes nothing. Exit code 4 when something is damaged or missing.
+    Names the repair of each finding. Compares every kept file with its name, and every reference of the log with the
+    kept files. Changes nothing. Exit code 4 if something is damaged or missing.
 
     \b
     Example:
@@ -97,10 +98,10 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
 @json_option
 @pass_session
 def compact(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Merge small segments of the captured log. Records, positions and the data of each capture are preserved.
+    """Merge small segments of the captured log. Preserves records, positions and the data of each capture.
 
-    Safe to run concurrently with all commands: the lease is held for one merge at a time, and readers of the old
-    segments have an hour.
+    Safe to run concurrently with all commands: each merge takes the lease separately, and old segments stay for an
+    hour.
 
     \b
     Example: replicator cm compact --cmroot /cm
@@ -144,13 +145,13 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
     type=Duration(),
     required=True,
     metavar="DURATION",
-    help="The retention, such as 7d: files that the source had within it stay.",
+    help="The retention window, such as 7d: files that the source had within it stay.",
 )
 @click.option(
     "--max-slot-lag",
     type=Duration(),
     metavar="DURATION",
-    help="Invalidate slots without confirmation for longer; default: never.",
+    help="Invalidate slots that were not confirmed for longer than this; default: never.",
 )
 @click.option(
     "--idle",
@@ -158,7 +159,7 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
     default="1d",
     show_default=True,
     metavar="DURATION",
-    help="Refuse if the newest capture is older: captures have stopped, or the clock is ahead.",
+    help="Refuse if the newest capture is older than this: captures have stopped, or the clock is ahead.",
 )
 @wait_option
 @dry_run_option
@@ -166,9 +167,10 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
 @json_option
 @pass_session
 def expire(session: Session, /, as_json: bool, **given: Any) -> int:
-    """Delete kept files that neither the source, a slot, a hold, a pinned dump nor the retention window needs.
+    """Delete kept files that nothing needs.
 
-    Safe to run concurrently with captures, dumps and loads, and again after a crash.
+    Files stay that the source, a slot, a hold, a pinned dump or the retention window needs. Safe to run concurrently
+    with captures, dumps and loads, and again after a crash.
 
     \b
     Example:
