@@ -30,7 +30,7 @@ from replicator.cli.output import aligned, count_text, emit, note, shortened, si
 from replicator.cli.signals import Stopping
 from replicator.commands.housekeeping import housekeeping_run, housekeeping_vacuum
 from replicator.housekeeping.following import Followed
-from replicator.housekeeping.run import Housekept
+from replicator.housekeeping.housekept import Housekept
 
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 

@@ -16,8 +16,9 @@ from replicator.commands.removing import Removing
 from replicator.core.stopping import Stop
 from replicator.errors import UsageError
 from replicator.housekeeping.following import Followed, follow
+from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.opening import alone, copy_of, opened, time_of
-from replicator.housekeeping.run import Housekeeping, Housekept
+from replicator.housekeeping.run import Housekeeping
 from replicator.housekeeping.run import Options as Wanted
 from replicator.housekeeping.settings import Defaults
 from replicator.housekeeping.vacuum import Vacuumed, VacuumPlan
@@ -64,7 +65,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
 
     @property
     def wanted(self) -> Wanted:
-        """Raises UsageError for a period that is none, or leaves no time."""
+        """Raises UsageError for a period that is none, or leaves no time, and for a time that is none."""
         given = self.settings.housekeeping
         defaults = Defaults.given(
             self.default_unreferenced or given.default_cleanup_delay,
@@ -72,7 +73,8 @@ class HousekeepingRunOptions(Removing, OfPolicy):
             self.allow_immediate,
         )
         defaults = replace(defaults, allow_immediate=self.allow_immediate or given.allow_immediate)
-        return Wanted(defaults, self.limits, self.capture, names(self.db), self.scan, self.all_databases)
+        at = None if self.at is None else time_of(self.at)
+        return Wanted(defaults, self.capture, names(self.db), self.scan, self.all_databases, at)
 
 
 @verb(HousekeepingRunOptions)
@@ -90,18 +92,27 @@ def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
         raise UsageError("--dry-run and --follow do not go together", hint="run it without --follow")
     if options.at is not None and not options.dry_run:
         raise UsageError("--at is for --dry-run only", hint="a run removes what is due now")
-    moment = None if options.at is None else time_of(options.at)
     wanted, place = options.wanted, normal(options.cmroot)
     with ExitStack() as stack:
         root, words = stack.enter_context(opened_root(options.cmroot, dry_run=options.dry_run))
         client = stack.enter_context(options.connected(options.metastore))
         items = stack.enter_context(opened(place, options.store or options.settings.housekeeping.store))
         engine = stack.enter_context(options.engines())
-        work = stack.enter_context(Housekeeping(client, root, items, wanted, engine=engine, progress=options.teller))
+        work = stack.enter_context(
+            Housekeeping(
+                root=root,
+                metastore=client,
+                engine=engine,
+                limits=options.limits,
+                progress=options.teller,
+                store=items,
+                options=wanted,
+            )
+        )
         if options.follow:
             stop = options.stop or threading.Event()
             return follow(work.run, options.interval, stop, options.tell, options.tell_failure)
-        done = work.rehearse(moment) if options.dry_run else work.run()
+        done = work.run(dry_run=options.dry_run)
     done.root = place
     done.warnings += words
     return done

@@ -14,7 +14,7 @@ from replicator.commands.removing import Removing
 from replicator.core.config import parse_settings
 from replicator.retention.config.store import ConfigStore
 from replicator.retention.explain import Explained, explain_job, explain_key
-from replicator.retention.job import Job, read_job
+from replicator.retention.job_file import JobFile, read_job
 from replicator.retention.outcome import RetentionRun
 from replicator.retention.plan import Item
 from replicator.retention.run import Retention
@@ -39,7 +39,7 @@ class JobOptions(Options):
     def variables(self) -> Mapping[str, str | None]:
         return self.settings.retention.allowed(os.environ) if self.environment is None else self.environment
 
-    def read(self, place: str) -> Job:
+    def read(self, place: str) -> JobFile:
         """Raises ConfigError with the file and line."""
         return read_job(place, given=self.given, environment=self.variables)
 
@@ -81,8 +81,18 @@ def retention_run(options: RetentionRunOptions) -> RetentionRun:
     dry_run = options.dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
     metastore = options.connected(options.metastore) if options.metastore else nullcontext()
     with opened_root(options.cmroot, dry_run=dry_run) as (root, words), metastore as known, options.engines() as engine:
-        work = Retention(job, root.place, known, options.limits, engine, options.root)
-        done = work.planned(options.tell) if dry_run else work.run()
+        work = Retention(
+            root=root,
+            metastore=known,
+            engine=engine,
+            limits=options.limits,
+            progress=options.teller,
+            job=job,
+            prefix=options.root,
+            tell=options.tell,
+        )
+        with work:
+            done = work.run(dry_run=dry_run)
     done.warnings += words
     return done
 

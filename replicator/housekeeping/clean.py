@@ -12,25 +12,24 @@ or finds neither, and goes on at 4. So no data is left behind, and none goes tha
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from cmroot.errors import Error
-from cmroot.store.listing import list_tree
-from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine
 from replicator.errors import ObjectNotFound
 from replicator.housekeeping import writing
 from replicator.housekeeping.due import UNCAPTURED, Going, Staying, decide, look
+from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
 from replicator.housekeeping.settings import Defaults
 from replicator.housekeeping.store import PAGE, Store
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.removal.removal import Refusal, Removal
-from replicator.removal.remove import Remover
+from replicator.removal.remove import Remover, measured
 from replicator.text.quantity import count_text
 
 FIRST_RETRY, LONGEST_RETRY = 300, 86_400
@@ -84,41 +83,9 @@ def plan(
 
 
 def _sized(page: Page, engine: AutoEngine) -> Page:
-    paths = [each.removal.path for each in page.going]
-    tasks = batched(paths, 50)
-    sizes = [size for some in engine.for_work(len(paths)).run(sizes_of, tasks) for size in some]
-    going = [
-        Going(each.item, msgspec.structs.replace(each.removal, files=files, bytes=size), each.drops)
-        for each, (files, size) in zip(page.going, sizes, strict=True)
-    ]
+    sized = measured([each.removal for each in page.going], engine)
+    going = [replace(each, removal=removal) for each, removal in zip(page.going, sized, strict=True)]
     return Page(going, page.staying)
-
-
-def sizes_of(paths: list[str]) -> list[tuple[int, int]]:
-    """(files, bytes) below each path; nothing for one that is not there."""
-    found = []
-    for path in paths:
-        listing = list_tree(path)
-        files = listing.files if listing else []
-        found.append((len(files), sum(each.size for each in files)))
-    return found
-
-
-@dataclass
-class Cleaned:
-    """What a cleaning did. removed: items whose path and object are gone; files, bytes: recycled into `$cmroot`."""
-
-    removed: int = 0
-    partitions_dropped: int = 0
-    tables_dropped: int = 0
-    files: int = 0
-    bytes: int = 0
-    cancelled: int = 0
-    skipped: int = 0
-    waiting: int = 0
-    exhausted: int = 0
-    refused: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -128,13 +95,12 @@ class Cleaning:
     store: Store
     metastore: Metastore
     remover: Remover
-    clock: Callable[[], float]
-    done: Cleaned = field(default_factory=Cleaned)
+    done: Housekept
 
     def carry_out(self, page: Page) -> None:
         """Raises what cannot be an item's fault: a metastore or a store that is away, a lease that is held. What was
         done until then is recorded."""
-        now, event = int(self.clock()), max(1, self.metastore.current_event_id()) if page.going else 0
+        now, event = int(self.remover.clock()), max(1, self.metastore.current_event_id()) if page.going else 0
         self.remover.audit.refused(
             [Refusal(each.refused, each.reason) for each in page.staying if each.refused and _is_new(each)]
         )
@@ -147,7 +113,7 @@ class Cleaning:
         for each, one in zip(page.going, begun, strict=True):
             if one.id in failed:
                 continue
-            wanted[msgspec.structs.replace(each.removal, drops=False, files=0, bytes=0)].append(one)
+            wanted[each.removal.bare].append(one)
         removed = self.remover.remove(wanted)
         ended = self.metastore.current_event_id() if removed.removals else 0
         outcomes = [self._failed(one, failed[one.id], now) for one in begun if one.id in failed]
@@ -157,9 +123,9 @@ class Cleaning:
                 if removal.files
                 else "nothing was there"
             )
-            key = msgspec.structs.replace(removal, files=0, bytes=0)
-            outcomes += [_change(one, now, status=DELETED, reason=said, attempts=1, ended=ended) for one in wanted[key]]
-            self.done.removed += len(wanted[key])
+            gone = wanted[removal.bare]
+            outcomes += [_change(one, now, status=DELETED, reason=said, attempts=1, ended=ended) for one in gone]
+            self.done.removed += len(gone)
         for refusal in removed.refused:
             outcomes += [self._refused(one, refusal.why, now) for one in wanted[refusal.removal]]
         for removal, why in removed.failed:

@@ -10,7 +10,7 @@ from typing import Any
 from replicator.core import following
 from replicator.core.report import Report
 from replicator.core.stopping import Stop, Terminated
-from replicator.housekeeping.run import Housekept
+from replicator.housekeeping.housekept import Housekept
 
 LONGEST_WAIT = timedelta(minutes=5)
 """Between two tries while something is away."""

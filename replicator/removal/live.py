@@ -73,7 +73,7 @@ class Reference:
 
 
 class LiveLocations:
-    """Every location that a metastore refers to. Open one for a run: `with LiveLocations(metastore) as live`.
+    """Every location that a metastore refers to, read at the first question. As a `with` block.
 
     Bounded memory: the locations lie in a temporary file without a name (see TMPDIR), about 200 bytes each. Raises what
     the metastore raises; an answer that cannot be had is an error, never "nobody refers to it"."""
@@ -82,8 +82,7 @@ class LiveLocations:
         self._metastore = metastore
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._database.executescript(_SCHEMA)
-        self._cursor, self._seen, self._roles = 0, dict[str, int](), dict[str, str]()
-        self._walk()
+        self._walked, self._cursor, self._seen, self._roles = False, 0, dict[str, int](), dict[str, str]()
 
     def __enter__(self) -> Self:
         return self
@@ -96,37 +95,44 @@ class LiveLocations:
     def close(self) -> None:
         self._database.close()
 
+    def forget(self) -> None:
+        """The next question reads the metastore again."""
+        self._walked = False
+
     def __len__(self) -> int:
-        return int(self._database.execute("select count(*) from place").fetchone()[0])
+        return self._count("1")
 
     def held(self, databases: Collection[str] | None = None) -> int:
         """How many places are a table's or partition's data, of these databases (None: of all)."""
-        query = "select count(*) from place where kind = ?"
         if databases is None:
-            return int(self._database.execute(query, (DATA,)).fetchone()[0])
-        return sum(
-            int(self._database.execute(f"{query} and db = ?", (DATA, db.lower())).fetchone()[0])
-            for db in set(databases)
-        )
+            return self._count("kind = ?", DATA)
+        return sum(self._count("kind = ? and db = ?", DATA, db.lower()) for db in set(databases))
 
     def partitions(self, db: str, table: str) -> int:
         """How many partitions of a table have a location."""
-        query = "select count(*) from place where db = ? and tbl = ? and part <> ''"
-        return int(self._database.execute(query, (db.lower(), table.lower())).fetchone()[0])
+        return self._count("db = ? and tbl = ? and part <> ''", db.lower(), table.lower())
+
+    def _count(self, where: str, *values: str) -> int:
+        return int(self._asked().execute(f"select count(*) from place where {where}", values).fetchone()[0])
+
+    def _asked(self) -> sqlite3.Connection:
+        if not self._walked:
+            self._walk()
+        return self._database
 
     def references(self, path: str) -> Iterator[Reference]:
         """Everything that would lose data, or its place, if the path went: what is at it or below it, and the data that
         it lies in. Of what lies above, a database's directory and a partitioned table's own do not count: they hold
         what is not theirs. Call `refresh` before, when it must hold now."""
-        place = spelled(path)
+        place, database = spelled(path), self._asked()
         columns = "path, kind, db, tbl, part"
         at_or_below = f"select {columns} from place where path = ? or (path > ? and path < ?)"
-        for row in self._database.execute(at_or_below, (place, place + "/", place + "0")):  # "0" follows "/"
+        for row in database.execute(at_or_below, (place, place + "/", place + "0")):  # "0" follows "/"
             yield Reference(*row)
         for names in batched(_above(place), _ABOVE):
             marks = ",".join("?" * len(names))
             query = f"select {columns} from place where kind = ? and path in ({marks})"
-            for row in self._database.execute(query, (DATA, *names)):
+            for row in database.execute(query, (DATA, *names)):
                 yield Reference(*row)
 
     def blocking(self, path: str, *, object: str = "", partition: str = "") -> Reference | None:
@@ -154,6 +160,9 @@ class LiveLocations:
         """Applies what events have said since the last look. After a gap in the events everything is walked again."""
         _real.cache_clear()
         self._roles.clear()
+        if not self._walked:
+            self._walk()
+            return
         reading = read_events(self._metastore, self._cursor, self._seen)
         if reading.hole is not None:
             self._walk()
@@ -196,7 +205,7 @@ class LiveLocations:
                             self._put_partitions_of(table)
                 except ObjectNotFound:
                     continue  # dropped meanwhile: the events say so
-        self._cursor = newest
+        self._walked, self._cursor = True, newest
 
     def _look_again(self, db: str, name: str) -> None:
         with self._transaction():
@@ -281,6 +290,28 @@ class LiveLocations:
 
     def _transaction(self) -> _Transaction:
         return _Transaction(self._database)
+
+
+class Unregistered(LiveLocations):
+    """For files that no metastore knows of, by the word of who runs this: nothing refers to anything."""
+
+    def __init__(self) -> None:
+        pass
+
+    def refresh(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def references(self, path: str) -> Iterator[Reference]:
+        return iter(())
+
+    def follows(self, db: str) -> str:
+        return ""
 
 
 class _Transaction:

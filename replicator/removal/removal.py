@@ -39,6 +39,11 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
         """The object as legal holds name it."""
         return f"{self.object}/{self.partition}" if self.partition else self.object
 
+    @property
+    def bare(self) -> Removal:
+        """The same whatever was counted, and whoever drops the object."""
+        return msgspec.structs.replace(self, files=0, bytes=0, drops=False)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -49,6 +54,11 @@ class Limits:
     max_bytes: int | None = None
     min_depth: int = MIN_DEPTH
     protected: tuple[str, ...] = ()
+
+    @property
+    def of_a_whole(self) -> bool:
+        """Whether a plan is judged as a whole, too."""
+        return self.max_share is not None or self.max_bytes is not None
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,11 @@ Nothing is deleted: files are recycled, and can be brought back until `$cmroot` 
 
 from __future__ import annotations
 
+import os
 import stat
 import time as clocks
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -15,10 +17,12 @@ from functools import partial
 import msgspec
 
 from cmroot.errors import Error, Protected
-from cmroot.keep.recycle import recycle_tree, sweep_incoming
+from cmroot.keep.recycle import files_below, recycle_tree, sweep_incoming
+from cmroot.keep.safely import files_at
 from cmroot.lease import acquire
 from cmroot.store.local import status_of
-from cmroot.store.place import is_local, local_path, normal
+from cmroot.store.naming import naming
+from cmroot.store.place import is_local, local_path, normal, store_for
 from cmroot.store.resolve import refuse_root
 from cmroot.waiting import patiently
 from replicator.core.batches import batched, shared
@@ -34,6 +38,9 @@ PATIENCE = timedelta(minutes=1)
 
 BATCH = 200
 """Directories that are looked at once more, recorded and recycled together."""
+
+MEASURED = 50
+"""Directories that one task measures."""
 
 
 _SWEPT = Removal(path="", what="file", reason="begun by a run that was killed")
@@ -121,6 +128,40 @@ class Remover:
         own, part = (removal.object, removal.partition) if removal.drops else ("", "")
         found = self.live.blocking(removal.path, object=own, partition=part)
         return f"in use: {found}" if found else ""
+
+
+def measured(removals: Sequence[Removal], engine: AutoEngine) -> list[Removal]:
+    """In the order given, with the files and bytes that lie there now; nothing of what is gone."""
+    tasks = batched([each.path for each in removals if each.path], MEASURED)
+    sizes = dict(size for some in engine.for_work(len(removals)).run(sizes_of, tasks) for size in some)
+    found = []
+    for each in removals:
+        files, size = sizes.get(each.path, (0, 0))
+        found.append(msgspec.structs.replace(each, files=files, bytes=size))
+    return found
+
+
+def sizes_of(paths: Sequence[str]) -> list[tuple[str, tuple[int, int]]]:
+    """(path, (files, bytes)) of what recycling would take now: hidden files too, and no links."""
+    found = []
+    for path in paths:
+        sizes = list(_sizes(path))
+        found.append((path, (len(sizes), sum(sizes))))
+    return found
+
+
+def _sizes(place: str) -> Iterator[int]:
+    if not is_local(place):
+        sizes = [state.size for _, state in files_at(place)]
+        with suppress(FileNotFoundError):
+            yield from sizes or [store_for(place).size(place)]  # one object
+        return
+    top = local_path(place)
+    with naming(top), suppress(FileNotFoundError):  # what goes while it is counted
+        is_file = stat.S_ISREG(os.lstat(top).st_mode)
+        for path in [top] if is_file else files_below(top):
+            with suppress(FileNotFoundError):
+                yield os.lstat(path).st_size
 
 
 class RemovalTask(msgspec.Struct, frozen=True):

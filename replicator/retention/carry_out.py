@@ -1,6 +1,6 @@
 """Carrying out a plan of retention: removing versions, dropping partitions, setting access. Acts.
 
-Removing goes through `replicator.guard`: a last look at the living metastore and at legal holds, the record, then
+Removing goes through `replicator.removal`: a last look at the living metastore and at legal holds, the record, then
 `$cmroot`.
 """
 
@@ -28,7 +28,7 @@ from replicator.retention.plan import Item
 
 
 @dataclass(frozen=True)
-class Hands:
+class Executor:
     """What carries out. job: the keys of the job file; dropper: None without a metastore; done: what is reported of
     it."""
 

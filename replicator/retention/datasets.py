@@ -19,7 +19,7 @@ from replicator.retention.config.hocon.values import Origin
 from replicator.retention.config.names import FINDERS, known
 from replicator.retention.config.settings import Settings
 from replicator.retention.config.store import ConfigStore, Key, text_of
-from replicator.retention.job import STORE_URI, Job
+from replicator.retention.job_file import STORE_URI, JobFile
 from replicator.retention.listing import Found, glob, glob_regex
 from replicator.retention.tables import names_of, tables_of
 
@@ -71,7 +71,7 @@ class Source:
     tag: Key | None = None
 
 
-def find_datasets(job: Job, metastore: MetastoreReader | None, root: str | None) -> Iterator[Dataset | Failed]:
+def find_datasets(job: JobFile, metastore: MetastoreReader | None, root: str | None) -> Iterator[Dataset | Failed]:
     """`root`: what absolute paths of the configuration lie below; None: as `writer.fs.uri` says, else the local
     filesystem. Raises ConfigError when the job names no finder and no tag."""
     seen: set[str] = set()
@@ -88,7 +88,7 @@ def find_datasets(job: Job, metastore: MetastoreReader | None, root: str | None)
             yield Failed(source.settings.name, explained(error))
 
 
-def sources(job: Job) -> Iterator[Source | Failed]:
+def sources(job: JobFile) -> Iterator[Source | Failed]:
     """The finders: one named by the job, or one for each key of the store that names a tag of the job."""
     named = job.settings.text(*_FINDER)
     if named:
@@ -138,7 +138,7 @@ def _tag(store: ConfigStore, text: str) -> Key:
 
 
 def _datasets(
-    job: Job, source: Source, metastore: MetastoreReader | None, root: str | None
+    job: JobFile, source: Source, metastore: MetastoreReader | None, root: str | None
 ) -> Iterator[Dataset | Failed]:
     if source.kind == "hive":
         if metastore is None:
@@ -161,7 +161,7 @@ def _datasets(
         yield Failed(path, "stays: its name is not UTF-8, so no configuration can name it (rename it)")
 
 
-def _paths(job: Job, source: Source, root: str, found: Found) -> Iterator[str]:
+def _paths(job: JobFile, source: Source, root: str, found: Found) -> Iterator[str]:
     if source.kind == "paths":
         full = "gobblin.configBased.fullDatasetPath"
         yield join(root or "/", source.settings.required(full)) if root else source.settings.required(full)
@@ -215,7 +215,7 @@ def _key(path: str, root: str) -> str:
     return split_authority(normal(path))[1] if not is_local(path) else normal(path)
 
 
-def _settings(job: Job, source: Source, key: str) -> Settings:
+def _settings(job: JobFile, source: Source, key: str) -> Settings:
     if job.store is None:
         return source.settings
     if source.kind == "paths":
@@ -223,7 +223,7 @@ def _settings(job: Job, source: Source, key: str) -> Settings:
     return job.store.resolve(job.store.key(key)).settings
 
 
-def _hive(job: Job, source: Source, metastore: MetastoreReader) -> Iterator[Dataset | Failed]:
+def _hive(job: JobFile, source: Source, metastore: MetastoreReader) -> Iterator[Dataset | Failed]:
     asked = job.settings if job.settings.find("hive.dataset") is not None else source.settings
     from_store = job.settings.truth("gobblin.config.management.store.enabled", default=False)
     folder = asked.text("hive.dataset.tableFolderAllowlistFilter")

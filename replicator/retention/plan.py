@@ -40,6 +40,11 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     top: str = ""
     replacement: tuple[str, str] | None = None
 
+    @property
+    def moves_data(self) -> bool:
+        """Whether files go."""
+        return self.access is None and not self.keeps_data
+
     def as_json(self) -> dict[str, Any]:
         removal = self.removal
         act = "set" if self.access else "drop" if self.drops else "remove"

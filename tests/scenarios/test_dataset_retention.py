@@ -20,8 +20,7 @@ from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.spark import SparkEngine
-from replicator.removal.removal import Limits
-from replicator.retention.job import read_job
+from replicator.retention.job_file import read_job
 from replicator.retention.run import Retention
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -554,7 +553,9 @@ def test_a_version_that_changes_after_it_was_listed_stays(lake: Lake) -> None:
 
     job = read_job(lake.job(examples.TIME_BASED))
     engine = AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
-    done = Retention(job, str(lake.cmroot), None, Limits(), engine, str(lake.root), clock).run()
+    root = create_or_open(str(lake.cmroot))
+    with Retention(root=root, metastore=None, engine=engine, clock=clock, job=job, prefix=str(lake.root)) as retention:
+        done = retention.run()
     assert [each["why"] for each in done.refused] == ["it was changed since it was listed"]
     assert (done.status, lake.dirs()) == ("incomplete", {"user/gobblin/a/old"})
 

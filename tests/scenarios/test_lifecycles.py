@@ -32,8 +32,7 @@ from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.purge.backups.retain import retain
 from replicator.purge.options import PurgeOptions, RetainOptions
 from replicator.purge.run import purge
-from replicator.removal.removal import Limits
-from replicator.retention.job import read_job
+from replicator.retention.job_file import read_job
 from replicator.retention.run import Retention
 
 NAMES = ("t0", "t1", "t2", "t3")
@@ -222,9 +221,10 @@ class RandomHistory:
         before, everything = self.state(), self.everything()
         config = self.fixture.here / "retention.conf"
         config.write_text(NEWEST_ONE % (self.fixture.here / "warehouse"))
-        root = self.fixture.root.place
-        job = Retention(read_job(str(config)), root, self.fixture.metastore, Limits(), self.engines)
-        done = job.run()
+        with Retention(
+            root=self.fixture.root, metastore=self.fixture.metastore, engine=self.engines, job=read_job(str(config))
+        ) as retention:
+            done = retention.run()
         self.say("retention", done.removed, "removed of", done.versions)
         assert not done.failed
         self.check(before, everything)

@@ -13,11 +13,11 @@ from plain_tables import PlainDatabase
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Table
-from replicator.core.progress import Silent
 from replicator.core.spark import SparkEngine
+from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.listing import Filter, list_items
-from replicator.housekeeping.run import Housekeeping, Housekept, Options
+from replicator.housekeeping.run import Housekeeping, Options
 from replicator.housekeeping.settings import Defaults
 from replicator.housekeeping.store import Store, store_url
 from replicator.metastore.client import Metastore
@@ -101,20 +101,20 @@ class LifecycleFixture:
         **defaults: Any,
     ) -> Housekept:
         """A run so many days from now."""
-        options = Options(Defaults(**defaults), limits or Limits(), captures, [self.db.name])
+        options = Options(Defaults(**defaults), captures, [self.db.name])
         with (
             Store(self.url) as store,
             Housekeeping(
-                metastore or self.metastore,
-                self.root,
-                store,
-                options,
+                root=self.root,
+                metastore=metastore or self.metastore,
                 engine=ENGINE,
-                progress=Silent(),
+                limits=limits or Limits(),
+                store=store,
+                options=options,
                 clock=lambda: time.time() + days * 86_400,
             ) as housekeeping,
         ):
-            return housekeeping.rehearse() if rehearse else housekeeping.run()
+            return housekeeping.run(dry_run=rehearse)
 
     def items(self, **wanted: Any) -> list[Item]:
         with Store(self.url) as store:

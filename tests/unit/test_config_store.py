@@ -18,7 +18,7 @@ from replicator.retention.config.hocon.parse import parse
 from replicator.retention.config.hocon.resolve import resolve
 from replicator.retention.config.hocon.values import Fields, Items, Scalar, Value, merge_fields
 from replicator.retention.config.store import ConfigStore, text_of
-from replicator.retention.job import read_job
+from replicator.retention.job_file import read_job
 
 
 def plain(value: Value) -> Any:

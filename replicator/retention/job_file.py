@@ -24,7 +24,7 @@ RUNTIME = "gobblin.config.runtime."
 
 
 @dataclass(frozen=True)
-class Job:
+class JobFile:
     """What a run is given. `settings`: the job file's keys under those given for the run; `store`: None without one;
     `warnings`: what in it has no effect or another than it had."""
 
@@ -36,7 +36,7 @@ class Job:
 
 def read_job(
     place: str, *, given: Mapping[str, str] | None = None, environment: Mapping[str, str | None] | None = None
-) -> Job:
+) -> JobFile:
     """Reads a job file, or takes a store's directory. `given` keys win over the file's. `environment`: what `${NAME}`
     may read; None for a name that exists and may not be. Raises ConfigError with the file and line."""
     given = dict(given or {})
@@ -51,7 +51,7 @@ def read_job(
     uri = settings.text(STORE_URI)
     version = settings.text("gobblin.config.management.store.version")
     store = ConfigStore.open(_beside(uri, place), version=version, variables=variables) if uri else None
-    return Job(place, settings, store)
+    return JobFile(place, settings, store)
 
 
 def _is_store(place: str) -> bool:
