@@ -16,8 +16,8 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Limited, Removing
 from replicator.core.policy import same_metastore
 from replicator.purge.certify import Certificate, Replica, certify
-from replicator.purge.options import PurgeOptions, read_properties
-from replicator.purge.run import Purged, purge
+from replicator.purge.options import CertifyOptions, PurgeOptions, read_properties
+from replicator.purge.run import Purge, Purged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class ErasureOptions(Limited, OfPolicy):
     def asked(self, attempts: int = 3) -> PurgeOptions:
         """Raises UsageError when nobody says which ids to erase."""
         given = read_properties(self.properties)
-        return PurgeOptions.given(self.ids, self.whitelist, self.field_path, given, self.limits, attempts)
+        return PurgeOptions.given(self.ids, self.whitelist, self.field_path, given, attempts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,16 @@ def purge_run(options: PurgeRunOptions) -> Purged:
         options.connected(options.metastore) as metastore,
         options.engines() as engines,
     ):
-        done = purge(metastore, root, asked, engines=engines, progress=options.teller, dry_run=options.dry_run)
+        purge = Purge(
+            root=root,
+            metastore=metastore,
+            engine=engines,
+            limits=options.limits,
+            progress=options.teller,
+            options=asked,
+        )
+        with purge:
+            done = purge.run(dry_run=options.dry_run)
     done.warnings += words
     return done
 
@@ -107,7 +116,7 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
         replicator.purge_certify("prod", "/cm", run="latest", out="certificate.json").holding
 
     Raises UsageError for an unknown run, or when nobody says which ids; Refused when there are none."""
-    asked = options.asked() if options.run is None else PurgeOptions("", limits=options.limits)
+    asked = options.asked() if options.run is None else PurgeOptions("")
     root = open_existing(options.cmroot)
     with ExitStack() as stack:
         metastore = stack.enter_context(options.connected(options.metastore))
@@ -116,18 +125,9 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
             for policy in options.settings.policies.values()
             if same_metastore(policy.source, metastore.uri) and normal(policy.cmroot) == root.place
         ]
-        done = certify(
-            metastore,
-            root,
-            asked,
-            replicas,
-            roots=[normal(each) for each in options.replica_cmroot],
-            run=options.run,
-            expedited=options.expedite,
-            allow_gaps=options.allow_gaps,
-            readers=options.readers,
-            engines=stack.enter_context(options.engines()),
-        )
+        roots = [normal(each) for each in options.replica_cmroot]
+        how = CertifyOptions(roots, options.run, options.expedite, options.allow_gaps, options.readers, options.limits)
+        done = certify(metastore, root, asked, how, replicas, engines=stack.enter_context(options.engines()))
     if options.out is not None:
         done.write(options.out)
     return done

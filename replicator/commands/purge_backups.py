@@ -14,8 +14,8 @@ from replicator.commands.removing import Removing
 from replicator.errors import UsageError
 from replicator.purge.backups.backups import BackupList, list_backups
 from replicator.purge.backups.restore import Restored, restore_backup
-from replicator.purge.backups.retain import Retained, retain
-from replicator.purge.options import RetainOptions, read_properties
+from replicator.purge.backups.retain import Retain, Retained
+from replicator.purge.options import RestoreOptions, RetainOptions, read_properties
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +77,8 @@ def purge_restore(options: PurgeRestoreOptions) -> Restored:
     if options.table.count(".") != 1:
         raise UsageError(f"{options.table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
     with options.connected(options.metastore) as metastore:
-        return restore_backup(
-            metastore,
-            open_existing(options.cmroot),
-            options.table,
-            options.partition,
-            moment=options.backup,
-            undo=options.undo,
-            dry_run=options.dry_run,
-        )
+        asked = RestoreOptions(options.table, options.partition, options.backup, options.undo)
+        return restore_backup(metastore, open_existing(options.cmroot), asked, dry_run=options.dry_run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +114,14 @@ def purge_retain(options: PurgeRetainOptions) -> Retained:
     Raises Refused when more would go than may; LeaseHeld while a purge is at work; UsageError where there is no root.
     What had to stay is in the report."""
     given = read_properties(options.properties)
-    asked = RetainOptions.given(options.versions, options.days, options.readers, options.trash, given, options.limits)
+    asked = RetainOptions.given(options.versions, options.days, options.readers, options.trash, given)
     with (
         opened_root(options.cmroot, dry_run=options.dry_run, makes=False) as (root, words),
         options.connected(options.metastore) as metastore,
         options.engines() as engines,
     ):
-        done = retain(metastore, root, asked, engines=engines, dry_run=options.dry_run)
+        retain = Retain(root=root, metastore=metastore, engine=engines, limits=options.limits, options=asked)
+        with retain:
+            done = retain.run(dry_run=options.dry_run)
     done.warnings += words
     return done

@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from cmroot.errors import Error
 from replicator.core.engine import AutoEngine
-from replicator.errors import ObjectNotFound
+from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.housekeeping import writing
 from replicator.housekeeping.due import UNCAPTURED, Going, Staying, decide, look
 from replicator.housekeeping.housekept import Housekept
@@ -105,9 +104,8 @@ class Cleaning:
             [Refusal(each.refused, each.reason) for each in page.staying if each.refused and _is_new(each)]
         )
         changes = [change for each in page.staying if (change := self._stays(each, now))]
-        changes += [_change(each.item, now, begun=each.item.begun or event) for each in page.going]
-        self._settle(changes)
-        begun = [msgspec.structs.replace(each.item, begun=each.item.begun or event) for each in page.going]
+        begun = [_after(each.item, now, begun=each.item.begun or event) for each in page.going]
+        self._settle([*changes, *begun])
         failed = self._drop(page.going)
         wanted: dict[Removal, list[Item]] = defaultdict(list)
         for each, one in zip(page.going, begun, strict=True):
@@ -124,7 +122,9 @@ class Cleaning:
                 else "nothing was there"
             )
             gone = wanted[removal.bare]
-            outcomes += [_change(one, now, status=DELETED, reason=said, attempts=1, ended=ended) for one in gone]
+            outcomes += [
+                _after(one, now, status=DELETED, reason=said, attempts=one.attempts + 1, ended=ended) for one in gone
+            ]
             self.done.removed += len(gone)
         for refusal in removed.refused:
             outcomes += [self._refused(one, refusal.why, now) for one in wanted[refusal.removal]]
@@ -150,7 +150,7 @@ class Cleaning:
                 self._drop_some(db, table, names, drops_table=len(names) < len(some))
             except ObjectNotFound:
                 continue
-            except Error as error:
+            except MetastoreError as error:
                 if error.transient:
                     raise
                 failed |= {each.item.id: str(error) for each in some}
@@ -169,7 +169,7 @@ class Cleaning:
 
     # ---- the store ------------------------------------------------------------------------------------------------
 
-    def _stays(self, each: Staying, now: int) -> dict[str, Any] | None:
+    def _stays(self, each: Staying, now: int) -> Item | None:
         """The change that notes why an item stays; None when there is none."""
         one = each.item
         if each.refused:
@@ -177,28 +177,28 @@ class Cleaning:
         if each.status:
             self.done.skipped += each.status == "SKIPPED"
             self.done.cancelled += each.status == "DISABLED"
-            return _change(one, now, status=each.status, reason=each.reason)
+            return _after(one, now, status=each.status, reason=each.reason)
         self.done.waiting += 1
         if each.reason == UNCAPTURED:  # the next capture tells
-            return None if one.reason == each.reason else _change(one, now, reason=each.reason)
-        return _change(one, now, reason=each.reason, next_try=now + LATER)
+            return None if one.reason == each.reason else _after(one, now, reason=each.reason)
+        return _after(one, now, reason=each.reason, next_try=now + LATER)
 
-    def _refused(self, one: Item, why: str, now: int, status: str = "") -> dict[str, Any]:
+    def _refused(self, one: Item, why: str, now: int, status: str = "") -> Item:
         """No attempt is counted: a rule that forbids is no failure, and may pass."""
         self.done.refused.append(f"{one.name} at {one.path}: {why}")
         self.done.skipped += status == "SKIPPED"
-        return _change(one, now, status=status or SCHEDULED, reason=why, next_try=0 if status else now + LATER)
+        return _after(one, now, status=status or SCHEDULED, reason=why, next_try=0 if status else now + LATER)
 
-    def _failed(self, one: Item, why: str, now: int) -> dict[str, Any]:
+    def _failed(self, one: Item, why: str, now: int) -> Item:
         attempts = one.attempts + 1
         self.done.failed.append(f"{one.name} at {one.path}: {why}")
         exhausted = attempts >= MAX_ATTEMPTS
         self.done.exhausted += exhausted
         wait = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (attempts - 1))
         status = EXHAUSTED if exhausted else FAILED
-        return _change(one, now, status=status, reason=why, attempts=1, next_try=now + wait)
+        return _after(one, now, status=status, reason=why, attempts=attempts, next_try=now + wait)
 
-    def _settle(self, changes: Sequence[dict[str, Any]]) -> None:
+    def _settle(self, changes: Sequence[Item]) -> None:
         if changes:
             with self.store.transaction() as work:
                 writing.settle_each(work, changes)
@@ -209,35 +209,6 @@ def _is_new(each: Staying) -> bool:
     return each.item.reason != each.reason
 
 
-def _change(
-    one: Item,
-    now: int,
-    *,
-    status: str = "",
-    reason: str | None = None,
-    attempts: int = 0,
-    next_try: int = 0,
-    begun: int | None = None,
-    ended: int = 0,
-) -> dict[str, Any]:
-    """What `settle_each` takes. attempts: how many more."""
-    after = msgspec.structs.replace(
-        one,
-        status=status or one.status,
-        reason=one.reason if reason is None else reason,
-        attempts=one.attempts + attempts,
-        next_try=next_try,
-        begun=one.begun if begun is None else begun,
-        modified=now,
-    )
-    return {
-        "id": one.id,
-        "status": after.status,
-        "reason": after.reason,
-        "attempts": after.attempts,
-        "next_try": after.next_try,
-        "begun": after.begun,
-        "ended": ended,
-        "modified": now,
-        "slot": writing.slot_of(after),
-    }
+def _after(one: Item, now: int, **changes: Any) -> Item:
+    """An item as it is from now on; tried again at once, unless it is said."""
+    return msgspec.structs.replace(one, **({"next_try": 0, "modified": now} | changes))

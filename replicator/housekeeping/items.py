@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import xxhash
+
+from replicator.housekeeping.settings import EXPIRED, UNREFERENCED
 
 SCHEDULED, FAILED, DELETED, DISABLED, SKIPPED, EXHAUSTED, INVALID_CONFIG = (
     "SCHEDULED",
@@ -88,6 +91,29 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
             "event": self.event,
             "detached": self.detached,
         }
+
+
+def object_slot(db: str, table: str, partition: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\0".join((EXPIRED, db, table, partition)).encode())
+
+
+def path_slot(place: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\0".join((UNREFERENCED, place)).encode())
+
+
+def problem_slot(db: str, table: str, lifecycle: str) -> str:
+    return xxhash.xxh3_128_hexdigest("\0".join((INVALID_CONFIG, db, table, lifecycle)).encode())
+
+
+def slot_of(one: Item) -> str | None:
+    """What an item occupies: see `schema.item`."""
+    if one.status == INVALID_CONFIG:
+        return problem_slot(one.db, one.table, one.lifecycle)
+    if one.status not in OPEN:
+        return None
+    if one.lifecycle == UNREFERENCED:
+        return path_slot(one.place)
+    return None if one.detached else object_slot(one.db, one.table, one.partition)
 
 
 def iso(moment: int) -> str:

@@ -16,7 +16,17 @@ from replicator.core.batches import batched
 from replicator.core.report import Rows
 from replicator.errors import ObjectNotFound, UsageError
 from replicator.housekeeping import writing
-from replicator.housekeeping.items import DISABLED, EXHAUSTED, FAILED, INVALID_CONFIG, SCHEDULED, SKIPPED, STATES, Item
+from replicator.housekeeping.items import (
+    DISABLED,
+    EXHAUSTED,
+    FAILED,
+    INVALID_CONFIG,
+    SCHEDULED,
+    SKIPPED,
+    STATES,
+    Item,
+    slot_of,
+)
 from replicator.housekeeping.schema import item
 from replicator.housekeeping.store import PAGE, Store
 from replicator.removal.live import spelled
@@ -154,26 +164,12 @@ def _change(
         for one in found
         if one.status != status or one.next_try or one.reason != reason
     ]
-    changes: list[dict[str, Any]] = [
-        {
-            "id": one.id,
-            "status": one.status,
-            "reason": one.reason,
-            "attempts": one.attempts,
-            "next_try": 0,
-            "begun": one.begun,
-            "ended": one.ended,
-            "modified": now,
-            "slot": writing.slot_of(one),
-        }
-        for one in after
-    ]
     with store.transaction() as work:
-        taken = writing.occupied(work, [(one["id"], one["slot"]) for one in changes if one["slot"]])
+        taken = writing.occupied(work, [(one.id, slot) for one in after if (slot := slot_of(one))])
         if taken:
             raise UsageError(
                 f"item {min(taken)} cannot be armed: a newer one of the same object waits",
                 hint="`replicator housekeeping ls` shows it",
             )
-        writing.settle_each(work, changes)
+        writing.settle_each(work, after)
     return after

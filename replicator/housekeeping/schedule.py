@@ -18,11 +18,11 @@ from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from replicator.captures.fold import manifest_path, opened, read_records
 from replicator.captures.manifest import Manifest
-from replicator.events.record import ChangeRecord
+from replicator.events.record import ChangeRecord, EventsRead
 from replicator.housekeeping import writing
-from replicator.housekeeping.decide import (
+from replicator.housekeeping.decide import Decider
+from replicator.housekeeping.operations import (
     Again,
-    Decider,
     Detach,
     Disable,
     Follow,
@@ -67,13 +67,13 @@ def schedule(
     log = segments(root.place)
     done = Scheduled(position=store.position())
     with _folded(fold or fold_path(root), log, done.position) as known:
-        _reconsider(store, known, Decider(defaults, int(clock())), done)
+        _reconsider(store, known, defaults, int(clock()), done)
         for records in _batches(log, done.position):
-            decider = Decider(defaults, int(clock()))
+            now = int(clock())
             with store.transaction() as work:
                 for record in records:
-                    for operation in decider.operations(record, known):
-                        _carry_out(work, operation, record.event, decider.now, done)
+                    for operation in Decider(defaults, now, known, record).operations():
+                        _carry_out(work, operation, record.event, now, done)
                     _fold(known, record)
                 done.position = records[-1].position
                 done.records += len(records)
@@ -82,16 +82,17 @@ def schedule(
     return done
 
 
-def _reconsider(store: Store, known: Manifest, decider: Decider, done: Scheduled) -> None:
+def _reconsider(store: Store, known: Manifest, defaults: Defaults, now: int, done: Scheduled) -> None:
     """Defaults that are others than in the run before hold for the tables that are known, too."""
     before = store.state("defaults")
-    if before == decider.defaults.as_text():
+    if before == defaults.as_text():
         return
-    event = known.event or 0
+    record = ChangeRecord(position=0, event=known.event or 0, time=now, change=EventsRead())
+    decider = Decider(defaults, now, known, record)
     with store.transaction() as work:
-        for operation in decider.reconsidered(known, Defaults.from_text(before), event) if before else ():
-            _carry_out(work, operation, event, decider.now, done)
-        writing.set_state(work, "defaults", decider.defaults.as_text())
+        for operation in decider.reconsidered(Defaults.from_text(before)) if before else ():
+            _carry_out(work, operation, record.event, now, done)
+        writing.set_state(work, "defaults", defaults.as_text())
 
 
 def _carry_out(work: Connection, operation: Operation, event: int, now: int, done: Scheduled) -> None:

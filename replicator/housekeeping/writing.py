@@ -6,9 +6,9 @@ The one writer is whoever has the run's lease; so what is read here does not cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import xxhash
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
 
 from cmroot.store.place import normal
@@ -18,14 +18,18 @@ from replicator.housekeeping.items import (
     DELETED,
     DISABLED,
     EXHAUSTED,
-    INVALID_CONFIG,
     OPEN,
     SCHEDULED,
     SKIPPED,
     Item,
+    object_slot,
+    path_slot,
+    problem_slot,
+    slot_of,
 )
 from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
 from replicator.housekeeping.settings import EXPIRED, UNREFERENCED
+from replicator.housekeeping.store import to_item
 from replicator.text.period import Period
 
 CHUNK = 500  # values in one statement
@@ -33,31 +37,6 @@ CHUNK = 500  # values in one statement
 TABLES_STAY = "an expired table is dropped only with beekeeper.expired.data.table.deletion.enabled=true"
 DATA_STAYS = "its table was dropped, and its data stays: beekeeper.expired.data.table.deletion.enabled was not true"
 NOT_ASKED = "the table does not ask for it any more"
-
-T = TypeVar("T")
-
-
-def object_slot(db: str, table: str, partition: str) -> str:
-    return xxhash.xxh3_128_hexdigest("\0".join((EXPIRED, db, table, partition)).encode())
-
-
-def path_slot(place: str) -> str:
-    return xxhash.xxh3_128_hexdigest("\0".join((UNREFERENCED, place)).encode())
-
-
-def problem_slot(db: str, table: str, lifecycle: str) -> str:
-    return xxhash.xxh3_128_hexdigest("\0".join((INVALID_CONFIG, db, table, lifecycle)).encode())
-
-
-def slot_of(one: Item) -> str | None:
-    """What an item occupies: see `schema.item`."""
-    if one.status == INVALID_CONFIG:
-        return problem_slot(one.db, one.table, one.lifecycle)
-    if one.status not in OPEN:
-        return None
-    if one.lifecycle == UNREFERENCED:
-        return path_slot(one.place)
-    return None if one.detached else object_slot(one.db, one.table, one.partition)
 
 
 def set_state(work: Connection, key: str, value: str) -> None:
@@ -278,27 +257,15 @@ def follow(
         for row in rows:
             partition = row.partition_name if after[2] is None else after[2]
             path, place = _moved(row.path, row.place, moved)
-            one = Item(
-                lifecycle=row.lifecycle_type,
-                db=after[0],
-                table=after[1],
-                partition=partition,
-                path=path,
-                place=place,
-                status=row.housekeeping_status,
-                created=0,
-                modified=0,
-                cleanup=0,
-                delay="",
-            )
+            one = replace(to_item(row), db=after[0], table=after[1], partition=partition, path=path, place=place)
             changed.append(
                 {
                     "b_id": row.id,
                     "b_db": one.db,
                     "b_table": one.table,
-                    "b_part": partition,
-                    "b_path": path,
-                    "b_place": place,
+                    "b_part": one.partition,
+                    "b_path": one.path,
+                    "b_place": one.place,
                     "b_head": place[:HEAD],
                     "b_slot": slot_of(one),
                 }
@@ -362,8 +329,22 @@ def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[st
     return found
 
 
-def settle_each(work: Connection, changes: Sequence[dict[str, Any]]) -> None:
-    """Writes outcomes: dicts of id, status, reason, attempts, next_try, begun, ended, modified and slot."""
+def settle_each(work: Connection, items: Sequence[Item]) -> None:
+    """Writes outcomes: what of items changes by a run, or by a person."""
+    changes = [
+        {
+            "b_id": one.id,
+            "b_status": one.status,
+            "b_reason": one.reason,
+            "b_attempts": one.attempts,
+            "b_next_try": one.next_try,
+            "b_begun": one.begun,
+            "b_ended": one.ended,
+            "b_modified": one.modified,
+            "b_slot": slot_of(one),
+        }
+        for one in items
+    ]
     if changes:
         statement = (
             update(item)
@@ -379,7 +360,7 @@ def settle_each(work: Connection, changes: Sequence[dict[str, Any]]) -> None:
                 slot=bindparam("b_slot"),
             )
         )
-        work.execute(statement, [{f"b_{name}": value for name, value in each.items()} for each in changes])
+        work.execute(statement, changes)
 
 
 def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:

@@ -6,7 +6,7 @@
     replicas    how far they are
     disks       of source and replicas, below the directories that the tables have and had, by checksum
 
-With `expedited` backups are recycled and entries expired first, but for what a slot, hold, dump or legal hold needs.
+When it expedites, backups are recycled and entries expired first, but for what a slot, hold, dump or legal hold needs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge.backups.backups import backups
-from replicator.purge.backups.retain import retain
+from replicator.purge.backups.retain import Retain
 from replicator.purge.contents import Content, erased_contents, older_contents
 from replicator.purge.copies import copies, directories_of, is_below
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList
-from replicator.purge.options import PurgeOptions, RetainOptions
+from replicator.purge.options import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.purge.parts import look_at, parts_of
 from replicator.purge.run import described, warehouse_of
 from replicator.purge.search import matching
-from replicator.purge.search.ids import Ids, forget, open_ids, read_ids
+from replicator.purge.search.ids import Ids, open_ids, read_ids
 from replicator.purge.search.searching import look_at_all, searched
 from replicator.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.removal.audit import AuditLog, begin_audit
@@ -119,40 +119,37 @@ class Certificate(Report):
 def certify(
     metastore: Metastore,
     root: ChangeRoot,
-    options: PurgeOptions,
+    asked: PurgeOptions,
+    options: CertifyOptions,
     replicas: Sequence[Replica] = (),
     *,
-    roots: Sequence[str] = (),
-    run: str | None = None,
-    expedited: bool = False,
-    allow_gaps: bool = False,
-    readers: timedelta = timedelta(hours=2),
     engines: AutoEngine,
     clock: Callable[[], float] = clocks.time,
 ) -> Certificate:
-    """For the ids of a run, or of `options.ids` and all its runs. roots: of replicas that no policy names. Changes
-    nothing but the audit, unless `expedited`; then no backup younger than `readers` goes. With `allow_gaps` what was
-    not searched does not keep the rest from being certified. Safe to run twice.
+    """For the ids of a run, or of `asked.ids` and all its runs. Changes nothing but the audit, unless it expedites.
+    Safe to run twice.
 
     Raises Refused when there are no ids, UsageError for an unknown run."""
     began = clocks.monotonic()
-    directories = _runs(metastore, root, options, run)
-    if run is not None:
+    directories = _runs(metastore, root, asked, options.run)
+    if options.run is not None:
         request = directories[0].read_run().request
-        options = PurgeOptions(request["ids"], request["whitelist"], request["field_path"], limits=options.limits)
+        asked = PurgeOptions(request["ids"], request["whitelist"], request["field_path"])
     audit = begin_audit(root.place, PURGE, clock=clock)
     certificate = Certificate(
-        "certified", options.ids, 0, [each.id for each in directories], iso(clock()), metastore.current_event_id()
+        "certified", asked.ids, 0, [each.id for each in directories], iso(clock()), metastore.current_event_id()
     )
-    if expedited:
-        everything = RetainOptions(0, timedelta(0), readers, timedelta(0), options.limits)
-        gone = retain(metastore, root, everything, engines=engines, clock=clock)
-        certificate.expedited_files += gone.files
+    if options.expedited:
+        everything = RetainOptions(0, timedelta(0), options.readers, timedelta(0))
+        with Retain(
+            root=root, metastore=metastore, engine=engines, limits=options.limits, clock=clock, options=everything
+        ) as backups_of_all:
+            certificate.expedited_files += backups_of_all.run().files
     found: list[Holding] = []
     session = engines.session(hive_settings(metastore.uri, warehouse_of(metastore)))
-    ids = _ids(session, options, directories if run is not None else [])
+    ids = _ids(session, asked, directories if options.run is not None else [])
     certificate.count = ids.count
-    tables, gaps = described(metastore, WhiteList.parse(options.whitelist), options)
+    tables, gaps = described(metastore, WhiteList.parse(asked.whitelist), asked)
     certificate.gaps = [{"table": gap.table, "reason": gap.reason} for gap in gaps]
     for table in tables:
         rows, unread = _rows_left(metastore, ids, table, engines)
@@ -165,7 +162,7 @@ def certify(
             )
         elif not unread:
             certificate.searched.append(table.name)
-    forget(ids)
+    ids.close()
     replicas = [each for each in replicas if any(each.replicates(table.table.db, table.table.name) for table in tables)]
     certificate.replicas = [each.name for each in replicas]
     contents = {each.key: each for each in erased_contents(directories)}
@@ -173,9 +170,9 @@ def certify(
     certificate.contents = len(contents)
     found += _backups(root.place, directories, {table.name for table in tables})
     places = [("$cmroot", root.place, "")] + [("replica's $cmroot", each.root, each.name) for each in replicas]
-    places += [("replica's $cmroot", each, "") for each in roots]
+    places += [("replica's $cmroot", each, "") for each in options.roots]
     for what, place, name in places:
-        if expedited:
+        if options.expedited:
             _expedite(place, contents, root.place, engines, certificate, clock)
         found += _kept(what, place, name, contents, engines)
     swapped = _swapped(directories)
@@ -185,7 +182,7 @@ def certify(
     certificate.holding = [asdict(each) for each in found]
     if found:
         certificate.status = "remaining"
-    elif certificate.gaps and not allow_gaps:
+    elif certificate.gaps and not options.allow_gaps:
         certificate.status = "gaps"
     certificate.seconds = clocks.monotonic() - began
     _record(audit, certificate)

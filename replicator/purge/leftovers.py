@@ -17,8 +17,8 @@ from replicator.purge.state import runs
 from replicator.removal.live import LiveLocations
 
 
-def leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLocations]) -> Iterator[str]:
-    """Of purges that have ended. live: asked only when there is something to look up."""
+def leftovers(root: str, metastore: MetastoreReader, live: LiveLocations) -> Iterator[str]:
+    """Of purges that have ended."""
     kept = {normal(each.place) for each in backups(root)}
     for directory in runs(root):
         run = directory.read_run()
@@ -28,12 +28,14 @@ def leftovers(root: str, metastore: MetastoreReader, live: Callable[[], LiveLoca
         swapped = {normal(unit.new) for unit in reported if unit.backup}
         for place in sorted({normal(unit.new) for unit in reported if unit.new} - swapped - kept):
             ours = name_of(parent(place)).startswith(SIBLING)
-            if ours and not look_at(place).missing and live().blocking(place) is None:
-                yield place
+            if ours and not look_at(place).missing:
+                live.refresh()
+                if live.blocking(place) is None:
+                    yield place
 
 
 def remove_leftovers(
-    root: str, metastore: MetastoreReader, live: Callable[[], LiveLocations], check: Callable[[], None]
+    root: str, metastore: MetastoreReader, live: LiveLocations, check: Callable[[], None]
 ) -> list[str]:
     """Under the lease of purges; check raises LeaseHeld when it was lost. Safe to run twice."""
     removed = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -22,13 +22,12 @@ ALIASES = {"complianceIdTable": "purger.complianceIdTable", "complianceId": "pur
 @dataclass(frozen=True)
 class PurgeOptions:
     """ids: "db.table:column". whitelist: Gobblin's grammar. field_path: where in a descriptor the column's name stands.
-    attempts: how often a partition that changes meanwhile is tried. limits: guard rails."""
+    attempts: how often a partition that changes meanwhile is tried."""
 
     ids: str
     whitelist: str = ""
     field_path: str = ""
     attempts: int = 3
-    limits: Limits = field(default_factory=Limits)
 
     @classmethod
     def given(
@@ -37,7 +36,6 @@ class PurgeOptions:
         whitelist: str | None,
         field_path: str | None,
         properties: Mapping[str, str],
-        limits: Limits,
         attempts: int = 3,
     ) -> PurgeOptions:
         """Raises UsageError when nobody says which ids to erase."""
@@ -50,7 +48,6 @@ class PurgeOptions:
             whitelist or properties.get("dataset.whitelist") or "",
             field_path or properties.get("dataset.descriptor.fieldPath") or "",
             attempts,
-            limits,
         )
 
     def request(self, metastore: str) -> dict[str, Any]:
@@ -67,7 +64,6 @@ class RetainOptions:
     days: timedelta = timedelta(days=7)
     readers: timedelta = timedelta(hours=2)
     trash: timedelta = timedelta(days=7)
-    limits: Limits = field(default_factory=Limits)
 
     @classmethod
     def given(
@@ -77,7 +73,6 @@ class RetainOptions:
         readers: timedelta,
         trash: timedelta | None,
         properties: Mapping[str, str],
-        limits: Limits,
     ) -> RetainOptions:
         """Raises UsageError for a property that is no number of days."""
         return cls(
@@ -85,8 +80,32 @@ class RetainOptions:
             days if days is not None else _days(properties, "cleaner.backup.retention.days"),
             readers,
             trash if trash is not None else _days(properties, "cleaner.trash.retention.days"),
-            limits,
         )
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """The newest backup of a partition ("" for an unpartitioned table), or the newest that was swapped out at or before
+    `moment` (ISO 8601, or a run's id). undo: what the last restore replaced."""
+
+    table: str
+    partition: str = ""
+    moment: str | None = None
+    undo: bool = False
+
+
+@dataclass(frozen=True)
+class CertifyOptions:
+    """roots: of replicas that no policy names. run: the ids and tables of this purge, or of the "latest". expedited:
+    backups are recycled and entries expired first, but no backup younger than `readers`, and no more than the limits
+    allow. allow_gaps: what was not searched does not keep the rest from being certified."""
+
+    roots: Sequence[str] = ()
+    run: str | None = None
+    expedited: bool = False
+    allow_gaps: bool = False
+    readers: timedelta = timedelta(hours=2)
+    limits: Limits = field(default_factory=Limits)
 
 
 def gobblin(properties: Mapping[str, str]) -> dict[str, str]:

@@ -10,25 +10,19 @@ No file of a table is changed or removed. The old directories stay, as backups t
 
 from __future__ import annotations
 
-import time as clocks
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from cmroot.lease import acquire
 from cmroot.pins import iso
-from cmroot.root import ChangeRoot
-from cmroot.store.place import join, normal, store_for
-from replicator.core.engine import AutoEngine
-from replicator.core.progress import Progress
+from cmroot.store.place import normal
 from replicator.core.roles import follows, mark_of
 from replicator.core.shadow import is_shadow
 from replicator.core.spark import hive_settings
 from replicator.errors import ObjectNotFound, Refused
-from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.old_versions import parse_name
 from replicator.purge.counting import settle_counts
@@ -36,11 +30,11 @@ from replicator.purge.leftovers import remove_leftovers
 from replicator.purge.onboarding import Gap, Onboarded, WhiteList, onboard
 from replicator.purge.options import PurgeOptions
 from replicator.purge.search import matching
-from replicator.purge.search.ids import Ids, forget, open_ids, read_ids, split_ids
+from replicator.purge.search.ids import Ids, open_ids, read_ids, split_ids
 from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
-from replicator.purge.tables import TableDone, Work, at
-from replicator.removal.audit import begin_audit
+from replicator.purge.tables import TableDone, Work
+from replicator.removal.job import Job
 from replicator.removal.report import Removals
 
 
@@ -48,6 +42,8 @@ from replicator.removal.report import Removals
 class Purged(Removals):
     """gaps: white-listed tables, and partitions of others, that the purge does not reach. Lists of units name
     partitions with matching rows."""
+
+    unfinished: ClassVar[str] = "partial"
 
     status: str
     run: str
@@ -74,112 +70,127 @@ class Purged(Removals):
         self.partitions_failed += done.failed
 
 
-def purge(
-    metastore: Metastore,
-    root: ChangeRoot,
-    options: PurgeOptions,
-    *,
-    engines: AutoEngine,
-    progress: Progress,
-    dry_run: bool = False,
-    clock: Callable[[], float] = clocks.time,
-) -> Purged:
-    """Erases. Safe to kill and to run again: the same request goes on where it was. With `dry_run` nothing is written
-    anywhere, and rows are only counted.
+@dataclass(kw_only=True)
+class Purge(Job[Onboarded, Purged]):
+    """Raises UsageError for ids or a white list that are none; a run Refused when there is no id, or no table to erase
+    them from. A run that was killed is taken up again by the next one with the same request."""
 
-    Raises Refused when there is no id, or no table to erase them from; LeaseHeld while another purge is at work."""
-    began = clocks.monotonic()
-    split_ids(options.ids)
-    whitelist = WhiteList.parse(options.whitelist)
-    with ExitStack() as stack:
-        if not dry_run:
-            store_for(root.place).mkdirs(join(root.place, PURGE))
-            lease = stack.enter_context(acquire(join(root.place, PURGE), "purge", now=clock))
-            metastore = checked(metastore, lease.check)
-        directory, run, resumed = _begin(metastore, root, options, dry_run, clock)
-        stack.push(_Ending(directory, run, dry_run))
-        onboarded, gaps = described(metastore, whitelist, options)
-        session = engines.session(hive_settings(metastore.uri, warehouse_of(metastore)))
-        ids, run = _ids(session, options, directory, run, dry_run)
-        stack.callback(forget, ids)
-        if not onboarded:
-            raise Refused(
-                "no table on the white list is described, so nothing would be erased",
-                hint="see `gaps`, --table-whitelist and docs/purge.md",
-                details={"gaps": [msgspec.to_builtins(gap) for gap in gaps]},
-            )
-        audit = begin_audit(root.place, PURGE, run=run.id, clock=clock)
-        work = Work(metastore, root.place, directory, run, ids, options, engines, audit, clock, dry_run)
-        stack.enter_context(work.live)
-        done = Purged("planned" if dry_run else "done", "" if dry_run else run.id, ids.count, resumed=resumed)
-        done.gaps = [msgspec.to_builtins(gap) for gap in gaps]
-        if not dry_run and (options.limits.max_share is not None or options.limits.max_bytes is not None):
-            _refuse_excess(replace(work, dry_run=True), onboarded, options)
-        for table in onboarded:
-            done.add(work.purge_table(table))
-        if not dry_run:
-            done.event = metastore.current_event_id()
-            directory.write_run(msgspec.structs.replace(work.run, status="done", ended=iso(clock())))
-            lease.check()
-            remove_leftovers(root.place, metastore, lambda: work.live.locations, lease.check)
-        done.seconds = clocks.monotonic() - began
-        if not dry_run and not done.is_whole:
-            done.status = "partial"
-        return done
+    name: ClassVar[str] = PURGE
+    purpose: ClassVar[str] = PURGE
 
+    metastore: Metastore
+    options: PurgeOptions
 
-class _Ending:
-    """A run that was refused has ended: the next one begins again."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        split_ids(self.options.ids)
+        self._whitelist = WhiteList.parse(self.options.whitelist)
 
-    def __init__(self, directory: RunDirectory, run: Run, dry_run: bool) -> None:
-        self._directory, self._run, self._dry_run = directory, run, dry_run
+    def report(self) -> Purged:
+        return Purged("", "")
 
-    def __enter__(self) -> None: ...
+    @contextmanager
+    def planned(self) -> Iterator[None]:
+        directory, run = self._begin()
+        try:
+            self._tables, gaps = described(self.metastore, self._whitelist, self.options)
+            session = self.engine.session(hive_settings(self.metastore.uri, warehouse_of(self.metastore)))
+            ids, run = self._ids(session, directory, run)
+            with closing(ids):
+                if not self._tables:
+                    raise Refused(
+                        "no table on the white list is described, so nothing would be erased",
+                        hint="see `gaps`, --table-whitelist and docs/purge.md",
+                        details={"gaps": [msgspec.to_builtins(gap) for gap in gaps]},
+                    )
+                self.done.ids = ids.count
+                self.done.gaps = [msgspec.to_builtins(gap) for gap in gaps]
+                self._work = Work(self.metastore, self.remover, directory, run, ids, self.options)
+                self._refuse_excess()
+                yield
+        except Refused:
+            if not self.rehearses:  # it has ended: the next one begins again
+                directory.write_run(msgspec.structs.replace(directory.read_run(), status="failed"))
+            raise
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, Refused) and not self._dry_run:
-            self._directory.write_run(msgspec.structs.replace(self._directory.read_run(), status="failed"))
+    def pages(self) -> list[Onboarded]:
+        return self._tables
 
+    def show(self, page: Onboarded) -> None:
+        self.done.add(self._work.plan_table(page))
 
-def _refuse_excess(plan: Work, onboarded: list[Onboarded], options: PurgeOptions) -> None:
-    """Searches all tables before anything is written. Raises Refused when more would be touched than may."""
-    planned = [plan.purge_table(table) for table in onboarded]
-    touched, total = sum(each.swapped for each in planned), sum(each.partitions for each in planned)
-    size, limits = sum(each.bytes_rewritten for each in planned), options.limits
-    hint = "look at the plan with --dry-run; if it is right, raise the limit for this run"
-    if limits.max_share is not None and total and touched / total > limits.max_share:
-        raise Refused(
-            f"{touched:,} of {total:,} partitions would be written anew, {touched / total:.0%}; one run may"
-            f" {limits.max_share:.0%}",
-            hint=hint,
-            details={"partitions": touched, "total": total},
-        )
-    if limits.max_bytes is not None and size > limits.max_bytes:
-        raise Refused(
-            f"{size:,} bytes would be written anew; one run may {limits.max_bytes:,}",
-            hint=hint,
-            details={"bytes": size},
-        )
+    def carry_out(self, page: Onboarded) -> None:
+        self.done.add(self._work.purge_table(page))
 
+    def finish(self) -> None:
+        self.done.event = self.metastore.current_event_id()
+        run = msgspec.structs.replace(self._work.run, status="done", ended=iso(self.clock()))
+        self._work.directory.write_run(run)
+        self.check()
+        remove_leftovers(self.root.place, self.metastore, self.live, self.check)
 
-def _begin(
-    metastore: Metastore, root: ChangeRoot, options: PurgeOptions, dry_run: bool, clock: Callable[[], float]
-) -> tuple[RunDirectory, Run, bool]:
-    """The run to do, and whether it is one that was killed."""
-    request = options.request(metastore.uri)
-    if not dry_run:
-        for directory in runs(root.place):
+    def _begin(self) -> tuple[RunDirectory, Run]:
+        """The run to do: one that was killed, or a new one."""
+        request = self.options.request(self.metastore.uri)
+        for directory in runs(self.root.place) if not self.rehearses else ():
             run = directory.read_run()
             if run.status != "running":
                 continue
-            run = settle(metastore, directory, run, clock)
+            run = settle(self.metastore, directory, run, self.clock)
             if run.request == request:
-                return directory, run, True
-            directory.write_run(msgspec.structs.replace(run, status="abandoned", ended=iso(clock())))
-    directory, run = new_run(root.place, request, clock)
-    if not dry_run:
+                self.done.resumed = True
+                self._name(run)
+                return directory, run
+            directory.write_run(msgspec.structs.replace(run, status="abandoned", ended=iso(self.clock())))
+        directory, run = new_run(self.root.place, request, self.clock)
+        if not self.rehearses:
+            self._name(run)
+            directory.write_run(run)
+        return directory, run
+
+    def _name(self, run: Run) -> None:
+        """The audit goes by the name of the run's directory."""
+        self.done.run = run.id
+        self.remover = replace(self.remover, audit=replace(self.remover.audit, run=run.id))
+
+    def _refuse_excess(self) -> None:
+        """Searches all tables before anything is written. Raises Refused when more would be touched than may."""
+        limits = self.limits
+        if self.rehearses or not limits.of_a_whole:
+            return
+        planned = [self._work.plan_table(table) for table in self._tables]
+        touched, total = sum(each.swapped for each in planned), sum(each.partitions for each in planned)
+        size = sum(each.bytes_rewritten for each in planned)
+        hint = "look at the plan with --dry-run; if it is right, raise the limit for this run"
+        if limits.max_share is not None and total and touched / total > limits.max_share:
+            raise Refused(
+                f"{touched:,} of {total:,} partitions would be written anew, {touched / total:.0%}; one run may"
+                f" {limits.max_share:.0%}",
+                hint=hint,
+                details={"partitions": touched, "total": total},
+            )
+        if limits.max_bytes is not None and size > limits.max_bytes:
+            raise Refused(
+                f"{size:,} bytes would be written anew; one run may {limits.max_bytes:,}",
+                hint=hint,
+                details={"bytes": size},
+            )
+
+    def _ids(self, session: Any, directory: RunDirectory, run: Run) -> tuple[Ids, Run]:
+        """Those of a resumed run are its own, from when it began."""
+        try:
+            if self.rehearses:
+                return read_ids(session, self.options.ids, None), run
+            if run.ids:
+                return open_ids(session, directory.ids), run
+            ids = read_ids(session, self.options.ids, directory.ids)
+        except Refused:
+            raise
+        except Exception as error:
+            raise matching.failed(error) from error
+        run = msgspec.structs.replace(run, ids=ids.count, ids_type=ids.type)
         directory.write_run(run)
-    return directory, run, False
+        return ids, run
 
 
 def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Callable[[], float]) -> Run:
@@ -205,9 +216,9 @@ def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Calla
         for unit in units:
             there = now.get(unit.partition)
             if unit.new and there is not None and normal(there) == normal(unit.new):
-                reported.append(at(unit, "DONE", clock, backup="kept", reason="swapped before the run was killed"))
+                reported.append(unit.at("DONE", clock, backup="kept", reason="swapped before the run was killed"))
             else:
-                reported.append(at(unit, "FAILED", clock, reason="the run was killed before the swap"))
+                reported.append(unit.at("FAILED", clock, reason="the run was killed before the swap"))
         directory.write_units(reported)
         if reported and now:
             swapped = [unit.partition for unit in reported if unit.state == "DONE"]
@@ -241,20 +252,3 @@ def described(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions)
 
 def warehouse_of(metastore: Metastore) -> str:
     return metastore.database("default").location or "/tmp"
-
-
-def _ids(session: Any, options: PurgeOptions, directory: RunDirectory, run: Run, dry_run: bool) -> tuple[Ids, Run]:
-    """Those of a resumed run are its own, from when it began."""
-    try:
-        if dry_run:
-            return read_ids(session, options.ids, None), run
-        if run.ids:
-            return open_ids(session, directory.ids), run
-        ids = read_ids(session, options.ids, directory.ids)
-    except Refused:
-        raise
-    except Exception as error:
-        raise matching.failed(error) from error
-    run = msgspec.structs.replace(run, ids=ids.count, ids_type=ids.type)
-    directory.write_run(run)
-    return ids, run

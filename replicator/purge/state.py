@@ -13,6 +13,7 @@ A file is published whole or not at all, and never changed but for run.json, whi
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.pins import iso
+from cmroot.store.listing import FileState
 from cmroot.store.place import join, store_for
 
 VERSION = 1
@@ -81,6 +83,24 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def name(self) -> str:
         return f"{self.table}/{self.partition}" if self.partition else self.table
+
+    def at(self, state: State, clock: Callable[[], float], **changes: Any) -> Unit:
+        """The same, one state on."""
+        return msgspec.structs.replace(self, state=state, time=clock(), **changes)
+
+    def file_row(self, state: FileState, *, matched: int = 0, checksum: str | None = None) -> dict[str, Any]:
+        """A file at the old location, as SWAPPED_FILES has it."""
+        return {
+            "table": self.table,
+            "partition": self.partition,
+            "location": self.old,
+            "name": state.path_relative,
+            "size": state.size,
+            "mtime_ns": state.mtime_ns,
+            "identity": state.identity,
+            "matched": matched,
+            "checksum": checksum,
+        }
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -167,6 +187,8 @@ class RunDirectory:
         return "restore" in self.read_run().request
 
     def write_files(self, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist(rows, schema=SWAPPED_FILES), sink, compression="zstd")
         self._write("files", ".parquet", sink.getvalue().to_pybytes())
@@ -187,8 +209,6 @@ class RunDirectory:
 
 def new_run(root: str, request: dict[str, Any], clock: Callable[[], float]) -> tuple[RunDirectory, Run]:
     """Writes nothing yet."""
-    import uuid
-
     stamp = f"{int(clock() * 1000):013d}"
     run = Run(
         id=f"{stamp}-{uuid.uuid4().hex[:8]}", stamp=stamp, status="running", started=iso(clock()), request=request

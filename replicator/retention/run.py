@@ -40,8 +40,8 @@ NO_EFFECT = {
 
 @dataclass(kw_only=True)
 class Retention(Job[list[Item], RetentionRun]):
-    """job: which datasets, and what goes of them; prefix: what absolute paths of the configuration lie below. tell: of a
-    rehearsal, called with each item, which is not in the report then."""
+    """job: which datasets, and what goes of them. prefix: what absolute paths of the configuration lie below. tell: of
+    a rehearsal, called with each item, which is not in the report then."""
 
     name: ClassVar[str] = DIRECTORY
     purpose: ClassVar[str] = DIRECTORY

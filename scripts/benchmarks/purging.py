@@ -14,11 +14,10 @@ from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from cmroot.root import create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
-from replicator.core.progress import Silent
 from replicator.core.spark import hive_settings
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.purge.options import PurgeOptions
-from replicator.purge.run import purge
+from replicator.purge.run import Purge
 
 ROWS = {"small": 4_000_000, "full": 40_000_000}
 PARTITIONS = 100
@@ -93,7 +92,8 @@ def _measure(
         ground.settle(directory)
         options = PurgeOptions(f"{ids}:id", table)
         found = []
-        seconds = timed(lambda: found.append(purge(client, root, options, engines=engines, progress=Silent())))
+        with Purge(root=root, metastore=client, engine=engines, options=options) as purge:
+            seconds = timed(lambda: found.append(purge.run()))
         assert found[0].status == "done" and found[0].rows_erased, found[0]
         for done in found[0].tables:
             for unit in done.units:

@@ -497,6 +497,26 @@ def test_a_partition_that_comes_back_at_once_keeps_its_data(fixture: LifecycleFi
     assert fixture.values("t") == [] or fixture.place("t/p=1/a").exists()
 
 
+def test_a_run_that_was_taken_over_drops_nothing_more(
+    fixture: LifecycleFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right before the drop: the page was begun under a lease that was held."""
+    from replicator.housekeeping import writing
+
+    fixture.partitioned("t", ["1"], **EXPIRED)
+    fixture.run()
+    begun = writing.settle_each
+
+    def taken_over(*arguments: Any) -> None:
+        begun(*arguments)
+        Path(fixture.root.place, "housekeeping", "lease").unlink()
+
+    monkeypatch.setattr(writing, "settle_each", taken_over)
+    with pytest.raises(LeaseHeld):
+        fixture.run(31)
+    assert fixture.values("t") == ["1"] and ("t/p=1", "SCHEDULED") in fixture.states(lifecycle="expired")
+
+
 @pytest.mark.parametrize("keeps_property", [True, False])
 def test_a_metastore_that_goes_away_after_a_drop_leaves_nothing_behind(
     fixture: LifecycleFixture, keeps_property: bool

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,23 +101,8 @@ def test_due_items_come_by_time_each_once_whatever_changes_meanwhile(store: Stor
     for page in store.due(DAY + 10, tables=False, page=8):
         seen += page
         with store.transaction() as work:
-            writing.settle_each(
-                work,
-                [
-                    {
-                        "id": one.id,
-                        "status": DELETED,
-                        "reason": "",
-                        "attempts": 1,
-                        "next_try": 0,
-                        "begun": 1,
-                        "ended": 2,
-                        "modified": DAY,
-                        "slot": None,
-                    }
-                    for one in page[::2]
-                ],
-            )
+            ended = {"status": DELETED, "attempts": 1, "begun": 1, "ended": 2, "modified": DAY}
+            writing.settle_each(work, [msgspec.structs.replace(one, **ended) for one in page[::2]])
     assert len({one.id for one in seen}) == len(seen) == 50
     assert [one.cleanup for one in seen] == sorted(one.cleanup for one in seen)
     assert [one.place for page in store.due(DAY + 10, tables=True) for one in page] == ["/w/t"]

@@ -24,14 +24,13 @@ from cmroot.keep.content import locate
 from cmroot.store.checksum import checksum_file
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import EXTERNAL, partition_name
-from replicator.core.progress import Silent
 from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.purge.backups.retain import retain
+from replicator.purge.backups.retain import Retain
 from replicator.purge.options import PurgeOptions, RetainOptions
-from replicator.purge.run import purge
+from replicator.purge.run import Purge
 from replicator.retention.job_file import read_job
 from replicator.retention.run import Retention
 
@@ -234,19 +233,23 @@ class RandomHistory:
         if not any(DESCRIBED.keys() & self.fixture.live(name).parameters.keys() for name in self.tables()):
             return self.say("nothing to purge")
         asked = PurgeOptions("ids.gone:a", self.fixture.db.name, "column")
-        done = purge(self.fixture.metastore, self.fixture.root, asked, engines=self.engines, progress=Silent())
+        with Purge(
+            root=self.fixture.root, metastore=self.fixture.metastore, engine=self.engines, options=asked
+        ) as purge:
+            done = purge.run()
         self.say("purge", done.status, done.rows_erased, "rows in", done.partitions_swapped)
         return self.check(before, everything, erases=True)
 
     def clean_up(self) -> None:
         before, everything = self.state(), self.everything()
-        retain(
-            self.fixture.metastore,
-            self.fixture.root,
-            RetainOptions(versions=0),
-            engines=self.engines,
+        with Retain(
+            root=self.fixture.root,
+            metastore=self.fixture.metastore,
+            engine=self.engines,
+            options=RetainOptions(versions=0),
             clock=lambda: time.time() + OLDEST * 86_400,
-        )
+        ) as retain:
+            retain.run()
         self.say("purge retain")
         self.check(before, everything)
 

@@ -15,8 +15,7 @@ from replicator.errors import ObjectNotFound
 from replicator.metastore.embedded.running import Running
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.restore import restore_backup
-from replicator.purge.backups.retain import retain
-from replicator.purge.options import RetainOptions
+from replicator.purge.options import RestoreOptions, RetainOptions
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +65,10 @@ def test_a_backup_can_be_put_back_and_that_undone_and_goes_in_the_end(warehouse:
     assert warehouse.purge(root, warehouse.ids, "b").rows_erased == 10
     after = warehouse.rows("b.t")
     for _ in range(2):
-        back = restore_backup(metastore, root, "b.t", "k=0")
+        back = restore_backup(metastore, root, RestoreOptions("b.t", "k=0"))
         assert back.status == "restored" and "10 rows" in back.warnings[0]
         assert warehouse.rows("b.t") == before
-        assert restore_backup(metastore, root, "b.t", "k=0", undo=True).status == "restored"
+        assert restore_backup(metastore, root, RestoreOptions("b.t", "k=0", undo=True)).status == "restored"
         assert warehouse.rows("b.t") == after
 
     # a writer that had begun before the swap ends after it: its rows are in no table, and are brought there
@@ -78,16 +77,16 @@ def test_a_backup_can_be_put_back_and_that_undone_and_goes_in_the_end(warehouse:
     assert new != old and not list(new.glob("late*"))
     pq.write_table(pa.table({"id": pa.array([5000], pa.int64()), "v": ["late"]}), old / "late.parquet")
     week = RetainOptions(readers=timedelta(0), days=timedelta(0), trash=timedelta(0))
-    planned = retain(metastore, root, week, engines=warehouse.engines, dry_run=True)
+    planned = warehouse.retain(root, week, dry_run=True)
     assert planned.adopted and old.exists()
     assert "late" not in str(warehouse.rows("b.t"))
-    done = retain(metastore, root, week, engines=warehouse.engines)
+    done = warehouse.retain(root, week)
     assert done.status == "done" and done.adopted and not old.exists(), done
     assert warehouse.rows("b.t") == sorted([*after, (5000, "late", 0)], key=str)
-    assert retain(metastore, root, week, engines=warehouse.engines).removed == []
+    assert warehouse.retain(root, week).removed == []
 
     # what was recycled comes back from $cmroot
-    back = restore_backup(metastore, root, "b.t", "k=0")
+    back = restore_backup(metastore, root, RestoreOptions("b.t", "k=0"))
     assert back.from_cmroot and warehouse.rows("b.t") == sorted([*before, (5000, "late", 0)], key=str)
     with pytest.raises(ObjectNotFound):
-        restore_backup(metastore, root, "b.t", "k=7")
+        restore_backup(metastore, root, RestoreOptions("b.t", "k=7"))

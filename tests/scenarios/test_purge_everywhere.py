@@ -19,8 +19,7 @@ from replicator.cli.main import run
 from replicator.core.model import Partition
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.purge.backups.retain import retain
-from replicator.purge.certify import Certificate, Replica, certify
+from replicator.purge.certify import Certificate, Replica
 from replicator.purge.onboarding import WhiteList
 from replicator.purge.options import PurgeOptions, RetainOptions
 from replicator.purge.run import described
@@ -67,9 +66,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
             policy.name, connect(policy.target), policy.target_cmroot, policy.target_name, lambda *_: True
         )
         asked = PurgeOptions(warehouse.ids, db, "privacy.column")
-        return certify(
-            warehouse.metastore, root, asked, [replica], engines=warehouse.engines, readers=timedelta(0), **options
-        )
+        return warehouse.certify(root, asked, replica, **options)
 
     def held(found: Certificate) -> set[str]:
         return {each["what"] for each in found.holding}
@@ -97,9 +94,7 @@ def test_a_purge_reaches_replicas_and_roots_and_is_certified(
     certified = prove(expedited=True)
     assert certified.status == "certified" and certified.searched == [f"{db}.t"], (expedited.holding, certified.holding)
     assert not files_with(source, NAME) and not files_with(tmp_path / "cmroot", NAME) and not files_with(target, NAME)
-    of_run = certify(
-        warehouse.metastore, root, PurgeOptions(""), run="latest", engines=warehouse.engines, readers=timedelta(0)
-    )
+    of_run = warehouse.certify(root, PurgeOptions(""), run="latest")
     assert of_run.status == "certified" and of_run.runs == [done.run]
 
 
@@ -123,8 +118,7 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
     root = warehouse.root("left")
     warehouse.purge(root, warehouse.ids, "left")
     asked = PurgeOptions(warehouse.ids, "left", "privacy.column")
-    hours = {"readers": timedelta(0), "engines": warehouse.engines, "expedited": True}
-    assert certify(warehouse.metastore, root, asked, **hours).status == "certified"
+    assert warehouse.certify(root, asked, expedited=True).status == "certified"
     left = [
         tmp_path / "left.db" / "flat" / "old",
         tmp_path / "left.db" / "parts" / "k=2" / ".aside-1",
@@ -134,7 +128,7 @@ def test_bytes_in_directories_that_a_table_had_are_not_certified(warehouse: Ware
     for path, body in zip(left, bytes_before, strict=True):
         path.parent.mkdir(parents=True)
         path.write_bytes(body)
-    found = certify(warehouse.metastore, root, asked, **hours)
+    found = warehouse.certify(root, asked, expedited=True)
     assert found.status == "remaining" and {each["path"] for each in found.holding} == {str(path) for path in left}
     reported = {(each["why"], each["until"]) for each in found.holding}
     assert reported == {("rows were erased from it", "it is removed by hand")}
@@ -154,14 +148,13 @@ def test_what_nobody_read_of_a_purged_partition_is_not_certified_until_it_is_gon
     root = warehouse.root("unread")
     done = warehouse.purge(root, warehouse.ids, "unread")
     assert [gap["table"] for gap in done.gaps] == ["unread.t"] and done.rows_erased == 5
-    hours = {"readers": timedelta(0), "engines": warehouse.engines}
     everything = RetainOptions(0, timedelta(0), timedelta(0), timedelta(0))
-    assert retain(warehouse.metastore, root, everything, engines=warehouse.engines).status == "done"
+    assert warehouse.retain(root, everything).status == "done"
     asked = PurgeOptions(warehouse.ids, "unread", "privacy.column")
-    found = certify(warehouse.metastore, root, asked, **hours)
+    found = warehouse.certify(root, asked)
     kept = [each for each in found.holding if "nobody has searched it" in each["why"]]
     assert found.status == "remaining" and [each["what"] for each in kept] == ["$cmroot"]
-    assert certify(warehouse.metastore, root, asked, expedited=True, **hours).status == "certified"
+    assert warehouse.certify(root, asked, expedited=True).status == "certified"
     assert not files_with(Path(root.place), b"unread-40")
 
 

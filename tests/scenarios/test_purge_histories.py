@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from purges import Warehouse
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-from replicator.purge.certify import Certificate, Replica, certify
+from replicator.purge.certify import Certificate, Replica
 from replicator.purge.options import PurgeOptions
 
 HISTORIES = int(os.environ.get("PURGE_HISTORIES", "2"))
@@ -98,15 +97,7 @@ def certificate(world: World, root: ChangeRoot, replications: Sequence[Replicati
     for _ in range(4):
         for each in replications:
             each.sync()
-        found = certify(
-            world.warehouse.metastore,
-            root,
-            asked,
-            replicas,
-            engines=world.warehouse.engines,
-            readers=timedelta(0),
-            expedited=True,
-        )
+        found = world.warehouse.certify(root, asked, *replicas, expedited=True)
         if found.status != "remaining":
             break
     return found

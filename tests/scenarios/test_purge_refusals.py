@@ -149,7 +149,7 @@ def test_more_than_a_run_may_touch_is_refused(warehouse: Warehouse) -> None:
     )
     for limits in (Limits(max_share=0.5), Limits(max_bytes=10)):
         with pytest.raises(Refused):
-            warehouse.purge(warehouse.root("excess"), warehouse.ids, "e", more={"limits": limits})
+            warehouse.purge(warehouse.root("excess"), warehouse.ids, "e", limits=limits)
     assert len(warehouse.rows("e.t")) == 200
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
-from replicator.core.progress import Silent
 from replicator.core.spark import SparkEngine, hive_settings
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
-from replicator.purge.options import PurgeOptions
-from replicator.purge.run import Purged, purge
+from replicator.purge.backups.retain import Retain, Retained
+from replicator.purge.certify import Certificate, Replica, certify
+from replicator.purge.options import CertifyOptions, PurgeOptions, RetainOptions
+from replicator.purge.run import Purge, Purged
+from replicator.removal.removal import Limits
 
 DESCRIPTOR = """'dataset.descriptor'='{"privacy": {"column": "id"}}'"""
 
@@ -58,8 +61,22 @@ class Warehouse:
         return create_or_open(str(self.home / name))
 
     def purge(self, root: ChangeRoot, ids: str, whitelist: str, **options: Any) -> Purged:
-        asked = PurgeOptions(ids, whitelist, options.pop("field_path", "privacy.column"), **options.pop("more", {}))
-        return purge(self.metastore, root, asked, engines=self.engines, progress=Silent(), **options)
+        asked = PurgeOptions(ids, whitelist, options.pop("field_path", "privacy.column"))
+        limits = options.pop("limits", Limits())
+        with Purge(root=root, metastore=self.metastore, engine=self.engines, limits=limits, options=asked) as purge:
+            return purge.run(**options)
+
+    def retain(self, root: ChangeRoot, options: RetainOptions, *, dry_run: bool = False) -> Retained:
+        with Retain(root=root, metastore=self.metastore, engine=self.engines, options=options) as retain:
+            return retain.run(dry_run=dry_run)
+
+    def certify(
+        self, root: ChangeRoot, asked: PurgeOptions, *replicas: Replica, readers: timedelta = timedelta(0), **how: Any
+    ) -> Certificate:
+        """No query is at work, unless a test says so."""
+        return certify(
+            self.metastore, root, asked, CertifyOptions(readers=readers, **how), replicas, engines=self.engines
+        )
 
     def close(self) -> None:
         self.engines.stop()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time as clocks
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -24,10 +23,10 @@ from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.backups import Backup, backups, late, recorded
 from replicator.purge.counting import settle_counts
+from replicator.purge.options import RestoreOptions
 from replicator.purge.parts import Part, is_data, look_at, parts_of
 from replicator.purge.state import PURGE, Unit, new_run
 from replicator.purge.swapping import Figures, drop_column_statistics, flip, purged
-from replicator.purge.tables import at
 from replicator.removal.audit import begin_audit
 from replicator.removal.bring_back import bring_back
 
@@ -53,22 +52,19 @@ class Restored(Report):
 def restore_backup(
     metastore: Metastore,
     root: ChangeRoot,
-    table: str,
-    partition: str,
+    options: RestoreOptions,
     *,
-    moment: str | None = None,
-    undo: bool = False,
     dry_run: bool = False,
     clock: Callable[[], float] = clocks.time,
 ) -> Restored:
-    """Puts back the newest backup of a partition ("" for an unpartitioned table), or the newest that was swapped out at
-    or before `moment` (ISO 8601, or a run's id). undo: what the last restore replaced.
+    """Puts a backup back.
 
     Raises ObjectNotFound when there is none, Refused when the partition changes meanwhile, FilesMissing when bytes of a
     recycled backup are nowhere any more. Safe to run twice: the second time it is there already."""
+    table, partition, undo = options.table, options.partition, options.undo
     db, _, name = table.lower().partition(".")
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
-    backup = _chosen(known, table, partition, moment, undo)
+    backup = _chosen(known, options)
     with acquire(join(root.place, PURGE), "purge restore", now=clock) as lease:
         metastore = checked(metastore, lease.check)
         if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
@@ -115,14 +111,14 @@ def restore_backup(
             files_before=sum(is_data(state.path_relative) for state in replaced),
             matched=_matched(known, part),
         )
-        directory.write_files(_files(unit))
+        directory.write_files([unit.file_row(state) for state in replaced])
         directory.write_units([unit])
         flipped = flip(metastore, current, {partition: (part, purged(part, backup.place, figures, clock()))})
         if not flipped.swapped:
-            directory.write_units([at(unit, "FAILED", clock, reason=flipped.changed[partition])])
+            directory.write_units([unit.at("FAILED", clock, reason=flipped.changed[partition])])
             directory.write_run(msgspec.structs.replace(run, status="failed", ended=iso(clock())))
             raise Refused(f"{unit.name}: {flipped.changed[partition]}", hint="run the same command again")
-        directory.write_units([at(unit, "DONE", clock, backup="kept", event=flipped.event)])
+        directory.write_units([unit.at("DONE", clock, backup="kept", event=flipped.event)])
         backup.set(backup="restored")
         drop_column_statistics(metastore, current, [partition])
         run = settle_counts(metastore, directory, run, unit.table)
@@ -139,16 +135,18 @@ def restore_backup(
     return reported
 
 
-def _chosen(known: Iterable[Backup], table: str, partition: str, moment: str | None, undo: bool) -> Backup:
+def _chosen(known: Iterable[Backup], options: RestoreOptions) -> Backup:
     """Newest first. What is the table's own is none."""
-    found = [each for each in known if each.unit.backup in ("kept", "recycled") and each.trash == undo]
+    moment = options.moment
+    found = [each for each in known if each.unit.backup in ("kept", "recycled") and each.trash == options.undo]
     found.sort(key=lambda each: -each.unit.time)
     if moment is not None:
         found = [each for each in found if each.directory.id == moment] or _until(found, moment)
     if not found:
-        what = "restore to undo" if undo else "backup"
+        what = "restore to undo" if options.undo else "backup"
+        name = f"{options.table} {options.partition}".rstrip()
         raise ObjectNotFound(
-            f"{table} {partition}: there is no {what}{f' at or before {moment}' if moment else ''}".replace("  ", " "),
+            f"{name}: there is no {what}{f' at or before {moment}' if moment else ''}",
             hint="`replicator purge backups` lists them",
         )
     return found[0]
@@ -183,24 +181,6 @@ def _brought_back(root: str, backup: Backup) -> int:
             hint="$cmroot has let them expire; an older backup may be there",
         )
     return back.files + len(back.there)
-
-
-def _files(unit: Unit) -> list[dict[str, Any]]:
-    """What is replaced, as it lies there."""
-    return [
-        {
-            "table": unit.table,
-            "partition": unit.partition,
-            "location": unit.old,
-            "name": state.path_relative,
-            "size": state.size,
-            "mtime_ns": state.mtime_ns,
-            "identity": state.identity,
-            "matched": 0,
-            "checksum": None,
-        }
-        for state in look_at(unit.old).files
-    ]
 
 
 def _matched(known: Iterable[Backup], part: Part) -> int:

@@ -6,33 +6,26 @@ runs that have nothing left are forgotten; and rows that came into a backup afte
 
 from __future__ import annotations
 
-import time as clocks
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from cmroot.errors import Error
-from cmroot.lease import acquire
-from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal, store_for
-from replicator.core.engine import AutoEngine
 from replicator.errors import ObjectNotFound
-from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.backups import Backup, Due, Late, backups, due, late, recorded
 from replicator.purge.backups.old_versions import OldVersion, drop_version, old_versions
 from replicator.purge.leftovers import leftovers, remove_empty_sibling, remove_leftovers
 from replicator.purge.options import RetainOptions
-from replicator.purge.parts import look_at
+from replicator.purge.parts import Look, look_at
 from replicator.purge.rewrite.files import FileWork, carry
 from replicator.purge.run import settle
 from replicator.purge.state import PURGE, runs
 from replicator.purge.swapping import locations_now
-from replicator.removal.audit import AuditLog, begin_audit
-from replicator.removal.live import LiveLocations
-from replicator.removal.removal import Removal, refuse_excess
-from replicator.removal.remove import Remover
+from replicator.removal.job import Job
+from replicator.removal.removal import Judged, Removal, refuse_excess
 from replicator.removal.report import Removals
 
 
@@ -51,68 +44,62 @@ class Retained(Removals):
     files: int = 0
     bytes: int = 0
     warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
     @property
     def is_whole(self) -> bool:
         """Nothing had to stay, and nothing came back that is not purged."""
         return not (self.refused or self.adopted)
 
+    @property
+    def ended(self) -> str:
+        return "partial" if self.refused else "done"
 
-def retain(
-    metastore: Metastore,
-    root: ChangeRoot,
-    options: RetainOptions,
-    *,
-    engines: AutoEngine,
-    dry_run: bool = False,
-    clock: Callable[[], float] = clocks.time,
-) -> Retained:
-    """Safe to run twice. A dry run writes nothing. Raises Refused when more would go than the limits allow, LeaseHeld
-    while another purge is at work."""
-    place = root.place
-    with ExitStack() as stack:
-        if not dry_run:
-            store_for(place).mkdirs(join(place, PURGE))
-            lease = stack.enter_context(acquire(join(place, PURGE), "purge retain", now=clock))
-            metastore = checked(metastore, lease.check)
-            for directory in runs(place):
-                if (run := directory.read_run()).status == "running":
-                    settle(metastore, directory, run, clock)
-        check = lease.check if not dry_run else lambda: None
-        live = stack.enter_context(LiveLocations(metastore))
-        audit = begin_audit(place, PURGE, clock=clock)
-        remover = Remover(place, audit, live, options.limits, engines, clock, check=check)
-        done = Retained("planned" if dry_run else "done", "" if dry_run else audit.run)
-        known = [each for each in backups(place) if each.directory.read_run().request["metastore"] == metastore.uri]
-        done.backups = sum(each.unit.backup == "kept" for each in known)
-        wanted: dict[str, tuple[Removal, Due | OldVersion]] = {}
-        for each in due(known, options, clock()):
-            look = look_at(each.backup.place)
-            if look.missing:
-                _forget(each.backup, dry_run)
-                continue
-            what = late(look, recorded(each.backup))
-            check()
-            if (what.came or what.gone) and not _adopted(metastore, each.backup, what, done, audit, dry_run):
-                continue
-            size = sum(state.size for state in look.files)
-            removal = _removal(each, len(look.files), size)
-            wanted[removal.path] = removal, each
-        for version in old_versions(metastore, options, clock()):
-            wanted.setdefault(version.removal.path, (version.removal, version))
-        judged = remover.look(removal for removal, _ in wanted.values())
-        refuse_excess(judged, options.limits, max(done.backups, len(wanted)), "backups")
-        if dry_run:
-            done.removed = [_reported(removal) for removal in judged.allowed]
-            done.refused = [_reported(each.removal, each.why) for each in judged.refused]
-            done.files, done.bytes = sum(each.files for each in judged.allowed), judged.bytes
-            done.staging = list(leftovers(place, metastore, lambda: live))
-            return done
-        gone = remover.remove(removal for removal, _ in wanted.values())
+
+@dataclass(kw_only=True)
+class Retain(Job[Judged, Retained]):
+    """Of the purges of one metastore."""
+
+    name: ClassVar[str] = PURGE
+    purpose: ClassVar[str] = "purge retain"
+
+    metastore: Metastore
+    options: RetainOptions = field(default_factory=RetainOptions)
+
+    def report(self) -> Retained:
+        return Retained("")
+
+    @contextmanager
+    def planned(self) -> Iterator[None]:
+        for directory in runs(self.root.place) if not self.rehearses else ():
+            if (run := directory.read_run()).status == "running":
+                settle(self.metastore, directory, run, self.clock)
+        self._wanted = dict[str, tuple[Removal, Due | OldVersion]]()
+        for removal, each in self._due():
+            self._wanted[removal.path] = removal, each
+        for version in old_versions(self.metastore, self.options, self.clock()):
+            self._wanted.setdefault(version.removal.path, (version.removal, version))
+        self._judged = self.remover.look(removal for removal, _ in self._wanted.values())
+        refuse_excess(self._judged, self.limits, max(self.done.backups, len(self._wanted)), "backups")
+        yield
+
+    def pages(self) -> list[Judged]:
+        return [self._judged]
+
+    def show(self, page: Judged) -> None:
+        done = self.done
+        done.removed = [_reported(removal) for removal in page.allowed]
+        done.refused += [_reported(each.removal, each.why) for each in page.refused]
+        done.files, done.bytes = sum(each.files for each in page.allowed), page.bytes
+        done.staging = list(leftovers(self.root.place, self.metastore, self.live))
+
+    def carry_out(self, page: Judged) -> None:
+        done = self.done
+        gone = self.remover.remove(removal for removal, _ in self._wanted.values())
         for removal in gone.removals:
-            check()
+            self.check()
             done.removed.append(_reported(removal))
-            _record(metastore, wanted[removal.path][1], audit)
+            self._record(self._wanted[removal.path][1])
             try:
                 remove_empty_sibling(removal.path)
             except (Error, OSError) as error:
@@ -120,15 +107,74 @@ def retain(
         done.refused += [_reported(each.removal, each.why) for each in gone.refused]
         done.refused += [_reported(removal, why) for removal, why in gone.failed]
         done.files, done.bytes = gone.files, gone.bytes
-        done.staging = remove_leftovers(place, metastore, lambda: live, check)
-        check()
-        _forget_ids(place)
-    if done.refused:
-        done.status = "partial"
-    return done
+
+    def finish(self) -> None:
+        self.done.staging = remove_leftovers(self.root.place, self.metastore, self.live, self.check)
+        self.check()
+        _forget_ids(self.root.place)
+
+    def _due(self) -> Iterator[tuple[Removal, Due]]:
+        """Backups that are to go; late files of theirs are adopted first."""
+        known = [
+            each
+            for each in backups(self.root.place)
+            if each.directory.read_run().request["metastore"] == self.metastore.uri
+        ]
+        self.done.backups = sum(each.unit.backup == "kept" for each in known)
+        for each in due(known, self.options, self.clock()):
+            if not self.rehearses:
+                self.check()
+            look = look_at(each.backup.place)
+            if look.missing:  # somebody has removed it: `$cmroot` may have it, this run knows nothing of it
+                if not self.rehearses:
+                    each.backup.set(backup="recycled")
+                continue
+            what = late(look, recorded(each.backup))
+            if not (what.came or what.gone) or self._adopted(each.backup, what):
+                yield _removal(each, look), each
+
+    def _record(self, gone: Due | OldVersion) -> None:
+        if isinstance(gone, Due):
+            gone.backup.set(backup="recycled", recycled_by=self.remover.audit.run)
+        else:
+            drop_version(self.metastore, gone)
+
+    def _adopted(self, backup: Backup, what: Late) -> bool:
+        """Late files are linked to where their table is now, when nothing else became of either. False: it stays."""
+        unit = backup.unit
+        reported = {"object": unit.table, "partition": unit.partition, "path": backup.place, "what": "backup"}
+        if what.gone:
+            why = (
+                f"{len(what.gone)} of its files changed after the swap, such as {what.gone[0]}: a writer replaced them"
+            )
+            self.done.refused.append({**reported, "reason": "", "refused": why})
+            return False
+        db, _, name = unit.table.partition(".")
+        try:
+            now = locations_now(self.metastore, self.metastore.table(db, name), [unit.partition])
+        except ObjectNotFound:
+            now = {}
+        there = now.get(unit.partition)
+        if there is None or normal(there) != normal(unit.new):
+            why = f"{len(what.came)} files came into it after the swap, and its table has gone elsewhere since"
+            self.done.refused.append({**reported, "reason": "", "refused": why})
+            return False
+        self.done.adopted.append({**reported, "files": [state.path_relative for state in what.came], "to": there})
+        if not self.rehearses:
+            for state in what.came:
+                place = state.path_relative
+                carry(FileWork(unit.partition, place, join(backup.place, place), join(there, place), "", state.size, 0))
+            self.remover.audit.changed(
+                unit.table,
+                f"{len(what.came)} files came after the swap of run {backup.directory.id}",
+                what="adopted",
+                partition=unit.partition,
+                path=there,
+            )
+        return True
 
 
-def _removal(each: Due, files: int, size: int) -> Removal:
+def _removal(each: Due, look: Look) -> Removal:
     unit = each.backup.unit
     return Removal(
         path=each.backup.place,
@@ -136,8 +182,8 @@ def _removal(each: Due, files: int, size: int) -> Removal:
         object=unit.table,
         partition=unit.partition,
         reason=each.reason,
-        files=files,
-        bytes=size,
+        files=len(look.files),
+        bytes=sum(state.size for state in look.files),
     )
 
 
@@ -152,54 +198,6 @@ def _reported(removal: Removal, why: str = "") -> dict[str, Any]:
         "reason": removal.reason,
     }
     return {**reported, "refused": why} if why else reported
-
-
-def _record(metastore: Metastore, gone: Due | OldVersion, audit: AuditLog) -> None:
-    if isinstance(gone, Due):
-        gone.backup.set(backup="recycled", recycled_by=audit.run)
-    else:
-        drop_version(metastore, gone)
-
-
-def _forget(backup: Backup, dry_run: bool) -> None:
-    """Somebody has removed it: `$cmroot` may have it, this run knows nothing of it."""
-    if not dry_run:
-        backup.set(backup="recycled")
-
-
-def _adopted(metastore: Metastore, backup: Backup, what: Late, done: Retained, audit: AuditLog, dry_run: bool) -> bool:
-    """Late files are linked to where their table is now, when nothing else became of either. False: it stays."""
-    unit = backup.unit
-    reported = {"object": unit.table, "partition": unit.partition, "path": backup.place, "what": "backup"}
-    if what.gone:
-        why = f"{len(what.gone)} of its files changed after the swap, such as {what.gone[0]}: a writer replaced them"
-        done.refused.append({**reported, "reason": "", "refused": why})
-        return False
-    db, _, name = unit.table.partition(".")
-    try:
-        now = locations_now(metastore, metastore.table(db, name), [unit.partition])
-    except ObjectNotFound:
-        now = {}
-    there = now.get(unit.partition)
-    if there is None or normal(there) != normal(unit.new):
-        why = f"{len(what.came)} files came into it after the swap, and its table has gone elsewhere since"
-        done.refused.append({**reported, "reason": "", "refused": why})
-        return False
-    for state in what.came:
-        place = state.path_relative
-        work = FileWork(unit.partition, place, join(backup.place, place), join(there, place), "", state.size, 0)
-        if not dry_run:
-            carry(work)
-    done.adopted.append({**reported, "files": [state.path_relative for state in what.came], "to": there})
-    if not dry_run:
-        audit.changed(
-            unit.table,
-            f"{len(what.came)} files came after the swap of run {backup.directory.id}",
-            what="adopted",
-            partition=unit.partition,
-            path=there,
-        )
-    return True
 
 
 def _forget_ids(root: str) -> None:

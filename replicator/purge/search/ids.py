@@ -40,6 +40,14 @@ class Ids:
         """How Spark is to join with few of them, whose size it does not know: without moving the table's rows."""
         return "BROADCAST" if self.count <= FEW else ""
 
+    def close(self) -> None:
+        """At the end of a run: the Spark may be somebody else's, who goes on, and ids stay out of its memory."""
+        try:
+            self.session.table(VIEW).unpersist()
+            self.session.catalog.dropTempView(VIEW)
+        except Exception as error:
+            log.info("Spark did not let go of the ids: %s", error)
+
 
 def split_ids(text: str) -> tuple[str, str]:
     """("db.table", "column") of "db.table:column". Raises Refused for anything else."""
@@ -112,15 +120,6 @@ def _view(session: Any, ids: Any, count: int | None = None) -> Ids:
         raise Refused(f"the ids cannot be compared: {error}", hint="name a column of single values in --ids") from error
     ids.createOrReplaceTempView(VIEW)
     return Ids(session, count, type_)
-
-
-def forget(ids: Ids) -> None:
-    """At the end of a run: the Spark may be somebody else's, who goes on, and ids stay out of its memory."""
-    try:
-        ids.session.table(VIEW).unpersist()
-        ids.session.catalog.dropTempView(VIEW)
-    except Exception as error:
-        log.info("Spark did not let go of the ids: %s", error)
 
 
 def hadoop_place(place: str) -> str:
