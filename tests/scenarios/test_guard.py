@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,10 +33,12 @@ from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import Role, RoleMark, set_role
 from replicator.removal.audit import begin_audit, read_audit
 from replicator.removal.bring_back import bring_back
+from replicator.removal.job import Job
 from replicator.removal.legal import LegalHold, add_hold, read_holds, release_hold
 from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Limits, Removal, judge, refuse_excess
 from replicator.removal.remove import Remover
+from replicator.removal.report import Removals
 
 NOW = 1_700_000_000.0
 
@@ -361,6 +364,50 @@ def test_a_lost_directory_of_legal_holds_stops_all_removals(db: PlainDatabase, r
         add_hold(root.place, hold("i", "sales.*"))
     Path(root.place, "legal").mkdir()
     assert read_holds(root.place, NOW) == []
+
+
+@dataclass
+class Dropped(Removals):
+    status: str = ""
+    run: str = ""
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        return True
+
+
+class Careless(Job[Table, Dropped]):
+    """Acts when it should only show."""
+
+    name = purpose = "careless"
+    tables: list[Table]
+
+    def report(self) -> Dropped:
+        return Dropped()
+
+    def pages(self) -> list[Table]:
+        return self.tables
+
+    def carry_out(self, page: Table) -> None:
+        assert self.metastore
+        self.metastore.drop_table(page.db, page.name)
+
+    show = carry_out
+
+
+def test_a_rehearsal_cannot_change_the_metastore(db: PlainDatabase, root: ChangeRoot) -> None:
+    db.table("t", {"a": "x"})
+    engine = AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
+    with Careless(root=root, metastore=db.metastore, engine=engine) as job:
+        job.tables = [db.metastore.table(db.name, "t")]
+        with pytest.raises(AssertionError):
+            job.run(dry_run=True)
+        assert db.metastore.table_names(db.name) == ["t"]
+        assert not Path(root.place, "careless").exists(), "nor is a lease taken"
+        done = job.run()
+    assert (done.status, done.run[:2], db.metastore.table_names(db.name)) == ("done", "20", [])
 
 
 def test_a_symbolic_link_is_not_removed(db: PlainDatabase, root: ChangeRoot, tmp_path: Path) -> None:

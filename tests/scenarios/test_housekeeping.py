@@ -439,6 +439,18 @@ def test_limits_refuse_the_whole_run_and_holds_single_paths(fixture: LifecycleFi
     assert any("case 17" in each for each in done.refused) and any("protected" in each for each in done.refused)
 
 
+def test_a_rehearsal_measures_what_goes(fixture: LifecycleFixture) -> None:
+    """Hidden files go, too; a link goes, and what it leads to stays."""
+    fixture.partitioned("t", ["1"], **EXPIRED)
+    fixture.run()
+    fixture.write("elsewhere", "1234567")
+    fixture.place("t/p=1/.a.crc").write_text("12345")
+    fixture.place("t/p=1/link").symlink_to(fixture.place("elsewhere/a"))
+    planned, done = fixture.run(31, rehearse=True), fixture.run(31)
+    assert (planned.files, planned.bytes) == (done.files, done.bytes) == (2, len("rows of t/1") + 5)
+    assert fixture.place("elsewhere/a").exists()
+
+
 def test_only_one_run_at_a_time(fixture: LifecycleFixture) -> None:
     with acquire(f"{fixture.root.place}/housekeeping", "another run"), pytest.raises(LeaseHeld):
         fixture.run()
