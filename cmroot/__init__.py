@@ -1,1 +1,1 @@
-"""The change-management root: bytes that sources let go, and the captured log. Stands alone."""
+"""The change-management root: kept bytes and the captured log. Stands alone."""

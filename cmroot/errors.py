@@ -1,5 +1,5 @@
-"""The root of the one tree of errors. Each class has an exit code, says whether trying again can help, and its
-docstring is its manual entry; the message names the thing and what happened, the hint says what to do next."""
+"""The root of the tree of errors. Each class has an exit code, says whether trying again can help, and its docstring
+is its manual entry; the message names the thing and what happened, the hint says what to do next."""
 
 from __future__ import annotations
 

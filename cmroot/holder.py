@@ -1,4 +1,4 @@
-"""Who holds a lease: the holder as a lease file says it, the right it has, and the refusal that names it."""
+"""The holder of a lease: identity, rights, and the error that names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One writer at a time: a lease on a root, with an epoch that grows at each acquisition.
+"""Leases: one writer per root, with an epoch that grows at each acquisition.
 
 Local: an flock on `<root>/lease`; the kernel frees it when its holder dies. Elsewhere: objects `<root>/lease/<epoch>`,
 each created by a conditional write, with an expiry that the holder renews. What a holder publishes there takes the next

@@ -1,4 +1,4 @@
-"""Names that others wrote: of parts, files, partitions, objects, ids. Pure.
+"""Validation of foreign names: of parts, files, partitions, objects, ids. Pure.
 
 A dump, a segment, a note are files that anybody may have made, and what they name is opened, written, removed. So a
 name is looked at where it is read: a relative one stays below the directory it is joined to, an id is one name.

@@ -1,5 +1,4 @@
-"""A root for those who only look: the one at a place, or an empty one for as long as they look, where the first run
-would make one. Nothing is written at the place."""
+"""A root for dry runs: the existing one, or an empty temporary one. Nothing is written at the place."""
 
 from __future__ import annotations
 

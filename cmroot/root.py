@@ -1,4 +1,4 @@
-"""The change-management root as a place: its FORMAT file and its directories. What lies in them is reported
+"""The layout of a change-management root: its FORMAT file and its directories. What lies in them is reported
 elsewhere."""
 
 from __future__ import annotations

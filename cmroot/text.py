@@ -1,5 +1,5 @@
-"""Names of files that are no text: a filesystem takes any bytes but `/` and NUL; logs, dumps, Spark and the metastore
-take UTF-8 only. Python reads such bytes as lone surrogates, which no encoder takes.
+"""File names that are not UTF-8, which logs, dumps, Spark and the metastore cannot contain. Python reads such bytes as
+lone surrogates, which no encoder takes.
 
 Such a file is never data of ours to replicate: it is named in reports and left out. Where we remove one ourselves, its
 bytes are kept like any others, and its record has the name as `shown` gives it.

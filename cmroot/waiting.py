@@ -1,4 +1,4 @@
-"""Waiting for the lease of another run: a capture that follows the source holds it for a second in ten."""
+"""Waiting for a lease that another run holds."""
 
 from __future__ import annotations
 

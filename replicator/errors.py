@@ -1,4 +1,4 @@
-"""Errors of the tool, below the one root in `cmroot.errors`. Exit codes: docs/cli.md."""
+"""Errors of replicator, below `cmroot.errors.Error`. Exit codes: docs/cli.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checking a root: entries against their names, the log against its markers, needs against contents."""
+"""Checks of a root: kept files against their names, the log against its markers, required contents against kept
+ones."""
 
 from cmroot.check.check import Checked, Workers, check
 from cmroot.check.finding import DAMAGE, Finding

@@ -1,1 +1,1 @@
-"""Expiry: kept bytes that nobody needs leave the root."""
+"""Expiry: deletes kept bytes that nothing needs."""

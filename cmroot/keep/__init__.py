@@ -1,1 +1,1 @@
-"""Keeping: how bytes come into the root before their source removes them, and back out of it."""
+"""Keeping: stores bytes in the root before their source removes them, and restores them."""

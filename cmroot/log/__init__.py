@@ -1,1 +1,1 @@
-"""The captured log: parts, segments, and the references that they hold."""
+"""The captured log: parts, segments, and references to contents."""

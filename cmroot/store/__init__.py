@@ -1,1 +1,1 @@
-"""Places and stores: local disks and those behind fsspec, by one small set of operations."""
+"""Places and stores: one small set of operations for local disks and fsspec filesystems."""

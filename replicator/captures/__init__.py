@@ -1,1 +1,1 @@
-"""The capture: events and a scan of files become the captured log and its manifest."""
+"""Capture: turns events and a scan of files into the captured log and its manifest."""

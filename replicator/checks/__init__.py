@@ -1,1 +1,1 @@
-"""Checks of a policy before its first run, and at any time after."""
+"""Checks of a policy, before its first run and later."""

@@ -1,1 +1,1 @@
-"""The command line: arguments in, one call, text or JSON out."""
+"""The command line: parses arguments, calls one function, prints text or JSON."""

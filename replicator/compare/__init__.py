@@ -1,1 +1,1 @@
-"""Comparing two sides, and the repair of differences."""
+"""Comparison of two sides, and the repair of differences."""

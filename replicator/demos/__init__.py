@@ -1,1 +1,1 @@
-"""The demo: a story on two embedded metastores."""
+"""The demo: replication between two embedded metastores."""

@@ -1,1 +1,1 @@
-"""Drills: the replica promoted for a rehearsal, in databases of its own."""
+"""Drills: rehearsals of a failover on shadow databases."""

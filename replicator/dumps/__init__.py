@@ -1,1 +1,1 @@
-"""Dumps: streams of records with file entries, written, read, signed and held."""
+"""Dumps: streams of records with file entries; written, read, signed and pinned."""

@@ -1,1 +1,1 @@
-"""The metastore gateway: a thrift proxy that stores files in `$cmroot` before it lets a drop through."""
+"""The metastore gateway: a thrift proxy that stores files in `$cmroot` before it forwards a drop."""

@@ -1,1 +1,1 @@
-"""Housekeeping: unreferenced data and expired tables, by Beekeeper's table properties."""
+"""Housekeeping: removal of unreferenced data and expired tables, by Beekeeper's table properties."""

@@ -1,1 +1,1 @@
-"""Point in time: databases and tables restored as they were at a position."""
+"""Point-in-time restore of databases and tables."""

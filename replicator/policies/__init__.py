@@ -1,1 +1,1 @@
-"""Policies: their runs, plans, memory, schedule and lag."""
+"""Policies: their runs, plans, history, schedule and lag."""

@@ -1,1 +1,1 @@
-"""Purge: rows of people erased from tables, everywhere, with a certificate (Gobblin compliance)."""
+"""Purge: erasure of persons' rows from tables, backups and replicas, with a certificate (Gobblin compliance)."""

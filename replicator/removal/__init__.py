@@ -1,1 +1,1 @@
-"""The rules of every job that removes: limits, live references, legal holds, audit."""
+"""Rules for every job that removes: limits, live references, legal holds, audit."""

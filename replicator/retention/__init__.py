@@ -1,1 +1,1 @@
-"""Retention: versions of datasets that go, as a config store says (Gobblin retention)."""
+"""Retention: removal of expired dataset versions by a config store (Gobblin retention)."""

@@ -1,1 +1,1 @@
-"""Foreign text, read and written: names, quantities, Java properties, SQL, filters."""
+"""Parsing and formatting: names, quantities, Java properties, SQL, filters."""

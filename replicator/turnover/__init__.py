@@ -1,1 +1,1 @@
-"""Role changes: switchover, failover, failback, and the account of losses."""
+"""Role changes: switchover, failover, failback, and the loss report."""

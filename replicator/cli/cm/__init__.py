@@ -1,4 +1,4 @@
-"""`replicator cm`: the change-management root, one module a group of its commands."""
+"""`replicator cm`: the commands of a change-management root."""
 
 from __future__ import annotations
 

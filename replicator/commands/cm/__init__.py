@@ -1,1 +1,1 @@
-"""The `cm` commands: what a change-management root keeps, for whom, and for how long."""
+"""The `cm` commands: kept files, slots, holds and expiry of a change-management root."""

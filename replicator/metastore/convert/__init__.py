@@ -1,1 +1,1 @@
-"""Metastore objects from and to thrift, and from the JSON of events."""
+"""Conversion of metastore objects from and to thrift, and from the JSON of events."""

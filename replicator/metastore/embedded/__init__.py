@@ -1,1 +1,1 @@
-"""A Hive metastore started here: its jars, its database, its process."""
+"""An embedded Hive metastore: its jars, its database, its process."""

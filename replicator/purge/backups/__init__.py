@@ -1,1 +1,1 @@
-"""Directories that purges and restores have swapped out: found, restored, and removed in time."""
+"""Backups: directories that purges and restores have swapped out, to restore or to remove."""

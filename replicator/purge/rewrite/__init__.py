@@ -1,1 +1,1 @@
-"""One file without the rows of some ids, format by format. Runs in tasks."""
+"""Rewriting a file without the rows of some ids, format by format. Runs in tasks."""

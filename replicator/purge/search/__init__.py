@@ -1,1 +1,1 @@
-"""Rows found with Spark, and the proof by Spark of files written in their place."""
+"""The search for rows with Spark, and Spark's proof of rewritten files."""

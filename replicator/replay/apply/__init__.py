@@ -1,1 +1,1 @@
-"""A load at work: weigh, prepare, copy, commit."""
+"""The execution of a load: weigh, prepare, copy, commit."""

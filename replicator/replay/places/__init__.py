@@ -1,1 +1,1 @@
-"""Where objects lie on a target, who else lies there, and how a directory is cleared or left."""
+"""Locations of objects on a target: their neighbours, and clearing or leaving a directory."""

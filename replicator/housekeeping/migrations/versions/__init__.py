@@ -1,1 +1,1 @@
-"""Changes of the store's tables, in order; alembic runs them."""
+"""Migrations of the item store, in order; alembic runs them."""

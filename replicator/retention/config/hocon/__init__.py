@@ -1,1 +1,1 @@
-"""HOCON, read into values that know their file and line."""
+"""A HOCON parser whose values know their file and line."""
