@@ -42,6 +42,7 @@ from replicator.replay.places.replica import (
     replica_partition,
     replica_table,
 )
+from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.published import at_place
 
 TABLE_BATCH = 200
@@ -123,9 +124,9 @@ class MetadataComparison:
             for name in batch:
                 wanted, found = here.get(name), there.get(name)
                 self._count(wanted is not None or found is not None)
-                if wanted and (reason := self._left_out(wanted, found)):
+                if wanted and (reason := self._left_out(sides, wanted, found)):
                     self.not_replicated.append(NotReplicated(f"{db}.{name}", reason))
-                    if found:
+                    if found and not reason.startswith(NO_VIEW):
                         self._differs(
                             f"{db}.{name}", "format", reason, f"{sides.target.name}.{name}, a copy of its files"
                         )
@@ -136,8 +137,10 @@ class MetadataComparison:
                 elif found:
                     self._differs(f"{db}.{name}", "table extra", None, f"{sides.target.name}.{name}")
 
-    def _left_out(self, source: Table, target: Table | None) -> str:
+    def _left_out(self, sides: Sides, source: Table, target: Table | None) -> str:
         """Why loads leave a table out; nothing when they do not."""
+        if why := why_no_view(source, self._rename | {sides.source.name: sides.target.name}):
+            return why
         if self._formats == AS_THEY_ARE:
             return ""
         if reason := why_not_replicated(source):

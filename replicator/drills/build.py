@@ -68,7 +68,7 @@ def build(metastore: Metastore, shadows: Shadows, *, jobs: int) -> Built:
 
 
 def _show(metastore: Metastore, shadows: Shadows, table: Table, built: Built) -> None:
-    why = cannot_show(table)
+    why = cannot_show(table, shadows.names)
     if why:
         built.skip(f"{table.db}.{table.name}", why)
         return

@@ -35,6 +35,7 @@ from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.memory import Memory, iso
 from replicator.policies.run import behind
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION
+from replicator.replay.places.view_text import not_understood
 
 PREFIX = "drill_"
 RUNS = 20  # of the history, among which the last good one says what the replica lacks
@@ -159,7 +160,12 @@ def _begin(policy: Policy, replicas: Replicas, options: DrillOptions, clock: Cal
         homes={each.name: shadows.database(each).location or "" for each in shown},
         checkpoint={each.name: _standing(each) for each in shown},
         warnings=[f"{name} is no complete replica yet, and has no part in the drill" for name in replicas.unready]
-        + [f"{each.name} is being loaded" for each in shown if each.parameters.get(LOADING)],
+        + [f"{each.name} is being loaded" for each in shown if each.parameters.get(LOADING)]
+        + [
+            f"asked of the replica itself, as its SQL is not understood: {query}"
+            for query in (*policy.smoke, *options.queries)
+            if not_understood(names, query)
+        ],
     )
 
 

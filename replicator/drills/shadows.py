@@ -19,7 +19,7 @@ from replicator.core.shadow import DRILL, OF_POLICY
 from replicator.core.table_format import table_format
 from replicator.replay.places.placement import uri
 from replicator.replay.places.replica import own_parameters, view_parameters
-from replicator.replay.places.view_text import rename_databases
+from replicator.replay.places.view_text import not_understood, rename_databases, why_no_view
 
 _EXACT = "COLUMN_STATS_ACCURATE"  # with it Hive answers counts from statistics; a drill is to read data
 _LEFT_OUT = (_EXACT, "discover.partitions", "partition.retention.period")  # the others let a server drop partitions
@@ -70,12 +70,12 @@ class Shadows:
         return msgspec.structs.replace(function, db=self.names[function.db])
 
     def query(self, text: str) -> str:
-        """A query on the replica, asked of the shadows instead."""
-        return rename_databases(text, self.names) or ""
+        """A query on the replica, asked of the shadows instead; of the replica where it is not understood."""
+        return text if not_understood(self.names, text) else rename_databases(text, self.names) or ""
 
 
-def cannot_show(table: Table) -> str:
-    """Why a table has no shadow; nothing when it can have one."""
+def cannot_show(table: Table, names: Mapping[str, str]) -> str:
+    """Why a table has no shadow in the databases of `names`; nothing when it can have one."""
     if table.kind not in (MANAGED, EXTERNAL, VIEW):
         return f"a {table.kind} cannot lie in two databases"
     match table_format(table):
@@ -83,7 +83,7 @@ def cannot_show(table: Table) -> str:
             return "a transactional table cannot be external"
         case "iceberg" | "iceberg-view":  # `DROP TABLE .. PURGE` of a shadow would delete what its metadata names
             return "an Iceberg table: who drops one takes its files away, whatever its properties say"
-    return ""
+    return why_no_view(table, names)
 
 
 def may_drop(table: Table) -> bool:

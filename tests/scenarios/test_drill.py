@@ -393,9 +393,9 @@ def test_a_drill_that_fails_takes_its_shadows_down_and_says_why(drilled: Replica
 
 def test_only_what_can_lie_in_two_databases_is_shown_and_only_the_drills_own_is_dropped() -> None:
     table = Table(db="d", name="t", parameters={"transactional": "true"})
-    assert "transactional" in cannot_show(table)
-    assert "MATERIALIZED" in cannot_show(Table(db="d", name="m", kind="MATERIALIZED_VIEW"))
-    assert not cannot_show(Table(db="d", name="t"))
+    assert "transactional" in cannot_show(table, {})
+    assert "MATERIALIZED" in cannot_show(Table(db="d", name="m", kind="MATERIALIZED_VIEW"), {})
+    assert not cannot_show(Table(db="d", name="t"), {})
     shown = Shadows("id", "p", {"d": "s"}).table(Table(db="d", name="t", parameters={"external.table.purge": "TRUE"}))
     assert may_drop(shown) and not shown.owns_data
     purging = msgspec.structs.replace(shown, parameters={**shown.parameters, "external.table.purge": "true"})

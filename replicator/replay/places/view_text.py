@@ -1,95 +1,112 @@
 """View text: replacing database names in the SQL of a view. Pure.
 
-Not a SQL parser: it reads tokens and knows where a relation may stand (after FROM and JOIN, after a comma between them
-and the next clause), what a function call looks like, and that of three dotted names the first is a database. A
-two-part name elsewhere is `alias.column` and stays, also when an alias has the name of a database.
+A parser (sqlglot) says which names are those of databases, and where they are; all other text stays as it is, byte for
+byte. A database qualifies a relation, a function, or a column of a relation that has no alias. Aliases, common table
+expressions and columns with the name of a database are something else, and stay.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
 
-_TOKENS = re.compile(
-    r"""'(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.)*" | --[^\n]* | /\*.*?\*/ | `(?:[^`]|``)+` | \w+ | . """,
-    re.VERBOSE | re.DOTALL,
-)
-_OPENS_RELATIONS = {"from", "join"}
-_ENDS_RELATIONS = {
-    "select",
-    "where",
-    "group",
-    "having",
-    "order",
-    "on",
-    "using",
-    "window",
-    "union",
-    "limit",
-    "sort",
-    "cluster",
-    "distribute",
-    "except",
-    "intersect",
-    "minus",
-}
+from cmroot.errors import FormatError
+from replicator.core.model import Table
+
+_DIALECTS = ("spark", "hive")
+NO_VIEW = "a view in SQL that is not understood"  # begin of the reason why a target lacks one
 _CATALOGS = {"spark_catalog", "hive", "hive_metastore"}
 
 
 def rename_databases(text: str | None, databases: Mapping[str, str]) -> str | None:
     """The text with the databases that are renamed (source name -> target name) replaced wherever they qualify a table,
-    a view or a function. Literals and comments stay as they are."""
-    renamed = {before.lower(): after for before, after in databases.items() if before != after}
-    if not text or not renamed:
+    a view or a function. Raises FormatError for a text that may name one of them and is not SQL that is understood."""
+    renamed = {before.lower(): after for before, after in databases.items() if before.lower() != after.lower()}
+    if not text or not any(re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE) for name in renamed):
         return text
-    words = _TOKENS.findall(text)
-    solid = [index for index, word in enumerate(words) if not word.isspace() and not word.startswith(("--", "/*"))]
-    relations = [False]  # per open parenthesis: whether a comma is followed by another relation
-    expected = False  # whether a relation's name may begin here
-    at = 0
-    while at < len(solid):
-        word = words[solid[at]].lower()
-        chain = _chain(words, solid, at)
-        if word in _OPENS_RELATIONS:
-            relations[-1] = expected = True
-        elif word in _ENDS_RELATIONS:
-            relations[-1] = expected = False
-        elif word == "(":
-            relations.append(relations[-1] and expected)
-        elif word == ")":
-            relations = relations[:-1] or [False]
-            expected = False
-        elif word == ",":
-            expected = relations[-1]
-        elif chain:
-            _rename(words, solid, chain, expected, renamed)
-            expected = False
-            at = chain[-1]
-        at += 1
-    return "".join(words)
+    parts, end = [], 0
+    for start, stop in _places(text, frozenset(renamed)):
+        name = text[start:stop]
+        after = renamed[_plain(name)]
+        parts += [text[end:start], f"`{after}`" if name.startswith("`") else after]
+        end = stop
+    return "".join([*parts, text[end:]])
 
 
-def _chain(words: list[str], solid: list[int], at: int) -> list[int]:
-    """Places (in `solid`) of the names of a dotted chain that begins at `at`; [] when none does."""
-    if not _is_name(words[solid[at]]):
-        return []
-    chain = [at]
-    while at + 2 < len(solid) and words[solid[at + 1]] == "." and _is_name(words[solid[at + 2]]):
-        at += 2
-        chain.append(at)
-    return chain
+def not_understood(databases: Mapping[str, str], *texts: str | None) -> str:
+    """What a text for which `rename_databases` raises FormatError may name; nothing when it raises none."""
+    try:
+        for text in texts:
+            rename_databases(text, databases)
+    except FormatError as error:
+        return error.message
+    return ""
 
 
-def _rename(words: list[str], solid: list[int], chain: list[int], relation: bool, renamed: Mapping[str, str]) -> None:
-    names = [words[solid[place]].strip("`").lower() for place in chain]
-    if len(names) > 1 and names[0] in _CATALOGS:
-        chain, names = chain[1:], names[1:]
-    called = chain[-1] + 1 < len(solid) and words[solid[chain[-1] + 1]] == "("
-    if names[0] in renamed and (len(names) > 2 or (len(names) == 2 and (relation or called))):
-        index = solid[chain[0]]
-        after = renamed[names[0]]
-        words[index] = f"`{after}`" if words[index].startswith("`") else after
+def why_no_view(table: Table, databases: Mapping[str, str]) -> str:
+    """Why a target with other names of databases does not get a view; nothing when it does."""
+    if not (why := not_understood(databases, table.view_original, table.view_expanded)):
+        return ""
+    return f"{NO_VIEW}, and {why}, which has another name on the target: create it there by hand"
 
 
-def _is_name(word: str) -> bool:
-    return word.startswith("`") or (word[0].isalpha() or word[0] == "_")
+@lru_cache(1024)
+def _places(text: str, names: frozenset[str]) -> list[tuple[int, int]]:
+    """Begin and end of each name of a database, in the order of the text."""
+    import sqlglot  # takes a tenth of a second, and views of renamed databases are rare
+
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)  # what it does not understand is reported by its caller
+    for dialect in _DIALECTS:
+        try:
+            trees = sqlglot.parse(text, read=dialect)
+        except (sqlglot.errors.SqlglotError, RecursionError):
+            continue
+        found = [each for tree in trees for each in _databases(tree, sqlglot.exp) if each.name.lower() in names]
+        places = sorted({(each.meta["start"], each.meta["end"] + 1) for each in found})
+        understood = all(tree is None or not tree.find(sqlglot.exp.Command) for tree in trees)
+        if understood and all(_plain(text[start:end]) in names for start, end in places):
+            return places
+    raise FormatError(f"may name {', '.join(sorted(names))}")
+
+
+def _databases(tree: Any, exp: Any) -> Iterator[Any]:
+    """Identifiers at the begin of dotted names that may be those of databases."""
+    for node in tree.walk() if tree is not None else ():
+        if isinstance(node, exp.Table):
+            names = _without_catalog(node.parts)
+        elif isinstance(node, exp.Column):
+            names = _without_catalog(node.parts)
+            names = names if _is_of_relation(node, names, exp) else []
+        elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
+            names = _without_catalog(list(node.flatten()))
+        else:
+            continue
+        if len(names) > 1 and isinstance(names[0], exp.Identifier) and not node.find_ancestor(exp.Hint):
+            yield names[0]
+
+
+def _is_of_relation(column: Any, names: list[Any], exp: Any) -> bool:
+    """Whether a, b of a.b.c are a database and its table in a query around it, and not an alias and its field."""
+    query = column.parent_select
+    while query is not None and len(names) > 2:
+        for table in query.find_all(exp.Table):
+            written = [each.name.lower() for each in _without_catalog(table.parts)]
+            if (
+                table.parent_select is query
+                and not table.alias
+                and written == [each.name.lower() for each in names[:2]]
+            ):
+                return True
+        query = query.parent_select
+    return False
+
+
+def _without_catalog(parts: list[Any]) -> list[Any]:
+    return parts[1:] if len(parts) > 2 and parts[0].name.lower() in _CATALOGS else parts
+
+
+def _plain(name: str) -> str:
+    return name.strip("`").lower()

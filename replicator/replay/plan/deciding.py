@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replicator.core.model import Table
+from replicator.core.not_replicated import PROPERTY, from_property
 from replicator.core.table_format import why_not_replicated
 from replicator.dumps.layout import BOOTSTRAP, DumpMetadata
 from replicator.errors import BootstrapNeeded, Refused
@@ -18,6 +19,7 @@ from replicator.replay.places.replica import (
     replica_function,
     replica_table,
 )
+from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.difference import ByDifference
 from replicator.replay.plan.plan import AS_THEY_SHARE, LeftOut, Name, Plan, Sharing, TablePlan
 from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
@@ -59,6 +61,7 @@ def make_plan(
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
         _plan_lineage(plan, lineage, target, overwrite)
     _plan_dropped_databases(plan, target)
+    _plan_lacked(plan, target)
     if metadata.kind == BOOTSTRAP:
         _plan_leftovers(plan, target)
     if exact:
@@ -145,7 +148,9 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
 
 
 def _why_left_out(plan: Plan, table: Table) -> str:
-    """By its own properties, or as the dump, which has read its log, says."""
+    """By its own text or properties, or as the dump, which has read its log, says."""
+    if why := why_no_view(table, plan.placement.databases):
+        return why
     if plan.as_they_are:
         return ""
     return why_not_replicated(table) or plan.metadata.formats.get(f"{table.db}.{table.name}", "")
@@ -185,6 +190,7 @@ def _plan_created(plan: Plan, step: TablePlan, there: Table | None, target: Mapp
 def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Table | None) -> None:
     """A table that the target has already, perhaps under an older name."""
     lineage = step.lineage
+    whole = lineage.complete or bool(step.table and step.table.is_view)
     old = _target_name(plan, lineage.before or ("", ""))
     if before is not None and (before.db, before.name) != step.name:
         step.rename_from, step.exists = (before.db, before.name), True
@@ -192,13 +198,13 @@ def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Ta
             plan.drops.append(there)
     elif there is not None:
         step.exists = True
-    elif not lineage.complete:
+    elif not whole:
         raise BootstrapNeeded(
             f"the target lacks table {'.'.join(old)}, which the dump's changes build on",
             hint="it was dropped on the target, or never loaded: load a bootstrap dump",
         )
     known = before or there
-    if known is not None and LEFT_OUT in known.parameters and not lineage.complete:
+    if known is not None and LEFT_OUT in known.parameters and not whole:
         raise BootstrapNeeded(
             f"table {'.'.join(step.name)} was left out by earlier loads: {known.parameters[LEFT_OUT]}",
             hint="load a bootstrap dump",
@@ -226,6 +232,19 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
                 )
             if (table.db, table.name) not in kept | dropped and position < at:
                 plan.drops.append(table)
+
+
+def _plan_lacked(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:
+    """Views that the target says it lacks, and of which the range says nothing. A bootstrap says all there is."""
+    if plan.metadata.kind == BOOTSTRAP and plan.squashed.records:
+        return
+    touched = {called.name for lineage in plan.squashed.lineages for called in lineage.names}
+    for source, name in plan.placement.databases.items():
+        database = target[name].database
+        for each in from_property(database.parameters.get(PROPERTY) if database else None, source):
+            db, _, view = each.object.partition(".")
+            if each.reason.startswith(NO_VIEW) and (db, view) not in touched and db not in plan.squashed.dropped_at:
+                plan.lacked.append(each)
 
 
 def _plan_leftovers(plan: Plan, target: Mapping[str, TargetDatabase]) -> None:

@@ -98,8 +98,9 @@ class Plan:
     LoadOptions.
     `snapshot`: the load's name in published places, where it publishes by snapshots; `back`: it brings what others
     have published so back into the source's layout. `as_they_are`: see LoadOptions; `left_out`: tables whose files are
-    copied by nothing, and what the target has of them stays. `left`: of dropped tables, partitions ("": the table) that
-    left their files before. `stays`: what stays of files that were to go. `seen`: the `standing` of databases that were
+    copied by nothing, and views whose SQL is not understood; what the target has of them stays. `left`: of dropped
+    tables, partitions ("": the table) that left their files before. `stays`: what stays of files that were to go.
+    `lacked`: views that earlier loads left out, and this one does. `seen`: the `standing` of databases that were
     there."""
 
     metadata: DumpMetadata
@@ -126,6 +127,7 @@ class Plan:
     checkpoint: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     stays: Stays = field(default_factory=Stays)
+    lacked: list[NotReplicated] = field(default_factory=list)
     skipped: str = ""
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -154,8 +156,8 @@ class Plan:
         metadata = self.metadata
         said = [each for each in metadata.not_replicated if each.unknown or each.object not in metadata.formats]
         named = {".".join(each.lineage.now): each.reason for each in self.left_out if each.lineage.now}
-        formats = {} if self.as_they_are else metadata.formats | named
-        return merged(said, (NotReplicated(name, reason) for name, reason in formats.items()))
+        formats = ({} if self.as_they_are else metadata.formats) | named
+        return merged(self.lacked, said, (NotReplicated(name, reason) for name, reason in formats.items()))
 
     @property
     def replaces_commits(self) -> bool:
