@@ -278,11 +278,12 @@ def _acquire_object(root: Place, purpose: str, ttl: timedelta, now: Callable[[],
         if holder and not holder.released and store_time() < holder.expires + SKEW.total_seconds():
             raise held_by(str(root), holder)
         pending = holder.publishes if holder else None
+    path = root / pending.name if pending else None  # refused before anything is taken
     ours = new_holder(last + 1, purpose, now(), uuid.uuid4().hex, store_time() + ttl.total_seconds())
     ours = msgspec.structs.replace(ours, publishes=pending)  # until it is there
     if not _take(root, ours):
         raise held_by(str(root), None)
-    if pending and not (path := root / pending.name).exists():
+    if pending and path and not path.exists():
         path.write_bytes(pending.data)
     for epoch in known:
         _epoch_path(root, epoch).remove()

@@ -11,8 +11,8 @@ from cmroot.check.finding import Finding
 from cmroot.errors import Error
 from cmroot.keep.versions import version_size
 from cmroot.store.checksum import checksum_at
-from cmroot.store.place import Place, join
-from cmroot.store.resolve import folded
+from cmroot.store.place import join
+from cmroot.store.resolve import located
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def look(task: LookTask) -> tuple[dict[str, Any], str]:
         return row, "it is not known where it was kept from"
     place = join(row["location"], row["path"])
     try:
-        if Place(folded(place)).size() == row["size"] and checksum_at(place) == (row["checksum"], row["size"]):
+        if located(place).size() == row["size"] and checksum_at(place) == (row["checksum"], row["size"]):
             return row, ""
     except (FileNotFoundError, NotADirectoryError):
         return row, f"{place} does not exist"

@@ -16,7 +16,8 @@ import xxhash
 
 from cmroot.errors import NoSpace
 from cmroot.store.naming import raise_named
-from cmroot.store.place import Place, is_local, local_path
+from cmroot.store.place import is_local, local_path
+from cmroot.store.resolve import located
 
 ALGORITHM = "xxh3_128"
 
@@ -195,7 +196,7 @@ def checksum_at(place: str) -> tuple[str, int]:
     """Checksum and size of a file of any store. Raises FileNotFoundError when it is gone."""
     if is_local(place):
         return checksum_file(local_path(place))
-    with Place(place).open_read() as file:
+    with located(place).open_read() as file:
         return checksum_stream(file)
 
 

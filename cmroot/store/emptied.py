@@ -6,14 +6,18 @@ import errno
 import os
 
 from cmroot.store.naming import naming
+from cmroot.store.place import is_local, local_path
 
 _STAYS = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EBUSY})
 """It holds something, is gone, is a file or a symbolic link by now, or something is mounted there."""
 
 
-def remove_if_empty(path: str) -> bool:
-    """Whether an empty local directory went. Raises NotWritable, or the OSError, for one that is empty, as far as one
-    can tell, and does not go. May run twice."""
+def remove_if_empty(place: str | None) -> bool:
+    """Whether an empty directory went; None, and an object store, have none. Raises NotWritable, or the
+    OSError, for one that is empty, as far as one can tell, and does not go. May run twice."""
+    if not place or not is_local(place):
+        return False
+    path = local_path(place)
     with naming(path):
         try:
             os.rmdir(path)

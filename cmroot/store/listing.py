@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -18,8 +18,8 @@ import msgspec
 from cmroot.store.delta import LOG, beyond
 from cmroot.store.naming import naming
 from cmroot.store.place import is_local, local_path, name_of
-from cmroot.store.remote import FsspecStore
-from cmroot.text import is_text, shown
+from cmroot.store.remote import FsspecStore, object_identity, object_time_ns
+from cmroot.text import is_text, shown, unsafe
 
 RACY_MARGIN = timedelta(seconds=2)
 """How much older than its listing a directory must be before an equal modification time proves anything.
@@ -79,7 +79,8 @@ class DirectoryState(msgspec.Struct, frozen=True, gc=False):
 
 class Listing(msgspec.Struct, frozen=True):
     """All files below a location, and its directories (none on an object store), each sorted by name. `unnamed`: files,
-    and directories with a slash, whose names are not UTF-8, as `text.shown`; neither of the others has them."""
+    and directories with a slash, whose names are not UTF-8, as `text.shown`, and objects whose names have an empty
+    part; neither of the others has them."""
 
     files: list[FileState]
     directories: list[DirectoryState]
@@ -221,7 +222,7 @@ def _list_objects(location: str) -> Listing | None:
         skipped = beyond(key[len(prefix) + len(LOG) + 1 :] for key in log)
         log = {key: info for key, info in log.items() if key[len(prefix) + len(LOG) + 1 :] not in skipped}
         found = {key: info for key, info in store.tree(location).items() if not key.startswith(f"{prefix}{LOG}/")} | log
-    files = []
+    files, unnamed = [], []
     for key, info in found.items():
         relative = key[len(prefix) :]
         if not key.startswith(prefix) or not relative or relative.endswith("/") or info.get("type") == "directory":
@@ -229,39 +230,16 @@ def _list_objects(location: str) -> Listing | None:
         *above, name = relative.split("/")
         if hidden(name) or any(skipped_directory(part) for part in above):
             continue
+        if unsafe(relative):  # an empty part, which no path of Hadoop's can name
+            unnamed.append(relative)
+            continue
         files.append(object_state(relative, info))
     files.sort(key=lambda file: file.path_relative)
     if found.keys() == {prefix[:-1]}:
         (info,) = found.values()
         if info.get("type") != "directory" and info["size"]:  # one of no bytes is a mark that tools leave
             files = [object_state("", info)]
-    return Listing(files, []) if found else None
-
-
-def object_identity(info: dict[str, Any], mtime_ns: int) -> str:
-    """What the store itself says tells two contents of one name apart; the time where it says nothing. Not S3's version
-    id: its listings do not have it."""
-    for key in ("generation", "ETag", "etag", "md5Hash", "content_md5"):
-        value = info.get(key)
-        if value:
-            return str(value).strip('"')
-    return str(mtime_ns)
-
-
-def object_time_ns(info: dict[str, Any]) -> int:
-    for key in ("LastModified", "last_modified", "updated", "mtime", "modified", "modificationTime", "created"):
-        value = info.get(key)
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            value = value.timestamp()
-            if key == "LastModified":  # S3: an answer about one object has whole seconds, some stores' listings more
-                value = int(value)
-        if key == "modificationTime" and isinstance(value, int):  # WebHDFS: milliseconds
-            return value * 1_000_000
-        if isinstance(value, int | float):
-            return round(value * 1_000_000) * 1000  # a double holds microseconds, and stores tell no more
-    return 0
+    return Listing(files, [], sorted(unnamed)) if found else None
 
 
 def unchanged(directory: DirectoryState, location: str) -> bool:

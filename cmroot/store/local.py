@@ -19,6 +19,21 @@ from cmroot.store.spelling import STAGING, is_local, join, local_path, parent
 Names = list[str]  # the store below has a method called list
 
 
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One name in a directory. mtime: seconds since 1970, None where the store keeps none (directories of object
+    stores). A symbolic link is reported and not followed."""
+
+    path: str
+    is_directory: bool
+    mtime: float | None
+    size: int = 0
+    is_link: bool = False
+
+
+Children = list[Child]
+
+
 @dataclass(frozen=True)
 class LocalStore:
     """A POSIX filesystem. Publishing survives a crash: file and directory are synced."""
@@ -89,6 +104,20 @@ class LocalStore:
             found += [os.path.join(below, name) for name in names if not name.startswith(STAGING)]
         return sorted(found)
 
+    def children(self, path: str) -> Children:
+        top, found = local_path(path), []
+        with naming(top), os.scandir(top) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # gone since the directory was opened
+                    if not entry.name.startswith(STAGING):
+                        found.append(_child(join(top, entry.name), entry.stat(follow_symlinks=False)))
+        return sorted(found, key=lambda each: each.path)
+
+    def child(self, path: str) -> Child | None:
+        path = local_path(path)
+        status = status_of(path, follow=False)
+        return _child(path, status) if status else None
+
     def move(self, path: str, target: str) -> None:
         old, new = local_path(path), local_path(target)
         with naming(target):
@@ -135,6 +164,11 @@ class LocalStore:
                 os.unlink(staged)
             raise
         return staged
+
+
+def _child(path: str, status: os.stat_result) -> Child:
+    mode = status.st_mode
+    return Child(path, stat.S_ISDIR(mode), status.st_mtime, status.st_size, stat.S_ISLNK(mode))
 
 
 def raise_unless_gone(error: OSError) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
 from cmroot.errors import UnknownPlace
-from cmroot.store.local import LocalStore, Names
+from cmroot.store.local import Child, Children, LocalStore, Names
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import is_local, join, local_path, name_of, normal, parent, scheme, split_authority
 from cmroot.text import unsafe
@@ -59,6 +59,13 @@ class Store(Protocol):
     def find(self, path: str) -> Names:
         """Relative names of all files below, sorted, without those being written; [] when there is none."""
 
+    def children(self, path: str) -> Children:
+        """What is directly below, sorted, without files being written. Raises FileNotFoundError when there is no such
+        directory, NotWritable for one that may not be read."""
+
+    def child(self, path: str) -> Child | None:
+        """One name by itself; None when nothing is there."""
+
     def move(self, path: str, target: str) -> None:
         """Give a file another name in the same store, replacing what is there. Object stores copy, then remove."""
 
@@ -93,11 +100,8 @@ class Place:
 
     def __post_init__(self) -> None:
         found = normal(self.text)
-        for within, name in ((f"{found}/", "/../"), (found, "\0")):
-            if name in within:
-                raise UnknownPlace(
-                    f"{self.text!r}: has {name!r}, which may lead anywhere", hint="give the path or URL itself"
-                )
+        if "\0" in found or ("/.." in found and "/../" in f"{found}/"):
+            raise UnknownPlace(f"{self.text!r}: NUL and `..` may lead anywhere", hint="give the path or URL itself")
         object.__setattr__(self, "normal", found)
 
     def __truediv__(self, name: str) -> Place:
@@ -108,6 +112,10 @@ class Place:
 
     def __str__(self) -> str:
         return self.text
+
+    def __fspath__(self) -> str:
+        """For the operating system's calls. Raises UnknownPlace for a place that is not local."""
+        return local_path(self.text)
 
     @property
     def local(self) -> str:
@@ -163,6 +171,12 @@ class Place:
 
     def find(self) -> Names:
         return self.store.find(self._path)
+
+    def children(self) -> Children:
+        return self.store.children(self._path)
+
+    def child(self) -> Child | None:
+        return self.store.child(self._path)
 
     def move(self, target: Place) -> None:
         self.store.move(self._path, target._path)

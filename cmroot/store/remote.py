@@ -10,14 +10,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable, UnknownPlace
-from cmroot.store.local import Names, staging_name
+from cmroot.store.local import Child, Children, Names, staging_name
 from cmroot.store.naming import naming
 from cmroot.store.renaming import RENAMING, in_two_steps, is_there, meant, next_of, rename_onto_free, replace
-from cmroot.store.spelling import STAGING, normal, parent, scheme, split_authority
+from cmroot.store.spelling import STAGING, join, normal, parent, scheme, split_authority
 
 _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""
@@ -178,6 +179,17 @@ class FsspecStore:
         parts = (key[len(prefix) :].rpartition("/") for key in keys)
         return sorted({above + slash + meant(name) for above, slash, name in parts if not _is_aside(name)})
 
+    def children(self, path: str) -> Children:
+        key = self.key(path).rstrip("/")
+        with naming(path):
+            infos = [(str(info["name"]).rstrip("/"), info) for info in self.filesystem.ls(key, detail=True)]
+        found = [_child(join(path, name.rpartition("/")[2]), info) for name, info in infos if name != key]
+        return sorted(found, key=lambda each: each.path)
+
+    def child(self, path: str) -> Child | None:
+        info = self._info(path)
+        return _child(path, info) if info else None
+
     def tree(self, path: str, *, directories: bool = False) -> dict[str, dict[str, Any]]:
         """Every file at and below a place by its key, with what the store says about it; with `directories` these, too.
         {} when there is none. What cannot be listed is an error: most of fsspec's drivers would leave it out."""
@@ -282,6 +294,11 @@ _LOOKS = 3
 """How often both names of a file are looked for: between two looks it may have been replaced, whole."""
 
 
+def _child(path: str, info: dict[str, Any]) -> Child:
+    time_ns = object_time_ns(info)
+    return Child(path, info["type"] == "directory", time_ns / 1e9 if time_ns else None, int(info.get("size") or 0))
+
+
 def _is_aside(name: str) -> bool:
     return meant(name).startswith(STAGING)
 
@@ -291,3 +308,29 @@ def _lists_trees(filesystem: Any) -> bool:
     from fsspec.asyn import AsyncFileSystem
 
     return isinstance(filesystem, AsyncFileSystem) and type(filesystem)._find is not AsyncFileSystem._find
+
+
+def object_identity(info: dict[str, Any], mtime_ns: int) -> str:
+    """What the store itself says tells two contents of one name apart; the time where it says nothing. Not S3's version
+    id: its listings do not have it."""
+    for key in ("generation", "ETag", "etag", "md5Hash", "content_md5"):
+        value = info.get(key)
+        if value:
+            return str(value).strip('"')
+    return str(mtime_ns)
+
+
+def object_time_ns(info: dict[str, Any]) -> int:
+    for key in ("LastModified", "last_modified", "updated", "mtime", "modified", "modificationTime", "created"):
+        value = info.get(key)
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            value = value.timestamp()
+            if key == "LastModified":  # S3: an answer about one object has whole seconds, some stores' listings more
+                value = int(value)
+        if key == "modificationTime" and isinstance(value, int):  # WebHDFS: milliseconds
+            return value * 1_000_000
+        if isinstance(value, int | float):
+            return round(value * 1_000_000) * 1000  # a double holds microseconds, and stores tell no more
+    return 0

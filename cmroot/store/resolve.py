@@ -49,6 +49,12 @@ def as_written(text: str) -> Place:
     return Place(resolved(text) if dotted else normal(text))
 
 
+def located(location: str) -> Place:
+    """The place that a metastore's location means to its readers: `..` is folded (see `folded`), and only then is the
+    spelling another. UnknownPlace for a text that is no place."""
+    return Place(folded(location) if "/.." in location else location)
+
+
 def folded(place: str) -> str:
     """A place by its text alone, `.` and `..` folded as Hadoop's Path does it: what a metastore's location means where
     the store cannot be asked. Nothing leads above a filesystem's root or a bucket."""

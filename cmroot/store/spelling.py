@@ -48,7 +48,7 @@ def local_path(place: str) -> str:
 
 def normal(place: str) -> str:
     """One spelling per place: the absolute path of a local one, else the URL fsspec knows, no trailing slash."""
-    if is_local(place):
+    if place[:1] == "/" or is_local(place):
         return local_path(place)
     return f"{scheme(place)}://{place.partition('://')[2].rstrip('/')}"
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from cmroot.errors import Error, FormatError, NoSpace, NotWritable
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
-from cmroot.store.place import is_local, local_path
+from cmroot.store.place import Place
 from replicator.captures.apply import Rename
 from replicator.captures.manifest import Manifest
 from replicator.events.lines import decode_line
@@ -61,8 +61,8 @@ def _not_stored(path: Path, error: sqlite3.DatabaseError) -> Error:
 
 def manifest_path(root: ChangeRoot) -> Path:
     """Beside the log where the root is local, else in the user's cache under the root's id."""
-    if is_local(root.place):
-        return Path(local_path(root.place)) / "manifest.sqlite"
+    if top := Place(root.place).local:
+        return Path(top) / "manifest.sqlite"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replicator" / "manifest"
     cache.mkdir(parents=True, exist_ok=True)
     return cache / f"{root.id}.sqlite"

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from cmroot.keep.content import locate
 from cmroot.keep.versions import open_version
-from cmroot.store.place import store_for
+from cmroot.store.place import Place
+from cmroot.store.resolve import located
 from replicator.captures.manifest import KnownFile, Manifest
 from replicator.core.delta_log import names_outside
 from replicator.core.not_replicated import NotReplicated
@@ -68,7 +69,7 @@ def _names_outside(place: str, file: KnownFile, root: str) -> bool | None:
 def _openings(place: str, file: KnownFile, root: str) -> Iterator[Callable[[], BinaryIO]]:
     assert file.checksum is not None and file.size is not None
     kept = locate(root, file.checksum, file.size)
-    yield lambda: store_for(kept).open_read(kept)
-    yield lambda: store_for(place).open_read(place)
+    yield lambda: Place(kept).open_read()
+    yield lambda: located(place).open_read()
     if version := file.version:
         yield lambda: open_version(place, version, file.size)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from cmroot.text import unsafe
 from replicator.captures.manifest import DataObject, Manifest
 from replicator.core.not_replicated import NotReplicated
 
@@ -18,7 +19,8 @@ def not_text(obj: DataObject, names: Sequence[str]) -> NotReplicated:
     """An object with files that have no name that could be shown."""
     some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     files = "a file whose name is" if len(names) == 1 else f"{len(names)} files whose names are"
-    return NotReplicated(f"{obj.db}.{obj.table}", f"it has {files} not UTF-8: {some}", obj.partition)
+    what = "no path" if any(unsafe(name.rstrip("/")) for name in names) else "not UTF-8"
+    return NotReplicated(f"{obj.db}.{obj.table}", f"it has {files} {what}: {some}", obj.partition)
 
 
 def remembered(manifest: Manifest) -> list[NotReplicated]:

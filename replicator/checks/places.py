@@ -16,7 +16,8 @@ from cmroot.keep.keepers import NoKeeper, choose_keeper
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.listing import file_state
 from cmroot.store.local import device, is_directory, staging_name, status_of
-from cmroot.store.place import is_local, join, local_path, normal, parent, split_authority, store_for
+from cmroot.store.place import Place, is_local, join, local_path, normal, parent, split_authority
+from cmroot.store.resolve import as_written, located
 from replicator.checks.finding import Figure, Finding, Health
 from replicator.checks.metastores import SKEW
 from replicator.text.quantity import duration_text, size_text
@@ -77,8 +78,8 @@ def judge_place(
 
 def _root_state(place: str) -> str:
     """Raises FormatError for what is there and is no root, NotADirectoryError for a file."""
-    store = store_for(place)
-    if store.exists(join(place, FORMAT)) or store.list(place):
+    at = as_written(place)
+    if (at / FORMAT).exists() or at.list():
         open_existing(place)
         return ""
     return ": is not there yet, the first run makes it"
@@ -88,20 +89,20 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
     """Writes, reads and removes a small hidden file in a place; where a local place is not there, in the directory that
     it will be made in. exclusive: created the way a lease is. Raises NotWritable, NoSpace, UnknownPlace, OSError."""
     where = standing(place) if is_local(place) else place
-    store, file = store_for(where), staging_name(join(where, "check"))
+    file = Place(staging_name(join(where, "check")))
     before = clock()
     try:
         if exclusive:
-            store.create_exclusive(file, PROBE)
+            file.create_exclusive(PROBE)
         else:
-            store.write_bytes(file, PROBE)
+            file.write_bytes(PROBE)
         after = clock()
-        if store.read_bytes(file) != PROBE:
+        if file.read_bytes() != PROBE:
             raise OSError(f"{where}: what was written is not what is read")
-        there = file_state(file).mtime_ns / 1e9
+        there = file_state(str(file)).mtime_ns / 1e9
     finally:
         with contextlib.suppress(Error, OSError):
-            store.remove(file)
+            file.remove()
     return Probed(where, clock_ahead(there, before, after))
 
 
@@ -171,17 +172,16 @@ def judge_keepers(root: str, locations: Iterable[str], requested: str) -> list[F
 @contextlib.contextmanager
 def trial_root(root: str) -> Iterator[str]:
     """The root, or, while there is none, a directory beside its future place, on the same store: removed at the end."""
-    store = store_for(root)
-    if store.exists(join(root, FORMAT)):
+    if (as_written(root) / FORMAT).exists():
         yield root
         return
-    trial = staging_name(join(standing(root) if is_local(root) else parent(root), "check"))
+    trial = Place(staging_name(join(standing(root) if is_local(root) else parent(root), "check")))
     try:
-        store.mkdirs(trial)
-        yield trial
+        trial.mkdirs()
+        yield str(trial)
     finally:
         with contextlib.suppress(Error, OSError):
-            store.remove_tree(trial)
+            trial.remove_tree()
 
 
 def _judge_keeper(root: str, locations: Sequence[str], requested: str) -> Finding:
@@ -205,7 +205,7 @@ def _judge_keeper(root: str, locations: Sequence[str], requested: str) -> Findin
 
 def readable(place: str) -> None:
     """Raises NotWritable (which names rights), or OSError, where a location that is there cannot be listed."""
-    store_for(place).list(place)
+    located(place).list()
 
 
 def _is_there(place: str) -> bool:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from cmroot.log.captured import segments
 from cmroot.pins import Pins, find_slot, read_pins
 from cmroot.root import FORMAT, ChangeRoot, open_existing
-from cmroot.store.place import join, normal, store_for
+from cmroot.store.resolve import as_written
 from replicator.checks.finding import Figure, Finding, Health
 from replicator.core.policy import Policy, overlaps, same_metastore
 from replicator.core.roles import Role, RoleMark
@@ -170,7 +170,7 @@ def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
 
 def root_of(place: str) -> ChangeRoot | None:
     """A root, or None while it was not made. Raises FormatError for one that cannot be read."""
-    return open_existing(place) if store_for(place).exists(join(normal(place), FORMAT)) else None
+    return open_existing(place) if (as_written(place) / FORMAT).exists() else None
 
 
 def captured_event(root: ChangeRoot | None) -> int | None:

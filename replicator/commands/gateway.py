@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from cmroot.root import create_or_open
-from cmroot.store.place import store_for
+from cmroot.store.resolve import as_written
 from replicator.commands.base import Options, verb
 from replicator.core.stopping import Stop
 from replicator.gateways.drops import GRACE
@@ -82,5 +82,4 @@ def _tell(options: GatewayOptions, uri: str) -> None:
     if options.ready is not None:
         options.ready(uri)
     if options.ready_file is not None:
-        place = os.fspath(options.ready_file)
-        store_for(place).write_bytes(place, uri.encode() + b"\n")
+        as_written(os.fspath(options.ready_file)).write_bytes(uri.encode() + b"\n")

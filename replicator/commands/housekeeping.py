@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import ClassVar
 
-from cmroot.store.place import normal
+from cmroot.store.resolve import as_written
 from replicator.commands.base import names, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
@@ -92,7 +92,7 @@ def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
         raise UsageError("--dry-run and --follow do not go together", hint="run it without --follow")
     if options.at is not None and not options.dry_run:
         raise UsageError("--at is for --dry-run only", hint="a run removes what is due now")
-    wanted, place = options.wanted, normal(options.cmroot)
+    wanted, place = options.wanted, str(as_written(options.cmroot))
     with ExitStack() as stack:
         root, words = stack.enter_context(opened_root(options.cmroot, dry_run=options.dry_run))
         client = stack.enter_context(options.connected(options.metastore))
@@ -161,7 +161,7 @@ def housekeeping_vacuum(options: HousekeepingVacuumOptions) -> Vacuumed:
         words: list[str] = []
         if options.dry_run:
             root, words = stack.enter_context(opened_root(options.cmroot, dry_run=True))
-            items = stack.enter_context(opened(normal(options.cmroot), url))
+            items = stack.enter_context(opened(str(as_written(options.cmroot)), url))
             items = stack.enter_context(copy_of(items, root))
         else:
             items = stack.enter_context(alone(options.cmroot, url))

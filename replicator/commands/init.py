@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmroot.store.place import join, store_for
+from cmroot.store.place import join
+from cmroot.store.resolve import as_written
 from replicator.checks.check import Checked, check
 from replicator.commands.base import Options, verb
 from replicator.core.config import NAME, Config, parse_config
@@ -122,8 +123,8 @@ def _quoted(value: Any) -> str:
 
 def _write(file: Path, text: str, *, replace: bool) -> None:
     """The whole file or none, and never over one that came meanwhile. Raises Refused."""
-    place, store = str(file.absolute()), store_for(str(file.absolute()))
+    place = as_written(str(file))
     if replace:
-        store.write_bytes(place, text.encode())
-    elif not store.create_exclusive(place, text.encode()):
+        place.write_bytes(text.encode())
+    elif not place.create_exclusive(text.encode()):
         raise Refused(f"{file} is there already", hint="edit it, or replace it with --force")

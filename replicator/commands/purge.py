@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import ClassVar
 
 from cmroot.root import open_existing
-from cmroot.store.place import normal
+from cmroot.store.resolve import as_written
 from replicator.commands.base import opened_root, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Limited, Removing
@@ -123,9 +123,9 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
         replicas = [
             Replica.of(policy, stack.enter_context(options.connected(policy.target)))
             for policy in options.settings.policies.values()
-            if same_metastore(policy.source, metastore.uri) and normal(policy.cmroot) == root.place
+            if same_metastore(policy.source, metastore.uri) and str(as_written(policy.cmroot)) == root.place
         ]
-        roots = [normal(each) for each in options.replica_cmroot]
+        roots = [str(as_written(each)) for each in options.replica_cmroot]
         how = CertifyOptions(roots, options.run, options.expedite, options.allow_gaps, options.readers, options.limits)
         done = certify(metastore, root, asked, how, replicas, engines=stack.enter_context(options.engines()))
     if options.out is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
 
-from cmroot.store.place import store_for
+from cmroot.store.resolve import as_written
 from replicator.commands.base import Braked, Options, verb
 from replicator.commands.policy import opened
 from replicator.core.stopping import Stop
@@ -139,7 +139,7 @@ def plan(options: PlanOptions) -> SyncPlan:
             others=work.others,
         )
     if options.out is not None:
-        store_for(options.out).write_bytes(options.out, plans.encode_plan(made))
+        as_written(options.out).write_bytes(plans.encode_plan(made))
     return made
 
 

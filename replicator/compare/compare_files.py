@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG
 from cmroot.store.listing import FileState, Listing, list_tree
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import join
+from cmroot.store.resolve import located
 from replicator.compare.differences import Difference, Differences
 from replicator.core.delta_log import is_whole, named_files
 from replicator.errors import FormatError
@@ -150,9 +151,9 @@ def _compare_log(pair: FilePair, target: dict[str, FileState], report: FilesComp
 
 
 def _named(location: str, files: Iterable[str]) -> set[str]:
-    store, log = store_for(location), f"{LOG}/"
+    log = f"{LOG}/"
     names = [path[len(log) :] for path in files if path.startswith(log)]
-    return named_files(names, lambda name: store.open_read(join(location, LOG, name)))
+    return named_files(names, lambda name: (located(location) / LOG / name).open_read())
 
 
 def names_whole_paths(location: str) -> bool:
@@ -174,10 +175,7 @@ def _compare_contents(pair: FilePair, path: str, report: FilesCompared) -> None:
 def _checksum(place: str) -> str | None:
     """None when the file is gone."""
     try:
-        if is_local(place):
-            return checksum_file(local_path(place))[0]
-        with store_for(place).open_read(place) as file:
-            return checksum_stream(file)[0]
+        return checksum_at(place)[0]
     except FileNotFoundError:
         return None
 

@@ -22,6 +22,7 @@ from cmroot.log.captured import segments
 from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal
+from cmroot.store.resolve import as_written
 from cmroot.store.scratch import scratch
 from replicator.captures.fold import read_records
 from replicator.compare.repaired import Repaired, RepairPlan
@@ -112,7 +113,7 @@ class DecidedRepair:
             return report
         plan = plan_load(self.reader, target, self.options)
         root = self.options.cmroot or join(normal(self.options.warehouse or default_warehouse(target)), ".cmroot")
-        roots = Roots(self.options.source_root or self.reader.metadata.root, normal(root))
+        roots = Roots(self.options.source_root or self.reader.metadata.root, str(as_written(root)))
         cost = price(plan, self.reader, target, roots, engine=engine, progress=progress)
         load = describe(plan, self.reader)
         return dataclasses.replace(

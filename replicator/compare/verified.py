@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 FORMAT, VERSION = b"replicator-verified", b"1"
 SCHEMA = pa.schema(
@@ -63,7 +63,7 @@ def read_memory(place: str, database: str) -> tuple[Memory, str]:
     counts as none."""
     file = _file(place, database)
     try:
-        table = pq.read_table(io.BytesIO(store_for(file).read_bytes(file)))
+        table = pq.read_table(io.BytesIO(Place(file).read_bytes()))
         about: Mapping[bytes, bytes] = table.schema.metadata or {}
         if (about.get(b"format"), about.get(b"version")) != (FORMAT, VERSION):
             raise pa.ArrowInvalid("it is of another format or version")
@@ -87,7 +87,7 @@ def write_memory(place: str, database: str, memory: Memory) -> None:
         columns = [[] for _ in SCHEMA]
     table = pa.table([pa.array(column, kind.type) for column, kind in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
     file = _file(place, database)
-    with store_for(file).open_write(file) as out:
+    with Place(file).open_write() as out:
         pq.write_table(table, out, compression="zstd")
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import is_local, local_path
 from replicator.core.batches import batched
 from replicator.core.model import Table, partition_name
 from replicator.drills.shadows import Shadows, cannot_show, may_drop
@@ -94,7 +93,7 @@ def _show_partitions(metastore: Metastore, shadows: Shadows, table: Table) -> in
             shadow, table.name, [partition_name(table.partition_keys, each.values) for each in batch]
         )
         for partition in batch:
-            remove_empty(partition.location)
+            remove_if_empty(partition.location)
         number -= len(batch)
     return number
 
@@ -114,7 +113,7 @@ def _forget_gone(metastore: Metastore, shadows: Shadows, replica: str, tables: S
         built.views -= table.is_view
         built.tables -= not table.is_view
         if not table.is_view:
-            remove_empty(table.location)
+            remove_if_empty(table.location)
 
 
 def tear_down(metastore: Metastore, database: str, home: str, *, jobs: int) -> list[str]:
@@ -134,7 +133,7 @@ def tear_down(metastore: Metastore, database: str, home: str, *, jobs: int) -> l
             clocks.sleep(wait)  # the last call of a drill that was killed came through only now
             continue
         break
-    remove_empty(home)
+    remove_if_empty(home)
     return []
 
 
@@ -161,9 +160,3 @@ def _drop(metastore: Metastore, table: Table) -> None:
             if len(names) > PARTITION_BATCH:
                 metastore.drop_partitions(table.db, table.name, names)
         metastore.drop_table(table.db, table.name)
-
-
-def remove_empty(place: str | None) -> None:
-    """A directory without anything in it; stores of objects have none. Raises as `remove_if_empty`."""
-    if place and is_local(place):
-        remove_if_empty(local_path(place))

@@ -17,7 +17,6 @@ import msgspec
 
 from cmroot.lease import Lease, acquire
 from cmroot.sealed import seal, unseal
-from cmroot.store.place import join, store_for
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.report import Report, Rows
 from replicator.errors import FormatError
@@ -121,28 +120,27 @@ class Drills:
     """The drills that a policy remembers. Whoever writes holds `lease`."""
 
     def __init__(self, memory: Memory) -> None:
-        self.place = join(memory.place, "drills")
-        self._store = store_for(self.place)
+        self.place = memory.place / "drills"
 
     def lease(self) -> Lease:
         """Raises LeaseHeld (exit 7) while another drill of the policy is at work."""
-        return acquire(self.place, "drill")
+        return acquire(str(self.place), "drill")
 
     def write(self, drill: Drill) -> None:
         """The last word counts. Safe to run twice."""
-        self._store.write_bytes(join(self.place, f"{stamp(drill.started)}-{drill.id}.json"), seal(_FORMAT, drill))
+        (self.place / f"{stamp(drill.started)}-{drill.id}.json").write_bytes(seal(_FORMAT, drill))
 
     def read(self, limit: int | None = None) -> tuple[list[Drill], list[str]]:
         """Newest first, and the files among them that cannot be understood."""
         found, damaged = [], []
-        for name in [name for name in reversed(self._store.list(self.place)) if name.endswith(".json")][:limit]:
-            path = join(self.place, name)
+        for name in [name for name in reversed(self.place.list()) if name.endswith(".json")][:limit]:
+            path = self.place / name
             try:
-                found.append(unseal(self._store.read_bytes(path), Drill, _FORMAT, path, _HINT))
+                found.append(unseal(path.read_bytes(), Drill, _FORMAT, str(path), _HINT))
             except FileNotFoundError:
                 continue
             except FormatError:
-                damaged.append(path)
+                damaged.append(str(path))
         return found, damaged
 
     def shown(self, policy: str, limit: int | None = None) -> ShownDrills:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cmroot.root import create_or_open
+from cmroot.store.emptied import remove_if_empty
 from replicator.core.model import Database
 from replicator.core.policy import Policy
 from replicator.core.report import Report
 from replicator.core.shadow import OF_POLICY, is_shadow
-from replicator.drills.build import remove_empty, tear_down
+from replicator.drills.build import tear_down
 from replicator.drills.drill_record import Drill, Drills
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import Metastore
@@ -84,7 +85,7 @@ def _close(drill: Drill, drills: Drills, swept: Swept, now: Callable[[], float])
     if any(name.partition(".")[0] in drill.databases.values() for name in swept.staying):
         return
     for home in drill.homes.values():
-        remove_empty(home)
+        remove_if_empty(home)
     drills.close(drill, now=now)
 
 

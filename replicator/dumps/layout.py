@@ -10,7 +10,7 @@ import msgspec
 from cmroot.errors import UNREADABLE
 from cmroot.log.part_reading import PartsReader
 from cmroot.names import HINT, LARGEST, check_id, check_name
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import FormatError
 
@@ -96,9 +96,8 @@ def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
     """A finished dump's parts and metadata. Raises FormatError for anything else, saying which."""
     import xxhash
 
-    store = store_for(place)
     try:
-        data = store.read_bytes(join(place, FINISHED))
+        data = (Place(place) / FINISHED).read_bytes()
     except FileNotFoundError:
         raise _no_dump(place) from None
     try:
@@ -110,7 +109,7 @@ def open_parts(place: str) -> tuple[PartsReader, DumpMetadata]:
                 hint="use the release that wrote it, or dump again",
             )
         finished = msgspec.json.decode(data, type=Finished)
-        found_checksum = xxhash.xxh3_128_hexdigest(store.read_bytes(join(place, METADATA)))
+        found_checksum = xxhash.xxh3_128_hexdigest((Place(place) / METADATA).read_bytes())
     except UNREADABLE as error:
         raise FormatError(f"{place}/{FINISHED}: damaged: {error}", hint="dump again") from error
     except FileNotFoundError:
@@ -141,12 +140,12 @@ def _check_names(metadata: DumpMetadata, path: str) -> None:
 
 def _no_dump(place: str) -> FormatError:
     """What a place is that has no marker."""
-    names = store_for(place).list(place)
+    names = Place(place).list()
     if {METADATA, "_metadata", "_files"} & set(names):
         text, hint = f"an unfinished dump ({FINISHED} is missing)", "run the dump again; it writes the marker last"
     elif {"FORMAT", "log"} <= set(names):
         text, hint = "no dump, but a $cmroot", "`replicator dump --cmroot` writes a dump from it; load that"
-    elif any(store_for(place).exists(join(place, name, FINISHED)) for name in names[:100]):
+    elif any((Place(place) / name / FINISHED).exists() for name in names[:100]):
         text, hint = "no dump, but a directory of dumps", "load one of them"
     else:
         text = "no dump" if names else "no dump: there is nothing"

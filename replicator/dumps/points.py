@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from cmroot.log.captured import Capture, Segment
-from cmroot.store.place import join, store_for
+from cmroot.store.resolve import as_written
 from replicator.captures.fold import read_records
 from replicator.dumps.layout import FINISHED, Point, Scope, open_parts
 from replicator.errors import BootstrapNeeded, FormatError, UsageError
@@ -67,7 +67,7 @@ def point_at(log: Sequence[Segment], position: int) -> Point | None:
 def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
     """Where an earlier dump ends, for who names its directory; None for any other text. Raises UsageError for a dump of
     another root."""
-    if not store_for(text).exists(join(text, FINISHED)):
+    if not (as_written(text) / FINISHED).exists():
         return None
     _, metadata = open_parts(text)
     if metadata.root_id != root_id:
@@ -80,7 +80,7 @@ def end_of_dump(text: str, option: str, root_id: str) -> Point | None:
 
 def scope_of_dump(text: str) -> Scope | None:
     """What an earlier dump covers, for who names its directory; None for any other text."""
-    return open_parts(text)[1].scope if store_for(text).exists(join(text, FINISHED)) else None
+    return open_parts(text)[1].scope if (as_written(text) / FINISHED).exists() else None
 
 
 def parse_moment(text: str, option: str) -> tuple[int | None, int | None]:

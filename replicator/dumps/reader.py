@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cmroot.log.parts import PARQUET
 from cmroot.names import check_entries, foreign
-from cmroot.store.place import normal
+from cmroot.store.resolve import as_written
 from replicator.core.model import Table
 from replicator.dumps import layout
 from replicator.dumps.signing import Keys, check_parts, signed
@@ -21,7 +21,7 @@ class DumpReader:
 
     def __init__(self, place: str, keys: Keys | None = None) -> None:
         """`keys`: the dump must be signed with one of them, else Refused."""
-        self.place = normal(place)
+        self.place = str(as_written(place))
         self._parts, self.metadata = layout.open_parts(self.place)
         self._signed = signed(self.place, self.metadata.id, layout.METADATA, keys) if keys else None
 

@@ -11,7 +11,8 @@ import msgspec
 
 from cmroot.log.captured import MARKER, segments
 from cmroot.root import FORMAT, open_existing
-from cmroot.store.place import join, name_of, normal, parent, store_for
+from cmroot.store.place import name_of
+from cmroot.store.resolve import as_written
 from replicator.captures.fold import read_records
 from replicator.core.report import Report
 from replicator.dumps.layout import FINISHED, METADATA
@@ -57,19 +58,17 @@ class Shown(Report):
 def open_shown(place: str, keys: Callable[[], Keys | None] = lambda: None, *, files: bool = False) -> Shown:
     """keys: asked for a dump, which one of them must have signed. Raises FormatError for anything that is neither a
     dump nor a captured log, Refused for a dump that is not signed so."""
-    place = normal(place)
-    store = store_for(place)
-    if store.exists(join(place, FINISHED)) or store.exists(join(place, METADATA)):
-        return _open_dump(place, keys(), files)
-    if store.exists(join(place, MARKER)):
-        return _open_log(parent(parent(place)), files, only=name_of(place))
-    if name_of(place) == "log" and store.exists(join(parent(place), FORMAT)):
-        place = parent(place)
-    if store.exists(join(place, FORMAT)):
-        return _open_log(place, files)
+    at = as_written(place)
+    if (at / FINISHED).exists() or (at / METADATA).exists():
+        return _open_dump(str(at), keys(), files)
+    if (at / MARKER).exists():
+        return _open_log(str(at.parent.parent), files, only=at.name)
+    root = at.parent if at.name == "log" and (at.parent / FORMAT).exists() else at
+    if (root / FORMAT).exists():
+        return _open_log(str(root), files)
     raise FormatError(
-        f"{place}: neither a dump, nor a $cmroot, nor a segment of its log",
-        hint="check the path" if store.list(place) else "there is nothing at that path",
+        f"{at}: neither a dump, nor a $cmroot, nor a segment of its log",
+        hint="check the path" if at.list() else "there is nothing at that path",
     )
 
 

@@ -22,7 +22,7 @@ import msgspec
 from cmroot.errors import UNREADABLE
 from cmroot.log.parts import damaged
 from cmroot.store.naming import naming
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 from replicator.errors import ConfigError, Refused
 
 SIGNATURE = "_signature"
@@ -80,7 +80,7 @@ def sign(place: str, dump: str, parts: Iterable[str], metadata: str, keys: Keys)
     named = {name: _sha256(join(place, name)) for name in sorted(parts)}
     body = msgspec.json.encode(Signed(dump, _sha256(join(place, metadata)), named))
     file = _File(_FORMAT, _VERSION, _ALGORITHM, _mac(keys.secrets[0], body), msgspec.Raw(body))
-    store_for(place).write_bytes(join(place, SIGNATURE), msgspec.json.encode(file) + b"\n")
+    (Place(place) / SIGNATURE).write_bytes(msgspec.json.encode(file) + b"\n")
 
 
 def signed(place: str, dump: str, metadata: str, keys: Keys) -> Signed:
@@ -88,7 +88,7 @@ def signed(place: str, dump: str, metadata: str, keys: Keys) -> Signed:
     with one that no key made, or of another dump; FormatError for a damaged one."""
     path = join(place, SIGNATURE)
     try:
-        file = msgspec.json.decode(store_for(place).read_bytes(path), type=_File)
+        file = msgspec.json.decode(Place(path).read_bytes(), type=_File)
         if (file.format, file.version, file.algorithm) != (_FORMAT, _VERSION, _ALGORITHM):
             raise damaged(path, f"is a {file.format} version {file.version} with {file.algorithm}")
         body = bytes(file.body)
@@ -127,7 +127,7 @@ def _mac(secret: bytes, body: bytes) -> str:
 
 def _sha256(path: str) -> str:
     digest = hashlib.sha256()
-    with naming(path), store_for(path).open_read(path) as file:
+    with naming(path), Place(path).open_read() as file:
         while block := file.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()

@@ -7,7 +7,7 @@ that a loading task needs one bucket only. A small dump has a single bucket.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 
 import msgspec
@@ -18,7 +18,8 @@ from cmroot.log.captured import DICTIONARY
 from cmroot.log.captured import FILES as SCHEMA
 from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter
 from cmroot.log.parts import conform
-from cmroot.store.place import join, normal, store_for
+from cmroot.store.place import Place
+from cmroot.store.resolve import as_written
 from replicator.core.model import Table
 from replicator.dumps import layout
 from replicator.dumps.signing import SIGNATURE, Keys, sign
@@ -39,9 +40,10 @@ class DumpWriter:
     def __init__(self, place: str, id: str | None = None) -> None:
         """`id`: the dump's, where what it holds gives it one. Raises UsageError when the place holds a finished dump,
         or something that is no dump."""
-        self.place = normal(place)
+        at = as_written(place)
+        self.place = str(at)
         self.id = id or uuid.uuid4().hex
-        _make_room(self.place)
+        _make_room(at)
         self._parts = PartsWriter(self.place)
         self._records: LinesWriter | None = None
         self._record_parts, self._record_bytes = 0, 0
@@ -144,12 +146,11 @@ class DumpWriter:
         self._parts.finish(layout.METADATA, msgspec.to_builtins(metadata), format=layout.FORMAT, version=layout.VERSION)
         if keys is not None:
             sign(self.place, metadata.id, (part.name for part in self._parts.parts), layout.METADATA, keys)
-        store = store_for(self.place)
-        checksum = xxhash.xxh3_128_hexdigest(store.read_bytes(join(self.place, layout.METADATA)))
+        checksum = xxhash.xxh3_128_hexdigest((Place(self.place) / layout.METADATA).read_bytes())
         finished = layout.Finished(layout.FORMAT, layout.VERSION, metadata.id, checksum)
         before_publishing()
         # The marker, after everything else is durable: from here on the dump exists.
-        store.write_bytes(join(self.place, layout.FINISHED), msgspec.json.encode(finished) + b"\n")
+        (Place(self.place) / layout.FINISHED).write_bytes(msgspec.json.encode(finished) + b"\n")
 
     @property
     def buckets(self) -> int:
@@ -162,7 +163,7 @@ class DumpWriter:
         for part in (self._records, self._tables):
             if part is not None:
                 part.abort()
-        _remove_unfinished(self.place)
+        _remove_unfinished(Place(self.place))
 
     def __enter__(self) -> DumpWriter:
         return self
@@ -204,20 +205,18 @@ class _Bucket:
 _OURS = ("_metadata", "_files", layout.METADATA, SIGNATURE)
 
 
-def _make_room(place: str) -> None:
-    store = store_for(place)
-    names: Sequence[str] = store.list(place)
+def _make_room(place: Place) -> None:
+    names = place.list()
     if layout.FINISHED in names:
         raise UsageError(f"{place}: holds a finished dump", hint="choose another directory for --out")
     if any(name not in _OURS for name in names):
         raise UsageError(f"{place}: is not empty and no dump", hint="choose an empty or new directory for --out")
     _remove_unfinished(place)
-    store.mkdirs(place, private=True)
+    place.mkdirs(private=True)
 
 
-def _remove_unfinished(place: str) -> None:
-    store = store_for(place)
+def _remove_unfinished(place: Place) -> None:
     for name in ("_metadata", "_files"):
-        store.remove_tree(join(place, name))
-    store.remove(join(place, layout.METADATA))
-    store.remove(join(place, SIGNATURE))
+        (place / name).remove_tree()
+    (place / layout.METADATA).remove()
+    (place / SIGNATURE).remove()

@@ -19,7 +19,6 @@ from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
 from cmroot.keep.journal import DONE, INTERCEPTING
 from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import is_local, local_path
 from replicator.errors import ObjectNotFound
 from replicator.gateways.believed import refusal_of
 from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
@@ -293,11 +292,10 @@ def _tidy(about: Mapping[str, Any]) -> None:
     """What a server removes besides: directories above a dropped partition, and a dropped database's own, when they are
     empty. What holds something stays: it belongs to no table that was dropped."""
     for place in about.get("emptied", ()):
-        if is_local(place):
-            try:
-                remove_if_empty(local_path(place))
-            except (Error, OSError) as error:  # the drop has happened, and its data is kept
-                log.warning("an emptied directory stays: %s", _said(error))
+        try:
+            remove_if_empty(place)
+        except (Error, OSError) as error:  # the drop has happened, and its data is kept
+            log.warning("an emptied directory stays: %s", _said(error))
 
 
 class _Locks:

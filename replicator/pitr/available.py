@@ -19,9 +19,9 @@ from cmroot.keep.content import locate
 from cmroot.keep.versions import version_size
 from cmroot.log.part_reading import reading
 from cmroot.names import check_entries
-from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, file_state, list_tree
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, is_local, join
 
 SHOWN = 1000  # missing files that are named; more are counted
 
@@ -108,7 +108,7 @@ def _by_location(task: LookTask) -> Mapping[str, list[dict[str, Any]]]:
 
 def _tables(parts: Iterable[str]) -> Iterator[pa.Table]:
     for part in parts:
-        with store_for(part).open_read(part) as file, reading(part):
+        with Place(part).open_read() as file, reading(part):
             parquet = pq.ParquetFile(file)
             columns = [name for name in _COLUMNS if name in parquet.schema_arrow.names]
             for batch in parquet.iter_batches(columns=columns):
@@ -157,10 +157,7 @@ def _kept(root: str, checksum: str, size: int, mtime_ns: int | None) -> str:
 def _checksum(place: str) -> tuple[str, int] | None:
     """None when it went away meanwhile."""
     try:
-        if is_local(place):
-            return checksum_file(local_path(place))
-        with store_for(place).open_read(place) as stream:
-            return checksum_stream(stream)
+        return checksum_at(place)
     except FileNotFoundError:
         return None
 

@@ -13,7 +13,7 @@ from cmroot.keep.content import fresh_incoming
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot
 from cmroot.store.listing import file_state
-from cmroot.store.place import store_for
+from cmroot.store.place import Place
 from replicator.errors import Refused
 from replicator.text.quantity import duration_text
 
@@ -49,13 +49,13 @@ def refuse_clock_ahead(root: ChangeRoot, clock: Callable[[], float], idle: timed
 
 
 def _ahead_of_store(root: str, clock: Callable[[], float]) -> float:
-    store, probe = store_for(root), fresh_incoming(root, "probe")
+    probe = Place(fresh_incoming(root, "probe"))
     before = clock()  # before the store looks at its own
     try:
-        store.write_bytes(probe, b"")
-        written = file_state(probe).mtime_ns
+        probe.write_bytes(b"")
+        written = file_state(str(probe)).mtime_ns
     finally:
-        store.remove(probe)
+        probe.remove()
     return before - written / 1e9 if written else 0.0
 
 

@@ -18,7 +18,8 @@ import xxhash
 from cmroot.log.captured import segments
 from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
-from cmroot.store.place import join, normal, store_for
+from cmroot.store.place import join, normal
+from cmroot.store.resolve import located
 from cmroot.store.scratch import scratch
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
@@ -261,7 +262,7 @@ def _location(target: MetastoreReader, into: str, existing: Database | None, opt
     if existing is not None and existing.location:
         return existing.location
     place = database_location(normal(options.warehouse or default_warehouse(target)), into)
-    if not options.force and store_for(place).list(place):
+    if not options.force and located(place).list():
         raise Refused(
             f"{place}, where {into} would lie, is not empty",
             hint="choose another name with --into, another place with --warehouse, or --force (what lies where a table "

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
-from cmroot.store.place import join, normal, store_for
+from cmroot.store.resolve import as_written
 from replicator.dumps.layout import FINISHED, LOADS
 
 KEPT_DUMPS = 1000  # that were loaded: a policy that runs each second makes more in an hour than anybody looks at
@@ -29,18 +29,17 @@ class PolicyDumps:
     """The directory of one policy's dumps. Who holds the policy's lease writes."""
 
     def __init__(self, dumps: str, policy: str) -> None:
-        self.place = join(normal(dumps), policy)
-        self._store = store_for(self.place)
+        self.place = as_written(dumps) / policy
 
     def place_of(self, event: int, id: str) -> str:
-        return join(self.place, f"{event}-{id}")
+        return str(self.place / f"{event}-{id}")
 
     def find(self, id: str) -> str | None:
         """The finished dump of this id."""
-        for name in self._store.list(self.place):
+        for name in self.place.list():
             match = _NAME.fullmatch(name)
-            if match and match[2] == id and self._store.exists(join(self.place, name, FINISHED)):
-                return join(self.place, name)
+            if match and match[2] == id and (self.place / name / FINISHED).exists():
+                return str(self.place / name)
         return None
 
     def tidy(self, root: ChangeRoot, retention: timedelta, *, clock: Callable[[], float]) -> list[str]:
@@ -48,17 +47,17 @@ class PolicyDumps:
         killed run did not finish, with their pins in the source's `$cmroot`. Returns their places. Safe to run twice.
 
         A dump that was finished and not loaded stays as long as a plan may want it. What has another name stays."""
-        names = [match for name in self._store.list(self.place) if (match := _NAME.fullmatch(name))]
+        names = [match for name in self.place.list() if (match := _NAME.fullmatch(name))]
         names.sort(key=lambda match: match[2], reverse=True)
         oldest = datetime.fromtimestamp(clock(), UTC) - retention
         removed = []
         for rank, match in enumerate(names):
-            place = join(self.place, match[0])
+            place = self.place / match[0]
             old = datetime.strptime(match[3], _TIME).replace(tzinfo=UTC) < oldest
-            surplus = rank >= KEPT_DUMPS and bool(self._store.list(join(place, LOADS)))
-            if old or surplus or not self._store.exists(join(place, FINISHED)):
-                self._store.remove(join(place, FINISHED))  # first what makes it count
-                self._store.remove_tree(place)
+            surplus = rank >= KEPT_DUMPS and bool((place / LOADS).list())
+            if old or surplus or not (place / FINISHED).exists():
+                (place / FINISHED).remove()  # first what makes it count
+                place.remove_tree()
                 unpin_dump(root.place, match[2])
-                removed.append(place)
+                removed.append(str(place))
         return removed

@@ -11,7 +11,7 @@ from cmroot.log.captured import Segment, segments
 from cmroot.names import LARGEST
 from cmroot.pins import find_slot
 from cmroot.root import FORMAT, ChangeRoot, open_existing
-from cmroot.store.place import join, normal, store_for
+from cmroot.store.resolve import as_written
 from replicator.captures.uncaptured import sight_at
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import Policy
@@ -341,5 +341,4 @@ def _failing(runs: list[Run]) -> Run | None:
 
 def _root(place: str) -> ChangeRoot | None:
     """None where there is none yet."""
-    place = normal(place)
-    return open_existing(place) if store_for(place).exists(join(place, FORMAT)) else None
+    return open_existing(place) if (as_written(place) / FORMAT).exists() else None

@@ -25,7 +25,7 @@ from cmroot.lease import Lease, acquire
 from cmroot.names import foreign
 from cmroot.root import ChangeRoot
 from cmroot.sealed import seal, unseal
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.policy import Policy
 from replicator.core.report import Rows
@@ -219,29 +219,27 @@ class Memory:
                 f"{policy!r} cannot be the name of a policy",
                 hint="use up to 63 letters, digits, dots, dashes and underscores, the first a letter or digit",
             )
-        self.policy, self.place = policy, join(root.place, POLICIES, policy)
-        self._runs = join(self.place, "runs")
-        self._store = store_for(root.place)
+        self.policy, self.place = policy, Place(root.place) / POLICIES / policy
+        self._runs = self.place / "runs"
 
     def lease(self, purpose: str) -> Lease:
         """The right to run or turn the policy, and to write here. Raises LeaseHeld (exit 7) saying who has it."""
-        return acquire(self.place, purpose)
+        return acquire(str(self.place), purpose)
 
     # ---- runs -----------------------------------------------------------------------------------------------------
 
     def write_run(self, run: Run) -> None:
         """Once when it begins and again at its end: the last word counts. Safe to run twice."""
-        self._write(join(self._runs, _file_name(run)), run)
+        self._write(self._runs / _file_name(run), run)
 
     def runs(self, limit: int | None = None) -> History:
         """The newest `limit` runs (None: all). Damaged files are reported and stop nobody."""
         found, damaged = [], []
         for name in self._run_names()[:limit]:
-            path = join(self._runs, name)
             try:
-                run = self._read(path, Run)
+                run = self._read(self._runs / name, Run)
             except FormatError:
-                damaged.append(path)
+                damaged.append(str(self._runs / name))
                 continue
             if run is not None:
                 found.append(run)
@@ -265,27 +263,27 @@ class Memory:
         oldest = stamp(iso(now() - older_than.total_seconds()))
         gone = [name for name in self._run_names()[max(0, keep) :] if name < oldest]
         for name in gone:
-            self._store.remove(join(self._runs, name))
+            (self._runs / name).remove()
         return len(gone)
 
     def _run_names(self) -> list[str]:
         """Newest first."""
-        return [name for name in reversed(self._store.list(self._runs)) if name.endswith(".json")]
+        return [name for name in reversed(self._runs.list()) if name.endswith(".json")]
 
     # ---- scope and turn -------------------------------------------------------------------------------------------
 
     def read_scope(self) -> RememberedScope | None:
         """None when no run has recorded one. Raises FormatError when it is damaged."""
-        return self._read(join(self.place, "scope.json"), RememberedScope)
+        return self._read(self.place / "scope.json", RememberedScope)
 
     def write_scope(self, scope: RememberedScope) -> None:
         """Safe to run twice."""
-        self._write(join(self.place, "scope.json"), scope)
+        self._write(self.place / "scope.json", scope)
 
     def read_role_change(self) -> RoleChange | None:
         """The turn that was begun last; None when there never was one. Raises FormatError when it is damaged: then
         nobody knows which steps were done."""
-        return self._read(join(self.place, "turn.json"), RoleChange)
+        return self._read(self.place / "turn.json", RoleChange)
 
     def unfinished_role_change(self) -> RoleChange | None:
         """The turn that has begun and not ended; None when there is none. Raises FormatError as `read_role_change`."""
@@ -295,30 +293,30 @@ class Memory:
     def write_role_change(self, change: RoleChange) -> None:
         """Before each step and after it. One that has ended is kept among all of them, too. Safe to run twice."""
         if change.ended:
-            self._write(join(self.place, "turns", f"{stamp(change.started)}-{change.id}.json"), change)
-        self._write(join(self.place, "turn.json"), change)
+            self._write(self.place / "turns" / f"{stamp(change.started)}-{change.id}.json", change)
+        self._write(self.place / "turn.json", change)
 
     def turns(self) -> list[RoleChange]:
         """Turns that have ended, newest first. Raises FormatError for one that is damaged."""
-        place = join(self.place, "turns")
-        names = [name for name in reversed(self._store.list(place)) if name.endswith(".json")]
-        return [change for name in names if (change := self._read(join(place, name), RoleChange)) is not None]
+        place = self.place / "turns"
+        names = [name for name in reversed(place.list()) if name.endswith(".json")]
+        return [change for name in names if (change := self._read(place / name, RoleChange)) is not None]
 
     # ---- files ----------------------------------------------------------------------------------------------------
 
-    def _write(self, path: str, value: Run | RememberedScope | RoleChange) -> None:
-        self._store.write_bytes(path, seal(_FORMAT[type(value)], value))
+    def _write(self, path: Place, value: Run | RememberedScope | RoleChange) -> None:
+        path.write_bytes(seal(_FORMAT[type(value)], value))
 
-    def _read(self, path: str, kind: type[M]) -> M | None:
+    def _read(self, path: Place, kind: type[M]) -> M | None:
         try:
-            data = self._store.read_bytes(path)
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
-        value = unseal(data, kind, _FORMAT[kind], path, _HINT[kind])
+        value = unseal(data, kind, _FORMAT[kind], str(path), _HINT[kind])
         if isinstance(value, Run | RoleChange) and value.policy != self.policy:
             raise FormatError(f"{path}: is of the policy {value.policy}", hint=_HINT[kind])
         if isinstance(value, Run | RoleChange):
-            _check(path, value)
+            _check(str(path), value)
         return value
 
 
@@ -334,7 +332,7 @@ def _check(path: str, value: Run | RoleChange) -> None:
 
 def policies(root: ChangeRoot) -> Sequence[str]:
     """Names of the policies that a target's $cmroot remembers, sorted."""
-    return [name for name in store_for(root.place).list(join(root.place, POLICIES)) if _NAME.fullmatch(name)]
+    return [name for name in (Place(root.place) / POLICIES).list() if _NAME.fullmatch(name)]
 
 
 def iso(seconds: float) -> str:

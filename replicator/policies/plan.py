@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from cmroot.errors import UNREADABLE
-from cmroot.store.place import store_for
+from cmroot.store.resolve import as_written
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.policy import Policy
@@ -430,7 +430,7 @@ def read_plan(place: str) -> SyncPlan:
     """Raises FormatError for what is no plan of a version that this release knows."""
     hint = "make it anew with `replicator plan POLICY --out FILE`"
     try:
-        data = store_for(place).read_bytes(place)
+        data = as_written(place).read_bytes()
         about = msgspec.json.decode(data, type=_Versioned)
         if about.format != FORMAT or about.version != VERSION:
             raise FormatError(f"{place}: a {about.format} of version {about.version}, not a plan", hint=hint)

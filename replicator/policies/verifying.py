@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cmroot.log.captured import segments
-from cmroot.store.place import join
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.compare.candidates import touched_names
@@ -71,7 +70,7 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
             direction.target,
             list(ready),
             Budget(budget.objects, budget.bytes),
-            join(memory.place, "verified"),
+            str(memory.place / "verified"),
             rename=direction.renames(ready),
             map_locations=direction.map_locations,
             patterns=direction.patterns,

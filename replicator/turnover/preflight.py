@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time as clocks
 
-from cmroot.store.place import join
 from replicator.compare.sampling import memory_of
 from replicator.compare.verified import read_memory
 from replicator.core.roles import Role
@@ -65,7 +64,7 @@ def _problems(pair: Pair, direction: Direction) -> list[str]:
 
 def _differing(pair: Pair, memory: Memory) -> list[str]:
     """Tables whose last comparison found differences."""
-    places = (join(memory.place, "verified"), memory_of(memory.place.rpartition("/policies/")[0]))
+    places = (str(memory.place / "verified"), memory_of(str(memory.place.parent.parent)))
     return sorted(
         {
             name

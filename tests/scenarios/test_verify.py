@@ -526,7 +526,7 @@ def test_what_lies_in_a_targets_database_below_the_sources_is_the_targets() -> N
 def test_a_file_that_vanishes_while_it_is_compared_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a", {"f": "x"})
     write(tmp_path / "b", {"f": "x"})
-    monkeypatch.setattr(compare_files, "checksum_file", _vanishing(tmp_path / "b"))
+    monkeypatch.setattr(compare_files, "checksum_at", _vanishing(tmp_path / "b"))
     pair = compare_files.FilePair("d.t", str(tmp_path / "a"), str(tmp_path / "b"))
     report = compare_files.compare_files(compare_files.FileTask([pair], "checksum", 1 << 30))
     assert [(each.kind, each.target) for each in report.differences.found] == [("file missing", None)]

@@ -16,11 +16,11 @@ import msgspec
 import pytest
 
 from cmroot import lease as lease_module
-from cmroot.errors import FormatError, LeaseHeld, NotWritable
+from cmroot.errors import FormatError, LeaseHeld, NotWritable, UnknownPlace
 from cmroot.lease import acquire
 from cmroot.log.captured import SegmentWriter, segments, sweep_log
 from cmroot.root import create_or_open
-from cmroot.store.place import join, name_of, store_for
+from cmroot.store.place import Place, join, name_of, store_for
 from cmroot.store.remote import FsspecStore
 from cmroot.waiting import patiently
 
@@ -388,3 +388,15 @@ def test_a_store_that_ignores_conditions_is_found_out(objects: str, monkeypatch:
     with pytest.raises(NotWritable, match="exclude nobody"):
         acquire(objects, "write")
     assert store_for(objects).find(objects) == []
+
+
+def test_what_a_lease_says_that_it_publishes_lies_below_its_root(objects: str) -> None:
+    foreign = lease_module.Publication("../outside", b"theirs")
+    holder = lease_module.Holder(
+        1, 1, "host", 1, "2026-01-01T00:00:00+00:00", "write", released=True, publishes=foreign
+    )
+    place = Place(objects) / "lease" / f"{1:020d}"
+    place.write_bytes(msgspec.json.encode(holder))
+    with pytest.raises(UnknownPlace, match="outside"):
+        acquire(objects, "write", renew=False)
+    assert Place(objects).find() == [f"lease/{1:020d}"]  # nothing taken, nothing written

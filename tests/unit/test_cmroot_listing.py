@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from cmroot.store.listing import DirectoryState, changed_directories, file_state, list_tree, unchanged
 from cmroot.store.place import is_local, join, store_for
+from cmroot.store.remote import FsspecStore
 
 TREE = ["part-0", "_SUCCESS", "p=1/part-1", "p=1/q=a%20b/part-2", "_delta_log/0.json"]
 NOISE = [".part-0.crc", "p=1/.hidden", "_temporary/0/x", "_scratch/y", ".hive-staging_1/z", "p=1/_temporary/w"]
@@ -158,3 +160,14 @@ def test_many_directories_are_compared_in_one_call(tmp_path: Path) -> None:
     arguments = [state.mtime_ns for state in states], [state.listed_ns for state in states]
     assert changed_directories(paths, *arguments) == [7, 9]
     assert changed_directories(paths, *arguments, [state.identity for state in states]) == [7, 9]
+
+
+def test_an_object_that_no_path_can_name_is_reported_and_not_listed(s3_endpoint: None) -> None:
+    """A bucket takes any name. One with an empty part would make a segment of the log that nobody reads."""
+    objects = f"s3a://cmroot-test/{uuid.uuid4().hex}"
+    store = FsspecStore(objects)
+    for name in ("t/a", "t//b", "t/p=1//c", "t/p=1/d", "t/../e", "t/x/../../f"):
+        store.filesystem.pipe_file(f"{store.key(objects)}/{name}", b"1")
+    listing = list_tree(join(objects, "t"))
+    assert listing is not None and [file.path_relative for file in listing.files] == ["a", "p=1/d"]
+    assert {"/b", "p=1//c"} <= set(listing.unnamed)

@@ -7,6 +7,7 @@ import pickle
 import resource
 import signal
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -351,3 +352,25 @@ def test_a_place_asks_its_store(place: str) -> None:
     assert top.find() == ["a/c"]
     top.remove_tree()
     assert not top.find() and not file.exists()
+
+
+def test_the_children_of_a_place_are_shown_as_they_are(place: str) -> None:
+    top = Place(place) / "top"
+    for name, data in (("b", b"12"), ("a/x", b"1"), ("a/y", b"1")):
+        (top / name).write_bytes(data)
+    found = top.children()
+    assert [(each.path, each.is_directory, each.is_link) for each in found] == [
+        (str(top / "a"), True, False),
+        (str(top / "b"), False, False),
+    ]
+    assert found[1] == (top / "b").child() and found[1].size == 2
+    assert found[1].mtime is not None and abs(found[1].mtime - time.time()) < 60
+    assert (top / "c").child() is None
+    with pytest.raises(FileNotFoundError):
+        (top / "c").children()
+
+
+def test_a_symbolic_link_is_a_child_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    (found,) = Place(str(tmp_path)).children()
+    assert found.is_link and not found.is_directory and found == Place(str(tmp_path / "link")).child()

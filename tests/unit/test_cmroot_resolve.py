@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cmroot.store.resolve import is_within, resolved, touches
+from cmroot.errors import UnknownPlace
+from cmroot.root import create_or_open, open_existing
+from cmroot.store.place import Place
+from cmroot.store.resolve import as_written, is_within, located, resolved, touches
 
 
 def test_a_local_place_has_one_spelling(tmp_path: Path) -> None:
@@ -44,3 +47,24 @@ def test_places_touch_when_one_lies_in_the_other() -> None:
     assert touches("/a/b", "/a") and touches("/a", "/a/b") and touches("/a", "/a") and touches("/", "/a")
     assert not touches("/a/b", "/a/bc") and not touches("s3://a/b", "/a/b")
     assert is_within("/a/b", "/a") and not is_within("/a", "/a/b") and os.sep == "/"
+
+
+def test_a_root_that_a_person_writes_with_dots_is_where_the_system_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/b")
+    made = create_or_open(f"{tmp_path}/link/../root")
+    assert made.place == f"{tmp_path}/a/root" and Path(made.place, "FORMAT").exists()
+    assert open_existing(f"file:{tmp_path}/a/b/../root").place == made.place
+    assert as_written("s3a://b/k/") == Place("s3://b/k") and str(as_written("s3a://b/k/")) == "s3://b/k"
+    for text in ("", "/w\0", "s3://b/../k"):
+        with pytest.raises(UnknownPlace):
+            as_written(text)
+
+
+def test_a_location_is_where_its_readers_find_it_and_keeps_its_spelling(tmp_path: Path) -> None:
+    assert located(f"file:{tmp_path}/a/../b") == Place(f"{tmp_path}/b")
+    assert located("s3a://b/k/../l") == Place("s3://b/l")
+    assert located("s3a://b/k").text == "s3a://b/k"
+    for text in ("", "/w\0"):
+        with pytest.raises(UnknownPlace):
+            located(text)

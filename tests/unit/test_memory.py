@@ -233,7 +233,7 @@ def test_a_damaged_file_is_told_with_what_to_do(local: Memory, way: str) -> None
 def test_a_damaged_run_is_told_and_stops_nobody(memory: Memory) -> None:
     memory.write_run(done(1))
     memory.write_run(run(2))
-    path = join(memory.place, "runs", "20270115T080000.500Z-cut.json")
+    path = str(memory.place / "runs" / "20270115T080000.500Z-cut.json")
     store_for(path).write_bytes(path, b'{"format": "replicator-run"')
     history = memory.runs()
     assert history.damaged == [path]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from cmroot.rehearsal import looked_at
 from cmroot.root import open_existing
-from cmroot.store.place import normal
+from cmroot.store.resolve import as_written
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.pitr.clock import IDLE
@@ -132,4 +132,4 @@ def cm_expire(options: CmExpireOptions) -> RootExpired | ExpiryPlanned:
 def _planned(options: CmExpireOptions) -> ExpiryPlanned:
     with options.engines() as engine, looked_at(options.cmroot) as (root, words):
         plan = plan_expired(root, engine, options.older_than, max_slot_lag=options.max_slot_lag, idle=options.idle)
-        return replace(plan, root=normal(options.cmroot), warnings=[words] if words else [])
+        return replace(plan, root=str(as_written(options.cmroot)), warnings=[words] if words else [])

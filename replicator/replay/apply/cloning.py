@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from cmroot.store.checksum import copy_file
 from cmroot.store.listing import list_tree
-from cmroot.store.place import is_local, join, local_path, normal, store_for
+from cmroot.store.place import is_local, join, local_path, normal
 from cmroot.store.remote import FsspecStore
-from cmroot.store.spelling import same_store
+from cmroot.store.resolve import located
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.metastore.client import PARTITION_BATCH
@@ -96,11 +96,12 @@ def _copy_local(source: str, target: str, mtime_ns: int, attempt: Attempt) -> No
 
 
 def _copy(source: str, target: str) -> None:
-    store, other = store_for(source), store_for(target)
-    if isinstance(store, FsspecStore) and isinstance(other, FsspecStore) and same_store(source, target):
-        store.filesystem.cp_file(store.key(source), store.key(target))
+    old, new = located(source), located(target)
+    if not old.local and old.same_store(new):
+        store = FsspecStore(source)
+        store.filesystem.cp_file(store.key(str(old)), store.key(str(new)))
         return
-    with store.open_read(source) as reading, other.open_write(target) as writing:
+    with old.open_read() as reading, new.open_write() as writing:
         while block := reading.read(8 << 20):
             writing.write(block)
 

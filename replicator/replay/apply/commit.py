@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import is_local, join, local_path, normal, store_for
+from cmroot.store.place import Place, normal
 from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Statistics, Table
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged, with_property
@@ -156,8 +156,7 @@ class Commit:
         storage = msgspec.structs.replace(table.storage, location=beside)
         self._work.target.create_table(msgspec.structs.replace(table, storage=storage))
         self._work.target.alter_table(table.db, table.name, table)
-        if is_local(beside):
-            remove_if_empty(local_path(beside))
+        remove_if_empty(beside)
 
     def partitions(
         self, named: Iterator[tuple[Lineage, list[tuple[str, Partition]]]], advance: Callable[[int], None]
@@ -343,7 +342,7 @@ class Commit:
             parameters = self._with_scope(name, parameters, moves=moves)
             if parameters != there.parameters:
                 self._work.target.alter_database(name, msgspec.structs.replace(there, parameters=parameters))
-        store_for(self._work.root).remove_tree(join(self._work.root, "loads", self._work.plan.metadata.id))
+        (Place(self._work.root) / "loads" / self._work.plan.metadata.id).remove_tree()
         close_retired(self._work.root, self._work.plan.metadata.id, now=clocks.time())
 
     def _said_of_others(self, name: str, parameters: dict[str, str]) -> list[NotReplicated]:

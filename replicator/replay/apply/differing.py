@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from cmroot.log.part_reading import reading
 from cmroot.names import check_entries
-from cmroot.store.checksum import checksum_file, checksum_stream
+from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, list_tree
-from cmroot.store.place import is_local, join, local_path, normal, store_for
+from cmroot.store.place import Place, is_local, join, local_path, normal
 from replicator.core.batches import batched, shared
 from replicator.core.engine import AutoEngine
 from replicator.core.model import partition_name
@@ -110,13 +110,8 @@ def _differs(wanted: Mapping[str, tuple[int, int, str]], directory: str, reread:
 
 def _other_bytes(directory: str, file: FileState, mtime_ns: int, checksum: str, reread: bool) -> bool:
     place = join(directory, file.path_relative)
-    if is_local(place):
-        path = local_path(place)
-        if file.mtime_ns == mtime_ns and not reread and is_stamped(path, checksum):
-            return False
-        return checksum_file(path)[0] != checksum
-    with store_for(place).open_read(place) as stream:
-        return checksum_stream(stream)[0] != checksum
+    trusted = is_local(place) and file.mtime_ns == mtime_ns and not reread
+    return not (trusted and is_stamped(local_path(place), checksum)) and checksum_at(place)[0] != checksum
 
 
 def named_files(
@@ -126,7 +121,7 @@ def named_files(
     spellings: dict[str, str] = {}
     named: dict[str, dict[str, tuple[int, int, str]]] = {}
     for part in parts:
-        with store_for(part).open_read(part) as file, reading(part):
+        with Place(part).open_read() as file, reading(part):
             for batch in pq.ParquetFile(file).iter_batches(columns=["location", "path", *columns]):
                 check_entries(batch, part)
                 rows = pa.Table.from_batches([batch])

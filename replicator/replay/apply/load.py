@@ -15,7 +15,7 @@ import msgspec
 from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.progress import Progress
@@ -172,5 +172,4 @@ def _acknowledge(reader: DumpReader, target: MetastoreReader, plan: Plan) -> Non
         "position": end.position,
         "event": end.event,
     }
-    store = store_for(reader.place)
-    store.write_bytes(join(reader.place, layout.LOADS, f"{name}.json"), msgspec.json.encode(says) + b"\n")
+    (Place(reader.place) / layout.LOADS / f"{name}.json").write_bytes(msgspec.json.encode(says) + b"\n")

@@ -9,6 +9,7 @@ from typing import Literal
 import pyarrow as pa
 
 from cmroot.store.place import join, normal
+from cmroot.store.resolve import as_written
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
 from replicator.dumps import layout
@@ -173,7 +174,7 @@ def warehouse_of(target: MetastoreReader, options: LoadOptions) -> str:
 
 def root_of(target: MetastoreReader, options: LoadOptions) -> str:
     """The target's `$cmroot`, as asked for or below its warehouse."""
-    return normal(options.cmroot or join(warehouse_of(target, options), ".cmroot"))
+    return str(as_written(options.cmroot or join(warehouse_of(target, options), ".cmroot")))
 
 
 def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: LoadOptions) -> Placement:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cmroot.names import foreign
-from cmroot.store.place import is_local, join, local_path, normal, store_for
+from cmroot.store.place import Place, is_local, join, local_path, normal
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Table
 from replicator.errors import ObjectExists, ObjectNotFound
@@ -66,16 +66,16 @@ class Preparation:
         """What a load has done to tables counts as long as it goes on. This one begins again, unless its databases say
         that it is theirs: marks of others that were given up go, and its own of a time when it came to its end."""
         own, databases = self._work.plan.metadata.id, set(self._work.plan.placement.databases.values())
-        store, loads = store_for(self._work.root), join(self._work.root, "loads")
-        for load in store.list(loads):
+        loads = Place(self._work.root) / "loads"
+        for load in loads.list():
             if load == own and any(self._is_loading(name) for name in databases):
                 continue
-            place = join(loads, load)
-            for mark in store.list(place):
+            place = loads / load
+            for mark in place.list():
                 if mark.partition(".")[0] in databases:
-                    store.remove(join(place, mark))
-            if not store.list(place):
-                store.remove_tree(place)
+                    (place / mark).remove()
+            if not place.list():
+                place.remove_tree()
 
     def _is_loading(self, database: str) -> bool:
         try:
@@ -161,12 +161,12 @@ class Preparation:
         else:
             there = self._work.target.table(*step.name)
             left = None if _same_place(there.location, table.location) else there
-        store, note = store_for(self._work.root), f"{self._work.mark(step)}.left"
+        note = self._work.mark(step, ".left")
         if left is not None and left.location:
             # An earlier release that was killed here left Spark's `path` where a server had moved the directory from.
             in_the_way = [table.location] if exists(left.location) and exists(table.location) else []
             self._work.recycle(dict.fromkeys(in_the_way, step.name), Leaving({step.name}))
-            store.write_bytes(note, left.location.encode())
+            note.write_bytes(left.location.encode())
             if not table.is_partitioned:
                 self._carry([(left.location, table.location)])
             else:
@@ -175,9 +175,9 @@ class Preparation:
             self._work.target.alter_table(*step.name, table_at_place(not_noted(left), left.location, table.location))
             self._work.neighbours.look_again(step.name)
             self._work.changed.count()
-        if store.exists(note):
-            self._work.recycle({store.read_bytes(note).decode(): step.name}, Leaving({step.name}))
-            store.remove(note)
+        if note.exists():
+            self._work.recycle({note.read_bytes().decode(): step.name}, Leaving({step.name}))
+            note.remove()
 
     def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
         engine = self._work.engine.for_work(len(pairs))
@@ -217,8 +217,8 @@ class Preparation:
         going = goings(step)
         begun, gone, refilled = going.begun, going.gone, going.refilled
         renamed = [fate for fate in step.lineage.fates if fate.renamed]
-        store, mark = store_for(self._work.root), f"{self._work.mark(step)}.partitions"
-        if not (begun or renamed) or store.exists(mark):
+        mark = self._work.mark(step, ".partitions")
+        if not (begun or renamed) or mark.exists():
             return
         for batch in batched(begun, PARTITION_BATCH):
             wanted = set(batch) & gone
@@ -246,7 +246,7 @@ class Preparation:
                 self._work.neighbours.replaced(step.table, dropped)
                 self._work.changed.count(len(dropped))
         self._rename_partitions(step, renamed)
-        store.write_bytes(mark, b"")
+        mark.write_bytes(b"")
 
     def _rename_partitions(self, step: TablePlan, fates: Sequence[PartitionFate]) -> None:
         """As tables are renamed: with a mark, and through passing names where they go round in a circle."""
@@ -317,14 +317,13 @@ class Preparation:
         """Recycles what lies where a table is to be copied whole; once per load, so that copies survive a restart."""
         if self._work.plan.snapshot:
             return  # nothing is in a place of the load's own
-        store = store_for(self._work.root)
         marks = []
         for step in self._work.plan.tables:
             location = step.table.location if step.table else None
             if not step.clear or location is None:
                 continue
             mark = self._work.mark(step)
-            if store.exists(mark):
+            if mark.exists():
                 continue
             if any(
                 relative(home, location) is not None for home in self._work.plan.placement.target_locations.values()
@@ -334,7 +333,7 @@ class Preparation:
                 self._work.recycle({location: step.name}, Leaving({step.name}))
             marks.append(mark)
         for mark in marks:
-            store.write_bytes(mark, b"")
+            mark.write_bytes(b"")
 
 
 def _same_place(one: str | None, other: str | None) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from cmroot.store.local import is_directory
-from cmroot.store.place import is_local, local_path, store_for
+from cmroot.store.place import is_local, local_path
+from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
 from replicator.core.progress import Progress
 from replicator.dumps.reader import DumpReader
@@ -67,7 +68,7 @@ def _sync(plan: Plan) -> None:
     """What was copied is durable then: once a filesystem instead of once a file."""
     for place in {*plan.placement.target_locations.values(), plan.placement.external}:
         if place and is_local(place) and is_directory(local_path(place)):
-            store_for(place).sync(place)
+            located(place).sync()
 
 
 def probe_files(reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from cmroot.store.place import is_local, local_path, normal, store_for
+from cmroot.store.place import is_local, local_path, normal
+from cmroot.store.resolve import located
 from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, partition_name
@@ -289,7 +290,7 @@ def _owner(place: str, owners: dict[str, tuple[tuple[str, str], str]]) -> tuple[
 def _size(place: str) -> int | None:
     """None for a file that is not there."""
     try:
-        return os.lstat(local_path(place)).st_size if is_local(place) else store_for(place).size(place)
+        return os.lstat(local_path(place)).st_size if is_local(place) else located(place).size()
     except (FileNotFoundError, NotADirectoryError):
         return None
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from cmroot.store.listing import file_state
 from cmroot.store.local import status_of
-from cmroot.store.place import is_local, join, local_path, normal, store_for
-from cmroot.store.resolve import is_within, resolved, touches
+from cmroot.store.place import Place, is_local, local_path, normal
+from cmroot.store.resolve import is_within, located, resolved, touches
 from replicator.core.batches import batched
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Table, partition_name
@@ -127,9 +127,9 @@ class Work:
         epochs = self.plan.metadata.epochs
         return {name: epochs[source] for source, name in self.plan.placement.databases.items() if source in epochs}
 
-    def mark(self, step: TablePlan) -> str:
+    def mark(self, step: TablePlan, kind: str = "") -> Place:
         """A file of the target's $cmroot that says what this load has done to a table, until the checkpoint."""
-        return join(self.root, "loads", self.plan.metadata.id, f"{step.name[0]}.{step.name[1]}")
+        return Place(self.root) / "loads" / self.plan.metadata.id / f"{step.name[0]}.{step.name[1]}{kind}"
 
     def name_of(self, step: TablePlan, partition: Partition) -> str:
         assert step.table is not None
@@ -352,5 +352,5 @@ def exists(location: str) -> bool:
     """Whether a directory is there, or the file that is all of a table."""
     if is_local(location):
         return status_of(local_path(location)) is not None
-    store = store_for(location)
-    return bool(store.list(location)) or store.exists(location)
+    place = located(location)
+    return bool(place.list()) or place.exists()

@@ -22,9 +22,10 @@ from cmroot.keep.content import is_kept, locate
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.recycle import recycle
 from cmroot.keep.versions import open_version, version_size
-from cmroot.store.checksum import checksum_descriptor, checksum_file, copy_between, copy_stream
+from cmroot.store.checksum import checksum_at, checksum_descriptor, checksum_file, copy_between, copy_stream
 from cmroot.store.naming import raise_named
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, is_local, local_path
+from cmroot.store.resolve import located
 from replicator.replay.copy.staging import Attempt, given_up
 from replicator.replay.copy.stamps import is_published, is_stamped, stamp
 
@@ -63,7 +64,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
 def kept_prefixes(root: str) -> frozenset[str]:
     """First two digits of the checksums that a `$cmroot` keeps now; most targets keep none, and need not be asked for
     every file."""
-    return frozenset(store_for(root).list(join(root, "files"))) if is_local(root) else EVERY_PREFIX
+    return frozenset((Place(root) / "files").list()) if is_local(root) else EVERY_PREFIX
 
 
 EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
@@ -103,7 +104,7 @@ def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed
     there = [wanted.target] if in_place else []
     for place in (wanted.source, locate(roots.source, wanted.checksum, wanted.size), *there):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if store_for(place).size(place) == wanted.size:
+            if located(place).size() == wanted.size:
                 return Placed("present", wanted.size)
     if wanted.at_version:
         with contextlib.suppress(FileNotFoundError):
@@ -128,9 +129,7 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
         else:
             with contextlib.suppress(FileNotFoundError):
                 right = (wanted.checksum, wanted.size)
-                if store_for(wanted.target).size(wanted.target) == wanted.size and (
-                    _object_checksum(wanted.target) == right
-                ):
+                if located(wanted.target).size() == wanted.size and checksum_at(wanted.target) == right:
                     return Placed("present", wanted.size)
     found = probe_file(wanted, roots, in_place=False)
     if found.origin == "missing" or wanted.checksum is None or wanted.size is None:
@@ -138,7 +137,7 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
     if is_kept(roots.target, wanted.checksum, wanted.size):
         return Placed("target", found.size)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if store_for(wanted.source).size(wanted.source) == wanted.size:
+        if located(wanted.source).size() == wanted.size:
             return Placed("source", found.size)
     return Placed("cmroot", found.size)
 
@@ -252,7 +251,7 @@ class _Origin(NamedTuple):
         """Raises FileNotFoundError when it is not there."""
         if self.version:
             return open_version(self.place, self.version)
-        return store_for(self.place).open_read(self.place)
+        return located(self.place).open_read()
 
 
 def _origins(
@@ -337,9 +336,9 @@ def _drop_sidecar(target: str) -> None:
 
 def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, private: bool) -> Placed:
     """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
-    store = store_for(wanted.target)
+    place = located(wanted.target)
     try:
-        if store.size(wanted.target) == size and _object_checksum(wanted.target) == (checksum, size):
+        if place.size() == size and checksum_at(wanted.target) == (checksum, size):
             return Placed("present", size)
         attempt.check()
         _take_away(wanted.target, roots, private)
@@ -347,33 +346,26 @@ def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, attemp
         pass
     reasons = []
     for origin in _origins(wanted, checksum, size, roots):
-        staging = attempt.staging(wanted.target.rpartition("/")[0])
+        staging = Place(attempt.staging(place.parent.text))
         try:
-            with origin.open() as source, store.open_write(staging) as target:
+            with origin.open() as source, staging.open_write() as target:
                 found = copy_stream(source, target)
         except FileNotFoundError:
             reasons.append(f"{origin} does not exist")
             continue
-        if found == (checksum, size) and _object_checksum(staging) == found:
+        if found == (checksum, size) and checksum_at(staging.text) == found:
             attempt.check()
-            store.move(staging, wanted.target)
+            staging.move(place)
             return Placed(origin.name, size)
-        store.remove(staging)
+        staging.remove()
         reasons.append(f"{origin} holds other bytes ({found[1]} bytes, xxh3_128 {found[0]})")
     return Placed("missing", reason="; ".join(reasons))
-
-
-def _object_checksum(place: str) -> tuple[str, int]:
-    from cmroot.store.checksum import checksum_stream
-
-    with store_for(place).open_read(place) as stream:
-        return checksum_stream(stream)
 
 
 def _take_away(target: str, roots: Roots, private: bool) -> None:
     """A carried file is a second name, or a store's copy, of one that stays for those who read it."""
     if private and (not is_local(target) or os.stat(local_path(target)).st_nlink > 1):
-        store_for(target).remove(target)
+        located(target).remove()
     else:
         recycle(roots.target, target)
 

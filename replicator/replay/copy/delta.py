@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cmroot.keep.content import is_kept
-from cmroot.store.checksum import checksum_stream
+from cmroot.store.checksum import checksum_at
 from cmroot.store.delta import LOG, commit_version
-from cmroot.store.place import store_for
 from replicator.replay.copy.copying import Roots, Wanted
 
 _BELOW = f"/{LOG}/"
@@ -27,8 +26,7 @@ def is_foreign(file: Wanted, roots: Roots) -> bool:
     if not is_log(file.target) or commit_version(file.target) is None:
         return False
     try:
-        with store_for(file.target).open_read(file.target) as stream:
-            checksum, size = checksum_stream(stream)
+        checksum, size = checksum_at(file.target)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return (checksum, size) != (file.checksum, file.size) and not is_kept(roots.source, checksum, size)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.listing import Listing, list_tree
-from cmroot.store.place import is_local, local_path
+from cmroot.store.place import is_local, local_path, parent
 
 
 def remove_emptied(files: Iterable[str], homes: Collection[str]) -> int:
@@ -27,11 +27,9 @@ def remove_emptied(files: Iterable[str], homes: Collection[str]) -> int:
 
 def remove_above(directory: str, levels: int) -> int:
     """How many of so many directories above one that was removed were empty, and went."""
-    above = os.path.dirname(local_path(directory).rstrip("/")) if is_local(directory) else ""
-    count = 0
+    above, count = parent(directory), 0
     while count < levels and remove_if_empty(above):
-        count += 1
-        above = os.path.dirname(above)
+        above, count = parent(above), count + 1
     return count
 
 
@@ -51,7 +49,5 @@ def empty_directories(listing: Listing | None) -> list[str]:
 
 def sweep_empty(directory: str, keep: Collection[str] = ()) -> int:
     """Takes away a directory's empty ones, but for those that are called so; how many."""
-    if not is_local(directory):
-        return 0
     names = (name for name in empty_directories(list_tree(directory)) if name not in keep)
-    return sum(remove_if_empty(f"{local_path(directory)}/{name}") for name in names)
+    return sum(remove_if_empty(f"{directory}/{name}") for name in names)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from cmroot.log.part_reading import reading
 from cmroot.names import check_entries
-from cmroot.store.place import is_local, local_path, store_for
+from cmroot.store.place import Place, is_local, local_path
 from replicator.core.report import CopyCounts
 from replicator.errors import Error
 from replicator.replay.copy.copying import (
@@ -268,7 +268,7 @@ def count(report: CopyReport, file: Wanted, placed: Placed) -> None:
 def entries(parts: Sequence[str]) -> Iterator[pa.Table]:
     """The file entries of a dump's parts, batch by batch, with the columns that folding reads."""
     for part in parts:
-        with store_for(part).open_read(part) as file, reading(part):
+        with Place(part).open_read() as file, reading(part):
             for batch in pq.ParquetFile(file).iter_batches(columns=[*_ABOUT, *_OF_FILES]):
                 check_entries(batch, part, complete=True)
                 rows = pa.Table.from_batches([batch])

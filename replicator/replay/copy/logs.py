@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from cmroot.store.delta import LAST, LOG, checkpoint_version, rank
-from cmroot.store.place import store_for
+from cmroot.store.resolve import located
 from replicator.replay.copy.copying import Placed, Roots, Wanted, kept_prefixes, place_file, remove_file
 from replicator.replay.copy.delta import is_foreign, is_log, log_of
 from replicator.replay.copy.files import CopyReport, count, entries, fold_entries
@@ -94,9 +94,9 @@ def _publish(
 
 def _leads_somewhere(place: str) -> bool:
     """Whether the checkpoint is there whose name a `_last_checkpoint` says: it may be newer than the rest."""
-    store = store_for(place)
-    names: Iterable[str] = store.list(place.rpartition("/")[0])
+    last = located(place)
+    names: Iterable[str] = last.parent.list()
     with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
-        version = msgspec.json.decode(store.read_bytes(place))["version"]
+        version = msgspec.json.decode(last.read_bytes())["version"]
         return any(checkpoint_version(name) == version for name in names)
     return False

@@ -22,7 +22,8 @@ import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError, LeaseHeld
 from cmroot.store.local import is_directory
-from cmroot.store.place import is_local, join, local_path, parent, store_for
+from cmroot.store.place import Place, parent
+from cmroot.store.resolve import located
 from cmroot.store.spelling import STAGING as UNFINISHED
 from replicator.core.engine import Engine, Result, Task
 
@@ -45,9 +46,9 @@ class Fence:
         Before each step that others see; asks the store once a second, and the first time."""
         now = time.monotonic()
         if self.note and now - self._asked > _TRUSTED:
-            place = join(self.root, _NOTES, self.note)
-            if not store_for(place).exists(place):
-                raise given_up(place)
+            place = Place(self.root) / _NOTES / self.note
+            if not place.exists():
+                raise given_up(str(place))
             self._asked = now
 
 
@@ -103,13 +104,12 @@ def fenced(
         yield from engine.run(_Fenced(function, Asking("", ask=ask)), asked())
         return
     note = uuid.uuid4().hex
-    place = join(root, _NOTES, note)
-    store_for(root).mkdirs(join(root, _NOTES))
-    store_for(root).write_bytes(place, msgspec.json.encode([]))
+    place = Place(root) / _NOTES / note
+    place.write_bytes(msgspec.json.encode([]))
     try:
         yield from engine.run(_Fenced(function, Fence(root, note)), asked())
     finally:
-        store_for(root).remove(place)
+        place.remove()
 
 
 class _Fenced(Generic[Task, Result]):
@@ -137,38 +137,38 @@ def noted(root: str, targets: Iterable[str], fence: Fence = OPEN) -> Iterator[At
     if not directories:
         yield attempt
         return
-    note = join(root, _NOTES, attempt.id)
-    store_for(root).mkdirs(join(root, _NOTES))
-    store_for(root).write_bytes(note, msgspec.json.encode(directories))
+    note = Place(root) / _NOTES / attempt.id
+    note.write_bytes(msgspec.json.encode(directories))
     yield attempt
-    store_for(root).remove(note)
+    note.remove()
 
 
 def sweep_staging(root: str) -> int:
     """Removes the staging files of attempts that were killed or given up; how many. Under the lease, while no task runs
     that is waited for. Safe to run twice."""
-    store, removed = store_for(root), 0
-    _sweep_unfinished(join(root, _NOTES))
-    for name in store.list(join(root, _NOTES)):
-        note = join(root, _NOTES, name)
+    removed, notes = 0, Place(root) / _NOTES
+    _sweep_unfinished(notes)
+    for name in notes.list():
+        note = notes / name
         try:
-            directories = msgspec.json.decode(store.read_bytes(note), type=list[str])
+            directories = msgspec.json.decode(note.read_bytes(), type=list[str])
         except UNREADABLE as error:
             raise FormatError(
                 f"{note}: {error}", hint=f"remove it, and any {STAGING}* files below the replicas' directories"
             ) from error
         for directory in directories:
-            for staging in store_for(directory).list(directory):
+            place = located(directory)
+            for staging in place.list():
                 if staging.startswith(STAGING):
-                    store_for(directory).remove(join(directory, staging))
+                    (place / staging).remove()
                     removed += 1
-        store.remove(note)
+        note.remove()
     return removed
 
 
-def _sweep_unfinished(notes: str) -> None:
+def _sweep_unfinished(notes: Place) -> None:
     """Notes that were being written: their tasks had copied nothing yet."""
-    if is_local(notes) and is_directory(local_path(notes)):
-        for name in os.listdir(local_path(notes)):
+    if notes.local and is_directory(notes.local):
+        for name in os.listdir(notes):
             if name.startswith(UNFINISHED):
-                os.unlink(os.path.join(local_path(notes), name))
+                os.unlink(notes / name)

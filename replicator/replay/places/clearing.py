@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from cmroot.keep.recycle import recycle_tree, refuse_link
 from cmroot.store.listing import list_tree
 from cmroot.store.local import status_of
-from cmroot.store.place import is_local, join, local_path, normal, store_for
-from cmroot.store.resolve import is_within, resolved
+from cmroot.store.place import Place, is_local, join, local_path, normal
+from cmroot.store.resolve import is_within, located, resolved
 from replicator.replay.places.placement import PUBLISHED, is_published
 
 
@@ -54,7 +54,7 @@ def clear(root: str, clearing: Clearing) -> int:
         directory = local_path(clearing.directory)
         refuse_link(directory)
         return _clear_around(root, directory, {resolved(directory), os.path.normpath(directory)}, clearing.kept)
-    return sum(len(recycle_tree(root, place)) for place in _objects(clearing) if store_for(place).exists(place))
+    return sum(len(recycle_tree(root, place)) for place in _objects(clearing) if Place(place).exists())
 
 
 def to_clear(clearing: Clearing) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def _holds_published(directory: str) -> bool:
     place = join(directory, PUBLISHED)
     if is_local(place):
         return status_of(local_path(place), follow=False) is not None
-    return bool(store_for(place).find(place))
+    return bool(located(place).find())
 
 
 def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence[Kept]) -> int:
@@ -102,7 +102,7 @@ def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence
 
 def _objects(clearing: Clearing) -> Iterator[str]:
     real = resolved(clearing.directory)
-    for name in store_for(clearing.directory).find(clearing.directory):
+    for name in Place(real).find():
         place = f"{real}/{name}"
         if f"/{PUBLISHED}/" not in f"/{name}" and not any(each.covers(place) for each in clearing.kept):
             yield join(clearing.directory, name)

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cmroot.store.place import normal, store_for
+from cmroot.store.place import normal
+from cmroot.store.resolve import located
 from replicator.core.model import Function, Partition, Storage, Table
 
 
@@ -56,4 +57,4 @@ def _maps(before: Storage | None, after: Storage | None) -> Iterator[tuple[Mappi
 
 
 def _exists(place: str) -> bool:
-    return store_for(place).exists(place)
+    return located(place).exists()

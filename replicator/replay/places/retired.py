@@ -23,8 +23,8 @@ from cmroot.errors import UNREADABLE, FormatError
 from cmroot.names import foreign
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.listing import list_tree
-from cmroot.store.place import is_local, join, local_path, normal, parent, store_for
-from cmroot.store.resolve import folded, resolved, touches
+from cmroot.store.place import Place, is_local, join, local_path, normal, parent
+from cmroot.store.resolve import folded, located, resolved, touches
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.clearing import clear
@@ -61,8 +61,8 @@ def note_retired(root: str, load: str, directories: Sequence[Retired]) -> None:
     """Durable when it returns; before the metadata that names other directories. May run twice."""
     if directories:
         note = _Note(_FORMAT, _VERSION, tuple(directories))
-        place = join(root, _NOTES, load, f"{uuid.uuid4().hex}.json")
-        store_for(root).write_bytes(place, msgspec.json.encode(note) + b"\n")
+        place = Place(root) / _NOTES / load / f"{uuid.uuid4().hex}.json"
+        place.write_bytes(msgspec.json.encode(note) + b"\n")
 
 
 def note_left(root: str, load: str, directories: Sequence[Retired]) -> None:
@@ -73,31 +73,30 @@ def note_left(root: str, load: str, directories: Sequence[Retired]) -> None:
 def take_left(root: str, take: Callable[[Sequence[Retired]], None]) -> None:
     """Hands over what tables have left, of loads that were killed, too, and forgets it. Under the lease of the target's
     root, once all of them lie elsewhere. May run twice. Raises FormatError for a damaged note."""
-    store = store_for(root)
-    for load in store.list(join(root, _NOTES)):
+    for load in (Place(root) / _NOTES).list():
         if load.endswith(_LEFT):
-            place = join(root, _NOTES, load)
-            for name in store.list(place):
+            place = Place(root) / _NOTES / load
+            for name in place.list():
                 if name != _CLOSED:
-                    take(_read(join(place, name), root))
-                    store.remove(join(place, name))
-            store.remove_tree(place)
+                    take(_read(str(place / name), root))
+                    (place / name).remove()
+            place.remove_tree()
 
 
 def close_retired(root: str, load: str, *, now: float) -> None:
     """After a load's last flip: the delay begins. May run twice; the first time counts."""
-    store, place = store_for(root), join(root, _NOTES, load)
-    if store.list(place) and not store.exists(join(place, _CLOSED)):
-        store.write_bytes(join(place, _CLOSED), f"{now:.3f}\n".encode())
+    place = Place(root) / _NOTES / load
+    if place.list() and not (place / _CLOSED).exists():
+        (place / _CLOSED).write_bytes(f"{now:.3f}\n".encode())
 
 
 def has_left(root: str) -> bool:
-    return any(load.endswith(_LEFT) for load in store_for(root).list(join(root, _NOTES)))
+    return any(load.endswith(_LEFT) for load in (Place(root) / _NOTES).list())
 
 
 def has_retired(root: str) -> bool:
     """Whether anything waits."""
-    return bool(store_for(root).list(join(root, _NOTES)))
+    return bool((Place(root) / _NOTES).list())
 
 
 @dataclass
@@ -122,30 +121,30 @@ def sweep_retired(
     """Takes away what was superseded longer than `delay` ago. Under the lease of the target's root, while no load is at
     work, which `check` asks again before each note. May run twice, and again after a crash. Raises FormatError for a
     damaged note."""
-    store, swept = store_for(root), Swept()
+    swept = Swept()
     due = []
-    loads = store.list(join(root, _NOTES))
+    loads = (Place(root) / _NOTES).list()
     loading = _loading(target) if loads else set()
     for load in loads:
         place = join(root, _NOTES, load)
         if load in loading or load.endswith(_LEFT):  # the next load takes that
             continue
-        if not store.exists(join(place, _CLOSED)):  # given up, or killed right before it had been closed
+        if not (Place(place) / _CLOSED).exists():  # given up, or killed right before it had been closed
             close_retired(root, load, now=now())
             continue
-        closed = float(store.read_bytes(join(place, _CLOSED)))
+        closed = float((Place(place) / _CLOSED).read_bytes())
         if closed + delay.total_seconds() <= now():
             due.append((closed, place))
     if not due:
         return swept
     neighbours = Neighbours(target, shadows=True)
     for _, place in sorted(due):  # in order, so that a successor is still there
-        for name in store.list(place):
+        for name in Place(place).list():
             if name != _CLOSED:
                 check()
                 _sweep_note(root, neighbours, _read(join(place, name), root), swept)
-                store.remove(join(place, name))
-        store.remove_tree(place)
+                (Place(place) / name).remove()
+        Place(place).remove_tree()
     return swept
 
 
@@ -173,18 +172,16 @@ def _drop_cloned(each: Retired) -> None:
     for file in listing.files if listing else ():
         other = successors.get(file.path_relative)
         if other is not None and (other.size, other.identity) == (file.size, file.identity):
-            place = join(each.directory, file.path_relative)
-            if local and not os.path.samefile(local_path(place), local_path(join(each.successor, file.path_relative))):
+            place = located(join(each.directory, file.path_relative))
+            if local and not os.path.samefile(place.local, local_path(join(each.successor, file.path_relative))):
                 continue
-            store_for(place).remove(place)
+            place.remove()
 
 
 def _remove_empty(directory: str) -> None:
     """The emptied directories above, up to `.published`."""
     above = parent(directory)
-    while is_local(above) and f"/{PUBLISHED}/" in f"{above}/":
-        if not remove_if_empty(local_path(above)):
-            return
+    while f"/{PUBLISHED}/" in f"{above}/" and remove_if_empty(above):
         above = parent(above)
 
 
@@ -199,7 +196,7 @@ def _loading(target: MetastoreReader) -> set[str]:
 
 def _read(place: str, root: str) -> tuple[Retired, ...]:
     try:
-        note = msgspec.json.decode(store_for(place).read_bytes(place), type=_Note)
+        note = msgspec.json.decode(Place(place).read_bytes(), type=_Note)
     except UNREADABLE as error:
         raise FormatError(
             f"{place}: {error}", hint="remove it; the replaced directories that it named stay where they are"
