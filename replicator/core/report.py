@@ -31,7 +31,7 @@ class Report:
 @dataclasses.dataclass(kw_only=True)
 class CopyCounts(Report):
     """Counts of copied files, by the origin of their bytes; files_skipped: already in place. `before`: the field of a
-    report that follows them in its JSON."""
+    report that follows them in its JSON; "": the first."""
 
     files_copied: int = 0
     bytes_copied: int = 0
@@ -39,7 +39,7 @@ class CopyCounts(Report):
     files_from_cmroot: int = 0
     files_from_target: int = 0
     files_skipped: int = 0
-    before: ClassVar[str]
+    before: ClassVar[str] = ""
 
     def count(self, done: CopyCounts) -> None:
         """Adds the counts that both have."""
@@ -49,7 +49,7 @@ class CopyCounts(Report):
     def to_dict(self) -> dict[str, Any]:
         found, counts = super().to_dict(), self._counts()
         others = [name for name in found if name not in counts]
-        at = others.index(self.before)
+        at = others.index(self.before) if self.before else 0
         return {name: found[name] for name in (*others[:at], *counts, *others[at:])}
 
     def _counts(self) -> list[str]:

@@ -39,7 +39,7 @@ from replicator.replay.copy.staging import fenced, sweep_staging
 from replicator.replay.places.clearing import Clearing
 
 LARGE = 300 << 20
-RUN = "import pickle, sys; function, task = pickle.load(open(sys.argv[1], 'rb')); print(function(task))"
+RUN = "import pickle, sys; function, task = pickle.load(open(sys.argv[1], 'rb')); print(repr(function(task)))"
 END = b"the end."
 
 
