@@ -12,25 +12,26 @@ with a class of its options beside it. Places are local paths or fsspec URLs, me
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replicator.commands.audit import AuditLsOptions as AuditLsOptions
-    from replicator.commands.audit import AuditRestoreOptions as AuditRestoreOptions
+    from replicator.commands.audit import AuditUndoOptions as AuditUndoOptions
     from replicator.commands.audit import audit_ls as audit_ls
-    from replicator.commands.audit import audit_restore as audit_restore
+    from replicator.commands.audit import audit_undo as audit_undo
     from replicator.commands.base import engines as engines
     from replicator.commands.capture import CaptureOptions as CaptureOptions
     from replicator.commands.capture import capture as capture
     from replicator.commands.check import CheckOptions as CheckOptions
     from replicator.commands.check import check as check
     from replicator.commands.cm.kept import CmFindOptions as CmFindOptions
+    from replicator.commands.cm.kept import CmGetOptions as CmGetOptions
     from replicator.commands.cm.kept import CmLsOptions as CmLsOptions
-    from replicator.commands.cm.kept import CmRestoreOptions as CmRestoreOptions
     from replicator.commands.cm.kept import cm_find as cm_find
+    from replicator.commands.cm.kept import cm_get as cm_get
     from replicator.commands.cm.kept import cm_ls as cm_ls
-    from replicator.commands.cm.kept import cm_restore as cm_restore
     from replicator.commands.cm.pins import CmHoldOptions as CmHoldOptions
     from replicator.commands.cm.pins import CmReleaseOptions as CmReleaseOptions
     from replicator.commands.cm.pins import CmSlotsConfirmOptions as CmSlotsConfirmOptions
@@ -92,11 +93,11 @@ if TYPE_CHECKING:
     from replicator.commands.purge import purge_certify as purge_certify
     from replicator.commands.purge import purge_run as purge_run
     from replicator.commands.purge_backups import PurgeBackupsOptions as PurgeBackupsOptions
-    from replicator.commands.purge_backups import PurgeRestoreOptions as PurgeRestoreOptions
     from replicator.commands.purge_backups import PurgeRetainOptions as PurgeRetainOptions
+    from replicator.commands.purge_backups import PurgeUndoOptions as PurgeUndoOptions
     from replicator.commands.purge_backups import purge_backups as purge_backups
-    from replicator.commands.purge_backups import purge_restore as purge_restore
     from replicator.commands.purge_backups import purge_retain as purge_retain
+    from replicator.commands.purge_backups import purge_undo as purge_undo
     from replicator.commands.repair import RepairOptions as RepairOptions
     from replicator.commands.repair import repair as repair
     from replicator.commands.restore import RestoreOptions as RestoreOptions
@@ -136,7 +137,7 @@ __version__ = "0.1.0"
 
 _COMMANDS = {
     "base": ("engines",),
-    "audit": ("audit_ls", "AuditLsOptions", "audit_restore", "AuditRestoreOptions"),
+    "audit": ("audit_ls", "AuditLsOptions", "audit_undo", "AuditUndoOptions"),
     "demo": ("demo", "DemoOptions"),
     "gateway": ("gateway", "GatewayOptions"),
     "legal_hold": (
@@ -157,7 +158,7 @@ _COMMANDS = {
     ),
     "capture": ("capture", "CaptureOptions"),
     "check": ("check", "CheckOptions"),
-    "cm.kept": ("cm_find", "CmFindOptions", "cm_ls", "CmLsOptions", "cm_restore", "CmRestoreOptions"),
+    "cm.kept": ("cm_find", "CmFindOptions", "cm_ls", "CmLsOptions", "cm_get", "CmGetOptions"),
     "cm.pins": (
         "cm_hold",
         "CmHoldOptions",
@@ -191,8 +192,8 @@ _COMMANDS = {
     "purge_backups": (
         "purge_backups",
         "PurgeBackupsOptions",
-        "purge_restore",
-        "PurgeRestoreOptions",
+        "purge_undo",
+        "PurgeUndoOptions",
         "purge_retain",
         "PurgeRetainOptions",
     ),
@@ -221,7 +222,21 @@ _COMMANDS = {
 _MODULES = {name: f"replicator.commands.{module}" for module, names in _COMMANDS.items() for name in names}
 
 
+_RENAMED = {
+    "cm_restore": "cm_get",
+    "CmRestoreOptions": "CmGetOptions",
+    "audit_restore": "audit_undo",
+    "AuditRestoreOptions": "AuditUndoOptions",
+    "purge_restore": "purge_undo",
+    "PurgeRestoreOptions": "PurgeUndoOptions",
+}
+"""Public names by those that they had before, which work and warn."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"replicator.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'replicator' has no attribute {name!r}")

@@ -19,7 +19,8 @@ from replicator.cli.options import (
     root_option,
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text
-from replicator.commands.audit import audit_ls, audit_restore
+from replicator.cli.renamed import renamed_command
+from replicator.commands.audit import audit_ls, audit_undo
 from replicator.commands.legal_hold import legal_hold_add, legal_hold_ls, legal_hold_release
 from replicator.removal.audit import AuditShown
 
@@ -89,7 +90,7 @@ def ls(session: Session, /, as_json: bool, **given: Any) -> int:
     return 0
 
 
-@audit.command(name="restore")
+@audit.command(name="undo")
 @of_policy_argument
 @root_option
 @click.option("--run", required=True, help="The run whose files to restore; `audit ls` lists runs.")
@@ -97,15 +98,15 @@ def ls(session: Session, /, as_json: bool, **given: Any) -> int:
 @dry_run_option
 @json_option
 @pass_session
-def restore(session: Session, /, as_json: bool, **given: Any) -> int:
+def undo(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore the files that a run removed to their paths, from $cmroot. Replaces nothing. Exit 3 if some are lost.
 
     Restore their metadata with `replicator restore`, or recreate it by hand.
 
     \b
-    Example: replicator audit restore --cmroot /cm --run 20261121T020000Z-1f2e3d4c --path /w/sales.db/orders/day=1
+    Example: replicator audit undo --cmroot /cm --run 20261121T020000Z-1f2e3d4c --path /w/sales.db/orders/day=1
     """
-    done = session.call(audit_restore, **given)
+    done = session.call(audit_undo, **given)
     lines = [
         (done.status, f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
         ("there", count_text(len(done.there), "file") if done.there else None),
@@ -113,6 +114,9 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     ]
     emit(done, as_json, aligned(lines))
     return 3 if done.lost else 0
+
+
+renamed_command(audit, "restore", undo)
 
 
 @click.group(name="legal-hold")

@@ -12,6 +12,7 @@ from replicator.cli.check import FOUND
 from replicator.cli.check import lines as check_lines
 from replicator.cli.options import Session, json_option, pass_session
 from replicator.cli.output import emit
+from replicator.cli.renamed import renamed_option
 from replicator.commands.init import Initialized
 from replicator.commands.init import init as run
 from replicator.errors import UsageError
@@ -33,7 +34,7 @@ from replicator.errors import UsageError
 @click.option("--target-cmroot", metavar="PLACE", help="The target's $cmroot. Default: .cmroot in its warehouse.")
 @click.option("--dumps", metavar="PLACE", help="The directory of dumps. Default: .dumps in the target's warehouse.")
 @click.option("--file", default="replicator.toml", show_default=True, metavar="FILE", help="The file to write.")
-@click.option("--force", is_flag=True, help="Replace the file.")
+@renamed_option("--overwrite", old="--force", is_flag=True, help="Replace the file.")
 @click.option("--no-check", is_flag=True, help="Do not check the policy afterwards.")
 @json_option
 @pass_session

@@ -62,6 +62,8 @@ def cli(context: click.Context, config: Path | None, verbose: bool) -> None:
     if verbose:
         log_to_stderr(LOG_LINE, logging.INFO)
     settings = read_config(config)
+    if settings.purge.readers is not None:
+        note(f"warning: purge.readers of {settings.looked_for} is now purge.grace")
     began = context.obj if isinstance(context.obj, float) else clocks.monotonic()
     context.obj = Session(settings, verbose, began)
     context.default_map = PerCommand(lambda name, command: defaults_of(settings, name, command))  # type: ignore[assignment]
@@ -76,6 +78,8 @@ def defaults_of(config: Config, name: str, command: click.Command) -> dict[str, 
         of_purge = {key: value for key, value in msgspec.to_builtins(config.purge).items() if value is not None}
         if "table_whitelist" in of_purge:
             of_purge["whitelist"] = of_purge.pop("table_whitelist")
+        if "readers" in of_purge:
+            of_purge.setdefault("grace", of_purge.pop("readers"))
         for verb, options in _options_among(command, of_purge).items():
             found[verb] |= options
     return found

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
-from replicator.cli.options import Session, json_option, pass_session, settings_option
+from replicator.cli.options import Duration, Session, json_option, pass_session, settings_option
 from replicator.cli.output import emit
 from replicator.commands.metastore import metastore_start, metastore_status, metastore_stop
 
@@ -43,16 +42,16 @@ def metastore() -> None:
 @settings_option(
     "--set", "hive_settings", envvar="REPLICATOR_METASTORE_START_SETTINGS", help="A Hive setting for this start."
 )
-@click.option("--timeout", type=float, default=90, show_default=True, help="Seconds to wait for the first answer.")
+@click.option("--timeout", type=Duration(), default="90s", show_default=True, help="Time limit for the first answer.")
 @json_option
 @pass_session
-def start(session: Session, /, timeout: float, as_json: bool, **given: Any) -> int:
+def start(session: Session, /, as_json: bool, **given: Any) -> int:
     """Start the metastore of a directory. Uses its existing data, and returns when it answers.
 
     \b
     Example: replicator metastore start --dir /tmp/source --port 9083
     """
-    emit(session.call(metastore_start, timeout=timedelta(seconds=timeout), **given), as_json)
+    emit(session.call(metastore_start, **given), as_json)
     return 0
 
 

@@ -22,8 +22,9 @@ from replicator.cli.options import (
     root_option,
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, took
+from replicator.cli.renamed import renamed_command, renamed_option
 from replicator.commands.purge import purge_certify, purge_run
-from replicator.commands.purge_backups import purge_backups, purge_restore, purge_retain
+from replicator.commands.purge_backups import purge_backups, purge_retain, purge_undo
 from replicator.core.not_replicated import PARTIAL
 from replicator.purge.run import Purged
 
@@ -122,8 +123,9 @@ def run(session: Session, /, allow_gaps: bool, as_json: bool, **given: Any) -> i
     "--versions", type=click.IntRange(0), help="Number of newest backups to keep for each partition; default 1."
 )
 @click.option("--days", type=Duration(), help="Maximum age of backups; default 7d.")
-@click.option(
-    "--readers",
+@renamed_option(
+    "--grace",
+    old="--readers",
     type=Duration(),
     default="2h",
     show_default=True,
@@ -178,11 +180,11 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
     metavar="TIME",
     help="The newest backup at or before this time (ISO 8601), or of this run's id; default: the newest.",
 )
-@click.option("--undo", is_flag=True, help="Revert the last restore.")
+@renamed_option("--revert", old="--undo", is_flag=True, help="Revert the last undo.")
 @dry_run_option
 @json_option
 @pass_session
-def restore(session: Session, /, as_json: bool, **given: Any) -> int:
+def undo(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore a backup of a partition: one metastore call, and no copy if its directory still exists.
 
     The erased rows are then back, too: purge again if that is not intended. The replaced data stays as trash until
@@ -190,10 +192,10 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
 
     \b
     Example:
-      replicator purge restore --metastore prod --cmroot /cm sales.orders day=2026-03-01
-      replicator purge restore --metastore prod --cmroot /cm sales.orders day=2026-03-01 --undo
+      replicator purge undo --metastore prod --cmroot /cm sales.orders day=2026-03-01
+      replicator purge undo --metastore prod --cmroot /cm sales.orders day=2026-03-01 --revert
     """
-    done = session.call(purge_restore, **given)
+    done = session.call(purge_undo, **given)
     lines = [
         (done.status, f"{done.object} {done.partition}".rstrip()),
         ("at", done.location),
@@ -204,6 +206,9 @@ def restore(session: Session, /, as_json: bool, **given: Any) -> int:
     ]
     emit(done, as_json, aligned(lines))
     return 0
+
+
+renamed_command(purge, "restore", undo)
 
 
 @purge.command()
@@ -248,8 +253,9 @@ def backups(session: Session, /, as_json: bool, **given: Any) -> int:
 @click.option(
     "--expedite", is_flag=True, help="First recycle the backups, and expire the remaining copies that are not needed."
 )
-@click.option(
-    "--readers",
+@renamed_option(
+    "--grace",
+    old="--readers",
     type=Duration(),
     default="2h",
     show_default=True,

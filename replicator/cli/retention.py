@@ -77,7 +77,7 @@ def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json:
     """Remove expired versions of datasets; set the access of the others.
 
     CONFIG is the job file (Java properties, or HOCON if it ends in .conf), or a config store's directory. Files are
-    moved to $cmroot, from which `audit restore` restores them. Data of a table or partition of the metastore stays,
+    moved to $cmroot, from which `audit undo` restores them. Data of a table or partition of the metastore stays,
     unless the partition itself is dropped. Exit 3 if items failed or were refused, 6 if the whole run was refused, 7
     while another run holds the lease.
 

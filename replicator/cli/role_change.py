@@ -18,6 +18,7 @@ from replicator.cli.options import (
     policy_argument,
 )
 from replicator.cli.output import aligned, count_text, emit, shortened, size_text, time_text, took, write
+from replicator.cli.renamed import renamed_option
 from replicator.commands.role_change import failback as run_failback
 from replicator.commands.role_change import failover as run_failover
 from replicator.commands.role_change import loss as run_loss
@@ -40,13 +41,19 @@ wait_option = click.option(
 @policy_argument
 @to_option
 @click.option("--abort", is_flag=True, help="Undo a switchover that has not promoted the replica yet.")
-@click.option(
-    "--anyway",
+@renamed_option(
+    "--force",
+    old="--anyway",
     is_flag=True,
     help="Proceed although tables differed in their last comparison, or directories are missing.",
 )
-@click.option(
-    "--drain", type=Duration(), default="10m", show_default=True, help="Time limit for replicating the last changes."
+@renamed_option(
+    "--drain-timeout",
+    old="--drain",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    help="Time limit for replicating the last changes.",
 )
 @wait_option
 @dry_run_option
@@ -75,19 +82,28 @@ def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
 @click.command()
 @policy_argument
 @click.option("--force", is_flag=True, help="Fail over, and accept the loss in the report.")
-@click.option(
-    "--accept-partial", is_flag=True, help="Proceed although an interrupted load left tables between two states."
+@renamed_option(
+    "--allow-partial",
+    old="--accept-partial",
+    is_flag=True,
+    help="Proceed although an interrupted load left tables between two states.",
 )
 @click.option(
     "--look",
     is_flag=True,
     help="Also list the lost side's directories, if its storage answers, to find uncaptured files.",
 )
-@click.option(
-    "--patience", type=Duration(), default="5s", show_default=True, help="Time limit for each answer of the lost side."
+@renamed_option(
+    "--answer-timeout",
+    old="--patience",
+    type=Duration(),
+    default="5s",
+    show_default=True,
+    help="Time limit for each answer of the lost side.",
 )
-@click.option(
-    "--reading",
+@renamed_option(
+    "--read-timeout",
+    old="--reading",
     type=Duration(),
     default="1m",
     show_default=True,
@@ -100,8 +116,9 @@ def switchover(session: Session, /, as_json: bool, **given: Any) -> int:
 def failover(session: Session, /, as_json: bool, **given: Any) -> int:
     """Make the replica the primary when the primary is lost. Without --force: only report the loss, and exit 6.
 
-    The loss report uses every part that still answers: the replica, the lost side's $cmroot, its metastore; --patience
-    limits the wait for the lost side. Interrupted loads are completed first. Safe to kill and to run again.
+    The loss report uses every part that still answers: the replica, the lost side's $cmroot, its metastore;
+    --answer-timeout limits the wait for the lost side. Interrupted loads are completed first. Safe to kill and to run
+    again.
 
     \b
     Example:

@@ -21,6 +21,7 @@ from replicator.cli.options import (
     policy_argument,
 )
 from replicator.cli.output import aligned, count_text, duration_text, emit, note, shortened, size_text, took, write
+from replicator.cli.renamed import renamed_option
 from replicator.cli.signals import Stopping
 from replicator.commands.sync import sync as run_sync
 from replicator.core.not_replicated import PARTIAL
@@ -49,8 +50,11 @@ drop_left_option = click.option(
 @click.command()
 @policy_argument
 @click.option("--once/--follow", "once", default=True, help="One run (default), or repeated runs until stopped.")
-@click.option(
-    "--schedule", type=Duration(), help="With --follow: interval between the starts of two runs; default: the policy's."
+@renamed_option(
+    "--interval",
+    old="--schedule",
+    type=Duration(),
+    help="With --follow: interval between the starts of two runs; default: the policy's schedule.",
 )
 @adopt_option
 @drop_left_option
@@ -70,7 +74,7 @@ def sync(session: Session, /, as_json: bool, once: bool, **given: Any) -> int:
     \b
     Example:
       replicator sync west
-      replicator sync west --follow --schedule 10s
+      replicator sync west --follow --interval 10s
     """
     if not once:
         return _follow(session, as_json, **given)

@@ -93,6 +93,12 @@ def commands() -> dict[str, click.Command]:
     return {name: command(name) for name in COMMANDS}
 
 
+def below(group: click.Group) -> dict[str, click.Command]:
+    """The commands of a group that its help shows, by name: for the manual and the tests."""
+    found = commands() if isinstance(group, CommandTable) else group.commands
+    return {name: each for name, each in found.items() if not each.hidden}
+
+
 class PerCommand(Mapping[str, Any]):
     """Values by command, made when a command is looked up."""
 

@@ -1,4 +1,4 @@
-"""`audit ls` and `audit restore`: who removed what, when and why; and the files of a run back where they were."""
+"""`audit ls` and `audit undo`: who removed what, when and why; and the files of a run back where they were."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def audit_ls(options: AuditLsOptions) -> AuditShown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditRestoreOptions(OfPolicy):
+class AuditUndoOptions(OfPolicy):
     """Arguments:
 
     cmroot: the change-management root.
@@ -75,12 +75,12 @@ class AuditRestoreOptions(OfPolicy):
     dry_run: bool = False
 
 
-@verb(AuditRestoreOptions)
-def audit_restore(options: AuditRestoreOptions) -> BroughtBack:
+@verb(AuditUndoOptions)
+def audit_undo(options: AuditUndoOptions) -> BroughtBack:
     """Puts files that a run removed back where they were, from the root. Replaces nothing, so it may run again. What
     cannot be had is in the report's `lost`. Metadata that went with them is `replicator.restore`'s.
 
-        replicator.audit_restore(cmroot="/cm", run="20261121T020000Z-1f2e3d4c")
+        replicator.audit_undo(cmroot="/cm", run="20261121T020000Z-1f2e3d4c")
 
     Raises ObjectNotFound when the record knows no such file, FormatError when a file of the record is damaged."""
     root = open_existing(options.cmroot).place

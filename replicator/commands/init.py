@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cmroot.store.place import join
 from cmroot.store.resolve import as_written
@@ -31,9 +31,11 @@ class InitOptions(Options):
     cmroot, target_cmroot: the change-management roots; None: `.cmroot` in each metastore's warehouse.
     dumps: the directory of dumps; None: `.dumps` in the target's warehouse.
     file: the file to write.
-    force: replace the file.
+    overwrite: replace the file.
     check: check the policy afterwards.
     """
+
+    renamed: ClassVar = {"force": "overwrite"}
 
     source: str
     target: str
@@ -43,7 +45,7 @@ class InitOptions(Options):
     target_cmroot: str | None = None
     dumps: str | None = None
     file: str | os.PathLike[str] = NAME
-    force: bool = False
+    overwrite: bool = False
     check: bool = True
 
 
@@ -60,22 +62,22 @@ class Initialized(Report):
 @verb(InitOptions)
 def init(options: InitOptions) -> Initialized:
     """Writes a configuration with two metastores and one policy between them, then checks the policy. Running it again
-    is refused unless `force` is given.
+    is refused unless `overwrite` is given.
 
         replicator.init(source="thrift://a:9083", target="thrift://b:9083", databases=["sales"])
 
     Raises MetastoreUnreachable when one does not answer, Refused where the file is there, ConfigError for values that
     make no policy; nothing is written then."""
     file = Path(options.file)
-    if file.exists() and not options.force:
-        raise Refused(f"{file} is there already", hint="edit it, name another with --file, or replace it with --force")
+    if file.exists() and not options.overwrite:
+        raise Refused(f"{file} is there already", hint="edit it, choose another --file, or give --overwrite")
     for uri in (options.source, options.target):
         if "://" not in uri:
             raise UsageError(f"{uri!r} is no metastore's URI", hint="write thrift://host:port")
     with connect(options.source) as source, connect(options.target) as target:
         text = _text(options, source, target)
     config = parse_config(tomllib.loads(text), str(file))
-    _write(file, text, replace=options.force)
+    _write(file, text, replace=options.overwrite)
     return Initialized(str(file), options.policy, _checked(config, options.policy) if options.check else None)
 
 
@@ -127,4 +129,4 @@ def _write(file: Path, text: str, *, replace: bool) -> None:
     if replace:
         place.write_bytes(text.encode())
     elif not place.create_exclusive(text.encode()):
-        raise Refused(f"{file} is there already", hint="edit it, or replace it with --force")
+        raise Refused(f"{file} is there already", hint="edit it, or replace it with --overwrite")

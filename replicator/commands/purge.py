@@ -60,7 +60,7 @@ class PurgeRunOptions(ErasureOptions, Removing):
 @verb(PurgeRunOptions)
 def purge_run(options: PurgeRunOptions) -> Purged:
     """Erases the rows of all ids from the white-listed tables that are described. What was before stays as a backup,
-    which `purge_restore` brings back and `purge_retain` recycles. The root is made where there is none. Safe to kill
+    which `purge_undo` brings back and `purge_retain` recycles. The root is made where there is none. Safe to kill
     and to run again: the same request goes on where it was. A dry run only counts rows.
 
         replicator.purge_run("prod", "/cm", "gdpr.requests:customer", whitelist="sales", field_path="privacy.column")
@@ -94,15 +94,17 @@ class PurgeCertifyOptions(ErasureOptions):
     run: the ids and tables of this purge, or of the "latest", in place of `ids`.
     replica_cmroot: roots of replicas that no policy of the configuration names.
     expedite: first recycle the backups, and expire what nobody needs.
-    readers: of expediting: touch no backup younger than the longest query.
+    grace: of expediting: touch no backup that is younger: the duration of the longest query.
     allow_gaps: certify though something on the white list was not searched.
     out: write the certificate there, too, as JSON; what is there is replaced.
     """
 
+    renamed: ClassVar = {"readers": "grace"}
+
     run: str | None = None
     replica_cmroot: Sequence[str] = ()
     expedite: bool = False
-    readers: timedelta = timedelta(hours=2)
+    grace: timedelta = timedelta(hours=2)
     allow_gaps: bool = False
     out: str | None = None
 
@@ -126,7 +128,7 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
             if same_metastore(policy.source, metastore.uri) and str(as_written(policy.cmroot)) == root.place
         ]
         roots = [str(as_written(each)) for each in options.replica_cmroot]
-        how = CertifyOptions(roots, options.run, options.expedite, options.allow_gaps, options.readers, options.limits)
+        how = CertifyOptions(roots, options.run, options.expedite, options.allow_gaps, options.grace, options.limits)
         done = certify(metastore, root, asked, how, replicas, engines=stack.enter_context(options.engines()))
     if options.out is not None:
         done.write(options.out)

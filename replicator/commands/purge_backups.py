@@ -43,41 +43,42 @@ def purge_backups(options: PurgeBackupsOptions) -> BackupList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PurgeRestoreOptions(OfPolicy):
+class PurgeUndoOptions(OfPolicy):
     """Arguments:
 
     metastore: a thrift URI, several separated by commas, or a configured name.
     cmroot: its change-management root.
     table: "db.table". partition: such as "day=2026-03-01"; empty for a table without partitions.
     backup: the newest swapped out at or before this ISO 8601 time, or a run's id; None: the newest.
-    undo: put back what the last restore replaced.
+    revert: put back what the last undo replaced.
     dry_run: only tell what would be done.
     """
 
     needed: ClassVar = ("metastore", "cmroot", "table")
+    renamed: ClassVar = {"undo": "revert"}
 
     metastore: str = field(default="", kw_only=False)
     cmroot: str = field(default="", kw_only=False)
     table: str = field(default="", kw_only=False)
     partition: str = field(default="", kw_only=False)
     backup: str | None = None
-    undo: bool = False
+    revert: bool = False
     dry_run: bool = False
 
 
-@verb(PurgeRestoreOptions)
-def purge_restore(options: PurgeRestoreOptions) -> Restored:
+@verb(PurgeUndoOptions)
+def purge_undo(options: PurgeUndoOptions) -> Restored:
     """Puts a backup of a partition back: one metastore call, no copy while its directory is there. Rows that were
     erased are back then, too. What is replaced stays as trash. Safe to run twice: the second time it is there already.
 
-        replicator.purge_restore("prod", "/cm", "sales.orders", "day=2026-03-01")
+        replicator.purge_undo("prod", "/cm", "sales.orders", "day=2026-03-01")
 
     Raises ObjectNotFound when there is no backup; Refused when the partition changes meanwhile; FilesMissing when bytes
     of a recycled backup are nowhere any more; LeaseHeld while a purge is at work."""
     if options.table.count(".") != 1:
         raise UsageError(f"{options.table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
     with options.connected(options.metastore) as metastore:
-        asked = RestoreOptions(options.table, options.partition, options.backup, options.undo)
+        asked = RestoreOptions(options.table, options.partition, options.backup, options.revert)
         return restore_backup(metastore, open_existing(options.cmroot), asked, dry_run=options.dry_run)
 
 
@@ -89,18 +90,19 @@ class PurgeRetainOptions(Removing, OfPolicy):
     cmroot: its change-management root.
     properties: a file of a Gobblin compliance job, for what is not given.
     versions: of each partition the newest so many stay; None: 1. days: none stays longer; None: seven days.
-    readers: none younger than the longest query is touched.
+    grace: none younger is touched: the duration of the longest query.
     trash: what restores replaced stays so long; None: seven days.
     """
 
     needed: ClassVar = ("metastore", "cmroot")
+    renamed: ClassVar = {"readers": "grace"}
 
     metastore: str = field(default="", kw_only=False)
     cmroot: str = field(default="", kw_only=False)
     properties: str | os.PathLike[str] | None = None
     versions: int | None = None
     days: timedelta | None = None
-    readers: timedelta = timedelta(hours=2)
+    grace: timedelta = timedelta(hours=2)
     trash: timedelta | None = None
 
 
@@ -114,7 +116,7 @@ def purge_retain(options: PurgeRetainOptions) -> Retained:
     Raises Refused when more would go than may; LeaseHeld while a purge is at work; UsageError where there is no root.
     What had to stay is in the report."""
     given = read_properties(options.properties)
-    asked = RetainOptions.given(options.versions, options.days, options.readers, options.trash, given)
+    asked = RetainOptions.given(options.versions, options.days, options.grace, options.trash, given)
     with (
         opened_root(options.cmroot, dry_run=options.dry_run, makes=False) as (root, words),
         options.connected(options.metastore) as metastore,

@@ -69,7 +69,7 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
 @verb(RetentionRunOptions)
 def retention_run(options: RetentionRunOptions) -> RetentionRun:
     """Removes the versions of datasets that are past their policy, and sets the access of those that stay. Files go to
-    the root, from which `audit restore` puts them back. What a table or partition refers to stays, unless the partition
+    the root, from which `audit undo` puts them back. What a table or partition refers to stays, unless the partition
     itself is dropped. May run again at any time; a killed run is completed by the next.
 
         replicator.retention_run("job.properties", "/cm", metastore="prod", dry_run=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import ClassVar
 
 from replicator.commands.base import Options, verb
 from replicator.commands.policy import opened
@@ -29,19 +30,21 @@ class SwitchoverOptions(Options):
     to: who shall be the primary, "source" or "target" as the policy names them; then running it again does not turn
       back. None: who is not.
     abort: take a switchover back that has not promoted the replica yet.
-    anyway: also when tables differed in their last comparison, or directories are missing.
-    drain: how long the last changes may take.
+    force: also when tables differed in their last comparison, or directories are missing.
+    drain_timeout: how long the last changes may take.
     wait: how long to wait for a run that is at work.
     dry_run: only look what is in the way; the answer is `ready`, with `problems`.
     jobs: tables committed side by side.
     reported: is given each step when it is done.
     """
 
+    renamed: ClassVar = {"anyway": "force", "drain": "drain_timeout"}
+
     policy: str = field(kw_only=False)
     to: str | None = None
     abort: bool = False
-    anyway: bool = False
-    drain: timedelta = timedelta(minutes=10)
+    force: bool = False
+    drain_timeout: timedelta = timedelta(minutes=10)
     wait: timedelta = timedelta(seconds=10)
     dry_run: bool = False
     jobs: int = 2
@@ -63,7 +66,7 @@ def switchover(options: SwitchoverOptions) -> RoleChanged:
     if options.abort and options.dry_run:
         raise UsageError("--abort and --dry-run exclude each other", hint="give one of them")
     wanted = switchover_steps.SwitchoverOptions(
-        to=options.to or "", anyway=options.anyway, drain=options.drain, patience=options.wait, jobs=options.jobs
+        to=options.to or "", anyway=options.force, drain=options.drain_timeout, patience=options.wait, jobs=options.jobs
     )
     with _sides(options, options.policy, options.reported) as sides:
         if options.abort:
@@ -77,20 +80,22 @@ class FailoverOptions(Options):
 
     policy: its name in the configuration.
     force: fail over: what the loss report lists is given up. Without it the answer is `refused`, with that report.
-    accept_partial: also with tables that an interrupted load left between two states.
+    allow_partial: also with tables that an interrupted load left between two states.
     look: list the lost side's directories, too: files that no capture has seen, where its storage answers.
-    patience: how long anything of the lost side may take to answer.
-    reading: how long its log may take to be read, and with look its directories to be listed.
+    answer_timeout: how long anything of the lost side may take to answer.
+    read_timeout: how long its log may take to be read, and with look its directories to be listed.
     jobs: tables committed side by side.
     reported: is given each step when it is done.
     """
 
+    renamed: ClassVar = {"accept_partial": "allow_partial", "patience": "answer_timeout", "reading": "read_timeout"}
+
     policy: str = field(kw_only=False)
     force: bool = False
-    accept_partial: bool = False
+    allow_partial: bool = False
     look: bool = False
-    patience: timedelta = timedelta(seconds=5)
-    reading: timedelta = timedelta(minutes=1)
+    answer_timeout: timedelta = timedelta(seconds=5)
+    read_timeout: timedelta = timedelta(minutes=1)
     jobs: int = 2
     reported: Reporter | None = None
 
@@ -107,14 +112,14 @@ def failover(options: FailoverOptions) -> RoleChanged:
     states without consent; LeaseHeld while the policy is at work or being turned."""
     wanted = failovers.FailoverOptions(
         force=options.force,
-        accept_partial=options.accept_partial,
+        accept_partial=options.allow_partial,
         look=options.look,
-        limit=options.patience,
-        reading=options.reading,
+        limit=options.answer_timeout,
+        reading=options.read_timeout,
         jobs=options.jobs,
     )
     with _sides(options, options.policy, options.reported) as sides:
-        seconds = options.patience.total_seconds()
+        seconds = options.answer_timeout.total_seconds()
         with (
             ThriftMetastore(sides.source.uri, timeout=seconds, retries=0) as here,
             ThriftMetastore(sides.target.uri, timeout=seconds, retries=0) as there,

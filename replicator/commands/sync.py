@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
+from typing import ClassVar
 
 from cmroot.store.resolve import as_written
 from replicator.commands.base import Braked, Options, verb
@@ -30,7 +31,7 @@ class SyncOptions(Braked):
 
     policy: its name in the configuration.
     once: one run; else one after the other, until `stop` is set or an exception such as KeyboardInterrupt ends it.
-    schedule: while following, from the begin of one run to the next; None: the policy's.
+    interval: while following, from the begin of one run to the next; None: the policy's schedule.
     adopt: take over what the target holds under the replicas' names and replication did not make.
     drop_left: drop replicas of databases that the policy does not name any more; data goes to the target's root.
     empty: objects ("db.table", "db.table/day=1") whose directory is missing and which are really empty.
@@ -41,9 +42,11 @@ class SyncOptions(Braked):
     failed: while following, is given each error, and the seconds to the next try.
     """
 
+    renamed: ClassVar = {"schedule": "interval"}
+
     policy: str = field(kw_only=False)
     once: bool = True
-    schedule: timedelta | None = None
+    interval: timedelta | None = None
     adopt: bool = False
     drop_left: bool = False
     empty: Sequence[str] = ()
@@ -94,7 +97,7 @@ def sync(options: SyncOptions) -> SyncRun | Followed:
             progress=options.teller,
             options=wanted,
             others=work.others,
-            schedule=options.schedule or work.policy.schedule,
+            schedule=options.interval or work.policy.schedule,
             stop=options.stop or Event(),
             reported=options.reported,
             failed=options.failed,

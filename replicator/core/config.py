@@ -91,7 +91,8 @@ class PurgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     field_path: str | None = None
     versions: int | None = None
     days: str | None = None
-    readers: str | None = None
+    grace: str | None = None
+    readers: str | None = None  # the former name of grace
     trash: str | None = None
 
 

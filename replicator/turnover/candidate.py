@@ -41,7 +41,7 @@ def look(sides: Sides, short_timeouts: tuple[Metastore, Metastore], memory: Memo
     if isinstance(missing, Absent):
         raise MetastoreUnreachable(
             f"{survivor.uri}, which is to be the primary, does not answer: {missing.reason}",
-            hint="start it, then run this again; if it is only slow, give it more time with --patience",
+            hint="start it, then run this again; if it is only slow, give it more time with --answer-timeout",
         )
     root = open_existing(place or policy.target_cmroot)
     unread = ChangeRoot(policy.target_cmroot if reverse else policy.cmroot, Format("cmroot", 1, "", ""))

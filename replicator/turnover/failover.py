@@ -231,7 +231,7 @@ class _Failover:
                 f"policy {self.sides.policy.name}: an interrupted load has left "
                 f"{count_text(len(tables), 'table')} between two states, and cannot be "
                 f"completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
-                hint="--accept-partial goes on with them as they are; `details` lists what each holds",
+                hint="--allow-partial goes on with them as they are; `details` lists what each holds",
                 details={"between": found.between, "reasons": found.reasons},
             )
         return asdict(found)

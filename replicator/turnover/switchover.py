@@ -176,7 +176,7 @@ def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: Switchover
     if unseen and not options.anyway:
         raise Refused(
             f"policy {sides.policy.name}: directories are missing at the primary: {', '.join(unseen[:5])}",
-            hint="nothing was changed; make them or drop their tables, or --anyway if they may be missing",
+            hint="nothing was changed; make them or drop their tables, or --force if they may be missing",
             details={"missing_directories": run.missing_directories},
         )
     report.warnings += run.warnings

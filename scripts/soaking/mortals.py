@@ -57,7 +57,7 @@ class Follower:
     name = "sync"
 
     def __init__(self, config: Path, policy: str, schedule: str, log: Path) -> None:
-        self._arguments = ["--config", str(config), "sync", policy, "--follow", "--schedule", schedule, "--json"]
+        self._arguments = ["--config", str(config), "sync", policy, "--follow", "--interval", schedule, "--json"]
         self._log = log
         self._child: subprocess.Popen[str] | None = None
 

@@ -137,7 +137,7 @@ def taken_over(root: ChangeRoot) -> None:
     Path(root.place, "purge", "lease").unlink()
 
 
-NOW = ["--readers", "0s", "--days", "0d", "--versions", "0"]
+NOW = ["--grace", "0s", "--days", "0d", "--versions", "0"]
 
 
 def test_a_retain_that_was_taken_over_removes_nothing_more(warehouse: Warehouse) -> None:

@@ -119,7 +119,7 @@ def test_after_a_kill_the_loss_report_is_what_was_really_lost(
     pair.db("a").add("days", {"4": {"x": "never captured"}})
     pair.db("a").write("t", {"third": "333", "_SUCCESS": "", "empty": ""})
     os.kill(running.pid, signal.SIGKILL)
-    arguments = ["--config", str(pair.config()), "failover", pair.name, "--patience", "2s"]
+    arguments = ["--config", str(pair.config()), "failover", pair.name, "--answer-timeout", "2s"]
     answer = command(*arguments)
     loss = answer.output["loss"]
     assert (answer.code, answer.output["status"]) == (6, "refused")
@@ -235,7 +235,7 @@ def test_a_load_that_cannot_be_completed_is_told_table_by_table_and_needs_consen
 def test_a_failover_killed_at_every_step_is_completed_by_running_it_again(pair: Replication, closed: str) -> None:
     """After each mark of a step and after each change of a database, one further each time."""
     lose(pair, closed)
-    arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--patience", "2s"]
+    arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--answer-timeout", "2s"]
     deaths = 0
     while run_with(Fault("after", "any", r"turn\.json|alter database", 2), arguments, must=False).killed:
         deaths += 1
@@ -249,7 +249,7 @@ def test_a_failover_killed_at_every_step_is_completed_by_running_it_again(pair: 
 def test_of_two_operators_at_once_one_wins(pair: Replication, closed: str) -> None:
     lose(pair, closed)
     codes: list[int] = []
-    arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--patience", "2s"]
+    arguments = ["--config", str(pair.config()), "failover", pair.name, "--force", "--answer-timeout", "2s"]
     both = [threading.Thread(target=lambda: codes.append(run_with(None, arguments).code)) for _ in range(2)]
     for thread in both:
         thread.start()

@@ -339,7 +339,7 @@ def test_holds_and_the_record_are_reports_in_python(root: ChangeRoot, capsys: py
     assert command(["audit", "ls", "--cmroot", root.place, "--object", "sales.t", "--json"]) == 0
     assert capsys.readouterr().out == json.dumps(shown.to_dict()) + "\n"
     with pytest.raises(ObjectNotFound):
-        replicator.audit_restore(cmroot=root.place, run=shown.found[0].run)
+        replicator.audit_undo(cmroot=root.place, run=shown.found[0].run)
 
 
 def test_nothing_of_a_replica_is_removed(db: PlainDatabase, root: ChangeRoot) -> None:

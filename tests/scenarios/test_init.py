@@ -37,7 +37,7 @@ def test_the_file_is_a_policy_that_check_finds_well(
     before = file.read_bytes()
     assert run(["init", *sides, "--file", str(file), "--json"]) == 6
     assert file.read_bytes() == before
-    assert run(["init", *sides, "--file", str(file), "--force", "--no-check", "--json"]) == 0
+    assert run(["init", *sides, "--file", str(file), "--overwrite", "--no-check", "--json"]) == 0
     assert read_config(file).policy("main").databases == (".*",)
     assert os.listdir(tmp_path) == ["replicator.toml"]
 

@@ -356,7 +356,7 @@ def test_python_functions_do_what_the_commands_do(
     assert (planned.status, planned.rows_erased) == ("planned", 1)
     purged = replicator.purge_run(uri, root, f"{fixture.db.name}.ids:a", **asked)
     assert (purged.status, purged.rows_erased, purged.partitions_swapped) == ("done", 1, 1)
-    back = replicator.purge_restore(uri, root, f"{fixture.db.name}.t", "p=1")
+    back = replicator.purge_undo(uri, root, f"{fixture.db.name}.t", "p=1")
     assert (back.status, Path(back.location.removeprefix("file:"))) == ("restored", fixture.place("t/p=1"))
     assert replicator.purge_retain(uri, root, dry_run=True, engine=engines).status == "planned"
     (tmp_path / "job.conf").write_text(NEWEST_ONE % (tmp_path / "warehouse"))

@@ -199,7 +199,7 @@ def test_gaps_are_not_certified_and_the_certificate_is_written(
         "--field-path",
         "privacy.column",
         "--expedite",
-        "--readers",
+        "--grace",
         "0s",
         "--out",
         str(out),

@@ -105,14 +105,14 @@ def test_a_policy_is_turned_round_lost_and_taken_back(pair: Replication) -> None
         pair.name,
         config=path,
         to="target",
-        drain=timedelta(minutes=1),
+        drain_timeout=timedelta(minutes=1),
         wait=timedelta(0),
         jobs=1,
         reported=lambda step: reported.append(step.name),
     )
     assert (done.status, done.primary) == ("done", "target") and reported == [step.name for step in done.steps]
     assert replicator.switchover(pair.name, config=path, to="target").status == "nothing"
-    forced = replicator.failover(pair.name, config=path, force=True, reading=timedelta(seconds=30))
+    forced = replicator.failover(pair.name, config=path, force=True, read_timeout=timedelta(seconds=30))
     assert forced.primary == "source"
     shown = replicator.loss(pair.name, config=path)
     assert json.loads(str(shown)) == output(pair, "loss", pair.name) and shown.turn == forced.turn
@@ -165,7 +165,7 @@ def test_a_policy_is_followed_until_somebody_says_stop(pair: Replication) -> Non
         stop.set() if len(reported) == 2 else pair.db("a").write("t", {"second": "2"})
 
     done = replicator.sync(
-        pair.name, config=path, once=False, schedule=timedelta(milliseconds=200), stop=stop, reported=on_run
+        pair.name, config=path, once=False, interval=timedelta(milliseconds=200), stop=stop, reported=on_run
     )
     assert (done.status, done.synced, done.failures) == ("stopped", 2, 0)
     assert [run.kind for run in reported] == ["bootstrap", "incremental"]

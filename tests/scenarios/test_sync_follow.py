@@ -65,7 +65,7 @@ class Following:
     """`replicator sync --follow` in a child process."""
 
     def __init__(self, pair: Replication, schedule: str = "300ms") -> None:
-        arguments = ["--config", str(pair.config()), "sync", pair.name, "--follow", "--schedule", schedule, "--json"]
+        arguments = ["--config", str(pair.config()), "sync", pair.name, "--follow", "--interval", schedule, "--json"]
         self.errors = (pair.here / "errors").open("w+")
         self.child = subprocess.Popen(
             [sys.executable, "-m", "replicator.cli.main", *arguments],

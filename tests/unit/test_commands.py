@@ -29,7 +29,8 @@ def leaves() -> Iterator[tuple[str, click.Command]]:
         if not isinstance(command, click.Group) or command.invoke_without_command:
             yield path.replace("-", "_"), command
         for name, each in getattr(command, "commands", {}).items():
-            yield from below(f"{path}_{name}", each)
+            if not each.hidden:
+                yield from below(f"{path}_{name}", each)
 
     for name, command in table.commands().items():
         yield from below(name, command)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +14,10 @@ from click.testing import CliRunner
 from test_commands import COMMANDS
 
 import replicator
+from replicator.cli import table
+from replicator.cli.main import defaults_of, run
 from replicator.cli.renamed import RenamedOption
+from replicator.core.config import read_config
 from replicator.errors import Error
 
 RENAMED = [
@@ -38,7 +44,7 @@ def test_a_former_option_works_warns_and_is_hidden(name: str, option: RenamedOpt
     assert now.stderr == "" and f"{old} of `verb` is now {option.opts[0]}" in before.stderr
     assert "is now R_" in by_environment.stderr
     assert run([old, *value, option.opts[0], *value]).exit_code == 2
-    assert old not in run(["--help"]).stdout
+    assert not re.search(rf"{old}\b(?!-)", run(["--help"]).stdout)
 
 
 @pytest.mark.parametrize("name, option, old", RENAMED)
@@ -55,3 +61,43 @@ def test_a_former_argument_has_the_effect_of_the_new_one() -> None:
     with pytest.raises(Error) as other:
         replicator.verify(**given, target_cmroot="/nowhere/cm")
     assert str(one.value) == str(other.value)
+
+
+@pytest.mark.parametrize(
+    "old, new, field",
+    [
+        (["cm", "restore", "aabbcc"], ["cm", "get", "aabbcc"], "cm_restore"),
+        (["audit", "restore", "--run", "x"], ["audit", "undo", "--run", "x"], "audit_restore"),
+        (
+            ["purge", "restore", "a.b", "--metastore", "thrift://127.0.0.1:1"],
+            ["purge", "undo", "a.b", "--metastore", "thrift://127.0.0.1:1"],
+            "purge_restore",
+        ),
+    ],
+)
+def test_a_former_command_works_warns_and_is_hidden(
+    old: list[str], new: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_(arguments: list[str]) -> tuple[int, dict[str, Any], str]:
+        code = run([*arguments, "--cmroot", "/nowhere/cm", "--json"])
+        out, err = capsys.readouterr()
+        return code, json.loads(out), err
+
+    before, now = run_(old), run_(new)
+    assert before[:2] == now[:2] and now[2] == ""
+    assert f"`replicator {old[0]} {old[1]}` is now `replicator {new[0]} {new[1]}`" in before[2]
+    shown = CliRunner().invoke(table.command(old[0]), ["--help"]).stdout
+    assert f"  {new[1]} " in shown and f"  {old[1]} " not in shown
+    with pytest.warns(DeprecationWarning, match=f"is now {new[0]}_{new[1]}"):
+        former = getattr(replicator, field)
+    assert former is getattr(replicator, f"{new[0]}_{new[1]}")
+    assert field not in dir(replicator)
+
+
+def test_the_former_key_of_the_file_works_and_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "replicator.toml"
+    file.write_text('[purge]\nreaders = "5h"\n')
+    defaults = defaults_of(read_config(file), "purge", table.command("purge"))
+    assert defaults["retain"]["grace"] == defaults["certify"]["grace"] == "5h"
+    run(["--config", str(file), "purge", "backups", "--cmroot", "/nowhere/cm"])
+    assert "purge.readers of" in capsys.readouterr().err

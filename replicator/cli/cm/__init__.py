@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from replicator.cli.cm.kept import find, ls, restore
+from replicator.cli.cm.kept import find, get, ls
 from replicator.cli.cm.pins import hold, release, slots
 from replicator.cli.cm.upkeep import check, compact, expire
+from replicator.cli.renamed import renamed_command
 
 
 @click.group()
@@ -20,5 +21,6 @@ def cm() -> None:
     """
 
 
-for _command in (check, compact, expire, find, hold, ls, release, restore, slots):
+for _command in (check, compact, expire, find, get, hold, ls, release, slots):
     cm.add_command(_command)
+renamed_command(cm, "restore", get)

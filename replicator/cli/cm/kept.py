@@ -17,7 +17,7 @@ from replicator.cli.options import (
     root_option,
 )
 from replicator.cli.output import aligned, columns, count_text, emit, shortened, size_text, time_text
-from replicator.commands.cm.kept import cm_find, cm_ls, cm_restore
+from replicator.commands.cm.kept import cm_find, cm_get, cm_ls
 from replicator.pitr.files import FoundList
 from replicator.pitr.kept import KeptList
 
@@ -160,15 +160,15 @@ def _found_row(each: dict[str, Any]) -> tuple[Any, ...]:
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @json_option
 @pass_session
-def restore(session: Session, /, as_json: bool, **given: Any) -> int:
+def get(session: Session, /, as_json: bool, **given: Any) -> int:
     """Restore one kept file, by its path or its checksum. It is copied and compared before it gets its name.
 
     \b
     Example:
-      replicator cm restore /warehouse/sales.db/orders/part-0 --cmroot /cm --at 4711
-      replicator cm restore 6bba86c7 --cmroot /cm --to /tmp/part-0
+      replicator cm get /warehouse/sales.db/orders/part-0 --cmroot /cm --at 4711
+      replicator cm get 6bba86c7 --cmroot /cm --to /tmp/part-0
     """
-    restored = session.call(cm_restore, **given)
+    restored = session.call(cm_get, **given)
     lines = aligned(
         [
             ("restored", restored.place),

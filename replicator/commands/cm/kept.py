@@ -1,4 +1,4 @@
-"""`cm ls`, `cm find` and `cm restore`: what is kept, where it was, and one file of it put back."""
+"""`cm ls`, `cm find` and `cm get`: what is kept, where it was, and one file of it put back."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def cm_find(options: CmFindOptions) -> FoundList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CmRestoreOptions(OfPolicy):
+class CmGetOptions(OfPolicy):
     """Arguments:
 
     what: the path of a file, or its checksum: the first six digits or more.
@@ -94,11 +94,11 @@ class CmRestoreOptions(OfPolicy):
     overwrite: bool = False
 
 
-@verb(CmRestoreOptions)
-def cm_restore(options: CmRestoreOptions) -> PutBack:
+@verb(CmGetOptions)
+def cm_get(options: CmGetOptions) -> PutBack:
     """Puts one kept file back. It is copied, compared, and only then given its name. May run again.
 
-        replicator.cm_restore("/warehouse/sales.db/orders/part-0", cmroot="/cm", at=4711)
+        replicator.cm_get("/warehouse/sales.db/orders/part-0", cmroot="/cm", at=4711)
 
     Raises UsageError when that means several contents, KeepError when it means none or its bytes are not kept, Exists
     for a file that is there, ChecksumMismatch when what is kept is damaged."""

@@ -1,4 +1,4 @@
-"""`replicator purge restore`: a partition as it was before a purge, and back again. Acts.
+"""`replicator purge undo`: a partition as it was before a purge, and back again. Acts.
 
 A flip like the purge's own, compared first and never a move: what is replaced stays as trash, which `retain` recycles,
 and `undo` flips back to it. A backup that was recycled is written out of `$cmroot` first.
@@ -65,7 +65,7 @@ def restore_backup(
     db, _, name = table.lower().partition(".")
     known = [each for each in backups(root.place) if each.unit.key == (f"{db}.{name}", partition)]
     backup = _chosen(known, options)
-    with acquire(join(root.place, PURGE), "purge restore", now=clock) as lease:
+    with acquire(join(root.place, PURGE), "purge undo", now=clock) as lease:
         metastore = checked(metastore, lease.check)
         if why := follows(db, mark_of(metastore.database(db).parameters, db), "restore"):
             raise Refused(why, hint="a replica shows what its primary has, after the next run")
