@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gateways import Guarded, guarded
 from hypothesis import settings
 from metastores import MetastoreFactory
+from policies import Replication
+from purges import Warehouse
+from replication_fixture import ReplicationFixture
 
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
+from replicator.metastore.thrift import ThriftMetastore, connect
 
 # A server of a test lives for a minute: the second compiler costs it a third of that and never pays.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -52,6 +57,53 @@ def source_metastore(metastore_factory: MetastoreFactory) -> Running:
 def target_metastore(metastore_factory: MetastoreFactory) -> Running:
     """A second one, to replicate to."""
     return metastore_factory("target")
+
+
+@pytest.fixture(scope="module")
+def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
+    """A client of the source's metastore."""
+    with connect(source_metastore.uri) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    """The source's metastore, with a Spark session."""
+    made = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+    """An empty database of the source, and nothing captured yet."""
+    made = ReplicationFixture(source_metastore, target_metastore, tmp_path)
+    made.source.create()
+    return made
+
+
+@pytest.fixture
+def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+    """A policy without databases yet."""
+    return Replication(source_metastore, target_metastore, tmp_path)
+
+
+@pytest.fixture
+def two_databases(pair: Replication) -> Replication:
+    """Two databases in step, one of them called otherwise on the target."""
+    pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_renamed"}
+    pair.db("a").table("t", {"first": "1"})
+    pair.db("a").partitioned("days", {"1": {"x": "one"}})
+    pair.db("b").table("u", {"first": "1"})
+    pair.sync()
+    return pair
+
+
+@pytest.fixture
+def guard(source_metastore: Running, tmp_path: Path) -> Iterator[Guarded]:
+    """A gateway before the source's metastore, with a database to drop from."""
+    with guarded(source_metastore, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import json
 import tracemalloc
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,7 @@ from replicator.events.record import (
     DropTable,
     UnknownEvent,
 )
-from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import ThriftMetastore
 
 TEXT = Storage(
     columns=(Column(name="a", type="int", comment="größe 🦆"), Column(name="b", type="map<string,array<int>>")),
@@ -56,12 +55,6 @@ TEXT = Storage(
     parameters={"k": 'quote " backslash \\ line\nend'},
 )
 KEYS = (Column(name="p", type="string"), Column(name="Q", type="int"))
-
-
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as connected:
-        yield connected
 
 
 @pytest.fixture

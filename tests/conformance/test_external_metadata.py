@@ -15,15 +15,14 @@ from replicator.compare.repair import RepairOptions, repair
 from replicator.compare.verify import Verified, verify
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table
 from replicator.core.progress import Silent
-from replicator.metastore.embedded.running import Running
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    replication = Replication(source_metastore, target_metastore, tmp_path, external="metadata")
-    replication.db("a").table("managed", {"own": "own"})
-    make_external(replication, "landing", {"first": "1"})
-    return replication
+def pair(pair: Replication) -> Replication:
+    pair.keys |= {"external": "metadata"}
+    pair.db("a").table("managed", {"own": "own"})
+    make_external(pair, "landing", {"first": "1"})
+    return pair
 
 
 def make_external(pair: Replication, name: str, files: dict[str, str], **parameters: str) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 from metastores import MetastoreFactory
+from policies import local_engine
+from stores import s3_server
 
 import replicator
 from cmroot.errors import KeepError, NotWritable
@@ -27,16 +28,12 @@ from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import is_local, join, store_for
 from cmroot.store.remote import FsspecStore
 from replicator.captures.recording import Captured
-from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
-from replicator.core.spark import SparkEngine
 from replicator.errors import FilesMissing
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.replay.apply.load import Loaded
-
-pytest.importorskip("s3fs", reason="the s3 extra is not installed")
-server = pytest.importorskip("moto.server", reason="moto is not installed")
 
 VERSIONED, PLAIN, OTHER, LATE = BUCKETS = [f"s3a://{name}-bucket" for name in ("versioned", "plain", "other", "late")]
 
@@ -55,23 +52,11 @@ def set_versioning(bucket: str, status: str) -> None:
 
 @pytest.fixture(scope="module")
 def buckets() -> Iterator[None]:
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    before = dict(os.environ)
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    for bucket in BUCKETS:
-        s3("create_bucket", bucket)
-    set_versioning(VERSIONED, "Enabled")
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-    running.stop()
+    with s3_server():
+        for bucket in BUCKETS:
+            s3("create_bucket", bucket)
+        set_versioning(VERSIONED, "Enabled")
+        yield
 
 
 @dataclass
@@ -97,7 +82,7 @@ def sides(
         (mounts / name).mkdir()
         settings[f"fs.viewfs.mounttable.{name}.linkFallback"] = f"file://{mounts / name}/"
     source = metastore_factory("source", settings=settings)
-    engine = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+    engine = local_engine()
     yield Sides(source, metastore_factory("target"), tmp_path_factory.mktemp("outside"), engine)
     engine.stop()
 

@@ -60,12 +60,6 @@ BY_P = (Column(name="p", type="string"),)
 LONG = {"2": {"rec": {"1": {"i64": -1}, "2": {"i64": 9}, "3": {"i64": 0}, "4": {"i64": 5}}}}
 
 
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as connected:
-        yield connected
-
-
 @pytest.fixture
 def db(metastore: Metastore) -> str:
     """A database of the test's own."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from plain_tables import PlainDatabase
+from policies import local_engine
 
 import replicator
 from cmroot.errors import LeaseHeld
@@ -19,48 +20,23 @@ from cmroot.lease import Holder
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from cmroot.store.place import store_for
-from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.core.progress import Progress
-from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
 
-pytest.importorskip("s3fs", reason="the s3 extra is not installed")
-server = pytest.importorskip("moto.server", reason="moto is not installed")
 TEXT = "org.apache.hadoop.mapred.TextInputFormat"
 OUTPUT = "org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat"
 LAZY = "org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    running = server.ThreadedMotoServer(port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    before = dict(os.environ)
-    os.environ.update(settings)
-    import s3fs
-
-    s3fs.S3FileSystem(skip_instance_cache=True).mkdir("replicas")
-    yield "s3a://replicas"
-    os.environ.clear()
-    os.environ.update(before)
-    running.stop()
-
-
-@pytest.fixture(scope="module")
 def engine() -> Iterator[AutoEngine]:
-    engine = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+    engine = local_engine()
     yield engine
     engine.stop()
 

@@ -28,11 +28,10 @@ WANTED = "p >= '2026'"
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    replication = Replication(source_metastore, target_metastore, tmp_path)
-    replication.keys["partitions"] = {f"{replication.name}_a.t": WANTED}
-    replication.db("a").partitioned("t", {"2025": {"old": "old"}, "2026": {"new": "new"}})
-    return replication
+def pair(pair: Replication) -> Replication:
+    pair.keys["partitions"] = {f"{pair.name}_a.t": WANTED}
+    pair.db("a").partitioned("t", {"2025": {"old": "old"}, "2026": {"new": "new"}})
+    return pair
 
 
 def partitions(db: PlainDatabase, table: str = "t") -> list[str]:

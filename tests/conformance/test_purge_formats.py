@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from purges import DESCRIPTOR, Warehouse
-
-from replicator.metastore.embedded.running import Running
 
 FORMATS = {
     "parquet_of_spark": "(id INT, v STRING, k INT) USING parquet PARTITIONED BY (k)",
@@ -27,13 +23,6 @@ FORMATS = {
     "char": "(v STRING, id CHAR(6)) PARTITIONED BY (k INT) STORED AS PARQUET",
     "bucketed": "(id BIGINT, v STRING, k INT) USING parquet CLUSTERED BY (v) SORTED BY (v) INTO 3 BUCKETS",
 }
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def test_every_format_is_purged_in_its_own_way(warehouse: Warehouse) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,12 @@ from pyarrow import orc
 from record_files import SequenceFile
 
 from replicator.core.model import Column
-from replicator.metastore.embedded.running import Running
 from replicator.purge.run import Purged
 from replicator.purge.search import by_spark, proving
 from replicator.purge.search.lost_columns import ColumnsTask, run_columns_task
 
 FORMATS = ("AVRO", "SEQUENCEFILE")
 NESTED = """'dataset.descriptor'='{"privacy": {"column": "header.id"}}'"""
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 @pytest.fixture

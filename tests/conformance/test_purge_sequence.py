@@ -6,7 +6,7 @@ import bz2
 import io
 import tracemalloc
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from py4j.protocol import Py4JJavaError
 from record_files import SequenceFile, vint
 
 from cmroot.errors import FormatError
-from replicator.metastore.embedded.running import Running
 from replicator.purge.rewrite.formats import FileFormat, Unsupported
 from replicator.purge.rewrite.sequence import count_sequence, rewrite_sequence
 
@@ -27,13 +26,6 @@ ROWS = FileFormat("sequence", column=1, field=("id",), type="bigint")
 GONE = [0, 7, 8, 30, 31, 32, 33, 34, 35, 3999]
 COMPRESS = "org.apache.hadoop.io.compress."
 Pair = tuple[Any, Any]
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def row(id: int) -> bytes:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from purges import DESCRIPTOR, Warehouse
 
-from replicator.metastore.embedded.running import Running
 from replicator.purge.rewrite.fields import identify
 from replicator.purge.rewrite.formats import format_of
 from replicator.purge.rewrite.values import NONE, canonical
@@ -179,11 +178,9 @@ DELIMITED = "ROW FORMAT DELIMITED FIELDS TERMINATED BY ';'"
 
 
 @pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    found.sql("CREATE DATABASE v")
-    yield found
-    found.close()
+def warehouse(warehouse: Warehouse) -> Warehouse:
+    warehouse.sql("CREATE DATABASE v")
+    return warehouse
 
 
 def compare(warehouse: Warehouse, name: str, definition: str, type_: str, lines: Sequence[bytes]) -> None:

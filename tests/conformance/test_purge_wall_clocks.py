@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.metastore.embedded.running import Running
@@ -16,13 +14,6 @@ from replicator.metastore.embedded.running import Running
 SCRIPT = Path(__file__).parents[1] / "support/purge_in_a_zone.py"
 SKIPPED = "2026-03-08 02:30:00"
 """No clock of Los Angeles has ever said so."""
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def in_los_angeles(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:

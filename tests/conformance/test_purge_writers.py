@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from purges import DESCRIPTOR, Warehouse
 from test_purge_footers import WRITERS, comparable, footer_of, of_duck
-
-from replicator.metastore.embedded.running import Running
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def test_parquet_of_other_writers_is_purged_with_columns_that_spark_cannot_read(warehouse: Warehouse) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,33 +11,18 @@ from zoneinfo import ZoneInfo
 
 import gobblin_examples as examples
 import pytest
+from stores import s3_server
 
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
-
-s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
-server = pytest.importorskip("moto.server", reason="moto is not installed")
 
 
 @pytest.fixture(scope="module")
 def lake() -> Iterator[Any]:
     """A filesystem with the bucket `lake`."""
-    running = server.ThreadedMotoServer(port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    before = dict(os.environ)
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    filesystem = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
-    filesystem.mkdir("lake")
-    yield filesystem
-    os.environ.clear()
-    os.environ.update(before)
-    running.stop()
+    with s3_server() as filesystem:
+        filesystem.mkdir("lake")
+        yield filesystem
 
 
 def run(config: Path, text: str, capsys: pytest.CaptureFixture[str], *more: str, code: int = 0) -> dict[str, Any]:

@@ -13,14 +13,6 @@ from replication_fixture import ReplicationFixture
 from test_geometry import bootstrap, catch_up, held, partition, storage, write
 
 from replicator.core.model import Storage, Table
-from replicator.metastore.embedded.running import Running
-
-
-@pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
-    found = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    found.source.create()
-    return found
 
 
 def at(storage: Storage, place: Path) -> Storage:

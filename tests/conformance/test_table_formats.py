@@ -36,13 +36,6 @@ HUDI = {"spark.sql.sources.provider": "hudi"}
 ACID = {"transactional": "true", "transactional_properties": "insert_only"}
 
 
-@pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
-    made = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    made.source.create()
-    return made
-
-
 @pytest.mark.parametrize(
     ("format", "parameters", "more"),
     [

@@ -34,10 +34,8 @@ TEXT = "1\x01one\n2\x01two\n"
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     """A source with a table and a partitioned one; nothing is dumped yet."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    fixture.source.create()
     fixture.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
     fixture.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
     return fixture

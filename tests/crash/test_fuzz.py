@@ -22,7 +22,6 @@ from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept
 from cmroot.keep.journal import Owner, Source
 from replicator.gateways.drops import Counts, Drops
-from replicator.metastore.embedded.running import Running
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
@@ -31,10 +30,8 @@ ERRORS = set(replicator.errors.__all__) | {"PinError", "UnknownPlace", "Supersed
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     """A bootstrap dump of tables, partitions, a view's worth of metadata and a function; nothing is loaded."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    fixture.source.create()
     fixture.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
     fixture.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
     fixture.source.function("f")

@@ -40,10 +40,9 @@ KEPT = {"t/one": FILES["one"], "t/two": FILES["two"]}
 
 
 @pytest.fixture
-def guard(source_metastore: Running, tmp_path: Path) -> Iterator[Guarded]:
-    with guarded(source_metastore, tmp_path) as made:
-        made.database.table("t", FILES)
-        yield made
+def guard(guard: Guarded) -> Guarded:
+    guard.database.table("t", FILES)
+    return guard
 
 
 def until(done: Callable[[], bool], seconds: float = 60) -> None:

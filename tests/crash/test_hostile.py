@@ -29,11 +29,9 @@ Edit = Callable[[dict[str, Any]], Any]
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(fixture: ReplicationFixture, tmp_path: Path) -> ReplicationFixture:
     """A source, a first dump that is loaded, and a second that adds files, partitions and a table. Beside the target's
     database lie another one, and a directory of somebody else."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    fixture.source.create()
     fixture.source.table("t", {"first": TEXT, "second": "3\x01three\n"})
     fixture.source.partitioned("parts", {"a": {"file": "1\x01a\n"}, "b": {"file": "1\x01b\n"}})
     fixture.bootstrap()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,17 +13,9 @@ from purges import DESCRIPTOR, Warehouse
 from cmroot.root import ChangeRoot
 from replicator.cli.main import run
 from replicator.errors import LeaseHeld
-from replicator.metastore.embedded.running import Running
 from replicator.purge.backups.restore import restore_backup
 from replicator.purge.options import RestoreOptions
 from replicator.purge.state import runs
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def count(warehouse: Warehouse, db: str, rows: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -250,30 +249,6 @@ def test_what_a_trial_of_a_keeper_wrote_is_removed(scene: Scene) -> None:
 # ---- object stores ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    pytest.importorskip("s3fs", reason="the s3 extra is not installed")
-    server = pytest.importorskip("moto.server", reason="moto is not installed")
-    running = server.ThreadedMotoServer(port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    settings = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    before = dict(os.environ)
-    os.environ.update(settings)
-    import s3fs
-
-    s3fs.S3FileSystem(skip_instance_cache=True).mkdir("checked")
-    yield "s3a://checked"
-    os.environ.clear()
-    os.environ.update(before)
-    running.stop()
-
-
 def test_places_in_a_bucket_are_tried_and_left_as_they_were(scene: Scene, bucket: str) -> None:
     import s3fs
 
@@ -281,7 +256,7 @@ def test_places_in_a_bucket_are_tried_and_left_as_they_were(scene: Scene, bucket
     checked = scene.check()
     assert healths(checked) == {}
     assert next(f.text for f in checked.findings if f.name.startswith("keeper ")).startswith("copy, for ")
-    assert s3fs.S3FileSystem(skip_instance_cache=True).find("checked") == []
+    assert s3fs.S3FileSystem(skip_instance_cache=True).find("replicas") == []
 
 
 def test_a_bucket_that_is_not_there_is_critical(scene: Scene, bucket: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from policies import local_engine
 from replication_fixture import Answer, ReplicationFixture, command
 
 import replicator
@@ -20,8 +21,6 @@ from cmroot.log.captured import segments
 from cmroot.root import open_existing
 from replicator.cli.main import run
 from replicator.commands.base import engines
-from replicator.core.engine import AutoEngine, LocalEngine
-from replicator.core.spark import SparkEngine
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
 from replicator.pitr.upkeep import expire_root, plan_expired
@@ -265,7 +264,7 @@ def test_a_clock_that_is_ahead_lets_nothing_expire(fixture: Kept) -> None:
     fixture.captured()
     (fixture.source.home / "t" / "a").unlink()
     fixture.captured()
-    work = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+    work = local_engine()
     root, week = open_existing(str(fixture.cmroot)), timedelta(days=7)
     for act in (expire_root, plan_expired):
         with pytest.raises(Refused, match=r"clock is 8\.0 d ahead"):

@@ -14,12 +14,11 @@ from typing import Any
 import gobblin_examples as examples
 import pytest
 from config_store import write_store
+from policies import local_engine
 
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
-from replicator.core.engine import AutoEngine, LocalEngine
-from replicator.core.spark import SparkEngine
 from replicator.retention.job_file import read_job
 from replicator.retention.run import Retention
 
@@ -552,7 +551,7 @@ def test_a_version_that_changes_after_it_was_listed_stays(lake: Lake) -> None:
         return time.time()
 
     job = read_job(lake.job(examples.TIME_BASED))
-    engine = AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
+    engine = local_engine()
     root = create_or_open(str(lake.cmroot))
     with Retention(root=root, metastore=None, engine=engine, clock=clock, job=job, prefix=str(lake.root)) as retention:
         done = retention.run()

@@ -14,16 +14,13 @@ import replicator
 from replicator.captures.recording import Captured
 from replicator.core.config import parse_config
 from replicator.errors import NotReached, Refused, UsageError
-from replicator.metastore.embedded.running import Running
 
 TEXT = "1\x01one\n"
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     """A source with a dump that is not loaded."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    fixture.source.create()
     fixture.source.table("t", {"one": TEXT, "two": TEXT * 2})
     fixture.source.partitioned("p", {"a": {"f": TEXT}, "b": {"f": TEXT * 3}})
     assert fixture.dump().code == 0

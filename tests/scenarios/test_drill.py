@@ -39,9 +39,8 @@ QUIET = DrillOptions(sample=0)
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+def pair(pair: Replication) -> Replication:
     """A replica with a table of each kind, in step with its source."""
-    pair = Replication(source_metastore, target_metastore, tmp_path)
     a = pair.db("a")
     a.table("t", {"first": ROW * 3})
     exact = {"numRows": "3", "COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}

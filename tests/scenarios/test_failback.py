@@ -26,20 +26,19 @@ BIG = "x" * 10_000
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
+def pair(pair: Replication) -> Replication:
     """Two databases, one of them called otherwise on the target; a failover has made the target the primary, while the
     source had changes that were never replicated."""
-    found = Replication(source_metastore, target_metastore, tmp_path)
-    found.keys["rename_db"] = {f"{found.name}_b": f"{found.name}_renamed"}
-    found.db("a").table("t", {"first": BIG, "shared": "1"})
-    found.db("a").partitioned("days", {"1": {"x": BIG}, "2": {"x": "two"}})
-    found.db("b").table("u", {"first": BIG})
-    found.sync()
-    found.db("a").write("t", {"own": "mine"})
-    found.db("a").add("days", {"own": {"x": "mine, too"}})
-    found.db("b").table("own", {"f": "all mine"})
-    fail_over(found)
-    return found
+    pair.keys["rename_db"] = {f"{pair.name}_b": f"{pair.name}_renamed"}
+    pair.db("a").table("t", {"first": BIG, "shared": "1"})
+    pair.db("a").partitioned("days", {"1": {"x": BIG}, "2": {"x": "two"}})
+    pair.db("b").table("u", {"first": BIG})
+    pair.sync()
+    pair.db("a").write("t", {"own": "mine"})
+    pair.db("a").add("days", {"own": {"x": "mine, too"}})
+    pair.db("b").table("own", {"f": "all mine"})
+    fail_over(pair)
+    return pair
 
 
 def fail_over(pair: Replication) -> RoleChanged:

@@ -30,15 +30,8 @@ from replicator.turnover.role_change import RoleChanged, Sides
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    """Two databases, one of them called otherwise on the target."""
-    replication = Replication(source_metastore, target_metastore, tmp_path)
-    replication.keys["rename_db"] = {f"{replication.name}_b": f"{replication.name}_renamed"}
-    replication.db("a").table("t", {"first": "1"})
-    replication.db("a").partitioned("days", {"1": {"x": "one"}})
-    replication.db("b").table("u", {"first": "1"})
-    replication.sync()
-    return replication
+def pair(two_databases: Replication) -> Replication:
+    return two_databases
 
 
 @pytest.fixture

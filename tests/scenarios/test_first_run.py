@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,13 +17,6 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 @pytest.fixture

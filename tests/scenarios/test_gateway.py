@@ -6,7 +6,6 @@ import base64
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from replicator.metastore.java import find_java, spark_environment
 
 TWO_KEYS = (Column("p", "string"), Column("q", "string"))
 PURGING = struct({1: {"ifPurge": "TRUE"}})
-
-
-@pytest.fixture
-def guard(source_metastore: Running, tmp_path: Path) -> Iterator[Guarded]:
-    with guarded(source_metastore, tmp_path) as made:
-        yield made
 
 
 # ---- what deletes ---------------------------------------------------------------------------------------------------

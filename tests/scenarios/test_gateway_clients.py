@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -33,13 +32,6 @@ from replicator.gateways.relay import Timeouts
 from replicator.gateways.server import opened, parse_listen
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
-
-
-@pytest.fixture
-def guard(source_metastore: Running, tmp_path: Path) -> Iterator[Guarded]:
-    with guarded(source_metastore, tmp_path) as made:
-        yield made
-
 
 # ---- what passes ----------------------------------------------------------------------------------------------------
 

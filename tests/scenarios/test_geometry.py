@@ -16,7 +16,6 @@ from plain_tables import COLUMNS, KEYS, PlainDatabase
 from replication_fixture import Answer, ReplicationFixture, command
 
 from replicator.core.model import EXTERNAL, MANAGED, Database, Partition, Serde, Storage, Table, partition_name
-from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.places.replica import SOURCE
@@ -25,11 +24,9 @@ Files = Mapping[str, str]
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
-    found = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    found.source.create()
-    table(found.source, "bulk", found.source.home / "bulk", {"much": "x" * 4096})  # so that little goes at once
-    return found
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+    table(fixture.source, "bulk", fixture.source.home / "bulk", {"much": "x" * 4096})  # so that little goes at once
+    return fixture
 
 
 def storage(place: Path) -> Storage:

@@ -18,7 +18,6 @@ from replication_fixture import ReplicationFixture
 from test_geometry import held, path_of, storage, table, toggle, write
 
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table, partition_name
-from replicator.metastore.embedded.running import Running
 
 HISTORIES = int(os.environ.get("GEOMETRY_HISTORIES", "4"))
 SEED = int(os.environ.get("GEOMETRY_SEED", "3"))
@@ -26,11 +25,9 @@ RANGES, STEPS = 3, 4
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
-    found = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    found.source.create()
-    table(found.source, "bulk", found.source.home / "bulk", {"much": "x" * 100_000})  # so that little goes at once
-    return found
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
+    table(fixture.source, "bulk", fixture.source.home / "bulk", {"much": "x" * 100_000})  # so that little goes at once
+    return fixture
 
 
 def at(place: str) -> Storage:

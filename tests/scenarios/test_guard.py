@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -19,17 +18,15 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from plain_tables import PlainDatabase, _storage
+from policies import local_engine
 
 import replicator
 from cmroot.errors import Exists, FormatError
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.cli.main import run as command
-from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import EXTERNAL, Table
-from replicator.core.spark import SparkEngine
 from replicator.errors import ObjectNotFound, Refused, UsageError
-from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import Role, RoleMark, set_role
 from replicator.removal.audit import begin_audit, read_audit
 from replicator.removal.bring_back import bring_back
@@ -132,12 +129,6 @@ def test_a_run_that_would_remove_too_much_is_refused_as_a_whole() -> None:
 # ---- the living metastore -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as opened:
-        yield opened
-
-
 @pytest.fixture
 def db(metastore: ThriftMetastore, tmp_path: Path) -> PlainDatabase:
     made = PlainDatabase(metastore, f"guard_{tmp_path.name.lower()}"[:60].replace("-", "_"), tmp_path / "w")
@@ -151,7 +142,7 @@ def root(tmp_path: Path) -> ChangeRoot:
 
 
 def remover(root: ChangeRoot, live: LiveLocations, limits: Limits | None = None) -> Remover:
-    engine = AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
+    engine = local_engine()
     return Remover(root.place, begin_audit(root.place, "test"), live, limits or Limits(), engine)
 
 

@@ -19,7 +19,7 @@ from cmroot.lease import acquire
 from replicator.core.model import EXTERNAL
 from replicator.errors import CommitOutcomeUnknown, LeaseHeld, Refused
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal.legal import LegalHold, add_hold
 from replicator.removal.removal import Limits
 from replicator.text.period import parse_period
@@ -31,12 +31,6 @@ _numbers = itertools.count(1)
 def postgres() -> Iterator[Postgres]:
     with running_postgres() as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as client:
-        yield client
 
 
 @pytest.fixture

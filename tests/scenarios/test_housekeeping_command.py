@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,10 @@ import replicator
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
 from replicator.housekeeping.following import Followed
-from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import ThriftMetastore
 from replicator.pitr.upkeep import expire_root
 
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as client:
-        yield client
 
 
 @pytest.fixture

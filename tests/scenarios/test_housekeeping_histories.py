@@ -8,12 +8,10 @@ import itertools
 import os
 import random
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from housekeeping import ALL_EVENTS, DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,8 +20,7 @@ from plain_tables import _storage
 from cmroot.keep.content import locate
 from cmroot.store.checksum import checksum_file
 from replicator.core.model import EXTERNAL, Partition
-from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import ThriftMetastore
 
 _numbers = itertools.count(1)
 NAMES, VALUES = ("a", "b", "c"), ("1", "2")
@@ -34,12 +31,6 @@ PROPERTIES = (
     EXPIRED,
     {**EXPIRED, **DROPS, **UNREFERENCED, **ALL_EVENTS},
 )
-
-
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as client:
-        yield client
 
 
 class RandomHistory:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,11 @@ from housekeeping import DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
 from replicator.errors import Refused
-from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal.removal import Limits
 
 _numbers = itertools.count(1)
 SWITCH = "beekeeper.remove.unreferenced.data"
-
-
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as client:
-        yield client
 
 
 @pytest.fixture

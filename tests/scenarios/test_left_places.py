@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,18 +17,6 @@ from replicator.core.model import EXTERNAL
 from replicator.metastore.embedded.running import Running
 
 OLD = b"rows of before"
-
-
-@pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    return Replication(source_metastore, target_metastore, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def sync(pair: Replication, code: int = 0) -> dict[str, object]:

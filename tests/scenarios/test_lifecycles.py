@@ -25,9 +25,8 @@ from cmroot.store.checksum import checksum_file
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import EXTERNAL, partition_name
 from replicator.core.spark import SparkEngine
-from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import ThriftMetastore
 from replicator.purge.backups.retain import Retain
 from replicator.purge.options import PurgeOptions, RetainOptions
 from replicator.purge.run import Purge
@@ -57,12 +56,6 @@ gobblin.retention : {
 """
 
 State = dict[tuple[str, str], tuple[str, dict[str, str]]]  # (table, partition) -> (location, file -> digest)
-
-
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

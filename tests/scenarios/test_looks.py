@@ -22,9 +22,7 @@ TIME = 1_600_000_000 * 10**9  # a build's fixed time, or what `rsync -t` and `ta
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    fixture.source.create()
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     fixture.source.table("t", {"f": "old", "other": "other"})
     set_times(fixture.source.home / "t")
     return fixture

@@ -21,7 +21,6 @@ from replicator.compare.verify import verify
 from replicator.core.model import EXTERNAL
 from replicator.core.progress import Silent
 from replicator.errors import ObjectNotFound
-from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.places.retired import has_retired, sweep_retired
 
@@ -29,8 +28,9 @@ FILES = 4
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    return Replication(source_metastore, target_metastore, tmp_path, publish="snapshot", publish_delay="1ms")
+def pair(pair: Replication) -> Replication:
+    pair.keys |= {"publish": "snapshot", "publish_delay": "1ms"}
+    return pair
 
 
 def fill(pair: Replication, place: str, generation: int, count: int = FILES) -> None:

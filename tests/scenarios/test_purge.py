@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,17 +11,9 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.errors import ObjectNotFound
-from replicator.metastore.embedded.running import Running
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.restore import restore_backup
 from replicator.purge.options import RestoreOptions, RetainOptions
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse) -> None:

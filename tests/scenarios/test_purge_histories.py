@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,13 +25,6 @@ from replicator.purge.options import PurgeOptions
 HISTORIES = int(os.environ.get("PURGE_HISTORIES", "2"))
 SEED = int(os.environ.get("PURGE_SEED", "1"))
 TABLES = 5
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 @pytest.mark.timeout(600)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from purges import DESCRIPTOR, Warehouse
-
-from replicator.metastore.embedded.running import Running
 
 SERDES = {
     "text": "ROW FORMAT DELIMITED FIELDS TERMINATED BY ','",
@@ -27,13 +24,6 @@ DEEP = {
 """With which Spark reads sub-directories, as Hive on Tez does."""
 ODD = ("a:b", "a%3Ab", "a/b", "a=b", "it''s", "50%", "a#b", "a?b", "a b", "ä", "100%25")
 """As literals of SQL; `a:b` and `a%3Ab` are neighbours when a name is unescaped once too often."""
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def test_rows_of_partitions_with_escaped_names_go(warehouse: Warehouse) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +12,6 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 from pyarrow import orc
 
-from replicator.metastore.embedded.running import Running
 from replicator.purge.rewrite import files
 from replicator.purge.search import proving
 
@@ -30,19 +29,17 @@ STAYS, OTHER = "stays-31", "stays-13"
 
 
 @pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
+def warehouse(warehouse: Warehouse) -> Warehouse:
     made = "map('a', array(date '2026-01-01', null))"
-    found.sql("CREATE DATABASE p")
+    warehouse.sql("CREATE DATABASE p")
     for name, definition in FORMATS.items():
-        found.sql(f"CREATE TABLE p.{name} {definition} TBLPROPERTIES ({DESCRIPTOR})")
-        columns = found.session.table(f"p.{name}").columns
-        found.sql(
+        warehouse.sql(f"CREATE TABLE p.{name} {definition} TBLPROPERTIES ({DESCRIPTOR})")
+        columns = warehouse.session.table(f"p.{name}").columns
+        warehouse.sql(
             f"INSERT INTO p.{name} SELECT /*+ COALESCE(1) */ {', '.join(columns)} FROM (SELECT id, {made} AS m,"
             " concat('stays-', id) AS v, if(id DIV 10 % 2 = 0, 'a b%', '{c}*') AS k FROM range(0, 200, 1, 1))"
         )
-    yield found
-    found.close()
+    return warehouse
 
 
 def changed(path: Path) -> None:

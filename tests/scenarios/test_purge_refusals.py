@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,18 +9,10 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 
 from replicator.errors import Refused
-from replicator.metastore.embedded.running import Running
 from replicator.purge import tables
 from replicator.purge.onboarding import WhiteList
 from replicator.removal.legal import LegalHold, add_hold
 from replicator.removal.removal import Limits
-
-
-@pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    yield found
-    found.close()
 
 
 def test_no_ids_and_no_tables_are_refused(warehouse: Warehouse) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from purges import DESCRIPTOR, Warehouse
 
 from replicator.cli.main import run
 from replicator.core.model import Column
-from replicator.metastore.embedded.running import Running
 from replicator.purge.onboarding import _fields, onboard
 from replicator.text.sql_text import quoted_name, quoted_text
 
@@ -21,16 +19,14 @@ SECRET = "the diary of somebody else"
 
 
 @pytest.fixture(scope="module")
-def warehouse(source_metastore: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
-    found = Warehouse(source_metastore, tmp_path_factory.mktemp("purge"))
-    found.sql(
+def warehouse(warehouse: Warehouse) -> Warehouse:
+    warehouse.sql(
         "CREATE TABLE default.diary (line STRING)",
         f"INSERT INTO default.diary VALUES ('{SECRET}')",
         "CREATE DATABASE h",
         "CREATE TABLE h.gone AS SELECT '2026-01-01' AS member, '2026-01-01' AS `mem``ber`",
     )
-    yield found
-    found.close()
+    return warehouse
 
 
 def schema(type_: Any) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from policies import Replication
@@ -18,13 +17,11 @@ from replicator.core.engine import LocalEngine
 from replicator.core.roles import Role
 from replicator.core.spark import SparkEngine
 from replicator.errors import Refused, UsageError
-from replicator.metastore.embedded.running import Running
 from replicator.policies.run import SyncRun
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    pair = Replication(source_metastore, target_metastore, tmp_path)
+def pair(pair: Replication) -> Replication:
     pair.db("a").table("t", {"first": "1"})
     return pair
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
+from policies import local_engine
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.listing import list_tree
@@ -22,10 +23,8 @@ from replicator.compare import repair as repairs
 from replicator.compare.repair import RepairOptions
 from replicator.compare.repaired import Repaired
 from replicator.compare.verify import Verified, verify
-from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column
 from replicator.core.progress import Silent
-from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.events.scope import Patterns
@@ -35,7 +34,7 @@ from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadOptions
 from replicator.replay.plan.difference import ByDifference
 
-ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+ENGINE = local_engine()
 MARKS = ("repl.last.id", "replicator.position", "replicator.source", "replicator.loading")
 _numbers = itertools.count()
 

@@ -20,15 +20,14 @@ from typing import Any
 import pytest
 from faults import ERRORS, Ended, Fault, delayed, run_with
 from plain_tables import PlainDatabase
+from policies import local_engine
 from replication_fixture import Answer, ReplicationFixture, command
 
 import replicator
 from cmroot.keep.content import content_name
 from cmroot.root import open_existing
 from replicator.captures.fold import open_manifest
-from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress
-from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -276,7 +275,7 @@ def test_what_changes_between_the_first_walk_and_its_end_is_in_the_first_capture
         for name in ("stays", "goes"):
             database.table(name, {"f": name})
         meanwhile = AtTheEnd("walk walked", lambda: database.drop("goes"))
-        root, engine = str(tmp_path / "cmroot"), AutoEngine(LocalEngine(2), SparkEngine(), "local")
+        root, engine = str(tmp_path / "cmroot"), local_engine()
         replicator.capture(
             source=source_metastore.uri, cmroot=root, db="walked", scan=False, progress=meanwhile, engine=engine
         )

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -42,10 +41,8 @@ NONE, PRIMARY, REPLICA, FENCED = Role.NONE, Role.PRIMARY, Role.REPLICA, Role.FEN
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     """A source with a table; nothing is replicated and nobody has a role yet."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    fixture.source.create()
     fixture.source.table("t", {"first": "1"})
     return fixture
 

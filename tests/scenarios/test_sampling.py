@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from plain_tables import SERVERS_OWN, PlainDatabase
+from policies import local_engine
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
@@ -18,9 +19,7 @@ from replicator.captures.capture import capture
 from replicator.cli.main import run
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
-from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Silent
-from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import LeaseHeld
 from replicator.events.scope import Patterns
@@ -29,7 +28,7 @@ from replicator.metastore.thrift import connect
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadOptions
 
-ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+ENGINE = local_engine()
 TABLES = ("a", "b", "c", "d", "e")
 _memories = itertools.count()
 

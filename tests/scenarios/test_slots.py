@@ -19,10 +19,8 @@ SLOT = "west"
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     """A source with two tables; nothing is captured yet."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    fixture.source.create()
     fixture.source.table("t", {"first": "1", "second": "2"})
     fixture.source.partitioned("parts", {"a": {"file": "a"}, "b": {"file": "b"}})
     return fixture

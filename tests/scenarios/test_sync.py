@@ -19,16 +19,14 @@ from cmroot.pins import drop_slot, find_slot, give_up_slot
 from replicator.checks.check import check
 from replicator.core.roles import Role
 from replicator.errors import ConfigError, ObjectNotFound, Refused
-from replicator.metastore.embedded.running import Running
 from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    replication = Replication(source_metastore, target_metastore, tmp_path)
-    replication.db("a").table("t", {"first": "1"})
-    return replication
+def pair(pair: Replication) -> Replication:
+    pair.db("a").table("t", {"first": "1"})
+    return pair
 
 
 def test_a_policy_is_whole_first_then_increments_then_nothing_new(pair: Replication) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,15 +12,13 @@ from policies import Replication
 from replication_fixture import Answer, command
 
 from replicator.core.roles import Role
-from replicator.metastore.embedded.running import Running
 from replicator.policies.roles import read_role, set_role
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    replication = Replication(source_metastore, target_metastore, tmp_path)
-    replication.db("a").table("t", {"first": "1", "second": "22"})
-    return replication
+def pair(pair: Replication) -> Replication:
+    pair.db("a").table("t", {"first": "1", "second": "22"})
+    return pair
 
 
 def run(pair: Replication, verb: str, *arguments: str) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,10 @@ from plain_tables import COLUMNS, PlainDatabase
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Column, Partition, Serde, Storage, Table
-from replicator.metastore.embedded.running import Running
-from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.thrift import ThriftMetastore
 
 DELETES = "gobblin.retention.hive.shouldDeleteData=true"
 _numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def metastore(source_metastore: Running) -> Iterator[ThriftMetastore]:
-    with connect(source_metastore.uri) as opened:
-        yield opened
 
 
 class Dated(PlainDatabase):

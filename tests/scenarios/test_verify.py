@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from policies import local_engine
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import local_path
@@ -44,7 +45,7 @@ from replicator.policies.status import status
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadOptions
 
-ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+ENGINE = local_engine()
 COLUMNS = (Column(name="a", type="int", comment="the first"), Column(name="b", type="string"))
 KEYS = (Column(name="day", type="string"),)
 MARKED = {"COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true","COLUMN_STATS":{"a":"true"}}'}

@@ -4,7 +4,6 @@ alarm."""
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +14,6 @@ from test_sync_follow import Following, until
 
 import replicator
 from replicator.core.progress import Silent
-from replicator.metastore.embedded.running import Running
 from replicator.policies.memory import Compared
 from replicator.policies.verifying import Background, compare_now
 
@@ -23,8 +21,8 @@ TABLES = ("one", "three", "two")
 
 
 @pytest.fixture
-def pair(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> Replication:
-    pair = Replication(source_metastore, target_metastore, tmp_path, verify={"objects": 2})
+def pair(pair: Replication) -> Replication:
+    pair.keys |= {"verify": {"objects": 2}}
     for name in TABLES:
         pair.db("a").table(name, {"f": name})
     return pair

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from plain_tables import PlainDatabase
+from policies import local_engine
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import capture
 from replicator.cli.main import run
-from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Silent
-from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.errors import NotReached, UsageError
 from replicator.events.scope import Patterns
@@ -27,7 +26,7 @@ from replicator.policies.wait import FIRST, LONGEST, Goal, Waited, wait
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadOptions
 
-ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+ENGINE = local_engine()
 MINUTE = timedelta(minutes=1)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 from plain_tables import PlainDatabase
+from policies import local_engine
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Table
-from replicator.core.spark import SparkEngine
 from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.listing import Filter, list_items
@@ -29,7 +28,7 @@ UNREFERENCED = {"beekeeper.remove.unreferenced.data": "true", "beekeeper.unrefer
 EXPIRED = {"beekeeper.remove.expired.data": "true", "beekeeper.expired.data.retention.period": "P30D"}
 DROPS = {"beekeeper.expired.data.table.deletion.enabled": "true"}
 ALL_EVENTS = {"beekeeper.hive.event.whitelist": "alter_partition, alter_table, drop_partition, DROP_TABLE"}
-ENGINE = AutoEngine(LocalEngine(2), SparkEngine(), "local")
+ENGINE = local_engine()
 
 
 class LifecycleFixture:

@@ -7,8 +7,10 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,22 +23,40 @@ if find_spec("moto") and find_spec("s3fs"):  # an S3 endpoint in this process, w
     STORES.append("s3")
 
 
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[None]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+@contextmanager
+def s3_server() -> Iterator[Any]:
+    """An S3 endpoint in this process, which the environment names meanwhile; a filesystem of it."""
+    moto = pytest.importorskip("moto.server", reason="moto is not installed")
+    s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    before = dict(os.environ)
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
     }
-    FsspecStore("s3://cmroot-test").filesystem.mkdir("cmroot-test")
-    yield
+    yield s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+    os.environ.clear()
+    os.environ.update(before)
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[None]:
+    with s3_server():
+        FsspecStore("s3://cmroot-test").filesystem.mkdir("cmroot-test")
+        yield
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of an S3 endpoint of the module's own."""
+    with s3_server() as filesystem:
+        filesystem.mkdir("replicas")
+        yield "s3a://replicas"
 
 
 @pytest.fixture(params=STORES)

@@ -18,16 +18,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from policies import local_engine
 from spark_sql import SparkSql
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import capture
 from replicator.captures.recording import Captured
 from replicator.compare.verify import verify
-from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.core.progress import Silent
-from replicator.core.spark import SparkEngine
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
@@ -46,10 +46,6 @@ SPARK = {
 def plain(place: str) -> str:
     """A local place without its scheme."""
     return "/" + place.removeprefix("file:").lstrip("/").rstrip("/")
-
-
-def local_engine() -> AutoEngine:
-    return AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
 
 
 @dataclass

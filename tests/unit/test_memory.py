@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,27 +20,6 @@ from replicator.policies.memory import Memory, RememberedScope, RoleChange, Run,
 
 NOW = 1_800_000_000.0  # 2027-01-15
 DAY = 86_400.0
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    server = pytest.importorskip("moto.server", reason="moto is not installed")
-    s3fs = pytest.importorskip("s3fs", reason="the s3 extra is not installed")
-    running = server.ThreadedMotoServer(port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    before = dict(os.environ)
-    os.environ.update(
-        AWS_ENDPOINT_URL=f"http://{host}:{port}",
-        AWS_ACCESS_KEY_ID="test",
-        AWS_SECRET_ACCESS_KEY="test",
-        AWS_DEFAULT_REGION="us-east-1",
-    )
-    s3fs.S3FileSystem(skip_instance_cache=True).mkdir("policies")
-    yield "s3://policies"
-    os.environ.clear()
-    os.environ.update(before)
-    running.stop()
 
 
 @pytest.fixture(params=["disk", "bucket"])

@@ -9,7 +9,6 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from replication_fixture import ReplicationFixture
 
 from replicator.cli.main import run
-from replicator.metastore.embedded.running import Running
 from replicator.text.printable import PrintableFormatter, printable, printable_lines
 
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
@@ -55,10 +53,8 @@ def test_lines_of_a_traceback_are_marked() -> None:
 
 
 @pytest.fixture
-def fixture(source_metastore: Running, target_metastore: Running, tmp_path: Path) -> ReplicationFixture:
+def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     """A partition and files whose names are orders to a terminal."""
-    fixture = ReplicationFixture(source_metastore, target_metastore, tmp_path)
-    fixture.source.create()
     fixture.source.table("t", {f"part{TITLE}": "1\x01one\n", FORGED: "2\x01two\n"})
     return fixture
 
