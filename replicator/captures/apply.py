@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,6 +13,8 @@ import pyarrow as pa
 
 from cmroot.log.captured import ADD, RELEASE
 from replicator.captures.ends import Ends
+from replicator.captures.inventory import Inventory
+from replicator.captures.renames import Rename, followed
 from replicator.core.model import Column, Partition, Table
 from replicator.core.table_format import PLAIN, table_format
 from replicator.events.record import (
@@ -51,42 +52,11 @@ _ROW = (
 )
 
 
-@dataclass(frozen=True)
-class Rename:
-    """A table (db, name), or a partition (db, table, name), that has another name from a position on."""
-
-    position: int
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-
-    def follow(self, key: tuple[str, str, str], position: int) -> tuple[str, str, str] | None:
-        """The key (db, table, partition) of an object seen at a position, after this rename; None when the object was
-        gone by then: another took its name."""
-        if self.position <= position:
-            return key
-        if key[: len(self.before)] == self.before:
-            db, table, partition = (*self.after, *key[len(self.before) :])
-            return db, table, partition
-        return None if key[: len(self.after)] == self.after else key
-
-    @classmethod
-    def of(cls, record: ChangeRecord) -> Rename | None:
-        return cls(record.position, *record.change.rename) if record.change.rename else None
-
-
-def followed(key: tuple[str, str, str], position: int, renames: Iterable[Rename]) -> tuple[str, str, str] | None:
-    """What an object seen at a position is called after renames, in their order; None when it was gone by then."""
-    now: tuple[str, str, str] | None = key
-    for rename in renames:
-        now = rename.follow(now, position) if now else None
-    return now
-
-
-class Fold:
+class Fold(Inventory):
     """Changes a manifest's database, inside the transaction that its owner opens and ends."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+        super().__init__(db)
         self._columns: dict[tuple[Column, ...], int] = {}
         self.ends = Ends(db)
 
@@ -103,7 +73,7 @@ class Fold:
                 self._db.execute("INSERT OR REPLACE INTO databases VALUES (?, ?)", (database.name, body))
                 self._db.execute("INSERT OR IGNORE INTO scope VALUES (?)", (database.name,))
             case DropDatabase(db=db):
-                for name in self._table_names(db):
+                for name in self.table_names(db):
                     self._drop_table(db, name, at)
                 self._db.execute("DELETE FROM functions WHERE db = ?", (db,))
                 self._db.execute("DELETE FROM databases WHERE name = ?", (db,))
@@ -358,7 +328,7 @@ class Fold:
                 (at, partition, db, table),
             )
             return
-        known = self._table(db, table)
+        known = self.table(db, table)
         if known is not None:
             self._db.execute(
                 "UPDATE tables SET touched = ?, listed = ? WHERE db = ? AND name = ?",
@@ -380,17 +350,6 @@ class Fold:
         return storage.location, number, msgspec.json.encode(slim)
 
     # ---- inside ---------------------------------------------------------------------------------------------------
-
-    def _table_id(self, db: str, name: str) -> int | None:
-        row = self._db.execute("SELECT id FROM tables WHERE db = ? AND name = ?", (db, name)).fetchone()
-        return int(row[0]) if row else None
-
-    def _table_names(self, db: str) -> list[str]:
-        return [name for (name,) in self._db.execute("SELECT name FROM tables WHERE db = ?", (db,))]
-
-    def _table(self, db: str, name: str) -> Table | None:
-        row = self._db.execute("SELECT body FROM tables WHERE db = ? AND name = ?", (db, name)).fetchone()
-        return msgspec.json.decode(row[0], type=Table) if row else None
 
     def _object_ids(self, db: str, table: str, partition: str) -> tuple[int, int, int, bool] | None:
         """(table_id, partition_id, position it began at, whether files are known) of an object by name."""

@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from cmroot.log.intercepted import under_way
 from cmroot.store.place import normal
-from replicator.captures.apply import followed
 from replicator.captures.intercepts import not_known
+from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.keeping import Keepers
 from replicator.captures.listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
-from replicator.captures.manifest import DataObject, KnownFile
 from replicator.captures.recording import Recording
+from replicator.captures.renames import followed
 from replicator.captures.uncaptured import Empty, Key, Sight, Uncaptured, gathered
 from replicator.captures.unnamed import not_text, remember, remembered
 from replicator.core.engine import AutoEngine

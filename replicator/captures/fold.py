@@ -15,8 +15,8 @@ from cmroot.errors import Error, FormatError, NoSpace, NotWritable
 from cmroot.log.captured import Segment, segments
 from cmroot.root import ChangeRoot
 from cmroot.store.place import Place
-from replicator.captures.apply import Rename
 from replicator.captures.manifest import Manifest
+from replicator.captures.renames import Rename
 from replicator.events.lines import decode_line
 from replicator.events.record import ChangeRecord
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from cmroot.log.captured import ADD
 from cmroot.log.intercepted import Intercepted, read_intercepted, remove_intercepted
-from replicator.captures.manifest import KnownFile
+from replicator.captures.inventory import KnownFile
 
 
 class Intercepts:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.store.local import device
 from cmroot.store.place import is_local, normal, parent, split_authority
-from replicator.captures.manifest import DataObject
+from replicator.captures.inventory import DataObject
 
 
 class Keepers:

@@ -15,7 +15,8 @@ from cmroot.keep.content import locate
 from cmroot.keep.versions import open_version
 from cmroot.store.place import Place
 from cmroot.store.resolve import located
-from replicator.captures.manifest import KnownFile, Manifest
+from replicator.captures.inventory import KnownFile
+from replicator.captures.manifest import Manifest
 from replicator.core.delta_log import names_outside
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.table_format import DELTA, OUTSIDE, reason_of

@@ -19,7 +19,7 @@ from cmroot.keep.versions import NULL
 from cmroot.log.captured import FILES
 from cmroot.store.listing import FileState, Listing, full_identity, list_tree
 from cmroot.store.place import is_local, join
-from replicator.captures.manifest import DataObject, KnownFile
+from replicator.captures.inventory import DataObject, KnownFile
 from replicator.core.batches import batched
 
 ROWS = 10_000  # of one outcome, from which on a task leaves the rest of its objects: bounds what a driver gathers

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from cmroot.lease import Lease
 from cmroot.log.captured import SegmentWriter, segments
 from cmroot.root import ChangeRoot
-from replicator.captures.apply import Rename
 from replicator.captures.manifest import Manifest
+from replicator.captures.renames import Rename
 from replicator.captures.uncaptured import Sight, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.report import Report
@@ -53,6 +54,31 @@ class Captured(Report):
     scan_seconds: float = 0.0
     compare_seconds: float = 0.0
     status: str = "captured"
+
+
+class Followed(Report):
+    """All captures of a following: counts are added, places and what is missing are the newest one's."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, Any] = {}
+
+    @property
+    def rounds(self) -> int:
+        return int(self._fields.get("rounds", 0))
+
+    def add(self, captured: Captured) -> None:
+        before, total = dict(self._fields), self._fields
+        total.update(captured.to_dict())
+        total["rounds"] = self.rounds + 1
+        for name in ("events", "records", "observed", "files", "bytes", "seconds"):
+            total[name] = round(total[name] + before.get(name, 0), 3)
+        for name in ("unknown", "warnings"):
+            total[name] = [*before.get(name, []), *(each for each in total[name] if each not in before.get(name, []))]
+        total["keeper"] = captured.keeper or before.get("keeper", "")
+        total["first_position"] = before.get("first_position", captured.first_position)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self._fields)
 
 
 class Recording:

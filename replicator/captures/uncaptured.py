@@ -13,7 +13,7 @@ import msgspec
 
 from cmroot.errors import FormatError
 from cmroot.log.captured import Segment
-from replicator.captures.manifest import DataObject
+from replicator.captures.inventory import DataObject
 from replicator.core.model import Value
 from replicator.core.not_replicated import NotReplicated
 from replicator.errors import UsageError

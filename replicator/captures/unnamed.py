@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from cmroot.text import unsafe
-from replicator.captures.manifest import DataObject, Manifest
+from replicator.captures.inventory import DataObject
+from replicator.captures.manifest import Manifest
 from replicator.core.not_replicated import NotReplicated
 
 _KEY = "unnamed"

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.captures.follow import Followed
-from replicator.captures.recording import Captured
+from replicator.captures.recording import Captured, Followed
 from replicator.cli.options import (
     Duration,
     Session,

@@ -10,12 +10,11 @@ from typing import ClassVar
 
 from cmroot.root import create_or_open
 from replicator.captures import capture as capturing
-from replicator.captures.follow import can_pass
 from replicator.captures.recording import Captured
 from replicator.commands.base import names, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.core import following
-from replicator.errors import UsageError
+from replicator.errors import Error, LeaseHeld, UsageError
 
 
 def _nobody(*about: object) -> None:
@@ -93,5 +92,10 @@ def capture(options: CaptureOptions) -> Captured:
             return following.spread(options.interval)
 
         if options.follow:
-            following.follow(one, options.failed, stop=Event(), passes=can_pass)
+            following.follow(one, options.failed, stop=Event(), passes=_can_pass)
         return once()
+
+
+def _can_pass(error: Exception) -> bool:
+    """Whether a following tries again: the metastore is away, or a dump holds the lease."""
+    return isinstance(error, LeaseHeld) or (isinstance(error, Error) and error.transient)

@@ -212,8 +212,7 @@ class Connection:
         """More of a call that is read whole. Raises _Closed when the client goes first, or is too slow."""
         if not self._ready(self._client_poll):
             self._too_slow()
-        size = self._client.recv_into(self._buffer)
-        if not size:
+        if not (size := self._client.recv_into(self._buffer)):
             raise _Closed("went away in the middle of a call")
         self._pending += self._view[:size]
 
@@ -236,13 +235,8 @@ class Connection:
             self._since = None
             self._service.counts.add(refused=1)
             log.warning("%s: refused %s", self._name, header.name)
-            self._answer(
-                refusal(
-                    header,
-                    f"{header.name} may delete data, and the gateway does not know how; if it is harmless, start "
-                    "the gateway with --pass-unknown-drops",
-                )
-            )
+            message = f"{header.name} may delete data, and the gateway does not know how; if it is harmless, start "
+            self._answer(refusal(header, f"{message}the gateway with --pass-unknown-drops"))
             return
         try:
             upstream = self._connected()

@@ -8,8 +8,8 @@ import pytest
 
 from cmroot.keep.keepers import NoKeeper
 from replicator.captures import listing
+from replicator.captures.inventory import DataObject
 from replicator.captures.listing import ListTask, list_objects
-from replicator.captures.manifest import DataObject
 
 
 def test_a_task_whose_outcome_grows_large_leaves_whole_objects_to_others(

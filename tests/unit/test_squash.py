@@ -26,7 +26,8 @@ import replicator.replay.apply.commit as committing
 import replicator.replay.apply.prepare as preparing
 from cmroot.log.captured import FILES
 from replicator.captures.fold import catch_up
-from replicator.captures.manifest import DataObject, Manifest
+from replicator.captures.inventory import DataObject
+from replicator.captures.manifest import Manifest
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import (
     EXTERNAL,

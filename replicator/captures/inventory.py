@@ -1,0 +1,219 @@
+"""Inventory: questions about what a manifest holds: databases, tables, partitions, and their files. Reads only.
+
+An *object* below is a table (partition "") or one partition of it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from cmroot.store.place import join
+from replicator.core.model import Column, Database, Function, Partition, Statistics, Table
+from replicator.core.table_format import Format
+
+_PAGE = 10_000
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class DataObject:
+    """A table or partition that holds files: its keys in the manifest, its names, where it lies, and the position of
+    the last record that touched it (for a partition not before its table got its name)."""
+
+    table_id: int
+    partition_id: int
+    db: str
+    table: str
+    partition: str
+    location: str
+    touched: int
+
+    @property
+    def label(self) -> str:
+        """For people: `db.table/partition at location`."""
+        partition = f"/{self.partition}" if self.partition else ""
+        return f"{self.db}.{self.table}{partition} at {self.location}"
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """One file of an object as last recorded."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    identity: str
+    checksum: str | None
+    kept: bool
+    version: str | None = None
+
+
+class Inventory:
+    """What the database of a manifest holds; memory does not grow with the number of objects."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def databases(self) -> list[Database]:
+        return self._bodies(Database, "databases ORDER BY name")
+
+    def scope(self) -> set[str]:
+        """Databases that are captured; one that was dropped stays, so that its return is noticed."""
+        return {name for (name,) in self._db.execute("SELECT db FROM scope")}
+
+    def database(self, name: str) -> Database | None:
+        return next(iter(self._bodies(Database, "databases WHERE name = ?", name)), None)
+
+    def functions(self, db: str) -> list[Function]:
+        return self._bodies(Function, "functions WHERE db = ? ORDER BY name", db)
+
+    def table_names(self, db: str) -> list[str]:
+        return [name for (name,) in self._db.execute("SELECT name FROM tables WHERE db = ? ORDER BY name", (db,))]
+
+    def table(self, db: str, name: str) -> Table | None:
+        return next(iter(self._bodies(Table, "tables WHERE db = ? AND name = ?", db, name)), None)
+
+    def formats(self, db: str) -> dict[str, Format]:
+        """Tables of a database in another format than Hive's, by name."""
+        rows = self._db.execute(
+            "SELECT t.name, f.format FROM formats f JOIN tables t ON t.id = f.table_id WHERE t.db = ? ORDER BY t.name",
+            (db,),
+        )
+        return dict(rows.fetchall())
+
+    def delta_log(self, db: str, name: str) -> list[tuple[str, KnownFile, bool | None]]:
+        """The files of a Delta table's log: (place, what is known of it, whether it names files outside of its table;
+        None: nobody has looked)."""
+        rows = self._db.execute(
+            "SELECT t.location, f.path, f.size, f.mtime_ns, f.identity, f.checksum, f.kept, f.version, d.outside"
+            " FROM tables t JOIN files f ON f.table_id = t.id AND f.partition_id = 0 AND f.path > '_delta_log/'"
+            " AND f.path < '_delta_log0' LEFT JOIN delta_logs d ON d.checksum = f.checksum"
+            " WHERE t.db = ? AND t.name = ?",
+            (db, name),
+        )
+        return [
+            (join(row[0], row[1]), KnownFile(*row[1:8]), None if row[8] is None else bool(row[8]))
+            for row in rows.fetchall()
+        ]
+
+    def remember_delta_log(self, checksum: str, outside: bool) -> None:
+        self._db.execute("INSERT OR REPLACE INTO delta_logs VALUES (?, ?)", (checksum, outside))
+
+    def partition_count(self, db: str, name: str) -> int:
+        row = self._db.execute(
+            "SELECT count(*) FROM partitions WHERE table_id = (SELECT id FROM tables WHERE db = ? AND name = ?)",
+            (db, name),
+        ).fetchone()
+        return int(row[0])
+
+    def partition_names(self, db: str, name: str) -> Iterator[str]:
+        for row in self._pages(
+            "SELECT id, name FROM partitions WHERE table_id = ? AND id > ? ORDER BY id LIMIT ?",
+            self._table_id(db, name),
+        ):
+            yield row[1]
+
+    def partitions(self, db: str, name: str, batch: int = 1000) -> Iterator[list[Partition]]:
+        """A table's partitions, whole, in batches."""
+        columns: dict[int, tuple[Column, ...]] = {}
+        decoder = msgspec.json.Decoder(Partition)
+        page: list[Partition] = []
+        for _, number, body in self._pages(
+            "SELECT id, columns, body FROM partitions WHERE table_id = ? AND id > ? ORDER BY id LIMIT ?",
+            self._table_id(db, name),
+        ):
+            page.append(self._unpack(decoder.decode(body), number, columns))
+            if len(page) == batch:
+                yield page
+                page = []
+        if page:
+            yield page
+
+    def partitions_by_name(self, db: str, name: str, names: Sequence[str]) -> dict[str, Partition]:
+        """Some partitions of a table, by escaped name; unknown ones are left out."""
+        table_id, columns = self._table_id(db, name), dict[int, tuple[Column, ...]]()
+        found = {}
+        for wanted in names:
+            row = self._db.execute(
+                "SELECT columns, body FROM partitions WHERE table_id = ? AND name = ?", (table_id, wanted)
+            ).fetchone()
+            if row:
+                found[wanted] = self._unpack(msgspec.json.decode(row[1], type=Partition), row[0], columns)
+        return found
+
+    def _unpack(self, slim: Partition, number: int, cache: dict[int, tuple[Column, ...]]) -> Partition:
+        if slim.storage is None:
+            return slim
+        if number not in cache:
+            (body,) = self._db.execute("SELECT body FROM columns WHERE id = ?", (number,)).fetchone()
+            cache[number] = msgspec.json.decode(body, type=tuple[Column, ...])
+        storage = msgspec.structs.replace(slim.storage, columns=cache[number])
+        return msgspec.structs.replace(slim, storage=storage)
+
+    def statistics(self, db: str, name: str) -> list[Statistics]:
+        return self._bodies(Statistics, "statistics WHERE table_id = ? ORDER BY partition", self._table_id(db, name))
+
+    def files(self, table_id: int, partition_id: int) -> dict[str, KnownFile]:
+        """Files of one object by path."""
+        rows = self._db.execute(
+            "SELECT path, size, mtime_ns, identity, checksum, kept, version FROM files"
+            " WHERE table_id = ? AND partition_id = ?",
+            (table_id, partition_id),
+        )
+        return {row[0]: KnownFile(*row) for row in rows}
+
+    def weight(self, obj: DataObject) -> tuple[int, int]:
+        """How many files one object has, and their bytes."""
+        row = self._db.execute(
+            "SELECT count(*), coalesce(sum(size), 0) FROM files WHERE table_id = ? AND partition_id = ?",
+            (obj.table_id, obj.partition_id),
+        ).fetchone()
+        return int(row[0]), int(row[1])
+
+    def bytes_of_tables(self, db: str) -> dict[str, int]:
+        """Bytes of the files of each table of a database, its partitions' included."""
+        rows = self._db.execute(
+            "SELECT t.name, sum(f.size) FROM files f JOIN tables t ON t.id = f.table_id WHERE t.db = ? GROUP BY t.id",
+            (db,),
+        )
+        return {name: int(size or 0) for name, size in rows}
+
+    def table_files(self, db: str, name: str) -> Iterator[tuple[Any, ...]]:
+        """All files of a table: (partition, location, path, size, mtime_ns, identity, checksum, kept, version)."""
+        yield from self._db.cursor().execute(
+            "SELECT coalesce(p.name, ''), coalesce(p.location, t.location), f.path, f.size, f.mtime_ns, f.identity,"
+            " f.checksum, f.kept, f.version FROM files f JOIN tables t ON t.id = f.table_id"
+            " LEFT JOIN partitions p ON p.id = f.partition_id WHERE f.table_id = ?",
+            (self._table_id(db, name),),
+        )
+
+    def directories(self, batch: int = 50_000) -> Iterator[list[tuple[int, int, str, int, int, str]]]:
+        """Every listed directory in batches: (table_id, partition_id, whole path, mtime_ns, listed_ns, identity)."""
+        cursor = self._db.cursor().execute(
+            "SELECT d.table_id, d.partition_id, coalesce(p.location, t.location) ||"
+            " CASE d.path WHEN '' THEN '' ELSE '/' || d.path END, d.mtime_ns, d.listed_ns, d.identity"
+            " FROM directories d JOIN tables t ON t.id = d.table_id LEFT JOIN partitions p ON p.id = d.partition_id"
+        )
+        while rows := cursor.fetchmany(batch):
+            yield rows
+
+    def _bodies(self, kind: type[_T], rows: str, *about: object) -> list[_T]:
+        """The JSON of some rows, decoded; `rows`: a table with its conditions."""
+        found = self._db.execute(f"SELECT body FROM {rows}", about).fetchall()
+        return [msgspec.json.decode(body, type=kind) for (body,) in found]
+
+    def _table_id(self, db: str, name: str) -> int | None:
+        row = self._db.execute("SELECT id FROM tables WHERE db = ? AND name = ?", (db, name)).fetchone()
+        return int(row[0]) if row else None
+
+    def _pages(self, query: str, table_id: int | None) -> Iterator[tuple[Any, ...]]:
+        """Rows of a query keyed by (table_id, id > last), a page at a time, so that nothing holds the whole."""
+        last = 0
+        while rows := self._db.execute(query, (table_id, last, _PAGE)).fetchall():
+            yield from rows
+            last = rows[-1][0]
