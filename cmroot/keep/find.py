@@ -14,28 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.keep.content import content_name, is_kept
-from cmroot.log.captured import ADD, RELEASE, Segment
+from cmroot.log.captured import ADD, FILES, RELEASE, Segment
 from cmroot.store.checksum import ALGORITHM
 from cmroot.store.place import Place, is_local, join, normal
 
 LIMIT = 1000
 """References listed one by one; the newest. The others are counted."""
 
-_COLUMNS = [
-    "position",
-    "op",
-    "db",
-    "table",
-    "partition",
-    "location",
-    "path",
-    "size",
-    "mtime_ns",
-    "checksum",
-    "kept",
-    "since",
-    "version",
-]
+_COLUMNS = [name for name in FILES.names if name != "identity"]
 
 
 @dataclass(frozen=True)

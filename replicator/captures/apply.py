@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from cmroot.log.captured import ADD, RELEASE
+from cmroot.log.captured import ADD, FILES, RELEASE
 from replicator.captures.ends import Ends
 from replicator.captures.inventory import Inventory
 from replicator.captures.renames import Rename, followed
@@ -35,21 +35,7 @@ from replicator.events.record import (
     partition_names,
 )
 
-_ROW = (
-    "position",
-    "op",
-    "db",
-    "table",
-    "partition",
-    "location",
-    "path",
-    "size",
-    "mtime_ns",
-    "identity",
-    "checksum",
-    "kept",
-    "version",
-)
+_ROW = [name for name in FILES.names if name != "since"]
 
 
 class Fold(Inventory):

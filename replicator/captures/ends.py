@@ -14,21 +14,7 @@ import pyarrow as pa
 from cmroot.log.captured import FILES, RELEASE
 
 _PAGE = 20_000
-_COLUMNS = (
-    "position",
-    "db",
-    "table",
-    "partition",
-    "location",
-    "path",
-    "size",
-    "mtime_ns",
-    "identity",
-    "checksum",
-    "kept",
-    "version",
-    "since",
-)
+_COLUMNS = (*(name for name in FILES.names if name not in ("op", "since")), "since")
 _CHECKSUM = _COLUMNS.index("checksum")
 
 

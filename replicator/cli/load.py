@@ -26,7 +26,7 @@ from replicator.cli.renamed import renamed_option
 from replicator.commands.load import load as run
 from replicator.core.not_replicated import PARTIAL
 from replicator.replay.apply.load import Loaded
-from replicator.replay.apply.pricing import LoadPlan
+from replicator.replay.apply.pricing import CHANGES, LoadPlan
 
 
 @click.command()
@@ -119,20 +119,9 @@ def _loaded_lines(loaded: Loaded) -> Iterable[str]:
 def _plan_lines(plan: LoadPlan) -> Iterable[str]:
     if plan.skipped:
         return [f"nothing to do: {plan.skipped}"]
-    names = (
-        "create_databases",
-        "drop_databases",
-        "drop_tables",
-        "rename_tables",
-        "create_tables",
-        "alter_tables",
-        "functions",
-        "drop_functions",
-        "warnings",
-    )
     return aligned(
         [
-            *((name.replace("_", " "), shortened(getattr(plan, name))) for name in names),
+            *((name.replace("_", " "), shortened(getattr(plan, name))) for name in (*CHANGES, "warnings")),
             ("partitions", f"{plan.partitions_touched:,} touched"),
             ("copy", f"at most {count_text(plan.files, 'file')}, {size_text(plan.bytes)}"),
             ("remove", f"{count_text(plan.files_to_remove, 'file')}, {size_text(plan.bytes_to_remove)}"),

@@ -44,7 +44,7 @@ from replicator.policies.run import (
 from replicator.policies.steps import Steps, SyncOptions
 from replicator.replay.apply.brake import Brake, excess
 from replicator.replay.apply.planning import plan_load
-from replicator.replay.apply.pricing import Price, describe, price
+from replicator.replay.apply.pricing import CHANGES, Price, describe, price
 from replicator.replay.apply.weighing import DROPPED, Gone
 from replicator.replay.copy.copying import Roots
 
@@ -254,17 +254,7 @@ def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
         steps.warnings.append(f"the load would be refused: {refusal.message}; {refusal.hint}")
     checkpoints = {pair.replica: pair.position for pair in direction.pairs if pair.name in metadata.scope.databases}
     changes = {key: value for key, value in described.items() if value and key not in _NO_CHANGES}
-    names = (
-        "create_databases",
-        "drop_databases",
-        "drop_tables",
-        "rename_tables",
-        "create_tables",
-        "alter_tables",
-        "functions",
-        "drop_functions",
-    )
-    lists = (len(described[name]) for name in names)
+    lists = (len(described[name]) for name in CHANGES)
     begin = metadata.begin.event if metadata.begin else None
     cost = Cost(
         events=metadata.end.event - begin if begin is not None else 0,

@@ -256,7 +256,7 @@ def test_places_in_a_bucket_are_tried_and_left_as_they_were(scene: Scene, bucket
     checked = scene.check()
     assert healths(checked) == {}
     assert next(f.text for f in checked.findings if f.name.startswith("keeper ")).startswith("copy, for ")
-    assert s3fs.S3FileSystem(skip_instance_cache=True).find("replicas") == []
+    assert s3fs.S3FileSystem(skip_instance_cache=True).find(bucket) == []
 
 
 def test_a_bucket_that_is_not_there_is_critical(scene: Scene, bucket: str) -> None:

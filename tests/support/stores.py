@@ -53,10 +53,10 @@ def s3_endpoint() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    """A bucket of an S3 endpoint of the module's own."""
+    """A bucket of the module's own: all endpoints of a process have the same ones."""
     with s3_server() as filesystem:
-        filesystem.mkdir("replicas")
-        yield "s3a://replicas"
+        filesystem.mkdir(name := f"bucket-{uuid.uuid4().hex}")
+        yield f"s3a://{name}"
 
 
 @pytest.fixture(params=STORES)

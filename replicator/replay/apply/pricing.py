@@ -21,6 +21,18 @@ from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import surviving_partitions
 
+CHANGES = (
+    "create_databases",
+    "drop_databases",
+    "drop_tables",
+    "rename_tables",
+    "create_tables",
+    "alter_tables",
+    "functions",
+    "drop_functions",
+)
+"""Fields of a plan that name what changes."""
+
 
 @dataclass(frozen=True)
 class Price:
