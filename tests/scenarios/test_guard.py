@@ -390,7 +390,7 @@ class Careless(Job[Table, Dropped]):
 
 def test_a_rehearsal_cannot_change_the_metastore(db: PlainDatabase, root: ChangeRoot) -> None:
     db.table("t", {"a": "x"})
-    engine = AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
+    engine = local_engine()
     with Careless(root=root, metastore=db.metastore, engine=engine) as job:
         job.tables = [db.metastore.table(db.name, "t")]
         with pytest.raises(AssertionError):
