@@ -10,7 +10,7 @@ from local_hdfs import LocalHdfs, local_hdfs
 
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, read_pins
 from cmroot.root import create_or_open
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 
 NOW = 2_000_000_000.0
 
@@ -38,7 +38,7 @@ def test_a_slot_that_is_confirmed_is_seen_by_another_reader_at_each_step(root: s
 
     def look() -> None:
         pins, found = read_pins(root), find_slot(root, "west")
-        assert found is not None and not pins.damaged and store_for(root).exists(join(root, "slots/west"))
+        assert found is not None and not pins.damaged and (Place(root) / "slots/west").exists()
         seen.append((*(slot.position for slot in pins.slots), found.position))
 
     hdfs.changed = staticmethod(look)  # type: ignore[assignment]
@@ -47,7 +47,7 @@ def test_a_slot_that_is_confirmed_is_seen_by_another_reader_at_each_step(root: s
     assert len(seen) >= 4 and seen == sorted(seen) and seen[-1] == (3, 3) and all(len(each) == 2 for each in seen)
     hdfs.changed = staticmethod(lambda: None)  # type: ignore[assignment]
     drop_slot(root, "west")
-    assert read_pins(root).slots == [] and store_for(root).find(join(root, "slots")) == [".here"]
+    assert read_pins(root).slots == [] and (Place(root) / "slots").find() == [".here"]
 
 
 @pytest.mark.parametrize("call", ["mv", "rm_file", "pipe_file"])

@@ -22,7 +22,7 @@ from cmroot.keep.versions import BLOCK, NULL, noncurrent_days, open_version, ver
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_stream
 from cmroot.store.listing import list_tree, object_state
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore
 
 pytestmark = pytest.mark.usefixtures("s3_endpoint")
@@ -102,16 +102,16 @@ def text(path: str, version: str) -> bytes:
 
 
 def test_a_version_is_read_after_its_object_was_overwritten_and_deleted(versioned: str) -> None:
-    path, store = f"{versioned}/t/f", store_for(versioned)
+    path = f"{versioned}/t/f"
     keeper = VersionKeeper(f"{versioned}/cmroot")
     versions = {}
     for data in (b"one", b"two, longer", b""):
-        store.write_bytes(path, data)
+        Place(path).write_bytes(data)
         kept = keeper.keep(path)
         assert kept.version
         versions[data] = kept.version
-    store.remove(path)
-    assert not store.exists(path)
+    Place(path).remove()
+    assert not Place(path).exists()
     for data, version in versions.items():
         assert (text(path, version), version_size(path, version)) == (data, len(data))
 
@@ -119,9 +119,9 @@ def test_a_version_is_read_after_its_object_was_overwritten_and_deleted(versione
 def test_a_large_version_is_read_piece_by_piece(versioned: str) -> None:
     path = f"{versioned}/large"
     data = os.urandom(BLOCK + 12345)
-    store_for(path).write_bytes(path, data)
+    Place(path).write_bytes(data)
     kept = VersionKeeper("").keep(path)
-    store_for(path).write_bytes(path, b"")
+    Place(path).write_bytes(b"")
     with open_version(path, kept.version or "") as file:
         assert file.read(10) == data[:10]
         assert file.read() == data[10:]
@@ -132,7 +132,7 @@ def test_a_large_version_is_read_piece_by_piece(versioned: str) -> None:
 @pytest.mark.parametrize("version", ["00000000-0000-0000-0000-000000000000", "nonsense", NULL])
 def test_a_version_that_is_not_there_is_a_missing_file(versioned: str, version: str) -> None:
     path = f"{versioned}/f"
-    store_for(path).write_bytes(path, b"data")
+    Place(path).write_bytes(b"data")
     for read in (lambda: text(path, version), lambda: version_size(path, version)):
         with pytest.raises(FileNotFoundError):
             read()
@@ -144,18 +144,18 @@ def test_a_version_that_is_not_there_is_a_missing_file(versioned: str, version: 
 def test_keeping_by_version_copies_nothing_and_may_run_twice(versioned: str) -> None:
     root = create_or_open(f"{versioned}/cmroot").place
     path = f"{versioned}/t/f"
-    store_for(path).write_bytes(path, b"data")
+    Place(path).write_bytes(b"data")
     keeper = pickle.loads(pickle.dumps(VersionKeeper(root)))
     kept = keeper.keep(path)
     assert kept == keeper.keep(path)
-    assert (kept.size, kept.checksum) == checksum_stream(store_for(path).open_read(path))[::-1]
+    assert (kept.size, kept.checksum) == checksum_stream(Place(path).open_read())[::-1]
     assert not is_kept(root, kept.checksum, kept.size)
-    assert store_for(root).find(join(root, "files")) == store_for(root).find(join(root, "incoming")) == []
+    assert (Place(root) / "files").find() == (Place(root) / "incoming").find() == []
 
 
 def test_what_is_kept_by_version_looks_as_the_next_listing_will_show_it(versioned: str) -> None:
     path = f"{versioned}/t/f"
-    store_for(path).write_bytes(path, b"data")
+    Place(path).write_bytes(b"data")
     kept = VersionKeeper("").keep(path)
     listing = list_tree(f"{versioned}/t")
     assert listing is not None
@@ -175,15 +175,15 @@ def test_a_listing_with_finer_times_than_a_single_answer_shows_the_same_file() -
 def test_an_object_from_before_versioning_is_kept_as_the_null_version(s3_endpoint: None) -> None:
     bucket = make_bucket(None)
     path = f"{bucket}/f"
-    store_for(path).write_bytes(path, b"old")
+    Place(path).write_bytes(b"old")
     set_versioning(bucket, "Enabled")
     kept = VersionKeeper("").keep(path)
-    store_for(path).write_bytes(path, b"newer")
+    Place(path).write_bytes(b"newer")
     assert (kept.version, text(path, NULL)) == (NULL, b"old")
 
 
 def test_a_missing_object_is_file_not_found(versioned: str) -> None:
-    store_for(versioned).write_bytes(f"{versioned}/t/f/below", b"")  # a prefix of that name is no object
+    Place(f"{versioned}/t/f/below").write_bytes(b"")  # a prefix of that name is no object
     with pytest.raises(FileNotFoundError):
         VersionKeeper("").keep(f"{versioned}/t/f")
 
@@ -196,11 +196,11 @@ def test_an_object_whose_version_is_gone_when_it_is_read_is_copied(
 
     root = create_or_open(f"{versioned}/cmroot").place
     path, name = f"{versioned}/f", versioned.rpartition("/")[2]
-    store_for(path).write_bytes(path, b"data")
+    Place(path).write_bytes(b"data")
 
     def purged(place: str, version: str, size: int | None = None) -> Any:
         s3("delete_object", Bucket=name, Key="f", VersionId=version)
-        store_for(path).write_bytes(path, b"data")
+        Place(path).write_bytes(b"data")
         return open_version(place, version, size)
 
     monkeypatch.setattr(versions, "open_version", purged)
@@ -213,7 +213,7 @@ def test_versions_that_may_not_be_read_are_an_error_when_they_are_kept(
     versioned: str, user: Callable[..., None]
 ) -> None:
     path = f"{versioned}/f"
-    store_for(path).write_bytes(path, b"data")
+    Place(path).write_bytes(b"data")
     user("s3:GetObject", "s3:ListBucket", "s3:GetBucketVersioning")
     with pytest.raises(KeepError, match="may not be read at its version") as caught:
         VersionKeeper("").keep(path)
@@ -299,7 +299,7 @@ def test_each_store_gets_the_keeper_it_can_have(made: Callable[[str], str], ware
         else:
             with pytest.raises(KeepError, match=location):
                 choose_keeper(root, location, requested)
-    assert store_for(root).find(join(root, "incoming")) == []
+    assert (Place(root) / "incoming").find() == []
 
 
 # ---- nothing can be kept ------------------------------------------------------------------------------------------
@@ -326,4 +326,4 @@ def test_a_refused_object_is_not_writable_rather_than_a_bare_error(s3_endpoint: 
     bucket = make_bucket(None)
     forbid(bucket, "s3:PutObject")
     with pytest.raises(NotWritable, match="Forbidden"):
-        store_for(bucket).write_bytes(f"{bucket}/f", b"data")
+        Place(f"{bucket}/f").write_bytes(b"data")

@@ -25,7 +25,7 @@ from cmroot.errors import KeepError, NotWritable
 from cmroot.keep.keepers import recycle_tree
 from cmroot.log.captured import segments
 from cmroot.root import ChangeRoot, create_or_open
-from cmroot.store.place import is_local, join, store_for
+from cmroot.store.place import Place, is_local, join
 from cmroot.store.remote import FsspecStore
 from replicator.captures.recording import Captured
 from replicator.core.engine import AutoEngine
@@ -111,8 +111,8 @@ class ReplicationFixture:
     def write(self, table: str, value: str, text: str) -> None:
         """By somebody who tells no metastore. Bytes are this story's own: the target keeps those of all stories."""
         place = self.place(table, value)
-        store_for(place).remove(place)  # a new inode, as every writer makes
-        store_for(place).write_bytes(place, f"{self.db}: {text}".encode())
+        Place(place).remove()  # a new inode, as every writer makes
+        Place(place).write_bytes(f"{self.db}: {text}".encode())
 
     def add(self, table: str, value: str, text: str) -> None:
         self.write(table, value, text)
@@ -123,7 +123,7 @@ class ReplicationFixture:
         """The metastore forgets it, then `remove` takes its directory away."""
         self.source.drop_partitions(self.db, table, [f"p={value}"])
         place = f"{self.homes[table]}/p={value}"
-        (remove or store_for(place).remove_tree)(place)
+        (remove or Place(place).store.remove_tree)(place)
 
     def capture(self, keeper: str = "auto", **options: Any) -> Captured:
         return replicator.capture(
@@ -174,7 +174,7 @@ class ReplicationFixture:
         return [row for row in rows if row["op"] == op]
 
     def kept_files(self) -> list[str]:
-        return store_for(self.root.place).find(join(self.root.place, "files"))
+        return (Place(self.root.place) / "files").find()
 
 
 def _storage(location: str) -> Storage:
@@ -266,7 +266,7 @@ def recycle(it: ReplicationFixture, place: str) -> None:
         return
     from cmroot.keep.keepers import recycle as recycle_file
 
-    for name in store_for(place).find(place):
+    for name in Place(place).find():
         recycle_file(it.root.place, join(place, name))
 
 
@@ -329,7 +329,7 @@ def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(
     renamed = it.source.table(it.db, "u").location or ""
     assert renamed.endswith("/u")
     it.homes["u"] = renamed
-    store_for(VERSIONED).move(it.place("t", "1"), it.place("u", "1"))
+    Place(it.place("t", "1")).move(Place(it.place("u", "1")))
     it.capture()
     after = it.dump()
     it.drop("u", "1")

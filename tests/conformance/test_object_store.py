@@ -19,7 +19,7 @@ from cmroot.errors import LeaseHeld
 from cmroot.lease import Holder
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
-from cmroot.store.place import store_for
+from cmroot.store.place import Place
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.core.progress import Progress
@@ -94,21 +94,20 @@ def test_a_snapshot_on_s3_is_carried_by_the_store_and_what_it_replaced_is_kept_o
 ) -> None:
     root = create_or_open(f"{bucket}/snapshots/.cmroot").place
     old, new = f"{bucket}/snapshots/log", f"{bucket}/snapshots/.published/1/a.log"
-    store = store_for(old)
     for name in ("same", "replaced", "removed"):
-        store.write_bytes(f"{old}/{name}", name.encode())
+        Place(f"{old}/{name}").write_bytes(name.encode())
     note_retired(root, "1", [Retired(old, "a", "log", successor=new)])
     assert run_clone_task(CloneTask(root, [(old, new)])) == 3
     assert run_clone_task(CloneTask(root, [(old, new)])) == 0  # again, after a kill
     roots = Roots(root, root)
-    store.write_bytes(f"{new}/replaced", b"another")
+    Place(f"{new}/replaced").write_bytes(b"another")
     assert remove_file(f"{new}/removed", roots, private=True)
-    assert store.list(old) == ["removed", "replaced", "same"]
+    assert Place(old).list() == ["removed", "replaced", "same"]
     close_retired(root, "1", now=0.0)
     with connect(source_metastore.uri) as metastore:
         swept = sweep_retired(root, metastore, timedelta(seconds=1), now=lambda: 2.0)
-    assert (swept.directories, swept.files, store.list(old), store.list(new)) == (1, 2, [], ["replaced", "same"])
-    kept = [store.read_bytes(f"{root}/files/{name}") for name in store.find(f"{root}/files")]
+    assert (swept.directories, swept.files, Place(old).list(), Place(new).list()) == (1, 2, [], ["replaced", "same"])
+    kept = [Place(f"{root}/files/{name}").read_bytes() for name in Place(f"{root}/files").find()]
     assert sorted(kept) == [b"removed", b"replaced"]
 
 
@@ -124,11 +123,11 @@ class TakenOver(Progress):
     @contextlib.contextmanager
     def task(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
         if title == self.title:
-            store, lease = store_for(self.root), f"{self.root}/lease"
-            (epoch,) = map(int, store.list(lease))
+            lease = f"{self.root}/lease"
+            (epoch,) = map(int, Place(lease).list())
             holder = Holder(1, epoch + 1, "elsewhere", 1, "2026-01-01T00:00:00+00:00", "take over", "t", 4e9)
-            assert store.create_exclusive(f"{lease}/{epoch + 1:020d}", msgspec.json.encode(holder))
-            store.remove(f"{lease}/{epoch:020d}")
+            assert Place(f"{lease}/{epoch + 1:020d}").create_exclusive(msgspec.json.encode(holder))
+            Place(f"{lease}/{epoch:020d}").remove()
             self.done = True
         yield lambda steps: None
 
@@ -215,12 +214,12 @@ def test_a_capture_or_dump_whose_lease_was_taken_over_publishes_nothing(shop: Sh
         with pytest.raises(LeaseHeld, match="taken over"):
             shop.capture(taken)
         assert taken.done and segments(shop.root) == []
-        store_for(shop.root).remove_tree(f"{shop.root}/lease")
+        Place(f"{shop.root}/lease").remove_tree()
     shop.capture()
     taken = TakenOver(shop.root, f"dump {shop.name}")
     with pytest.raises(LeaseHeld):
         shop.dump(taken)
-    assert taken.done and "_finished_dump" not in store_for(shop.dumps).find(shop.dumps)
+    assert taken.done and "_finished_dump" not in Place(shop.dumps).find()
     assert len(segments(shop.root)) == 1
 
 
@@ -246,7 +245,7 @@ def test_a_load_whose_lease_was_taken_over_removes_nothing(shop: Shop) -> None:
     with pytest.raises(LeaseHeld):
         shop.load(second, taken)
     assert taken.done and "one" in shop.shown()[f"{shop.name}.a"] and shop.checkpoint() == at
-    store_for(shop.target_root).remove_tree(f"{shop.target_root}/lease")
+    Place(f"{shop.target_root}/lease").remove_tree()
     shop.load(second)
     assert shop.shown() != before and "one" not in shop.shown()[f"{shop.name}.a"]
 

@@ -17,7 +17,7 @@ from cmroot.errors import Error
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from cmroot.store.listing import list_tree
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 ERRORS = {"EIO": "Input/output error", "ESTALE": "Stale file handle", "EACCES": "Permission denied"}
 STAT, OPEN = "stat,lstat,newfstatat,statx", "open,openat"
@@ -62,10 +62,10 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(log: SmallRoot, error: s
 def test_a_circle_of_links_is_not_absent(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("a")
     with pytest.raises(OSError, match="Too many levels"):
-        store_for(str(tmp_path)).exists(str(tmp_path / "a" / "b"))
+        Place(str(tmp_path / "a" / "b")).exists()
     (tmp_path / "f").write_text("")
     (tmp_path / "dangling").symlink_to("nothing")
-    assert [store_for("/").exists(f"{tmp_path}/{name}") for name in ("f", "f/b", "no", "dangling")] == [
+    assert [Place(f"{tmp_path}/{name}").exists() for name in ("f", "f/b", "no", "dangling")] == [
         True,
         False,
         False,
@@ -78,16 +78,15 @@ def test_what_a_store_behind_fsspec_cannot_tell_is_not_absent(tmp_path: Path, nu
     """fsspec's own `exists` answers False to every error, its `find` leaves out what it cannot list."""
     with local_hdfs() as hdfs:
         place = f"hdfs://tests{tmp_path}"
-        store = store_for(place)
         for name in ("t/f", "t/p=1/f", "t/p=2/f"):
-            store.write_bytes(join(place, name), b"1")
+            (Place(place) / name).write_bytes(b"1")
         hdfs.faults = {f"{tmp_path}/t/p=1": number, f"{tmp_path}/t/f": number}
         for ask in (
-            lambda: store.exists(join(place, "t/f")),
-            lambda: store.find(join(place, "t")),
+            lambda: (Place(place) / "t/f").exists(),
+            lambda: (Place(place) / "t").find(),
             lambda: list_tree(join(place, "t")),
-            lambda: store.remove_tree(join(place, "t")),
-            lambda: store.list(join(place, "t/p=1")),
+            lambda: (Place(place) / "t").remove_tree(),
+            lambda: (Place(place) / "t/p=1").list(),
             lambda: create_or_open(join(place, "t/p=1")),
         ):
             hdfs.met.clear()
@@ -95,5 +94,5 @@ def test_what_a_store_behind_fsspec_cannot_tell_is_not_absent(tmp_path: Path, nu
                 ask()
             assert hdfs.met, "the fault was reached"
         hdfs.faults = {}
-        assert store.find(join(place, "t")) == ["f", "p=1/f", "p=2/f"]
-        assert not store.exists(join(place, "t/g")) and store.find(join(place, "u")) == []
+        assert (Place(place) / "t").find() == ["f", "p=1/f", "p=2/f"]
+        assert not (Place(place) / "t/g").exists() and (Place(place) / "u").find() == []

@@ -21,7 +21,7 @@ from cmroot.lease import acquire
 from cmroot.log.captured import segments, sweep_log
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_stream
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 RATE = 0.02
 NAMES = "abcdefgh"
@@ -87,19 +87,19 @@ class RandomHistory:
 
     def recycle(self) -> None:
         name = self.chance.choice(NAMES)
-        place = join(self.warehouse, uuid.uuid4().hex)
-        store_for(place).write_bytes(place, content(name))
-        self.files[place] = name
+        place = Place(self.warehouse) / uuid.uuid4().hex
+        place.write_bytes(content(name))
+        self.files[str(place)] = name
 
         def work() -> None:
             with acquire(self.root, "recycle", renew=False) as lease:
                 sweep_incoming(self.root)
                 lease.check()
-                if store_for(place).exists(place):
-                    recycle(self.root, place)
+                if place.exists():
+                    recycle(self.root, str(place))
 
         self.attempt(work)
-        assert not store_for(place).exists(place)
+        assert not place.exists()
         self.recycled.add(name)
 
     def expire(self) -> None:
@@ -107,7 +107,7 @@ class RandomHistory:
         older, now = self.chance.choice([(HOURS, time.time), (NOTHING, _later)])
         if older == NOTHING:
             self.recycled.clear()
-            self.files = {place: name for place, name in self.files.items() if store_for(place).exists(place)}
+            self.files = {place: name for place, name in self.files.items() if Place(place).exists()}
 
         def work() -> None:
             expire(self.root, plan_expiry(self.root, older_than=older, engine=ENGINE, now=now), now=now)
@@ -124,18 +124,18 @@ class RandomHistory:
         for name in {*self.live, *self.recycled}:
             self.is_whole(name)
         for place, name in self.files.items():
-            if not store_for(place).exists(place) and name not in self.recycled and not self.is_on_its_way(name):
+            if not Place(place).exists() and name not in self.recycled and not self.is_on_its_way(name):
                 self.is_whole(name)
 
     def is_on_its_way(self, name: str) -> bool:
         """Protected in `incoming/`, where the next sweep files it."""
-        store, incoming = store_for(self.root), join(self.root, "incoming")
-        names = [each for each in store.list(incoming) if each.startswith("recycle-") and not each.endswith(".origin")]
-        return any(store.read_bytes(join(incoming, each)) == content(name) for each in names)
+        incoming = Place(self.root) / "incoming"
+        names = [each for each in incoming.list() if each.startswith("recycle-") and not each.endswith(".origin")]
+        return any((incoming / each).read_bytes() == content(name) for each in names)
 
     def is_whole(self, name: str) -> None:
         path = locate(self.root, checksum(name), len(content(name)))
-        with store_for(path).open_read(path) as file:
+        with Place(path).open_read() as file:
             assert checksum_stream(file) == (checksum(name), len(content(name)))
 
     def without_faults_what_nobody_needs_goes(self) -> None:

@@ -175,10 +175,10 @@ def test_a_restore_that_was_taken_over_swaps_nothing(warehouse: Warehouse) -> No
 
 def test_a_second_purge_is_told_of_the_first(warehouse: Warehouse, capsys: pytest.CaptureFixture[str]) -> None:
     from cmroot.lease import acquire
-    from cmroot.store.place import join, store_for
+    from cmroot.store.place import Place, join
 
     root = warehouse.root("two")
-    store_for(root.place).mkdirs(join(root.place, "purge"))
+    (Place(root.place) / "purge").mkdirs()
     with acquire(join(root.place, "purge"), "purge"):
         with pytest.raises(LeaseHeld):
             warehouse.purge(root, warehouse.ids, "nowhere")

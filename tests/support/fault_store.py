@@ -20,7 +20,7 @@ import pytest
 
 from cmroot.lease import Holder
 from cmroot.store import remote
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, is_local, local_path
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT)
 _LOCAL = (
@@ -89,12 +89,12 @@ class Faults:
 
     def _overtake(self) -> None:
         """The call took longer than the lease: another host has it, and has let it go again."""
-        store, place = store_for(self.root), join(self.root, "lease")
-        epochs = [int(name) for name in store.list(place) if name.isdecimal()]
+        place = Place(self.root) / "lease"
+        epochs = [int(name) for name in place.list() if name.isdecimal()]
         if not epochs:
             return
-        path = join(place, f"{max(epochs):020d}")
-        holder = msgspec.json.decode(store.read_bytes(path), type=Holder)
+        path = place / f"{max(epochs):020d}"
+        holder = msgspec.json.decode(path.read_bytes(), type=Holder)
         if holder.released:
             return
         with expired(self.root):
@@ -107,11 +107,11 @@ def expired(root: str) -> Iterator[None]:
     """Another host takes the lease of a root whose holder has not been heard of for long, and lets it go."""
     from cmroot.lease import acquire
 
-    store, place = store_for(root), join(root, "lease")
-    if not is_local(root) and (names := [name for name in store.list(place) if name.isdecimal()]):
-        path = join(place, max(names))
-        holder = msgspec.json.decode(store.read_bytes(path), type=Holder)
-        store.write_bytes(path, msgspec.json.encode(msgspec.structs.replace(holder, expires=1.0)))
+    place = Place(root) / "lease"
+    if not is_local(root) and (names := [name for name in place.list() if name.isdecimal()]):
+        path = place / max(names)
+        holder = msgspec.json.decode(path.read_bytes(), type=Holder)
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, expires=1.0)))
     with acquire(root, "take over", renew=False):
         yield
 

@@ -14,7 +14,7 @@ from cmroot.lease import Lease
 from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.pins import Slot, iso
 from cmroot.store.entries import list_entries
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 from replicator.core.engine import LocalEngine
 
 ENGINE = LocalEngine(2)
@@ -40,7 +40,7 @@ class SmallRoot:
 
     def keep(self, *names: str) -> None:
         for name in names:
-            store_for(self.root).write_bytes(self.path(name), content(name))
+            Place(self.path(name)).write_bytes(content(name))
 
     def path(self, name: str) -> str:
         return join(self.root, "files", checksum(name)[:2], content_name(checksum(name), len(content(name))))
@@ -75,7 +75,7 @@ class SmallRoot:
                 return (self.filed_ns("p") + self.filed_ns(name)) / 2e9
 
     def there(self) -> set[str]:
-        found = store_for(self.root).find(join(self.root, "files"))
+        found = (Place(self.root) / "files").find()
         names = {self.path(name).rpartition("/")[2]: name for name in "abcdefghijklmnop"}
         return {names.get(path.rpartition("/")[2], path) for path in found}
 
@@ -91,7 +91,7 @@ class SmallRoot:
             return {words[row["checksum"]]: row["reason"] for batch in plan.rows() for row in batch.to_pylist()}
 
     def expiring(self) -> list[str]:
-        return store_for(self.root).list(join(self.root, "expiring"))
+        return (Place(self.root) / "expiring").list()
 
 
 def slot(name: str, position: int, confirmed: float = NOW) -> Slot:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cmroot.root import create_or_open
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 from cmroot.store.remote import FsspecStore
 
 STORES = ["local", "memory"]
@@ -69,7 +69,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         request.getfixturevalue("s3_endpoint")
     place = f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"s3a://cmroot-test/{uuid.uuid4().hex}"
     yield place
-    store_for(place).remove_tree(place)
+    Place(place).remove_tree()
 
 
 @pytest.fixture

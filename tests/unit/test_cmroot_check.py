@@ -17,7 +17,7 @@ from cmroot.keep.content import content_name, locate
 from cmroot.log.captured import segments
 from cmroot.log.compact import compact
 from cmroot.pins import Slot
-from cmroot.store.place import store_for
+from cmroot.store.place import Place
 
 NOW = "2026-11-21T00:00:00+00:00"
 CONTENT = {"t/a": b"aaaa", "t/b": b"bbbb", "u/c": b"cccccc"}
@@ -76,7 +76,7 @@ def test_a_sound_root_of_any_store_is_sound(root: str, tmp_path: Path) -> None:
     assert (report.status, report.entries, report.bytes_read, report.findings) == ("sound", 1, 4, [])
     kept, _ = history.live["t/a"]
     place = locate(root, kept.checksum, kept.size)
-    store_for(root).write_bytes(place, b"emos")
+    Place(place).write_bytes(b"emos")
     assert [each["kind"] for each in check(root, InProcess()).findings] == ["damaged"]
 
 

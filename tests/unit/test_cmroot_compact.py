@@ -26,7 +26,7 @@ from cmroot.log.compact import Run, compact, plan_compaction
 from cmroot.log.part_reading import PartsReader
 from cmroot.log.parts import LINES, PARQUET, Marker, Part
 from cmroot.root import create_or_open
-from cmroot.store.place import join, name_of, store_for
+from cmroot.store.place import Place, join, name_of
 from cmroot.store.remote import FsspecStore
 
 HOUR = COVERED_MARGIN.total_seconds()
@@ -64,7 +64,7 @@ def content(root: str) -> dict[str, Any]:
 
 
 def names(root: str) -> list[str]:
-    return store_for(root).list(join(root, "log"))
+    return (Place(root) / "log").list()
 
 
 def test_small_segments_become_one_that_says_the_same(root: str) -> None:
@@ -166,12 +166,12 @@ def test_a_reader_that_listed_the_log_before_has_an_hour_to_read_it(root: str) -
 def test_a_sweep_asks_for_the_lease_before_it_touches_what_was_merged(root: str) -> None:
     write_some(root, [1, 2])
     compact(root, clock=lambda: 1000.0)
-    before = store_for(root).find(join(root, "log"))
+    before = (Place(root) / "log").find()
     with acquire(root, "sweep", renew=False) as lease:
         lease.release()
         with pytest.raises(LeaseHeld):
             sweep_log(root, lease, clock=lambda: 1000.0 + HOUR)
-    assert store_for(root).find(join(root, "log")) == before
+    assert (Place(root) / "log").find() == before
 
 
 def test_a_reader_that_comes_too_late_is_told_to_run_again(root: str) -> None:
@@ -196,7 +196,7 @@ def test_a_segment_that_is_simply_gone_is_damage(root: str) -> None:
     write_some(root, [1, 2])
     opened = segments(root)
     assert opened[1].record_count == 2
-    store_for(root).remove_tree(opened[1].place)
+    Place(opened[1].place).remove_tree()
     with pytest.raises(FormatError, match="is missing"):
         list(opened[1].records())
 
@@ -304,13 +304,13 @@ def test_objects_of_a_killed_compaction_do_not_count_without_their_marker(place:
     """On object stores the merged segment is moved part by part, and the covered ones are removed one by one."""
     root = create_or_open(join(place, "cmroot")).place
     write_some(root, [1, 1])
-    before, store = content(root), store_for(root)
-    unfinished = join(root, "log", f"{1:020d}-{2:020d}", "records-00000.jsonl.gz")
-    store.write_bytes(unfinished, b"part of it")
+    before = content(root)
+    unfinished = Place(root) / "log" / f"{1:020d}-{2:020d}" / "records-00000.jsonl.gz"
+    unfinished.write_bytes(b"part of it")
     assert content(root) == before and len(segments(root)) == 2
     compact(root, clock=lambda: 0.0)
     assert content(root) == before and len(segments(root)) == 1
-    store.remove(join(root, "log", f"{1:020d}-{1:020d}", MARKER))  # a sweep killed in the middle
+    (Place(root) / "log" / f"{1:020d}-{1:020d}" / MARKER).remove()  # a sweep killed in the middle
     assert content(root) == before
     with acquire(root, "capture"):
         sweep_log(root, clock=lambda: 0.0)

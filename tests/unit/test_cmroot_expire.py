@@ -38,7 +38,7 @@ from cmroot.pins import (
     slots,
 )
 from cmroot.root import GUARDS, create_or_open
-from cmroot.store.place import is_local, join, store_for
+from cmroot.store.place import Place, is_local, join
 from cmroot.store.remote import FsspecStore
 
 
@@ -102,7 +102,7 @@ def test_what_is_recycled_is_as_young_as_that_whatever_the_log_says(
     ground.capture(release="a@1 b@1", at=1)
     cutoff = ground.after("a")
     path = str(tmp_path / "w/a") if elsewhere else join(place, "w/a")
-    store_for(path).write_bytes(path, content("a"))
+    Place(path).write_bytes(content("a"))
     late = ground.plan(timedelta(hours=1), cutoff + HOUR)
     assert {row["reason"] for batch in late.rows(keep=False) for row in batch.to_pylist()} == {"expired"}
     recycle(ground.root, path)
@@ -236,12 +236,11 @@ def test_rows_of_a_taking_keep_bytes_that_no_capture_has_recorded(ground: SmallR
 
 def test_other_names_are_counted_and_left_alone(ground: SmallRoot) -> None:
     history(ground)
-    store = store_for(ground.root)
     for name in ("files/ab/notes.txt", "files/readme"):
-        store.write_bytes(join(ground.root, name), b"mine")
+        (Place(ground.root) / name).write_bytes(b"mine")
     done = ground.expire()
     assert done.plan.unknown == 2
-    assert all(store.exists(join(ground.root, name)) for name in ("files/ab/notes.txt", "files/readme"))
+    assert all((Place(ground.root) / name).exists() for name in ("files/ab/notes.txt", "files/readme"))
 
 
 def test_a_link_whose_source_is_still_there_frees_nothing(local: SmallRoot, tmp_path: Path) -> None:
@@ -355,7 +354,7 @@ def test_an_entry_that_was_filed_anew_after_the_plan_is_young(local: SmallRoot, 
 def test_a_log_that_was_replaced_after_the_plan_stops_the_expiry(local: SmallRoot) -> None:
     history(local)
     plan = local.plan()
-    store_for(local.root).remove_tree(segments(local.root)[-1].place)
+    Place(segments(local.root)[-1].place).remove_tree()
     with pytest.raises(FormatError, match="ends before position 4"):
         expire(local.root, plan, now=lambda: NOW)
     assert local.there() == {"a", "b", "c", "d"} and local.expiring() == []
@@ -460,17 +459,16 @@ def _waits(root: str) -> bool:
 
 @pytest.mark.parametrize("place", ["memory"], indirect=True)
 def test_on_an_object_store_takings_and_removals_see_each_other(root: str) -> None:
-    store = store_for(root)
-    store.write_bytes(join(root, "taking/1/journal.json"), b"{}")
+    (Place(root) / "taking/1/journal.json").write_bytes(b"{}")
     with pytest.raises(Filing), removing(root, patience=timedelta(0)):
         raise AssertionError
     with store_lock(root):
         pass
-    store.remove_tree(join(root, "taking/1"))
+    (Place(root) / "taking/1").remove_tree()
     moments = iter([NOW, NOW + 80, NOW + 91])  # of an expiry that was killed, 60 s and the clocks' skew later
     with removing(root, now=lambda: NOW), store_lock(root, now=lambda: next(moments)):
         assert next(moments, None) is None
-    assert store.list(join(root, "expiring")) == []
+    assert (Place(root) / "expiring").list() == []
 
 
 # Damage
@@ -480,7 +478,7 @@ def test_on_an_object_store_takings_and_removals_see_each_other(root: str) -> No
 def test_a_damaged_pin_stops_an_expiry(local: SmallRoot, kind: str) -> None:
     history(local)
     plan = local.plan()
-    store_for(local.root).write_bytes(join(local.root, kind, "broken"), b"{")
+    (Place(local.root) / kind / "broken").write_bytes(b"{")
     for doing in (
         lambda: local.plan(),
         lambda: expire(local.root, plan, now=lambda: NOW),
@@ -495,7 +493,7 @@ def test_a_damaged_pin_stops_an_expiry(local: SmallRoot, kind: str) -> None:
 def test_a_damaged_part_of_the_log_stops_an_expiry(local: SmallRoot) -> None:
     history(local)
     (part,) = segments(local.root)[1].files_parts()
-    store_for(local.root).write_bytes(part, b"PAR1 not")
+    Place(part).write_bytes(b"PAR1 not")
     with pytest.raises(FormatError, match="files-00000"):
         local.plan()
     assert local.there() == {"a", "b", "c", "d"} and local.expiring() == []
@@ -516,7 +514,7 @@ def test_a_lost_directory_of_pins_stops_expiry(ground: SmallRoot, guard: str) ->
     }[guard]
     made("needed")
     before = ground.there()
-    store_for(ground.root).remove_tree(join(ground.root, guard))
+    (Place(ground.root) / guard).remove_tree()
     assert create_or_open(ground.root).place == ground.root, "opening it does not make it again"
     with pytest.raises(FormatError, match=f"{guard}: damaged or missing"):
         ground.plan()
@@ -526,16 +524,15 @@ def test_a_lost_directory_of_pins_stops_expiry(ground: SmallRoot, guard: str) ->
     if is_local(ground.root):  # an operator says that nobody needs it
         os.mkdir(join(ground.root, guard))
     else:
-        store_for(ground.root).write_bytes(join(ground.root, guard, ".here"), b"")
+        (Place(ground.root) / guard / ".here").write_bytes(b"")
     assert ground.expire().removed.entries == 3 and ground.there() == {"a"}
 
 
 def test_a_root_of_a_release_that_noted_no_directories_gets_them(ground: SmallRoot) -> None:
-    store = store_for(ground.root)
-    store.remove(join(ground.root, ".made"))
+    (Place(ground.root) / ".made").remove()
     for guard in GUARDS:
-        store.remove_tree(join(ground.root, guard))
+        (Place(ground.root) / guard).remove_tree()
     assert read_pins(ground.root).damaged == [], "it may never have had any"
     assert create_or_open(ground.root).place == ground.root and read_pins(ground.root).damaged == []
-    store.remove_tree(join(ground.root, "slots"))
+    (Place(ground.root) / "slots").remove_tree()
     assert read_pins(ground.root).damaged == [join(ground.root, "slots")]

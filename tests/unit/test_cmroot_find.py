@@ -16,7 +16,7 @@ from cmroot.keep.keepers import CopyKeeper
 from cmroot.keep.restore import restore_file
 from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.store.checksum import checksum_file
-from cmroot.store.place import join, normal, parent, store_for
+from cmroot.store.place import Place, join, normal, parent
 
 A, B, C = (digit * 32 for digit in "abc")
 
@@ -143,8 +143,8 @@ def test_a_kept_file_is_put_back(root: str, place: str, kept: tuple[str, int], r
     to = join(place, "new/one") if remote else str(tmp_path / "new" / "one")
     restored = restore_file(root, *kept, to)
     assert (restored.place, restored.checksum, restored.size) == (normal(to), *kept)
-    assert store_for(to).read_bytes(to) == b"rows" * 100_000
-    assert store_for(to).list(parent(to)) == ["one"]
+    assert Place(to).read_bytes() == b"rows" * 100_000
+    assert Place(parent(to)).list() == ["one"]
     assert restored.origin == locate(root, *kept)
 
 
@@ -152,12 +152,12 @@ def test_a_file_that_is_there_is_replaced_only_when_told_to(
     root: str, place: str, kept: tuple[str, int], tmp_path: Path
 ) -> None:
     for to in (str(tmp_path / "there"), join(place, "there")):
-        store_for(to).write_bytes(to, b"precious")
+        Place(to).write_bytes(b"precious")
         with pytest.raises(Exists) as caught:
             restore_file(root, *kept, to)
-        assert caught.value.exit_code == 6 and store_for(to).read_bytes(to) == b"precious"
+        assert caught.value.exit_code == 6 and Place(to).read_bytes() == b"precious"
         restore_file(root, *kept, to, overwrite=True)
-        assert store_for(to).size(to) == kept[1]
+        assert Place(to).size() == kept[1]
 
 
 def test_a_file_that_appears_meanwhile_is_not_replaced(
@@ -180,20 +180,20 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(
 
 def test_damaged_bytes_are_never_put_back(root: str, place: str, kept: tuple[str, int], tmp_path: Path) -> None:
     origin = locate(root, *kept)
-    data = store_for(origin).read_bytes(origin)
-    store_for(origin).write_bytes(origin, b"R" + data[1:])
+    data = Place(origin).read_bytes()
+    Place(origin).write_bytes(b"R" + data[1:])
     for above in (str(tmp_path / "new"), join(place, "new")):
         to = join(above, "one")
         with pytest.raises(ChecksumMismatch, match=f"not the {kept[1]} bytes with {kept[0]}"):
             restore_file(root, *kept, to)
-        assert store_for(to).find(above) == []
+        assert Place(above).find() == []
 
 
 def test_what_is_not_kept_is_not_put_back(root: str, place: str, tmp_path: Path) -> None:
     for to in (str(tmp_path / "one"), join(place, "one")):
         with pytest.raises(KeepError, match="does not keep"):
             restore_file(root, A, 3, to)
-        assert not store_for(to).exists(to)
+        assert not Place(to).exists()
 
 
 def test_a_full_or_forbidden_place_is_named(local_root: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cmroot.keep.journal import Owner, Source
 from cmroot.log.intercepted import JOURNAL, read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 FILES = {"p=1/a": b"one" * 100_000, "p=1/b": b"two", "p=2/_tmp/c": b"three", "p=2/_temporary/d": b"four", "stray": b"5"}
 RECORDED = {"p=1/a", "p=1/b", "p=2/_tmp/c"}  # what a listing of the two partitions would show
@@ -33,7 +33,7 @@ class Ground:
 
     def lay(self) -> None:
         for name, data in FILES.items():
-            store_for(self.table).write_bytes(join(self.table, name), data)
+            (Place(self.table) / name).write_bytes(data)
 
     def begin(self, **more: object) -> Intercept:
         sources = [Source(self.table, "t"), *(Source(join(self.table, f"p={number}"), "t") for number in (1, 2))]
@@ -50,10 +50,7 @@ class Ground:
         )
 
     def there(self) -> dict[str, bytes]:
-        return {
-            name: store_for(self.table).read_bytes(join(self.table, name))
-            for name in store_for(self.table).find(self.table)
-        }
+        return {name: (Place(self.table) / name).read_bytes() for name in Place(self.table).find()}
 
     def recorded(self) -> dict[str, bytes]:
         """Path below the table -> kept bytes, of what the capture of an event will find."""
@@ -62,13 +59,13 @@ class Ground:
             for row in taken.rows().to_pylist():
                 assert (row["op"], row["db"], row["table"], row["kept"]) == ("add", "db", "t", True)
                 assert row["location"] == join(self.table, row["partition"])
-                data = store_for(self.root).read_bytes(locate(self.root, row["checksum"], row["size"]))
+                data = Place(locate(self.root, row["checksum"], row["size"])).read_bytes()
                 assert f"{row['partition']}/{row['path']}" not in found
                 found[f"{row['partition']}/{row['path']}"] = data
         return found
 
     def is_clean(self) -> bool:
-        return store_for(self.root).find(join(self.root, "taking")) == [] and undecided_since(self.root) is None
+        return (Place(self.root) / "taking").find() == [] and undecided_since(self.root) is None
 
 
 @pytest.fixture
@@ -116,10 +113,7 @@ def test_nobodys_files_are_kept_too(ground: Ground) -> None:
     intercept.protect()
     intercept.sent()
     intercept.settle({"t": 8})
-    kept = {
-        store_for(ground.root).read_bytes(join(ground.root, "files", name))
-        for name in store_for(ground.root).find(join(ground.root, "files"))
-    }
+    kept = {(Place(ground.root) / "files" / name).read_bytes() for name in (Place(ground.root) / "files").find()}
     assert kept == set(FILES.values())
 
 
@@ -163,9 +157,9 @@ def test_a_file_that_a_writer_adds_until_the_end_is_kept(ground: Ground) -> None
     intercept.protect()
     moved = intercept.journal.sources[0].entry
     place = join(intercept.place, moved) if moved else ground.table
-    store_for(place).write_bytes(join(place, "p=1/late"), b"late")
+    (Place(place) / "p=1/late").write_bytes(b"late")
     intercept.sent()
-    store_for(place).write_bytes(join(place, "p=2/later"), b"later")
+    (Place(place) / "p=2/later").write_bytes(b"later")
     intercept.settle({"t": 8})
     assert {"p=1/late": b"late", "p=2/later": b"later"}.items() <= ground.recorded().items()
     assert ground.there() == {}
@@ -176,7 +170,7 @@ def test_a_file_that_changes_after_it_was_kept_is_kept_again(ground: Ground) -> 
     intercept.protect()
     moved = intercept.journal.sources[0].entry
     place = join(intercept.place, moved) if moved else ground.table
-    store_for(place).write_bytes(join(place, "p=1/b"), b"changed since")
+    (Place(place) / "p=1/b").write_bytes(b"changed since")
     intercept.sent()
     intercept.settle({"t": 8})
     assert ground.recorded()["p=1/b"] == b"changed since"
@@ -211,9 +205,9 @@ def test_a_table_made_anew_meanwhile_keeps_its_files(ground: Ground) -> None:
     intercept.sent()
     intercept._store_lock.close()
     if not intercept.journal.sources[0].entry:
-        store_for(ground.table).remove_tree(ground.table)
-    store_for(ground.table).write_bytes(join(ground.table, "p=1/a"), b"of another table")
-    store_for(ground.table).write_bytes(join(ground.table, "p=1/new"), b"new")
+        Place(ground.table).remove_tree()
+    (Place(ground.table) / "p=1/a").write_bytes(b"of another table")
+    (Place(ground.table) / "p=1/new").write_bytes(b"new")
     (left,) = intercepts(ground.root)
     left.settle({"t": 9})
     assert ground.there() == {"p=1/a": b"of another table", "p=1/new": b"new"}
@@ -223,7 +217,7 @@ def test_a_table_made_anew_meanwhile_keeps_its_files(ground: Ground) -> None:
 def test_what_comes_back_does_not_replace_what_has_come_meanwhile(ground: Ground) -> None:
     intercept = ground.begin()
     intercept.protect()
-    store_for(ground.table).write_bytes(join(ground.table, "p=1/b"), b"another")
+    (Place(ground.table) / "p=1/b").write_bytes(b"another")
     intercept.put_back()
     assert ground.there() == FILES | {"p=1/b": b"another"}
     checksum = checksum_of(b"two")
@@ -253,7 +247,7 @@ def test_an_emptied_directory_stays_as_accessible_as_it_was(tmp_path: Path) -> N
 def test_of_several_tables_only_those_that_were_dropped_stay(tmp_path: Path) -> None:
     ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w"))
     for name in ("dropped", "there"):
-        store_for(ground.table).write_bytes(join(ground.table, name, "file"), name.encode())
+        (Place(ground.table) / name / "file").write_bytes(name.encode())
     sources = [Source(join(ground.table, name), name) for name in ("dropped", "there")]
     intercept = Intercept.begin(
         ground.root,
@@ -354,9 +348,9 @@ def test_many_files_are_kept_by_several_threads(tmp_path: Path) -> None:
 
 WORK = """
 from cmroot.keep.journal import Owner, Source
-from cmroot.keep.intercept import Taking
+from cmroot.keep.intercept import Intercept
 root, table = {root!r}, {table!r}
-taking = Taking.begin(root, before_event=7, call="drop_table", db="db", table="t", sources=[Source(table, "t")],
+taking = Intercept.begin(root, before_event=7, call="drop_table", db="db", table="t", sources=[Source(table, "t")],
                       owners=[Owner("t", f"p={{n}}", f"{{table}}/p={{n}}") for n in (1, 2)])
 taking.protect()
 taking.sent()

@@ -31,11 +31,11 @@ from cmroot.keep.keepers import (
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file, checksum_stream
 from cmroot.store.listing import file_state
-from cmroot.store.place import is_local, join, store_for
+from cmroot.store.place import Place, is_local, join
 
 
 def kept_files(root: str) -> list[str]:
-    return store_for(root).find(join(root, "files"))
+    return (Place(root) / "files").find()
 
 
 @pytest.fixture(params=[LinkKeeper, CopyKeeper])
@@ -46,9 +46,9 @@ def keeper(request: pytest.FixtureRequest, local_root: str) -> Keeper:
 
 def test_kept_bytes_are_found_by_checksum_and_size(root: str, place: str) -> None:
     path = join(place, "w/f")
-    store_for(place).write_bytes(path, b"data")
+    Place(path).write_bytes(b"data")
     kept = choose_keeper(root, join(place, "w")).keep(path)
-    with store_for(root).open_read(locate(root, kept.checksum, kept.size)) as file:
+    with Place(locate(root, kept.checksum, kept.size)).open_read() as file:
         assert checksum_stream(file) == (kept.checksum, 4) == (kept.checksum, kept.size)
     assert is_kept(root, kept.checksum, kept.size)
     assert not is_kept(root, kept.checksum, kept.size + 1)
@@ -59,11 +59,11 @@ def test_kept_bytes_are_found_by_checksum_and_size(root: str, place: str) -> Non
 
 def test_keeping_twice_and_equal_contents_keeps_once(root: str, place: str) -> None:
     for name in ("f", "g"):
-        store_for(place).write_bytes(join(place, "w", name), b"same")
+        (Place(place) / "w" / name).write_bytes(b"same")
     keeper = choose_keeper(root, join(place, "w"))
     sums = {keeper.keep(join(place, "w", name)).checksum for name in ("f", "g", "f")}
     assert len(sums) == 1 == len(kept_files(root))
-    assert store_for(root).find(join(root, "incoming")) == []
+    assert (Place(root) / "incoming").find() == []
 
 
 def test_kept_bytes_survive_whoever_removes_or_replaces_the_source(
@@ -219,7 +219,7 @@ def test_many_threads_may_keep_the_same_files(keeper: Keeper, local_root: str, t
     assert len({one.checksum for one in kept}) == 7 == len(kept_files(local_root))
     for one in kept:
         assert checksum_file(locate(local_root, one.checksum, one.size))[0] == one.checksum
-    assert store_for(local_root).list(join(local_root, "incoming")) == []
+    assert (Place(local_root) / "incoming").list() == []
 
 
 def test_a_keeper_may_be_sent_to_another_process(keeper: Keeper) -> None:
@@ -264,23 +264,23 @@ def test_a_root_whose_files_this_user_may_not_write_is_no_root_for_copies(local_
 def test_bytes_are_kept_across_stores(tmp_path: Path, root: str) -> None:
     (tmp_path / "f").write_bytes(b"1" * 600_000)
     kept = CopyKeeper(root).keep(str(tmp_path / "f"))
-    store_for("memory://other").write_bytes("memory://other/f", b"2")
+    Place("memory://other/f").write_bytes(b"2")
     other = CopyKeeper(root).keep("memory://other/f")
     assert is_kept(root, kept.checksum, 600_000) and is_kept(root, other.checksum, 1)
     assert NoKeeper().keep("memory://other/f") == other
-    assert store_for(root).find(join(root, "incoming")) == []
+    assert (Place(root) / "incoming").find() == []
 
 
 def test_a_recycled_file_is_gone_and_kept_and_a_second_run_says_so(root: str, place: str) -> None:
     path = join(place, "w/p=a%20b/f")
-    store_for(place).write_bytes(path, b"data")
+    Place(path).write_bytes(b"data")
     reported = []
     kept = recycle(root, path, record=reported.extend)
-    assert not store_for(place).exists(path) and is_kept(root, kept.checksum, 4)
+    assert not Place(path).exists() and is_kept(root, kept.checksum, 4)
     assert [(one.path, one.kept) for one in reported] == [(path, kept)]
     with pytest.raises(FileNotFoundError):
         recycle(root, path)
-    assert store_for(root).find(join(root, "incoming")) == []
+    assert (Place(root) / "incoming").find() == []
 
 
 def test_a_recycled_directory_is_gone_and_all_its_data_kept(root: str, place: str) -> None:
@@ -295,12 +295,12 @@ def test_a_recycled_directory_is_gone_and_all_its_data_kept(root: str, place: st
         ".meta/schema.avsc": b"7",
     }
     for name, data in contents.items():
-        store_for(place).write_bytes(join(place, "w/t", name), data)
-    store_for(place).write_bytes(join(place, "w/t2/f"), b"stays")
+        (Place(place) / "w/t" / name).write_bytes(data)
+    (Place(place) / "w/t2/f").write_bytes(b"stays")
     recycled = recycle_tree(root, join(place, "w/t"))
     assert {one.path: one.kept.size for one in recycled} == {join(place, "w/t", name): 1 for name in contents}
-    assert store_for(place).find(join(place, "w")) == ["t2/f"]
-    assert {store_for(root).read_bytes(join(root, "files", name)) for name in kept_files(root)} == {*contents.values()}
+    assert (Place(place) / "w").find() == ["t2/f"]
+    assert {(Place(root) / "files" / name).read_bytes() for name in kept_files(root)} == {*contents.values()}
     assert recycle_tree(root, join(place, "w/t")) == []
 
 
@@ -398,12 +398,12 @@ def test_a_link_that_an_older_release_moved_is_put_back(local_root: str, tmp_pat
 
 def test_what_lies_in_a_root_or_around_it_is_not_recycled(place: str) -> None:
     root, other = create_or_open(join(place, "w/root")).place, create_or_open(join(place, "other")).place
-    store_for(root).write_bytes(join(root, "slots/s"), b"1")
+    (Place(root) / "slots/s").write_bytes(b"1")
     names = ["", "files", "holds", "slots/s", "../../w/root/legal/new", "../../w"]
     if is_local(place):
         os.symlink(root, join(place, "w/link"))
         names.append("../link/log")
-    before = store_for(place).find(place)
+    before = Place(place).find()
     for name in names:
         for remove in (recycle, recycle_tree):
             with pytest.raises(Protected):
@@ -411,7 +411,7 @@ def test_what_lies_in_a_root_or_around_it_is_not_recycled(place: str) -> None:
             if is_local(place) and name != "../../w":
                 with pytest.raises(Protected):
                     remove(other, join(root, name))
-    assert store_for(place).find(place) == before
+    assert Place(place).find() == before
 
 
 def test_a_file_that_was_linked_at_capture_is_recycled_without_reading_it(
@@ -463,12 +463,12 @@ def test_recycling_between_real_devices_copies_checks_and_removes(local_root: st
 
 def test_what_this_package_has_moved_into_its_root_is_filed_from_there(root: str) -> None:
     moved = join(root, "taking/moved")
-    store_for(root).write_bytes(join(moved, "p=1/f"), b"moved here")
+    (Place(moved) / "p=1/f").write_bytes(b"moved here")
     with pytest.raises(Protected):
         recycle_tree(root, moved)
     (one,) = recycle_tree(root, moved, ours=True)
     assert one.path == join(moved, "p=1/f") and is_kept(root, one.kept.checksum, 10)
-    assert not store_for(root).exists(one.path)
+    assert not Place(one.path).exists()
 
 
 def test_a_copy_to_another_device_is_read_back_before_its_source_goes(
@@ -496,18 +496,18 @@ def test_a_copy_to_another_store_is_read_back_before_its_source_goes(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, source = create_or_open(join(place, "root")).place, "memory://source/f"
-    store_for(source).write_bytes(source, b"bytes")
+    Place(source).write_bytes(b"bytes")
     real, damaged = objects._name, []
 
     def damaging(root: str, aside: str, kept: Kept, renew: bool) -> None:
         real(root, aside, kept, renew)
-        store_for(root).write_bytes(locate(root, kept.checksum, kept.size), b"Xytes")
+        Place(locate(root, kept.checksum, kept.size)).write_bytes(b"Xytes")
         damaged.append(kept)
 
     monkeypatch.setattr(objects, "_name", damaging)
     with pytest.raises(ChecksumMismatch, match="was not removed"):
         recycle(root, source)
-    assert damaged and store_for(source).read_bytes(source) == b"bytes"
+    assert damaged and Place(source).read_bytes() == b"bytes"
 
 
 @pytest.mark.parametrize("how", ["written", "replaced", "replaced by one of its size and time"])
@@ -532,9 +532,9 @@ def test_a_source_on_another_device_that_changed_meanwhile_is_not_removed(
 def test_a_single_file_is_recycled_like_a_directory_of_one(place: str, tmp_path: Path) -> None:
     root = create_or_open(join(place, "root")).place
     for path in (str(tmp_path / "f"), "memory://single/f", "memory://single/.f"):
-        store_for(path).write_bytes(path, path.encode())
+        Place(path).write_bytes(path.encode())
         (recycled,) = recycle_tree(root, path)
-        assert (recycled.path, store_for(path).exists(path)) == (path, False)
+        assert (recycled.path, Place(path).exists()) == (path, False)
         assert is_kept(root, recycled.kept.checksum, len(path))
         assert recycle_tree(root, path) == []
 
@@ -545,9 +545,9 @@ def test_a_sweep_of_an_empty_or_missing_incoming_does_nothing(place: str) -> Non
 
 
 def test_a_source_changed_after_it_was_kept_is_not_removed(local_root: str) -> None:
-    store, path = store_for("memory://changing"), "memory://changing/f"
-    store.write_bytes(path, b"1")
+    path = "memory://changing/f"
+    Place(path).write_bytes(b"1")
     with pytest.raises(KeepError):
-        recycle(local_root, path, record=lambda _: store.write_bytes(path, b"new"))
-    assert store.read_bytes(path) == b"new"
+        recycle(local_root, path, record=lambda _: Place(path).write_bytes(b"new"))
+    assert Place(path).read_bytes() == b"new"
     assert is_kept(local_root, recycle(local_root, path).checksum, 3)

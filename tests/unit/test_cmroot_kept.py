@@ -20,7 +20,7 @@ from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.log.references import read_references, sources
 from cmroot.pins import Hold, Slot, read_pins
 from cmroot.root import create_or_open
-from cmroot.store.place import store_for
+from cmroot.store.place import Place
 
 NOW = "2026-11-21T00:00:00+00:00"
 
@@ -91,7 +91,7 @@ def test_what_is_needed_and_not_there_is_missing(history: History) -> None:
     history.capture(gone=("t/unneeded",))
     for name in (b"gone", b"unneeded"):
         place = locate(history.root, *checksum(name))
-        store_for(place).remove(place)
+        Place(place).remove()
     assert set(listed(history.root)) == {"stays"}
     rows = listed(history.root, missing=True)
     assert {path: (row["state"], row["reason"]) for path, row in rows.items()} == {
@@ -110,7 +110,7 @@ def test_what_was_never_kept_in_files_is_not_missing(history: History) -> None:
     history.capture("t/told-only", kept=False)
     for name in (b"by-version", b"told-only"):
         place = locate(history.root, *checksum(name))
-        store_for(place).remove(place)
+        Place(place).remove()
     rows = listed(history.root, missing=True)
     assert {path: (row["state"], row["version"]) for path, row in rows.items()} == {
         "kept": ("files", None),

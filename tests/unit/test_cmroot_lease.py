@@ -20,7 +20,7 @@ from cmroot.errors import FormatError, LeaseHeld, NotWritable, UnknownPlace
 from cmroot.lease import acquire
 from cmroot.log.captured import SegmentWriter, segments, sweep_log
 from cmroot.root import create_or_open
-from cmroot.store.place import Place, join, name_of, store_for
+from cmroot.store.place import Place, name_of
 from cmroot.store.remote import FsspecStore
 from cmroot.waiting import patiently
 
@@ -156,7 +156,7 @@ def test_an_object_lease_is_taken_over_only_well_after_its_expiry(
     assert new.epoch == old.epoch + 1
     old.release()
     new.check()
-    assert store_for(objects).list(join(objects, "lease")) == [f"{2:020d}"]
+    assert (Place(objects) / "lease").list() == [f"{2:020d}"]
 
 
 @pytest.mark.parametrize("ahead", [-600, 600])
@@ -214,7 +214,7 @@ def test_a_taker_that_slept_while_its_epoch_was_used_and_removed_does_not_win(
     monkeypatch.setattr(FsspecStore, "create_exclusive", slow)
     with pytest.raises(LeaseHeld):
         acquire(objects, "slow", renew=False)
-    assert slept and store_for(objects).list(join(objects, "lease")) == [f"{3:020d}"]
+    assert slept and (Place(objects) / "lease").list() == [f"{3:020d}"]
 
 
 def test_what_a_holder_publishes_takes_the_next_epoch(objects: str) -> None:
@@ -223,8 +223,8 @@ def test_what_a_holder_publishes_takes_the_next_epoch(objects: str) -> None:
             lease.publish("log/file", b"%d" % number)
             lease.check()
             assert lease.epoch == number
-    assert store_for(objects).read_bytes(join(objects, "log/file")) == b"3"
-    assert store_for(objects).list(join(objects, "lease")) == [f"{3:020d}"]
+    assert (Place(objects) / "log/file").read_bytes() == b"3"
+    assert (Place(objects) / "lease").list() == [f"{3:020d}"]
     with acquire(objects, "work", renew=False) as lease:
         assert lease.epoch == 4
 
@@ -240,14 +240,14 @@ def test_a_holder_that_slept_through_a_take_over_publishes_nothing(
     def slow(self: FsspecStore, path: str, data: bytes) -> bool:
         if not taken and "probe" not in path:
             taken.append(path)
-            store_for(objects).write_bytes(join(objects, "lease", f"{1:020d}"), msgspec.json.encode(released(old)))
+            (Place(objects) / "lease" / f"{1:020d}").write_bytes(msgspec.json.encode(released(old)))
             taken.append(acquire(objects, "take over", renew=False))
         return real(self, path, data)
 
     monkeypatch.setattr(FsspecStore, "create_exclusive", slow)
     with pytest.raises(LeaseHeld, match="lost"):
         old.publish("log/file", b"late")
-    assert len(taken) == 2 and not store_for(objects).exists(join(objects, "log/file"))
+    assert len(taken) == 2 and not (Place(objects) / "log/file").exists()
     with pytest.raises(LeaseHeld):
         old.check()
     taken[1].publish("log/file", b"new")
@@ -277,25 +277,25 @@ def test_what_a_holder_had_decided_to_publish_the_next_one_publishes(
         lease.publish("log/file", b"decided")
     monkeypatch.undo()
     if how == "dies":
-        store_for(objects).write_bytes(join(objects, "lease", f"{2:020d}"), msgspec.json.encode(released(lease)))
+        (Place(objects) / "lease" / f"{2:020d}").write_bytes(msgspec.json.encode(released(lease)))
     else:
         lease.release()
-    assert not store_for(objects).exists(join(objects, "log/file"))
+    assert not (Place(objects) / "log/file").exists()
     with acquire(objects, "follow", renew=False) as after:
-        assert store_for(objects).read_bytes(join(objects, "log/file")) == b"decided"
+        assert (Place(objects) / "log/file").read_bytes() == b"decided"
         assert (after.epoch, after.holder.publishes) == (3, None)
-    store_for(objects).remove(join(objects, "log/file"))
+    (Place(objects) / "log/file").remove()
     with acquire(objects, "follow", renew=False):
-        assert not store_for(objects).exists(join(objects, "log/file")), "once is enough"
+        assert not (Place(objects) / "log/file").exists(), "once is enough"
 
 
 def test_the_time_between_two_clocks_is_waited_for_before_a_take_over(objects: str) -> None:
     """By the store's clock: an expiry that lies less than the skew behind is not believed."""
     lease = acquire(objects, "work", renew=False)
-    path, now = join(objects, "lease", f"{1:020d}"), lease_module.time.time()
+    path, now = Place(objects) / "lease" / f"{1:020d}", lease_module.time.time()
     for behind, free in ((lease_module.SKEW - timedelta(seconds=5), False), (lease_module.SKEW, True)):
         expired = msgspec.structs.replace(lease.holder, expires=now - behind.total_seconds())
-        store_for(objects).write_bytes(path, msgspec.json.encode(expired))
+        path.write_bytes(msgspec.json.encode(expired))
         if free:
             acquire(objects, "take over", renew=False).release()
         else:
@@ -351,7 +351,7 @@ def test_a_paused_writer_whose_lease_was_taken_over_publishes_no_segment(
         segment.verify()
     with acquire(root, "follow") as lease:
         sweep_log(root, lease)
-    assert store_for(root).list(join(root, "log")) == [name_of(each.place) for each in found]
+    assert (Place(root) / "log").list() == [name_of(each.place) for each in found]
 
 
 def write_segment(root: str, first: int, last: int, lease: lease_module.Lease | None) -> None:
@@ -371,12 +371,12 @@ def test_a_local_writer_whose_lease_file_is_gone_publishes_no_segment(local_root
 
 
 def test_a_sweep_asks_for_the_lease_before_it_removes(root: str) -> None:
-    store_for(root).write_bytes(join(root, "log", f"{1:020d}-writing", "part"), b"another's by now")
+    (Place(root) / "log" / f"{1:020d}-writing" / "part").write_bytes(b"another's by now")
     with acquire(root, "sweep", renew=False) as lease:
         lease.release()
         with pytest.raises(LeaseHeld):
             sweep_log(root, lease)
-    assert store_for(root).list(join(root, "log")) == [f"{1:020d}-writing"]
+    assert (Place(root) / "log").list() == [f"{1:020d}-writing"]
 
 
 def test_a_store_that_ignores_conditions_is_found_out(objects: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +387,7 @@ def test_a_store_that_ignores_conditions_is_found_out(objects: str, monkeypatch:
     monkeypatch.setattr(FsspecStore, "create_exclusive", weak)
     with pytest.raises(NotWritable, match="exclude nobody"):
         acquire(objects, "write")
-    assert store_for(objects).find(objects) == []
+    assert Place(objects).find() == []
 
 
 def test_what_a_lease_says_that_it_publishes_lies_below_its_root(objects: str) -> None:

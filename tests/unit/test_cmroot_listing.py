@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cmroot.store.listing import DirectoryState, changed_directories, file_state, list_tree, unchanged
-from cmroot.store.place import is_local, join, store_for
+from cmroot.store.place import Place, is_local, join
 from cmroot.store.remote import FsspecStore
 
 TREE = ["part-0", "_SUCCESS", "p=1/part-1", "p=1/q=a%20b/part-2", "_delta_log/0.json"]
@@ -31,7 +31,7 @@ def listed(location: Path, now: Callable[[], int] = later) -> dict[str, Director
 
 def test_a_listing_has_the_data_and_none_of_the_noise(place: str) -> None:
     for name in TREE + NOISE:
-        store_for(place).write_bytes(join(place, "t", name), name.encode())
+        (Place(place) / "t" / name).write_bytes(name.encode())
     listing = list_tree(join(place, "t"))
     assert listing is not None
     assert [file.path_relative for file in listing.files] == sorted(TREE)
@@ -55,7 +55,7 @@ def test_a_missing_directory_has_no_listing_and_an_empty_one_has(place: str, tmp
 
 def test_a_location_that_is_one_file_has_that_file(place: str, tmp_path: Path) -> None:
     one = join(place, "one.csv")
-    store_for(place).write_bytes(one, b"1")
+    Place(one).write_bytes(b"1")
     listing = list_tree(one)
     assert listing is not None and listing.is_one_file
     state = file_state(one)
@@ -63,7 +63,7 @@ def test_a_location_that_is_one_file_has_that_file(place: str, tmp_path: Path) -
     os.mkfifo(tmp_path / "pipe")
     assert list_tree(str(tmp_path / "pipe")) is None
     if not is_local(place):  # an object of no bytes is a directory's mark
-        store_for(place).write_bytes(join(place, "mark"), b"")
+        (Place(place) / "mark").write_bytes(b"")
         marked = list_tree(join(place, "mark"))
         assert marked is not None and marked.files == []
 

@@ -20,7 +20,7 @@ from cmroot.log.part_reading import LINE_BYTES, PartsReader
 from cmroot.log.part_writing import PartsWriter
 from cmroot.log.parts import ROW_GROUP, Part
 from cmroot.root import create_or_open, open_existing
-from cmroot.store.place import is_local, join, name_of, store_for
+from cmroot.store.place import Place, is_local, join, name_of
 
 
 def record(position: int, **more: object) -> bytes:
@@ -41,16 +41,16 @@ def write_segment(root: str, first: int, last: int) -> Segment:
 def test_a_root_is_made_once_and_opened_again(place: str) -> None:
     made = create_or_open(join(place, "root"))
     assert create_or_open(join(place, "root")) == made == open_existing(join(place, "root"))
-    output = json.loads(store_for(place).read_bytes(join(place, "root/FORMAT")))
+    output = json.loads((Place(place) / "root/FORMAT").read_bytes())
     assert (output["format"], output["version"], output["id"]) == ("cmroot", 1, made.id)
     assert made.log == join(made.place, "log") and made.holds == join(made.place, "holds")
 
 
 def test_a_directory_in_use_by_something_else_is_refused(place: str) -> None:
-    store_for(place).write_bytes(join(place, "root/thesis.doc"), b"")
+    (Place(place) / "root/thesis.doc").write_bytes(b"")
     with pytest.raises(NotWritable, match="not empty"):
         create_or_open(join(place, "root"))
-    assert store_for(place).find(place) == ["root/thesis.doc"]
+    assert Place(place).find() == ["root/thesis.doc"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_directory_in_use_by_something_else_is_refused(place: str) -> None:
     ],
 )
 def test_a_format_that_is_not_known_is_refused(place: str, content: bytes) -> None:
-    store_for(place).write_bytes(join(place, "FORMAT"), content)
+    (Place(place) / "FORMAT").write_bytes(content)
     for opening in (create_or_open, open_existing):
         with pytest.raises(FormatError) as caught:
             opening(place)
@@ -115,7 +115,7 @@ def test_any_lines_survive_and_other_readers_agree(tmp_path: Path, lines: list[b
 def test_a_line_end_inside_a_line_is_refused(place: str) -> None:
     with pytest.raises(FormatError), PartsWriter(place).lines("0.gz") as lines:
         lines.write(b"a\nb")
-    assert store_for(place).find(place) == []
+    assert Place(place).find() == []
 
 
 def test_without_the_marker_nothing_counts(place: str) -> None:
@@ -186,7 +186,7 @@ def test_records_come_back_in_order_and_within_bounds(root: str) -> None:
     assert found[0].metadata == {"events": [1, 10]}
     assert (found[0].record_count, found[0].file_count) == (10, 1)
     assert name_of(found[0].place) == "00000000000000000001-00000000000000000010"
-    with store_for(root).open_read(found[0].files_parts()[0]) as file:
+    with Place(found[0].files_parts()[0]).open_read() as file:
         assert pq.read_schema(file).equals(FILES)
     assert [batch.num_rows for batch in found[0].file_batches(["position"])] == [1]
     for segment in found:
@@ -205,7 +205,7 @@ def test_a_segment_must_follow_the_one_before(root: str) -> None:
 def test_a_missing_segment_is_noticed(root: str) -> None:
     for number in (1, 2, 3):
         write_segment(root, number, number)
-    store_for(root).remove_tree(segments(root)[1].place)
+    Place(segments(root)[1].place).remove_tree()
     with pytest.raises(FormatError, match="positions 2 to 2 are missing"):
         segments(root)
 
@@ -213,7 +213,7 @@ def test_a_missing_segment_is_noticed(root: str) -> None:
 def test_the_oldest_segments_may_have_expired(root: str) -> None:
     for number in (1, 2, 3):
         write_segment(root, number, number)
-    store_for(root).remove_tree(segments(root)[0].place)
+    Place(segments(root)[0].place).remove_tree()
     assert [segment.first for segment in segments(root)] == [2, 3]
 
 
@@ -222,21 +222,21 @@ def test_an_unfinished_segment_is_invisible_and_swept(root: str) -> None:
     writer = SegmentWriter(root, 2)
     writer.append_record(record(2))
     assert segments(root) == [whole]
-    store_for(root).write_bytes(join(root, "log", f"{2:020d}-{5:020d}", "records-00000.jsonl.gz"), b"part")
+    (Place(root) / "log" / f"{2:020d}-{5:020d}" / "records-00000.jsonl.gz").write_bytes(b"part")
     assert segments(root) == [whole]
     sweep_log(root)
-    assert store_for(root).list(join(root, "log")) == [name_of(whole.place)]
+    assert (Place(root) / "log").list() == [name_of(whole.place)]
 
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_segment_that_lost_its_marker_is_not_swept_but_missed(root: str, lost: int) -> None:
     for position in (1, 2, 3):
         write_segment(root, position, position)
-    place = join(root, "log", f"{lost:020d}-{lost:020d}")
-    marker = store_for(root).read_bytes(join(place, MARKER))
-    store_for(root).remove(join(place, MARKER))
+    place = Place(root) / "log" / f"{lost:020d}-{lost:020d}"
+    marker = (place / MARKER).read_bytes()
+    (place / MARKER).remove()
     assert sweep_log(root) == []
-    store_for(root).write_bytes(join(place, MARKER), marker)
+    (place / MARKER).write_bytes(marker)
     assert [segment.first for segment in segments(root)] == [1, 2, 3]
 
 
@@ -251,7 +251,7 @@ def test_an_aborted_segment_leaves_nothing(root: str, way: str) -> None:
     else:
         with pytest.raises(ZeroDivisionError), writer:
             raise ZeroDivisionError
-    assert store_for(root).find(join(root, "log")) == []
+    assert (Place(root) / "log").find() == []
     write_segment(root, 1, 1)
 
 
@@ -264,18 +264,18 @@ def test_columns_that_file_entries_do_not_have_are_refused(root: str) -> None:
 @pytest.mark.parametrize("part", ["records-00000.jsonl.gz", "files-00000.parquet"])
 def test_a_damaged_part_is_found_and_named(root: str, part: str, damage: str) -> None:
     segment = write_segment(root, 1, 200)
-    path, store = join(segment.place, part), store_for(root)
-    data = store.read_bytes(path)
+    path = Place(segment.place) / part
+    data = path.read_bytes()
     middle = len(data) // 2
     match damage:
         case "flip":
-            store.write_bytes(path, data[:middle] + bytes([data[middle] ^ 0x55]) + data[middle + 1 :])
+            path.write_bytes(data[:middle] + bytes([data[middle] ^ 0x55]) + data[middle + 1 :])
         case "cut":
-            store.write_bytes(path, data[:middle])
+            path.write_bytes(data[:middle])
         case "extend":
-            store.write_bytes(path, data + b"\0")
+            path.write_bytes(data + b"\0")
         case "remove":
-            store.remove(path)
+            path.remove()
     with pytest.raises(FormatError, match=part):
         segments(root)[0].verify()
     if part.startswith("records"):
@@ -286,7 +286,7 @@ def test_a_damaged_part_is_found_and_named(root: str, part: str, damage: str) ->
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"format":"cmroot-segment","version":9,"parts":[],"metadata":{}}'])
 def test_a_damaged_marker_is_found_and_named(root: str, content: bytes) -> None:
     segment = write_segment(root, 1, 2)
-    store_for(root).write_bytes(join(segment.place, MARKER), content)
+    (Place(segment.place) / MARKER).write_bytes(content)
     with pytest.raises(FormatError, match=MARKER):
         list(segments(root)[0].records())
 
@@ -311,7 +311,7 @@ def test_many_records_are_split_into_parts(root: str, monkeypatch: pytest.Monkey
     assert [row for batch in segment.file_batches(["position"]) for row in batch.column(0).to_pylist()] == list(
         range(1, 51)
     )
-    assert is_local(root) or store_for(root).find(join(root, "log"))
+    assert is_local(root) or (Place(root) / "log").find()
 
 
 def bomb(place: Path, mebibytes: int, *, before: bytes = b"") -> None:

@@ -26,7 +26,7 @@ from cmroot.pins import (
     unpin_dump,
 )
 from cmroot.sealed import seal
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 DAY = "2026-11-21T03:27:59+00:00"
 SLOT = Slot("replica", 100, 7, DAY, DAY, "target west")
@@ -112,7 +112,7 @@ def test_a_name_that_could_be_misread_is_refused(local_root: str, name: str) -> 
 
 def test_the_file_of_a_slot_is_what_the_format_says(local_root: str) -> None:
     create_slot(local_root, SLOT)
-    data = store_for(local_root).read_bytes(join(local_root, "slots/replica"))
+    data = (Place(local_root) / "slots/replica").read_bytes()
     assert json.loads(data) == {
         "format": "cmroot-slot",
         "version": 1,
@@ -151,10 +151,10 @@ def _whole() -> bytes:
 def test_a_damaged_slot_is_never_read_as_absent(root: str, data: bytes) -> None:
     create_slot(root, msgspec.structs.replace(SLOT, name="whole"))
     create_slot(root, SLOT)
-    path = join(root, "slots/replica")
-    store_for(root).write_bytes(path, data)
+    path = Place(root) / "slots/replica"
+    path.write_bytes(data)
     pins = read_pins(root)
-    assert [slot.name for slot in pins.slots] == ["whole"] and pins.damaged == [path]
+    assert [slot.name for slot in pins.slots] == ["whole"] and pins.damaged == [str(path)]
     for reading in (
         lambda: slots(root),
         lambda: pins.whole(),
@@ -172,11 +172,11 @@ def test_a_damaged_slot_is_never_read_as_absent(root: str, data: bytes) -> None:
 
 def test_a_slot_file_under_another_name_is_damaged(root: str) -> None:
     create_slot(root, SLOT)
-    store_for(root).write_bytes(join(root, "slots/copy"), store_for(root).read_bytes(join(root, "slots/replica")))
+    (Place(root) / "slots/copy").write_bytes((Place(root) / "slots/replica").read_bytes())
     assert read_pins(root).damaged == [join(root, "slots/copy")]
 
 
 def test_a_pin_being_written_is_not_read(local_root: str) -> None:
     create_slot(local_root, SLOT)
-    store_for(local_root).write_bytes(join(local_root, "slots/.aside-1-2"), b"half")
+    (Place(local_root) / "slots/.aside-1-2").write_bytes(b"half")
     assert read_pins(local_root).whole().slots == [SLOT]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cmroot.errors import Error, NoSpace, NotWritable, UnknownPlace
 from cmroot.root import create_or_open
 from cmroot.store.local import LocalStore, same_device
-from cmroot.store.place import Place, is_local, join, local_path, name_of, normal, parent, scheme, store_for
+from cmroot.store.place import Place, is_local, join, local_path, name_of, normal, parent, scheme
 from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import STAGING, same_store
 
@@ -93,31 +93,30 @@ def test_a_file_of_any_name_is_written_found_and_read_back(tmp_path: Path, name:
 
 
 def test_a_written_file_is_read_back(place: str) -> None:
-    store, path = store_for(place), join(place, "a/b")
-    assert not store.exists(path)
-    store.write_bytes(path, b"old")
-    store.write_bytes(path, b"new")
-    assert store.exists(path) and store.size(path) == 3
-    assert store.read_bytes(path) == b"new"
-    with store.open_read(path) as one, store.open_read(path) as other:
+    path = Place(place) / "a/b"
+    assert not path.exists()
+    path.write_bytes(b"old")
+    path.write_bytes(b"new")
+    assert path.exists() and path.size() == 3
+    assert path.read_bytes() == b"new"
+    with path.open_read() as one, path.open_read() as other:
         assert (one.read(1), other.read(), one.read()) == (b"n", b"new", b"ew")
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_odd_names_survive(place: str, name: str) -> None:
-    store = store_for(place)
-    store.write_bytes(join(place, name, name), b"1")
-    store.write_bytes(join(place, "other", "x"), b"2")
-    assert name in store.list(place)
-    assert store.find(join(place, name)) == [name]
-    store.move(join(place, name, name), join(place, name, "moved"))
-    assert store.read_bytes(join(place, name, "moved")) == b"1"
-    store.remove_tree(join(place, name))
-    assert store.find(place) == ["other/x"]
+    (Place(place) / name / name).write_bytes(b"1")
+    (Place(place) / "other" / "x").write_bytes(b"2")
+    assert name in Place(place).list()
+    assert (Place(place) / name).find() == [name]
+    (Place(place) / name / name).move(Place(place) / name / "moved")
+    assert (Place(place) / name / "moved").read_bytes() == b"1"
+    (Place(place) / name).remove_tree()
+    assert Place(place).find() == ["other/x"]
 
 
 def test_a_missing_file_is_file_not_found(place: str) -> None:
-    store, path = store_for(place), join(place, "missing")
+    store, path = Place(place).store, join(place, "missing")
     for operation in (store.read_bytes, store.open_read, store.size):
         with pytest.raises(FileNotFoundError):
             operation(path)
@@ -125,61 +124,59 @@ def test_a_missing_file_is_file_not_found(place: str) -> None:
 
 
 def test_removing_may_run_twice(place: str) -> None:
-    store = store_for(place)
-    store.write_bytes(join(place, "d/f"), b"1")
+    (Place(place) / "d/f").write_bytes(b"1")
     for _ in range(2):
-        store.remove(join(place, "d/f"))
-        store.remove_tree(join(place, "d"))
-    assert store.find(place) == []
+        (Place(place) / "d/f").remove()
+        (Place(place) / "d").remove_tree()
+    assert Place(place).find() == []
 
 
 def test_only_one_of_many_creates_a_file(place: str) -> None:
-    store, path = store_for(place), join(place, "new", "marker")
+    path = Place(place) / "new" / "marker"
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(lambda n: store.create_exclusive(path, b"%d" % n), range(32)))
+        won = list(pool.map(lambda n: path.create_exclusive(b"%d" % n), range(32)))
     assert won.count(True) == 1
-    assert store.read_bytes(path) == b"%d" % won.index(True)
-    assert store.find(place) == ["new/marker"]
+    assert path.read_bytes() == b"%d" % won.index(True)
+    assert Place(place).find() == ["new/marker"]
 
 
 def test_a_file_written_piece_by_piece_appears_only_when_it_is_whole(place: str) -> None:
-    store, path = store_for(place), join(place, "d/f")
-    with store.open_write(path) as file:
+    path = Place(place) / "d/f"
+    with path.open_write() as file:
         file.write(b"1" * 1_000_000)
-        assert not store.exists(path) and store.find(place) == []
+        assert not path.exists() and Place(place).find() == []
         file.write(b"2")
-    assert store.size(path) == 1_000_001
+    assert path.size() == 1_000_001
 
 
 def test_a_write_that_fails_leaves_nothing(place: str) -> None:
-    store, path = store_for(place), join(place, "d/f")
-    with pytest.raises(ZeroDivisionError), store.open_write(path) as file:
+    path = join(place, "d/f")
+    with pytest.raises(ZeroDivisionError), Place(path).open_write() as file:
         file.write(b"1" * 1_000_000)
         raise ZeroDivisionError
-    assert not store.exists(path)
+    assert not Place(path).exists()
     if is_local(place):
         assert [path for path in Path(place).rglob("*") if path.is_file()] == []
 
 
 def test_a_write_that_fails_leaves_the_old_file(place: str) -> None:
-    store, path = store_for(place), join(place, "f")
-    store.write_bytes(path, b"old")
-    with pytest.raises(ZeroDivisionError), store.open_write(path) as file:
+    path = Place(place) / "f"
+    path.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), path.open_write() as file:
         file.write(b"new")
         raise ZeroDivisionError
-    assert store.read_bytes(path) == b"old"
+    assert path.read_bytes() == b"old"
 
 
 def test_moving_replaces(place: str) -> None:
-    store = store_for(place)
-    store.write_bytes(join(place, "a"), b"a")
-    store.write_bytes(join(place, "d/b"), b"b")
-    store.move(join(place, "a"), join(place, "d/b"))
-    assert store.find(place) == ["d/b"] and store.read_bytes(join(place, "d/b")) == b"a"
+    (Place(place) / "a").write_bytes(b"a")
+    (Place(place) / "d/b").write_bytes(b"b")
+    (Place(place) / "a").move(Place(place) / "d/b")
+    assert Place(place).find() == ["d/b"] and (Place(place) / "d/b").read_bytes() == b"a"
 
 
 def test_a_store_may_be_pickled(place: str) -> None:
-    store = store_for(place)
+    store = Place(place).store
     store.write_bytes(join(place, "f"), b"1")
     again = pickle.loads(pickle.dumps(store))
     assert again == store and again.read_bytes(join(place, "f")) == b"1"
@@ -192,7 +189,7 @@ def test_a_store_without_conditional_writes_refuses_to_be_exclusive() -> None:
 
 def test_an_unknown_scheme_is_an_error_with_a_hint() -> None:
     with pytest.raises(UnknownPlace) as caught:
-        store_for("nonsense://x/y").read_bytes("nonsense://x/y")
+        Place("nonsense://x/y").read_bytes()
     assert caught.value.hint
 
 

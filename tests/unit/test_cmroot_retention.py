@@ -15,7 +15,7 @@ from cmroot.log.captured import FILES, SegmentWriter, segments
 from cmroot.log.references import KEY, REFERENCES, FileRows, Listable, count_references, read_references, sources, work
 from cmroot.pins import DumpPin, Hold, Pins, Slot
 from cmroot.store.entries import ENTRIES, content_of, estimate, foreign_names, list_entries
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 
 DAY = "2026-11-21T00:00:00+00:00"
 CHECKSUMS = [f"ab{number:030x}" for number in range(6)]
@@ -163,7 +163,7 @@ def test_references_are_read_from_every_segment(root: str, monkeypatch: pytest.M
     segment(root, 4, 8, rows([Interval(CHECKSUMS[1], 5, None)]))
     segment(root, 9, 9)
     for name in ("ab", "cd"):
-        store_for(root).write_bytes(join(root, "files", name, "x"), b"")
+        (Place(root) / "files" / name / "x").write_bytes(b"")
     found = sources(root, segments(root))
     assert found[0] == Listable(("ab", "cd")) and all(isinstance(one, FileRows) for one in found[1:])
     read = pa.Table.from_batches([batch for source in found for batch in read_references(source)], REFERENCES)
@@ -180,7 +180,7 @@ def test_references_are_read_from_every_segment(root: str, monkeypatch: pytest.M
 def test_a_log_without_its_beginning_decides_nothing(root: str) -> None:
     segment(root, 1, 3)
     segment(root, 4, 5)
-    store_for(root).remove_tree(segments(root)[0].place)
+    Place(segments(root)[0].place).remove_tree()
     with pytest.raises(FormatError, match="begins at position 4"):
         sources(root, segments(root))
 
@@ -189,10 +189,10 @@ def test_a_part_that_is_gone_or_damaged_is_named(root: str) -> None:
     segment(root, 1, 3, rows([Interval(CHECKSUMS[0], 1, 2)]))
     (part,) = segments(root)[0].files_parts()
     for data in (b"", b"PAR1" + b"x" * 100):
-        store_for(root).write_bytes(part, data)
+        Place(part).write_bytes(data)
         with pytest.raises(FormatError, match="files-00000"):
             sources(root, segments(root))
-    store_for(root).remove(part)
+    Place(part).remove()
     with pytest.raises(Superseded, match="files-00000"):
         list(read_references(FileRows(part, 0, 1)))
 
@@ -201,15 +201,14 @@ def test_a_part_that_is_gone_or_damaged_is_named(root: str) -> None:
 
 
 def test_entries_are_listed_by_prefix_and_other_names_are_counted(root: str) -> None:
-    store = store_for(root)
     name = f"xxh3_128-{CHECKSUMS[1]}-5"
     assert list_entries(root, "ab").entries.num_rows == 0
-    store.write_bytes(join(root, "files/ab", name), b"12345")
-    store.write_bytes(join(root, "files/ab", f"xxh3_128-cd{CHECKSUMS[1][2:]}-5"), b"12345")  # in the wrong directory
-    store.write_bytes(join(root, "files/ab", "readme.txt"), b"")
-    store.write_bytes(join(root, "files/ab", f"xxh3_128-{CHECKSUMS[1]}-05"), b"12345")
-    store.write_bytes(join(root, "files/ab/directory", name), b"12345")
-    store.write_bytes(join(root, "files/zz", name), b"12345")
+    (Place(root) / "files/ab" / name).write_bytes(b"12345")
+    (Place(root) / "files/ab" / f"xxh3_128-cd{CHECKSUMS[1][2:]}-5").write_bytes(b"12345")  # in the wrong directory
+    (Place(root) / "files/ab" / "readme.txt").write_bytes(b"")
+    (Place(root) / "files/ab" / f"xxh3_128-{CHECKSUMS[1]}-05").write_bytes(b"12345")
+    (Place(root) / "files/ab/directory" / name).write_bytes(b"12345")
+    (Place(root) / "files/zz" / name).write_bytes(b"12345")
     listed = list_entries(root, "ab")
     (row,) = listed.entries.to_pylist()
     assert (row["checksum"], row["size"], row["bytes"], row["links"]) == (CHECKSUMS[1], 5, 5, 1)

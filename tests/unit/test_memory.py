@@ -14,7 +14,7 @@ import pytest
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.sealed import seal
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 from replicator.errors import ConfigError, FormatError, LeaseHeld
 from replicator.policies.memory import Memory, RememberedScope, RoleChange, Run, Step, iso, policies
 
@@ -211,7 +211,7 @@ def test_a_damaged_run_is_told_and_stops_nobody(memory: Memory) -> None:
     memory.write_run(done(1))
     memory.write_run(run(2))
     path = str(memory.place / "runs" / "20270115T080000.500Z-cut.json")
-    store_for(path).write_bytes(path, b'{"format": "replicator-run"')
+    Place(path).write_bytes(b'{"format": "replicator-run"')
     history = memory.runs()
     assert history.damaged == [path]
     assert history.runs == [run(2), done(1)]
