@@ -28,6 +28,7 @@ from cmroot.root import ChangeRoot, create_or_open, open_existing
 from replicator.core.config import Config, read_config
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress, Silent
+from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.dumps.signing import Keys, read_keys
 from replicator.errors import UsageError
@@ -114,6 +115,12 @@ class Options:
     def own_spark(self) -> dict[str, str]:
         """Settings for a Spark of our own."""
         return {**self.settings.spark, **self.spark_conf}
+
+    @contextmanager
+    def runtime(self, jobs: int = 2) -> Iterator[Runtime]:
+        """`engines` and `teller`, for the length of a block. jobs: tables of a target committed concurrently."""
+        with self.engines() as engines:
+            yield Runtime(engines, self.teller, jobs=jobs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import ClassVar
@@ -17,7 +15,7 @@ from replicator.turnover import failover as failovers
 from replicator.turnover import switchover as switchovers
 from replicator.turnover import switchover_steps
 from replicator.turnover.failover import LastFailover
-from replicator.turnover.role_change import Reporter, RoleChanged, Sides
+from replicator.turnover.role_change import Reporter, RoleChanged, nobody
 
 SIDES = ("source", "target")
 
@@ -66,9 +64,13 @@ def switchover(options: SwitchoverOptions) -> RoleChanged:
     if options.abort and options.dry_run:
         raise UsageError("--abort and --dry-run exclude each other", hint="give one of them")
     wanted = switchover_steps.SwitchoverOptions(
-        to=options.to or "", anyway=options.force, drain=options.drain_timeout, patience=options.wait, jobs=options.jobs
+        to=options.to or "",
+        anyway=options.force,
+        drain=options.drain_timeout,
+        patience=options.wait,
+        reported=options.reported or nobody,
     )
-    with _sides(options, options.policy, options.reported) as sides:
+    with opened(options, options.policy, options.jobs) as sides:
         if options.abort:
             return switchovers.abort(sides, wanted)
         return switchovers.switchover(sides, wanted, dry_run=options.dry_run)
@@ -116,9 +118,9 @@ def failover(options: FailoverOptions) -> RoleChanged:
         look=options.look,
         limit=options.answer_timeout,
         reading=options.read_timeout,
-        jobs=options.jobs,
+        reported=options.reported or nobody,
     )
-    with _sides(options, options.policy, options.reported) as sides:
+    with opened(options, options.policy, options.jobs) as sides:
         seconds = options.answer_timeout.total_seconds()
         with (
             ThriftMetastore(sides.source.uri, timeout=seconds, retries=0) as here,
@@ -157,8 +159,8 @@ def failback(options: FailbackOptions) -> RoleChanged:
 
     Raises Refused where it is not known who is right, LeaseHeld while the policy is at work or being turned, and what
     capture and load raise."""
-    wanted = failbacks.FailbackOptions(patience=options.wait, jobs=options.jobs)
-    with _sides(options, options.policy, options.reported) as sides:
+    wanted = failbacks.FailbackOptions(patience=options.wait, reported=options.reported or nobody)
+    with opened(options, options.policy, options.jobs) as sides:
         if options.switch and not options.dry_run:
             return failbacks.failback_and_switch(sides, wanted)
         return failbacks.failback(sides, wanted, dry_run=options.dry_run)
@@ -182,18 +184,3 @@ def loss(options: LossOptions) -> LastFailover:
 
     Raises ObjectNotFound where there was no failover, UsageError where there is no such policy."""
     return failovers.last_failover(options.settings.policy(options.policy))
-
-
-@contextmanager
-def _sides(options: Options, policy: str, reported: Reporter | None) -> Iterator[Sides]:
-    """What a verb works on."""
-    with opened(options, policy) as work:
-        yield Sides(
-            work.policy,
-            work.source,
-            work.target,
-            work.engines,
-            options.teller,
-            work.others,
-            reported=reported or (lambda step: None),
-        )

@@ -15,7 +15,7 @@ from replicator.core.stopping import Stop
 from replicator.errors import UsageError
 from replicator.policies import plan as plans
 from replicator.policies import steps
-from replicator.policies.follow import Followed, follow_policy
+from replicator.policies.follow import Followed, Listeners, follow_policy
 from replicator.policies.plan import SyncPlan
 from replicator.policies.run import SyncRun, sync_once
 from replicator.replay.apply.brake import brake_of
@@ -71,36 +71,17 @@ def sync(options: SyncOptions) -> SyncRun | Followed:
     if options.empty and not options.once:
         raise UsageError("--empty is about one run", hint="run once with it, then follow without")
     wanted = steps.SyncOptions(
-        adopt=options.adopt,
-        drop_left=options.drop_left,
-        deep=options.deep,
-        empty=options.empty,
-        brake=options.limits,
-        jobs=options.jobs,
+        adopt=options.adopt, drop_left=options.drop_left, deep=options.deep, empty=options.empty, brake=options.limits
     )
-    with opened(options, options.policy) as work:
+    with opened(options, options.policy, options.jobs) as sides:
         if options.once:
-            return sync_once(
-                work.policy,
-                work.source,
-                work.target,
-                engines=work.engines,
-                progress=options.teller,
-                options=wanted,
-                others=work.others,
-            )
+            return sync_once(sides, wanted)
         return follow_policy(
-            work.policy,
-            work.source,
-            work.target,
-            engines=work.engines,
-            progress=options.teller,
-            options=wanted,
-            others=work.others,
-            schedule=options.interval or work.policy.schedule,
+            sides,
+            wanted,
+            Listeners(options.reported, options.failed),
+            schedule=options.interval or sides.policy.schedule,
             stop=options.stop or Event(),
-            reported=options.reported,
-            failed=options.failed,
         )
 
 
@@ -128,19 +109,9 @@ def plan(options: PlanOptions) -> SyncPlan:
         replicator.plan("west", out="plan.json").cost.bytes
 
     Raises what `sync` raises before it loads."""
-    with opened(options, options.policy) as work:
-        wanted = steps.SyncOptions(
-            adopt=options.adopt, drop_left=options.drop_left, brake=brake_of(options.settings.guard)
-        )
-        made = plans.make(
-            work.policy,
-            work.source,
-            work.target,
-            engines=work.engines,
-            progress=options.teller,
-            options=wanted,
-            others=work.others,
-        )
+    with opened(options, options.policy) as sides:
+        brake = brake_of(options.settings.guard)
+        made = plans.make(sides, steps.SyncOptions(adopt=options.adopt, drop_left=options.drop_left, brake=brake))
     if options.out is not None:
         as_written(options.out).write_bytes(plans.encode_plan(made))
     return made
@@ -167,15 +138,5 @@ def apply(options: ApplyOptions) -> SyncRun:
     Raises Refused, and nothing is changed, when the world has moved since: the policy, the roles, the target's
     checkpoint, or what it holds; FormatError for a file that is no plan; LeaseHeld while the policy is at work."""
     wanted = options.plan if isinstance(options.plan, SyncPlan) else plans.read_plan(options.plan)
-    with opened(options, wanted.policy) as work:
-        return plans.apply(
-            wanted,
-            work.policy,
-            work.source,
-            work.target,
-            engines=work.engines,
-            progress=options.teller,
-            jobs=options.jobs,
-            brake=options.limits,
-            others=work.others,
-        )
+    with opened(options, wanted.policy, options.jobs) as sides:
+        return plans.apply(wanted, sides, options.limits)

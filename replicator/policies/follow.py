@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import random
 import time as clocks
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 
 from replicator.core import following
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import NotReplicated
-from replicator.core.policy import Policy
-from replicator.core.progress import Progress
 from replicator.core.report import Report
 from replicator.core.stopping import Stop, Terminated
 from replicator.errors import LeaseHeld, MetastoreError, MetastoreUnreachable, Refused
-from replicator.metastore.client import Metastore
 from replicator.policies.memory import Compared
 from replicator.policies.run import Remembering, SyncRun, record_unreached, sync_once
+from replicator.policies.sides import Sides
 from replicator.policies.steps import SyncOptions
 from replicator.policies.verifying import Background, compare_now
 
@@ -113,24 +110,30 @@ class Pace:
         return max(0.0, self._began + following.spread(self._schedule, self.dice) - self._now())
 
 
+@dataclass(frozen=True)
+class Listeners:
+    """Who hears of a following. reported: each run that loaded something, beside which a difference was found, or after
+    which other objects are not replicated; failed: each error, and the seconds to the next try; unreached: an error
+    that came before a run had begun, which a run's own record cannot tell."""
+
+    reported: Callable[[SyncRun], None]
+    failed: Callable[[Exception, float], None]
+    unreached: Callable[[Exception], None] = lambda error: None
+
+
 def follow(
     total: Followed,
     once: Callable[[Scan], SyncRun],
     newest_event: Callable[[bool], int],
+    listeners: Listeners,
     *,
     pace: Pace,
     stop: Stop,
-    engines: AutoEngine,
-    reported: Callable[[SyncRun], None],
-    failed: Callable[[Exception, float], None],
-    unreached: Callable[[Exception], None] = lambda error: None,
     background: Background | None = None,
 ) -> None:
     """Runs `once(scan)` until `stop`, and counts in `total`. newest_event(reverse): of the side that is replicated;
-    while it stays and no scan is due, a round is not made at all. reported: is given each run that loaded something,
-    beside which a difference was found, or after which other objects are not replicated; failed: each error, and the
-    seconds to the next try. unreached: records an error that came before a run had begun, which a run's own record
-    cannot tell. beside: what verifies meanwhile; the runs record what it finds.
+    while it stays and no scan is due, a round is not made at all. beside: what verifies meanwhile; the runs record what
+    it finds.
 
     Raises ConfigError and UsageError, which trying again does not mend, and what interrupts a round."""
     seen: int | None = None
@@ -142,7 +145,7 @@ def follow(
         try:
             newest = newest_event(reverse)
         except Exception as error:
-            unreached(error)
+            listeners.unreached(error)
             raise
         if scan is Scan.NOTHING and newest == seen and not (background and background.has_news):
             total.skipped += 1
@@ -154,7 +157,7 @@ def follow(
         pace.scanned(scan, run)
         lacks = {each.name for each in run.not_replicated} != lacked
         if run.moved or lacks or (run.compared and run.compared.differing):
-            reported(run)
+            listeners.reported(run)
         return pace.rest()
 
     def missed(error: Exception, wait: float) -> None:
@@ -162,9 +165,7 @@ def follow(
         seen = None
         total.failures += 1
         total.last_error = f"{type(error).__name__}: {error}"
-        if not isinstance(error, MetastoreError | LeaseHeld | Refused):
-            engines.stop()  # Spark may have died: the next round that needs it gets a new session
-        failed(error, wait)
+        listeners.failed(error, wait)
 
     following.follow(one, missed, stop=stop, longest=_longest_wait, dice=pace.dice)
 
@@ -174,59 +175,39 @@ def _longest_wait(error: Exception) -> timedelta:
 
 
 def follow_policy(
-    policy: Policy,
-    source: Metastore,
-    target: Metastore,
-    *,
-    engines: AutoEngine,
-    progress: Progress,
-    options: SyncOptions,
-    others: Sequence[Policy],
-    schedule: timedelta,
-    stop: Stop,
-    reported: Callable[[SyncRun], None],
-    failed: Callable[[Exception, float], None],
+    sides: Sides, options: SyncOptions, listeners: Listeners, *, schedule: timedelta, stop: Stop
 ) -> Followed:
     """Runs a policy again and again, with its verification beside; arguments as `sync_once` and `follow`. `schedule`:
     from the begin of one run to the next. options: of a round that looks at everything. Terminated in the middle of a
     run, which the next one completes, ends it as `interrupted`. Raises as `follow`."""
-    remembering = Remembering(policy)
+    remembering = Remembering(sides.policy)
 
     def once(scan: Scan) -> SyncRun:
         whole = scan is Scan.ALL
         chosen = replace(options, scan=scan is not Scan.NOTHING, compare=whole, deep=options.deep and whole)
-        return sync_once(
-            policy,
-            source,
-            target,
-            engines=engines,
-            progress=progress,
-            options=chosen,
-            others=others,
-            remembering=remembering,
-        )
+        return sync_once(sides, chosen, remembering)
 
     def compare(enough: Callable[[], bool]) -> Compared | None:
-        return compare_now(
-            policy, source, target, remembering.memory, engines=engines, progress=progress, enough=enough
-        )
+        return compare_now(sides, remembering.memory, enough=enough)
 
-    total = Followed(policy.name)
+    def failed(error: Exception, wait: float) -> None:
+        if not isinstance(error, MetastoreError | LeaseHeld | Refused):
+            sides.runtime.engines.stop()  # Spark may have died: the next round that needs it gets a new session
+        listeners.failed(error, wait)
+
+    total = Followed(sides.policy.name)
     with ExitStack() as stack:
-        if policy.verify is not None:
+        if sides.policy.verify is not None:
             remembering.background = Background(compare, pause=schedule.total_seconds())
             stack.enter_context(remembering.background.running())
         try:
             follow(
                 total,
                 once,
-                lambda reverse: (target if reverse else source).current_event_id(),
+                lambda reverse: (sides.target if reverse else sides.source).current_event_id(),
+                Listeners(listeners.reported, failed, lambda error: record_unreached(remembering, error)),
                 pace=Pace(schedule),
                 stop=stop,
-                engines=engines,
-                reported=reported,
-                failed=failed,
-                unreached=lambda error: record_unreached(remembering, error),
                 background=remembering.background,
             )
         except Terminated:

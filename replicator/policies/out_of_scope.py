@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Database, Table
 from replicator.core.roles import may_load_into
+from replicator.core.runtime import Runtime
 from replicator.dumps.layout import BOOTSTRAP, DumpMetadata, Point, Scope
 from replicator.errors import ObjectNotFound
 from replicator.events.scope import Patterns, matches_name
@@ -95,14 +95,12 @@ def _made_from(tables: Iterable[Table], root_id: str) -> list[Table]:
     return [table for table in tables if table_position(table) is not None and table.parameters.get(SOURCE) == root_id]
 
 
-def drop(
-    out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot, *, engine: AutoEngine, jobs: int
-) -> int:
+def drop(out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot, runtime: Runtime) -> int:
     """Carries it out; returns how many files were recycled. `root`: the target's. May run twice."""
     recycled = 0
     with acquire(root.place, "drop what left the policy") as lease:
         for each in out_of_scope:
-            work = Work(_plan(each), target, root.place, engine, jobs, lease.check)
+            work = Work(_plan(each), target, root.place, runtime.engines, runtime.jobs, lease.check)
             Preparation(work).prepare()
             Commit(work).drop_databases()
             for name, partitions in each.partitions.items():

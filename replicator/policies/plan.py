@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time as clocks
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,14 +18,11 @@ import xxhash
 
 from cmroot.errors import UNREADABLE
 from cmroot.store.resolve import as_written
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.policy import Policy
-from replicator.core.progress import Progress
 from replicator.core.report import Report
 from replicator.dumps.reader import DumpReader
 from replicator.errors import BootstrapNeeded, FormatError, Refused
-from replicator.metastore.client import Metastore
 from replicator.policies.memory import iso
 from replicator.policies.out_of_scope import OutOfScope
 from replicator.policies.run import (
@@ -41,7 +38,8 @@ from replicator.policies.run import (
     sweep,
     tidy,
 )
-from replicator.policies.steps import Steps, SyncOptions
+from replicator.policies.sides import Sides
+from replicator.policies.steps import SYNC, Steps, SyncOptions
 from replicator.replay.apply.brake import Brake, excess
 from replicator.replay.apply.planning import plan_load
 from replicator.replay.apply.pricing import CHANGES, Price, describe, price
@@ -129,25 +127,15 @@ class SyncPlan(Report, msgspec.Struct, frozen=True, kw_only=True):
         return not self.loads and not (self.drops and self.drop_left)
 
 
-def make(
-    policy: Policy,
-    source: Metastore,
-    target: Metastore,
-    *,
-    engines: AutoEngine,
-    progress: Progress,
-    options: SyncOptions | None = None,
-    others: Sequence[Policy] = (),
-    clock: Callable[[], float] = clocks.time,
-) -> SyncPlan:
+def make(sides: Sides, options: SyncOptions = SYNC) -> SyncPlan:
     """Captures, writes the dumps, and compares. The target is not changed; the source's `$cmroot` gets what a run would
     write there. Raises what a run raises before it loads."""
-    kept, options = Remembering(policy), options or SyncOptions()
+    policy, kept = sides.policy, Remembering(sides.policy)
     with kept.memory.lease("plan"):
         refuse_role_change(kept.memory, options)
         remembered = kept.memory.read_scope()
-        direction = look(policy, source, target, remembered, others)
-        steps = Steps(direction, options, engines=engines, progress=progress, clock=clock)
+        direction = look(sides, remembered)
+        steps = Steps(direction, options, sides.runtime)
         epochs = steps.roles()
         steps.forget_checkpoints()
         steps.warnings += [
@@ -167,12 +155,12 @@ def make(
         cost = Cost()
         for each in loads:
             cost = cost.plus(each.cost)
-        steps.direction = look(policy, source, target, remembered, others)  # with the roles that it gave
+        steps.direction = look(sides, remembered)  # with the roles that it gave
         return SyncPlan(
             id=uuid.uuid4().hex[:12],
             policy=policy.name,
             policy_digest=_digest(_keys(policy)),
-            made=iso(clock()),
+            made=iso(sides.runtime.clock()),
             reverse=direction.reverse,
             adopt=options.adopt,
             drop_left=options.drop_left,
@@ -188,33 +176,21 @@ def make(
         )
 
 
-def apply(
-    plan: SyncPlan,
-    policy: Policy,
-    source: Metastore,
-    target: Metastore,
-    *,
-    engines: AutoEngine,
-    progress: Progress,
-    jobs: int = 2,
-    brake: Brake | None = None,
-    others: Sequence[Policy] = (),
-    clock: Callable[[], float] = clocks.time,
-) -> SyncRun:
+def apply(plan: SyncPlan, sides: Sides, brake: Brake | None = None) -> SyncRun:
     """Does what a plan says, and nothing else. One that was killed is completed by applying it again.
 
     Raises Refused, before anything is changed, when the policy, the roles, the target's checkpoints or what it holds
     are not as they were; the details say what moved."""
-    began = clocks.monotonic()
-    kept, options = Remembering(policy), SyncOptions(adopt=plan.adopt, drop_left=plan.drop_left, jobs=jobs, brake=brake)
-    report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
+    began, clock = clocks.monotonic(), sides.runtime.clock
+    kept, options = Remembering(sides.policy), SyncOptions(adopt=plan.adopt, drop_left=plan.drop_left, brake=brake)
+    report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])
     with kept.memory.lease("apply") as lease, recorded(report, kept, lease, clock):
         refuse_role_change(kept.memory, options)
         sweep(kept, clock)
         remembered = kept.memory.read_scope()
-        direction = look(policy, source, target, remembered, others)
+        direction = look(sides, remembered)
         report.reverse = direction.reverse
-        steps = Steps(direction, options, engines=engines, progress=progress, clock=clock)
+        steps = Steps(direction, options, sides.runtime)
         work = steps.decide(remembered)
         out_of_scope = find_out_of_scope(steps, work)
         with report.timed("compare"):
@@ -249,7 +225,7 @@ def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
     plan = plan_load(reader, direction.target, steps.load_options(reader))
     described = describe(plan, reader)
     roots = Roots(source=direction.root.place, target=direction.target_root.place)
-    bill = price(plan, reader, direction.target, roots, engine=steps.engines, progress=steps.progress)
+    bill = price(plan, reader, direction.target, roots, engine=steps.runtime.engines, progress=steps.runtime.progress)
     if steps.options.brake and (refusal := excess(plan, bill.weight, steps.options.brake)):
         steps.warnings.append(f"the load would be refused: {refusal.message}; {refusal.hint}")
     checkpoints = {pair.replica: pair.position for pair in direction.pairs if pair.name in metadata.scope.databases}

@@ -17,20 +17,19 @@ import msgspec
 
 from cmroot.lease import Lease
 from cmroot.root import create_or_open
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
 from replicator.core.policy import Policy, refuse_overlaps, same_metastore
-from replicator.core.progress import Progress
 from replicator.core.report import LoadCounts
 from replicator.dumps.dump import Dumped
 from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
-from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Direction, find_direction
 from replicator.policies.dump_batches import DumpBatch, Work
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.out_of_scope import OutOfScope, drop, plan_database, plan_tables
-from replicator.policies.steps import Steps, SyncOptions, scope_of
+from replicator.policies.sides import Sides
+from replicator.policies.steps import SYNC, Steps, SyncOptions, scope_of
 from replicator.policies.verifying import Background, compare_some, reported
 from replicator.replay.apply.load import Loaded
 
@@ -111,69 +110,32 @@ class Remembering:
         self.background: Background | None = None  # what verifies while this process follows the policy
 
 
-def sync_once(
-    policy: Policy,
-    source: Metastore,
-    target: Metastore,
-    *,
-    engines: AutoEngine,
-    progress: Progress,
-    options: SyncOptions | None = None,
-    others: Sequence[Policy] = (),
-    remembering: Remembering | None = None,
-    clock: Callable[[], float] = clocks.time,
-) -> SyncRun:
+def sync_once(sides: Sides, options: SyncOptions = SYNC, remembering: Remembering | None = None) -> SyncRun:
     """One run: bootstraps if it must, else increments; nothing new makes no dump. May be killed anywhere and run again.
 
-    source, target: as the policy names them, whatever the roles say. others: the file's policies, for overlaps.
     remembering: of an earlier run of this process. Raises LeaseHeld while another run of the policy is at work,
     Refused where roles, an unfinished turn, or what replication did not make is in the way, and what capture and load
     raise."""
-    kept = remembering or Remembering(policy)
+    kept = remembering or Remembering(sides.policy)
     with kept.memory.lease("sync") as lease:
-        return run_once(
-            policy,
-            source,
-            target,
-            lease=lease,
-            engines=engines,
-            progress=progress,
-            options=options,
-            others=others,
-            remembering=kept,
-            clock=clock,
-        )
+        return run_once(sides, lease, kept, options)
 
 
-def run_once(
-    policy: Policy,
-    source: Metastore,
-    target: Metastore,
-    *,
-    lease: Lease,
-    engines: AutoEngine,
-    progress: Progress,
-    options: SyncOptions | None = None,
-    others: Sequence[Policy] = (),
-    remembering: Remembering | None = None,
-    clock: Callable[[], float] = clocks.time,
-) -> SyncRun:
+def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncOptions) -> SyncRun:
     """As `sync_once`, for who holds the policy's lease: a drain of a switchover, say."""
-    began = clocks.monotonic()
-    kept = remembering or Remembering(policy)
-    options = options or SyncOptions()
-    report = SyncRun(policy.name, run=uuid.uuid4().hex[:12])
+    began, clock = clocks.monotonic(), sides.runtime.clock
+    report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])
     with recorded(report, kept, lease, clock):
         with report.timed("look"):
             refuse_role_change(kept.memory, options)
             sweep(kept, clock)
             remembered = kept.memory.read_scope()
-            direction = look(policy, source, target, remembered, others)
+            direction = look(sides, remembered)
             report.reverse = direction.reverse
-            steps = Steps(direction, options, engines=engines, progress=progress, clock=clock)
+            steps = Steps(direction, options, sides.runtime)
             epochs = steps.roles()
             steps.forget_checkpoints()
-        direction = _finish(steps, report, lambda: look(policy, source, target, remembered, others))
+        direction = _finish(steps, report, lambda: look(sides, remembered))
         with report.timed("capture"):
             captured = steps.capture()
             report.scan_seconds, report.compare_seconds = captured.scan_seconds, captured.compare_seconds
@@ -204,12 +166,13 @@ def run_once(
 # ---- the steps of a run -------------------------------------------------------------------------------------------
 
 
-def look(
-    policy: Policy, source: Metastore, target: Metastore, remembered: RememberedScope | None, others: Sequence[Policy]
-) -> Direction:
+def look(sides: Sides, remembered: RememberedScope | None) -> Direction:
     """Which way the policy runs, and what both sides have. Raises ConfigError where another policy writes the same."""
-    direction = find_direction(policy, source, target, remembered)
-    background = [each for each in others if each.name != policy.name and same_metastore(each.target, policy.target)]
+    policy = sides.policy
+    direction = find_direction(policy, sides.source, sides.target, remembered)
+    background = [
+        each for each in sides.others if each.name != policy.name and same_metastore(each.target, policy.target)
+    ]
     if background:
         names = {policy.source: [pair.known_as for pair in direction.matching]}
         for other in background:
@@ -289,11 +252,7 @@ def leave(steps: Steps, out_of_scope: Sequence[OutOfScope], report: SyncRun) -> 
     if out_of_scope and steps.options.drop_left:
         with report.timed("leave"):
             report.files_removed += drop(
-                out_of_scope,
-                steps.direction.target,
-                steps.direction.target_root,
-                engine=steps.engines,
-                jobs=steps.options.jobs,
+                out_of_scope, steps.direction.target, steps.direction.target_root, steps.runtime
             )
         report.dropped = [name for each in out_of_scope for name in each.names]
         for each in out_of_scope:

@@ -6,7 +6,7 @@ expiries take for seconds, are waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -21,11 +21,10 @@ from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.captures.uncaptured import sight_at
 from replicator.compare.repair import REPAIR
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, with_property
 from replicator.core.policy import METADATA
-from replicator.core.progress import Progress
 from replicator.core.roles import Role, mark_of, may_load_into
+from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.dumps.layout import INCREMENTAL, Point
@@ -64,7 +63,7 @@ class SyncOptions:
     adopt: tables and databases of the target that replication did not make become replicas; what is equal stays, what
     differs goes to the target's `$cmroot`. drop_left: replicas of what left the policy go there, too. draining: the
     source is fenced, and its last changes are fetched by who fenced it. scan, compare, deep, empty: as capture's.
-    brake: as a load's. jobs: tables committed side by side. patience: how long to wait for the lease of a root."""
+    brake: as a load's. patience: how long to wait for the lease of a root."""
 
     adopt: bool = False
     drop_left: bool = False
@@ -74,29 +73,18 @@ class SyncOptions:
     deep: bool = False
     empty: Sequence[str] = ()
     brake: Brake | None = None
-    jobs: int = 2
     patience: timedelta = timedelta(seconds=60)
+
+
+SYNC = SyncOptions()
+"""A run without any consent."""
 
 
 class Steps:
     """One run at work on a policy with a direction. `warnings`: what a person should know of it."""
 
-    def __init__(
-        self,
-        direction: Direction,
-        options: SyncOptions,
-        *,
-        engines: AutoEngine,
-        progress: Progress,
-        clock: Callable[[], float],
-    ) -> None:
-        self.direction, self.options, self.engines, self.progress, self.clock = (
-            direction,
-            options,
-            engines,
-            progress,
-            clock,
-        )
+    def __init__(self, direction: Direction, options: SyncOptions, runtime: Runtime) -> None:
+        self.direction, self.options, self.runtime = direction, options, runtime
         self.policy = direction.policy
         self.dumps = PolicyDumps(direction.policy.dumps, direction.policy.name)
         self.warnings: list[str] = []
@@ -155,9 +143,9 @@ class Steps:
                 repair=True,
                 keeper=self.policy.keeper,
                 empty=self.options.empty,
-                engine=self.engines,
-                progress=self.progress,
-                clock=self.clock,
+                engine=self.runtime.engines,
+                progress=self.runtime.progress,
+                clock=self.runtime.clock,
             )
 
         captured = patiently(once, self.options.patience)
@@ -224,7 +212,7 @@ class Steps:
 
     def dump(self, batch: DumpBatch, epochs: dict[str, int], *, slot: str = "") -> Dumped:
         """Writes a piece's dump into a directory of its own."""
-        root, id = self.direction.root, new_dump_id(self.clock)
+        root, id = self.direction.root, new_dump_id(self.runtime.clock)
         log = segments(root.place)
         begin = None if batch.begin is None else _point(log, batch.begin)
         out = self.dumps.place_of(resolve_until(log, None).event, id)
@@ -242,8 +230,8 @@ class Steps:
                 empty=True,
                 epochs=epochs,
                 formats=self.policy.formats,
-                progress=self.progress,
-                clock=self.clock,
+                progress=self.runtime.progress,
+                clock=self.runtime.clock,
                 keys=self.keys,
             )
 
@@ -252,7 +240,7 @@ class Steps:
     def load(self, place: str) -> Loaded:
         """Replays one dump of the policy's; its pin in the source's root is not needed any more then."""
         options = self.load_options(DumpReader(place))
-        target, engines, progress = self.direction.target, self.engines, self.progress
+        target, engines, progress = self.direction.target, self.runtime.engines, self.runtime.progress
         loaded = patiently(
             lambda: load(place, target, options, engine=engines, progress=progress), self.options.patience
         )
@@ -277,7 +265,7 @@ class Steps:
             map_locations=self.direction.map_locations,
             external=self.direction.external,
             overwrite=bootstrap and (self.options.adopt or turned),
-            jobs=self.options.jobs,
+            jobs=self.runtime.jobs,
             source_root=self.direction.root.place,
             by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
             shared_external=self.policy.external == METADATA,
@@ -300,7 +288,7 @@ class Steps:
             def once(root: str = root, side: Metastore = side) -> Swept:
                 with acquire(root, "sweep what snapshots replaced") as lease:
                     delay = self.policy.publish_delay
-                    return sweep_retired(root, side, delay, now=self.clock, check=lease.check)
+                    return sweep_retired(root, side, delay, now=self.runtime.clock, check=lease.check)
 
             if has_retired(root):
                 swept = patiently(once, self.options.patience)
@@ -368,14 +356,14 @@ class Steps:
             drop_slot(root, name)
             slot = None
         if slot is None:
-            now = iso(self.clock())
+            now = iso(self.runtime.clock())
             awaits = "" if begins else BOOTSTRAP
             create_slot(root, Slot(name, needs.position, needs.event, created=now, confirmed=now, awaits=awaits))
         elif slot.position > needs.position and begins:
             self.warnings.append(
                 f"the target is at position {needs.position}, its slot was at {slot.position}: it was taken back"
             )
-            confirm_slot(root, name, needs.position, needs.event, now=self.clock, back=True)
+            confirm_slot(root, name, needs.position, needs.event, now=self.runtime.clock, back=True)
 
     def confirm(self, position: int) -> None:
         """After the loads: every database of the policy is at this position, or nothing up to it concerns it."""
@@ -387,10 +375,10 @@ class Steps:
             return
         point = _point(segments(root), position)
         if slot is None:
-            now = iso(self.clock())
+            now = iso(self.runtime.clock())
             create_slot(root, Slot(name, point.position, point.event, created=now, confirmed=now))
         else:
-            confirm_slot(root, name, position, point.event, now=self.clock, back=True)
+            confirm_slot(root, name, position, point.event, now=self.runtime.clock, back=True)
 
 
 def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:

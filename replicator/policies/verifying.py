@@ -19,14 +19,11 @@ from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.compare.candidates import touched_names
 from replicator.compare.sampling import Budget, Sampled, verify_sample
-from replicator.core.engine import AutoEngine
-from replicator.core.policy import Policy
-from replicator.core.progress import Progress
 from replicator.errors import LeaseHeld, ObjectNotFound
-from replicator.metastore.client import Metastore
-from replicator.policies.direction import Pair, find_direction
+from replicator.policies.direction import Pair
 from replicator.policies.memory import Compared, Memory, iso
-from replicator.policies.steps import Steps, SyncOptions
+from replicator.policies.sides import Sides
+from replicator.policies.steps import SYNC, Steps
 
 SHARE = 5  # beside --follow, verifying may take one part in so many of the time
 NAMED = 20  # tables in a warning
@@ -47,9 +44,7 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
         return None
 
     captured: list[Captured] = []
-    scanning = Steps(
-        direction, replace(steps.options, scan=True), engines=steps.engines, progress=steps.progress, clock=steps.clock
-    )
+    scanning = Steps(direction, replace(steps.options, scan=True), steps.runtime)
 
     def changed(db: str, names: Set[str]) -> Set[str]:
         if not captured:  # asked when all is compared: what was written until then
@@ -75,35 +70,23 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
             map_locations=direction.map_locations,
             patterns=direction.patterns,
             formats=steps.policy.formats,
-            engine=steps.engines,
-            progress=steps.progress,
+            engine=steps.runtime.engines,
+            progress=steps.runtime.progress,
             changed=changed,
             enough=enough,
-            clock=steps.clock,
+            clock=steps.runtime.clock,
         )
     except LeaseHeld:
         return None
     steps.warnings += sampled.warnings
-    return _compared(sampled, steps.clock())
+    return _compared(sampled, steps.runtime.clock())
 
 
-def compare_now(
-    policy: Policy,
-    source: Metastore,
-    target: Metastore,
-    memory: Memory,
-    *,
-    engines: AutoEngine,
-    progress: Progress,
-    clock: Callable[[], float] = clocks.time,
-    enough: Callable[[], bool] = lambda: False,
-) -> Compared | None:
+def compare_now(sides: Sides, memory: Memory, *, enough: Callable[[], bool] = lambda: False) -> Compared | None:
     """As `compare_some`, for who does not run the policy. None, too, while roles are being turned."""
     if memory.unfinished_role_change() is not None:
         return None
-    direction = find_direction(policy, source, target, memory.read_scope())
-    steps = Steps(direction, SyncOptions(), engines=engines, progress=progress, clock=clock)
-    return compare_some(steps, memory, enough=enough)
+    return compare_some(Steps(sides.direction(memory), SYNC, sides.runtime), memory, enough=enough)
 
 
 def _replicas(steps: Steps) -> Iterator[Pair]:

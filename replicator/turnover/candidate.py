@@ -14,8 +14,9 @@ from replicator.errors import Error, MetastoreUnreachable, Refused
 from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction, Pair, survey
 from replicator.policies.memory import Memory, RememberedScope
+from replicator.policies.sides import Sides
 from replicator.turnover.loss import Absent
-from replicator.turnover.role_change import Sides, highest_epoch
+from replicator.turnover.role_change import highest_epoch
 
 VERB = "failover"
 

@@ -28,19 +28,21 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.policies.direction import Direction, Pair, patterns_of
 from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.run import Remembering, run_once
+from replicator.policies.sides import Sides
 from replicator.policies.steps import SyncOptions
 from replicator.policies.unreplicated import Unreplicated
 from replicator.turnover.failover import LastFailover, last_failover
 from replicator.turnover.role_change import (
     Action,
     Details,
+    Reporter,
     RoleChanged,
-    Sides,
     begin,
     carry_out,
     forget_checkpoint,
     give,
     highest_epoch,
+    nobody,
     reverse_slots,
     steps_of,
     unfinished,
@@ -56,10 +58,11 @@ SETTLE = timedelta(seconds=60)  # how long to wait for the lease of the old side
 
 @dataclass(frozen=True)
 class FailbackOptions:
-    """How a failback is made. patience: how long to wait for a run that is at work."""
+    """How a failback is made. patience: how long to wait for a run that is at work. reported: is given each step
+    when it is done."""
 
     patience: timedelta = timedelta(seconds=10)
-    jobs: int = 2
+    reported: Reporter = nobody
 
 
 def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: bool = False) -> RoleChanged:
@@ -84,13 +87,15 @@ def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: b
             epoch = max(highest_epoch(direction.pairs), 1)
         else:
             epoch = change.epoch
-        work = _Failback(sides, options, direction.reverse, epoch, last, lease, kept)
+        work = _Failback(sides, direction.reverse, epoch, last, lease, kept)
         if dry_run:
             report.status, report.own = "ready", work.own_so_far()
             return report
         if change is None:
-            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=direction.reverse, clock=sides.clock)
-        change = carry_out(kept.memory, change, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
+            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=direction.reverse, clock=sides.runtime.clock)
+        change = carry_out(
+            kept.memory, change, work.actions, lease=lease, clock=sides.runtime.clock, reported=options.reported
+        )
         work.sum_up(change, report)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
@@ -101,7 +106,7 @@ def failback_and_switch(sides: Sides, options: FailbackOptions) -> RoleChanged:
     switchover, with what the failback found and copied. Raises what either raises."""
     back = failback(sides, options)
     to = "source" if back.primary == "target" else "target"
-    done = switchover(sides, SwitchoverOptions(to=to, patience=options.patience, jobs=options.jobs))
+    done = switchover(sides, SwitchoverOptions(to=to, patience=options.patience, reported=options.reported))
     done.own, done.files_copied, done.bytes_copied = back.own, back.files_copied, back.bytes_copied
     return done
 
@@ -181,16 +186,9 @@ class _Failback:
     """One failback at work. Its way leads from the new primary (`source`) to the old one (`target`)."""
 
     def __init__(
-        self,
-        sides: Sides,
-        options: FailbackOptions,
-        reverse: bool,
-        epoch: int,
-        last: LastFailover | None,
-        lease: Lease,
-        kept: Remembering,
+        self, sides: Sides, reverse: bool, epoch: int, last: LastFailover | None, lease: Lease, kept: Remembering
     ) -> None:
-        self.sides, self.options, self.reverse, self.epoch = sides, options, reverse, epoch
+        self.sides, self.reverse, self.epoch = sides, reverse, epoch
         self.last, self.lease, self.kept = last, lease, kept
 
     @property
@@ -237,9 +235,9 @@ class _Failback:
                     databases=databases,
                     repair=True,
                     keeper=self.sides.policy.keeper,
-                    engine=self.sides.engines,
-                    progress=self.sides.progress,
-                    clock=self.sides.clock,
+                    engine=self.sides.runtime.engines,
+                    progress=self.sides.runtime.progress,
+                    clock=self.sides.runtime.clock,
                 ),
                 SETTLE,
             )
@@ -302,7 +300,7 @@ class _Failback:
             reason = (
                 f"changes of {direction.target.uri} that were never replicated, before the failback of {change.started}"
             )
-            hold(root, Hold(name, end.position, end.event, iso(self.sides.clock()), reason))
+            hold(root, Hold(name, end.position, end.event, iso(self.sides.runtime.clock()), reason))
         return name
 
     # ---- it is the replica ----------------------------------------------------------------------------------------
@@ -322,18 +320,7 @@ class _Failback:
 
     def difference(self) -> Details:
         """A run of the new direction: a bootstrap, loaded by difference."""
-        run = run_once(
-            self.sides.policy,
-            self.sides.source,
-            self.sides.target,
-            lease=self.lease,
-            engines=self.sides.engines,
-            progress=self.sides.progress,
-            options=SyncOptions(draining=True, jobs=self.options.jobs),
-            others=self.sides.others,
-            remembering=self.kept,
-            clock=self.sides.clock,
-        )
+        run = run_once(self.sides, self.lease, self.kept, SyncOptions(draining=True))
         if run.reverse != self.reverse:
             raise Refused(
                 f"policy {self.sides.policy.name}: roles say another direction than this failback has",
@@ -344,7 +331,7 @@ class _Failback:
 
     def slots(self) -> Details:
         direction = self.direction()
-        return reverse_slots(self.sides.policy, direction.root, direction.target_root, clock=self.sides.clock)
+        return reverse_slots(self.sides.policy, direction.root, direction.target_root, clock=self.sides.runtime.clock)
 
     def sum_up(self, change: RoleChange, report: RoleChanged) -> None:
         direction = self.direction()

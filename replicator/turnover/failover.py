@@ -27,6 +27,7 @@ from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Re
 from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction
 from replicator.policies.memory import Memory, RoleChange
+from replicator.policies.sides import Sides
 from replicator.text.quantity import count_text
 from replicator.turnover.candidate import VERB, Seen, known_epoch, look
 from replicator.turnover.interrupted import complete_loads
@@ -34,13 +35,14 @@ from replicator.turnover.loss import Loss, loss_of, lost_root, within
 from replicator.turnover.role_change import (
     Action,
     Details,
+    Reporter,
     RoleChanged,
-    Sides,
     begin,
     carry_out,
     end,
     forget_checkpoint,
     give,
+    nobody,
     reverse_slots,
     side,
     steps_of,
@@ -54,7 +56,8 @@ class FailoverOptions:
     """How a failover is made. force: the loss is accepted. accept_partial: tables that an interrupted load has left
     between two states are, too. look: the loss report lists the lost side's directories, too.
     limit: how long anything of the lost side may take to answer. reading: how long its log
-    may take to be read. patience: how long to wait for a run that is at work."""
+    may take to be read. patience: how long to wait for a run that is at work. reported: is given each step when it is
+    done."""
 
     force: bool = False
     accept_partial: bool = False
@@ -62,7 +65,7 @@ class FailoverOptions:
     limit: timedelta = timedelta(seconds=10)
     reading: timedelta = timedelta(seconds=60)
     patience: timedelta = timedelta(0)
-    jobs: int = 2
+    reported: Reporter = nobody
 
 
 def failover(
@@ -90,13 +93,15 @@ def failover(
             detail: Details = {"loss": loss}
             if change is not None:
                 detail["instead_of"] = {"turn": change.id, "verb": change.verb}
-                end(memory, change, clock=sides.clock, given_up=True)
+                end(memory, change, clock=sides.runtime.clock, given_up=True)
             epoch = known_epoch(seen, memory)
             change = begin(
-                memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, forced=True, detail=detail, clock=sides.clock
+                memory, VERB, STEPS, epoch=epoch, reverse=seen.reverse, accepted=detail, clock=sides.runtime.clock
             )
         work.turn = change
-        change = carry_out(memory, change, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
+        change = carry_out(
+            memory, change, work.actions, lease=lease, clock=sides.runtime.clock, reported=options.reported
+        )
         report = work.sum_up(change)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
@@ -224,7 +229,7 @@ class _Failover:
     def finish(self) -> Details:
         """Raises Refused, listing what is between two states, for loads that cannot be completed, unless that is
         accepted."""
-        found = complete_loads(self.sides, self.direction(), limit=self.options.limit, jobs=self.options.jobs)
+        found = complete_loads(self.direction(), self.sides.runtime, self.options.limit)
         if found.between and not self.options.accept_partial:
             tables = [each["table"] for each in found.between]
             raise Refused(
@@ -251,7 +256,7 @@ class _Failover:
             completing=completing,
             look=self.options.look,
             limit=self.options.reading,
-            clock=self.sides.clock,
+            clock=self.sides.runtime.clock,
         )
 
     def loss(self) -> Details:
@@ -266,7 +271,7 @@ class _Failover:
         return {"epoch": self.promoted, "databases": [pair.replica for pair in direction.pairs]}
 
     def slots(self) -> Details:
-        return reverse_slots(self.sides.policy, self.seen.direction.target_root, None, clock=self.sides.clock)
+        return reverse_slots(self.sides.policy, self.seen.direction.target_root, None, clock=self.sides.runtime.clock)
 
     def sum_up(self, change: RoleChange) -> RoleChanged:
         by_name = {step.name: step.detail for step in change.steps}

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from replicator.core.policy import Policy
+from replicator.core.runtime import Runtime
 from replicator.dumps.reader import DumpReader
 from replicator.errors import Refused
 from replicator.policies.direction import Direction, Pair
 from replicator.policies.dumps import PolicyDumps
-from replicator.policies.steps import Steps, SyncOptions
+from replicator.policies.steps import SYNC, Steps
 from replicator.replay.plan.target import read_target, table_position
 from replicator.turnover.loss import lost_root, within
-from replicator.turnover.role_change import Details, Sides
+from replicator.turnover.role_change import Details
 
 
 @dataclass
@@ -31,20 +32,14 @@ class Interrupted:
     reasons: list[str]
 
 
-def complete_loads(sides: Sides, direction: Direction, *, limit: timedelta, jobs: int) -> Interrupted:
+def complete_loads(direction: Direction, runtime: Runtime, limit: timedelta) -> Interrupted:
     """Ends every interrupted load that can be ended. `direction`: from the lost side; limit: how long its places may
     take to answer. Safe to run twice."""
     loading = list(dict.fromkeys(pair.loading for pair in direction.pairs if pair.loading))
     if not loading:
         return Interrupted([], [], [])
     root, _ = lost_root(direction.root.place, limit)
-    steps = Steps(
-        replace(direction, root=root or direction.root),
-        SyncOptions(jobs=jobs),
-        engines=sides.engines,
-        progress=sides.progress,
-        clock=sides.clock,
-    )
+    steps = Steps(replace(direction, root=root or direction.root), SYNC, runtime)
     completed, reasons = [], []
     for id in loading:
         try:

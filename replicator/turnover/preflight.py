@@ -10,16 +10,20 @@ from replicator.core.roles import Role
 from replicator.policies.direction import Direction, Pair
 from replicator.policies.lag import lag
 from replicator.policies.memory import Memory
+from replicator.policies.sides import Sides
 from replicator.replay.places.replica import RESTORING
 from replicator.text.quantity import count_text
-from replicator.turnover.role_change import RoleChanged, Sides, StepReport, highest_epoch, side
+from replicator.turnover.role_change import RoleChanged, StepReport, highest_epoch, side
+from replicator.turnover.switchover_steps import SwitchoverOptions
 
 
-def check_switchover(sides: Sides, direction: Direction, memory: Memory, report: RoleChanged, *, anyway: bool) -> None:
-    """What is in the way goes to the report's `problems`; how far the replica is behind is reported. anyway: tables
-    that differed when they were last compared are only warned of."""
+def check_switchover(
+    sides: Sides, direction: Direction, memory: Memory, report: RoleChanged, options: SwitchoverOptions
+) -> None:
+    """What is in the way goes to the report's `problems`; how far the replica is behind is reported. With `anyway`,
+    tables that differed when they were last compared are only warned of."""
     began = clocks.monotonic()
-    found = lag(sides.policy, sides.source, sides.target, clock=sides.clock)
+    found = lag(sides.policy, sides.source, sides.target, clock=sides.runtime.clock)
     report.status, report.primary, report.uri = "ready", side(direction), direction.target.uri
     report.epoch = highest_epoch(direction.matching) + 2
     report.lag_seconds, report.lag_events = found.seconds, found.events
@@ -33,13 +37,13 @@ def check_switchover(sides: Sides, direction: Direction, memory: Memory, report:
         differing = _differing(pair, memory)
         if differing:
             text = f"{pair.replica}: {', '.join(differing[:10])} differed when last compared: repair it first"
-            (report.warnings if anyway else report.problems).append(text)
+            (report.warnings if options.anyway else report.problems).append(text)
     report.warnings += found.blocks  # what made the last run fail, the run that comes now may have behind it
     took = round(clocks.monotonic() - began, 3)
     does = f"{count_text(found.events, 'event')}, {found.seconds:.0f} s behind"
     reported = StepReport("check", does, "failed" if report.problems else "done", took, {"problems": report.problems})
     report.steps.append(reported)
-    sides.reported(reported)
+    options.reported(reported)
 
 
 def _problems(pair: Pair, direction: Direction) -> list[str]:

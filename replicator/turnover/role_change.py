@@ -22,15 +22,13 @@ import msgspec
 from cmroot.lease import Lease
 from cmroot.pins import Slot, create_slot, drop_slot, find_slot
 from cmroot.root import ChangeRoot
-from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy
-from replicator.core.progress import Progress
 from replicator.core.report import Report
 from replicator.core.roles import Role, RoleMark
 from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import Error, Refused
 from replicator.metastore.client import Metastore
-from replicator.policies.direction import Direction, Pair, find_direction
+from replicator.policies.direction import Direction, Pair
 from replicator.policies.memory import Memory, RoleChange, iso
 from replicator.policies.memory import Step as Remembered
 from replicator.policies.roles import label, read_role, set_role
@@ -63,6 +61,10 @@ class StepReport:
 Reporter = Callable[[StepReport], None]
 
 
+def nobody(step: StepReport) -> None:
+    """Does nothing."""
+
+
 @dataclass
 class RoleChanged(Report):
     """What a turn did. `status`: done, ready (a dry run), nothing (the side is the primary already), aborted.
@@ -92,23 +94,6 @@ class RoleChanged(Report):
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Sides:
-    """What a verb works on: a policy, its metastores as it names them, and where work runs."""
-
-    policy: Policy
-    source: Metastore
-    target: Metastore
-    engines: AutoEngine
-    progress: Progress
-    others: Sequence[Policy] = ()
-    clock: Callable[[], float] = clocks.time
-    reported: Reporter = field(default=lambda step: None)
-
-    def direction(self, memory: Memory, *, reverse: bool | None = None) -> Direction:
-        return find_direction(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
-
-
 # ---- the list of steps --------------------------------------------------------------------------------------------
 
 
@@ -119,11 +104,11 @@ def begin(
     *,
     epoch: int,
     reverse: bool,
-    forced: bool = False,
-    detail: Details | None = None,
+    accepted: Details | None = None,
     clock: Callable[[], float],
 ) -> RoleChange:
-    """Writes the list, under the policy's lease. The turn before it, if any, has been kept among the ended ones."""
+    """Writes the list, under the policy's lease. The turn before it, if any, has been kept among the ended ones.
+    accepted: what a forced one gives up."""
     change = RoleChange(
         id=uuid.uuid4().hex[:12],
         policy=memory.policy,
@@ -131,10 +116,10 @@ def begin(
         started=iso(clock()),
         by=operator(),
         epoch=epoch,
-        forced=forced,
+        forced=accepted is not None,
         reverse=reverse,
         steps=tuple(Remembered(name=name) for name in actions),
-        detail=detail or {},
+        detail=accepted or {},
     )
     memory.write_role_change(change)
     return change

@@ -27,11 +27,11 @@ from replicator.errors import Refused
 from replicator.policies.direction import Direction
 from replicator.policies.memory import RoleChange
 from replicator.policies.run import Remembering, run_once
-from replicator.policies.steps import SyncOptions
+from replicator.policies.sides import Sides
+from replicator.policies.steps import SYNC
 from replicator.turnover.preflight import check_switchover
 from replicator.turnover.role_change import (
     RoleChanged,
-    Sides,
     StepReport,
     begin,
     carry_out,
@@ -67,14 +67,14 @@ def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_ru
             direction = sides.direction(kept.memory)
             if options.to and side(direction) != options.to:
                 return _nothing(report, direction, options.to)
-            check_switchover(sides, direction, kept.memory, report, anyway=options.anyway)
+            check_switchover(sides, direction, kept.memory, report, options)
             if dry_run:
                 return report
             if report.problems:
                 raise _refused(report)
             _catch_up(sides, lease, kept, options, report)
             epoch = highest_epoch(sides.direction(kept.memory).matching)
-            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=direction.reverse, clock=sides.clock)
+            change = begin(kept.memory, VERB, STEPS, epoch=epoch, reverse=direction.reverse, clock=sides.runtime.clock)
         elif options.to and options.to != ("source" if change.reverse else "target"):
             raise Refused(
                 f"policy {sides.policy.name}: a switchover to the other side was begun at {change.started} by "
@@ -84,7 +84,9 @@ def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_ru
         elif dry_run:
             return _planned(report, change, sides)
         work = SwitchoverSteps(sides, options, change, lease, kept)
-        change = carry_out(kept.memory, change, work.actions, lease=lease, clock=sides.clock, reported=sides.reported)
+        change = carry_out(
+            kept.memory, change, work.actions, lease=lease, clock=sides.runtime.clock, reported=options.reported
+        )
         report.steps += steps_of(change, work.actions)
         work.sum_up(change, report)
     report.seconds = round(clocks.monotonic() - began, 3)
@@ -124,7 +126,7 @@ def abort(sides: Sides, options: SwitchoverOptions | None = None) -> RoleChanged
             if pair.source is not None and pair.source_mark.epoch > change.epoch:
                 give(direction.source, pair.name, Role.PRIMARY, change.epoch + 2, instead_of=(Role.FENCED,))
                 report.databases.append(pair.name)
-        end(kept.memory, change, clock=sides.clock, aborting=True, aborted=True)
+        end(kept.memory, change, clock=sides.runtime.clock, aborting=True, aborted=True)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
@@ -160,18 +162,7 @@ def _refused(report: RoleChanged) -> Refused:
 def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: SwitchoverOptions, report: RoleChanged) -> None:
     """An ordinary run, before anybody has to stop writing."""
     began = clocks.monotonic()
-    run = run_once(
-        sides.policy,
-        sides.source,
-        sides.target,
-        lease=lease,
-        engines=sides.engines,
-        progress=sides.progress,
-        options=SyncOptions(jobs=options.jobs),
-        others=sides.others,
-        remembering=kept,
-        clock=sides.clock,
-    )
+    run = run_once(sides, lease, kept, SYNC)
     unseen = [each.name for each in run.not_replicated if each.unknown]
     if unseen and not options.anyway:
         raise Refused(
@@ -183,4 +174,4 @@ def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: Switchover
     detail = {"files_copied": run.files_copied, "bytes_copied": run.bytes_copied, "to_event": run.to_event}
     reported = StepReport("catch up", f"to event {run.to_event}", "done", round(clocks.monotonic() - began, 3), detail)
     report.steps.append(reported)
-    sides.reported(reported)
+    options.reported(reported)

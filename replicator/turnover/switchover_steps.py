@@ -20,15 +20,17 @@ from replicator.policies.direction import Direction
 from replicator.policies.memory import RoleChange
 from replicator.policies.roles import read_role
 from replicator.policies.run import Remembering, SyncRun, run_once
+from replicator.policies.sides import Sides
 from replicator.policies.steps import SyncOptions, concerned
 from replicator.policies.unreplicated import Unreplicated
 from replicator.turnover.role_change import (
     Action,
     Details,
+    Reporter,
     RoleChanged,
-    Sides,
     forget_checkpoint,
     give,
+    nobody,
     reverse_slots,
     seconds_between,
     side,
@@ -43,13 +45,13 @@ class SwitchoverOptions:
     """How a switchover is made. to: the side that shall be the primary, source or target as the policy names them
     (empty: the one that is not), so that a second call does not turn back. anyway: also where the check finds tables
     that differ, or a run misses directories. drain: how long the last changes may take. patience: how long to wait for
-    a run that is at work."""
+    a run that is at work. reported: is given each step when it is done."""
 
     to: str = ""
     anyway: bool = False
     drain: timedelta = timedelta(minutes=10)
     patience: timedelta = timedelta(seconds=10)
-    jobs: int = 2
+    reported: Reporter = nobody
 
 
 class SwitchoverSteps:
@@ -91,7 +93,7 @@ class SwitchoverSteps:
         rounds = files = size = 0
         while True:
             self.fence()
-            run = self._run()
+            run = run_once(self.sides, self.lease, self.kept, SyncOptions(draining=True))
             rounds, files, size = rounds + 1, files + run.files_copied, size + run.bytes_copied
             if not run.moved and self._quiet(run):
                 return {"rounds": rounds, "files_copied": files, "bytes_copied": size, "to_event": run.to_event}
@@ -102,20 +104,6 @@ class SwitchoverSteps:
                     hint=f"stop the writers, then run `replicator switchover {policy}` again; or take it back with "
                     "--abort",
                 )
-
-    def _run(self) -> SyncRun:
-        return run_once(
-            self.sides.policy,
-            self.sides.source,
-            self.sides.target,
-            lease=self.lease,
-            engines=self.sides.engines,
-            progress=self.sides.progress,
-            options=SyncOptions(draining=True, jobs=self.options.jobs),
-            others=self.sides.others,
-            remembering=self.kept,
-            clock=self.sides.clock,
-        )
 
     def _quiet(self, run: SyncRun) -> bool:
         """Whether no event since concerns the policy. Other databases of the metastore go on."""
@@ -193,9 +181,9 @@ class SwitchoverSteps:
                     databases=[each.name for each in databases],
                     repair=True,
                     keeper=self.sides.policy.keeper,
-                    engine=self.sides.engines,
-                    progress=self.sides.progress,
-                    clock=self.sides.clock,
+                    engine=self.sides.runtime.engines,
+                    progress=self.sides.runtime.progress,
+                    clock=self.sides.runtime.clock,
                 ),
                 timedelta(seconds=60),
             )
@@ -207,7 +195,7 @@ class SwitchoverSteps:
 
     def slots(self) -> Details:
         direction = self.direction()
-        return reverse_slots(self.sides.policy, direction.target_root, direction.root, clock=self.sides.clock)
+        return reverse_slots(self.sides.policy, direction.target_root, direction.root, clock=self.sides.runtime.clock)
 
     def sum_up(self, change: RoleChange, report: RoleChanged) -> None:
         direction = self.direction()

@@ -6,18 +6,19 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import ground
 from benchmarks.measure import Outcome, median
 from replicator.core.policy import parse_policy
-from replicator.core.progress import Silent
 from replicator.core.roles import Role
+from replicator.core.runtime import Runtime
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
-from replicator.turnover.role_change import RoleChanged, Sides, StepReport
+from replicator.policies.sides import Sides
+from replicator.turnover.role_change import RoleChanged, StepReport
 from replicator.turnover.switchover import SwitchoverOptions, switchover
 
 TABLES = {"full": 500, "small": 20}  # beside the one that is written to
@@ -33,15 +34,15 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
             ground.create_table(source, "west", f"other_{number}")
         ground.create_table(source, "west", "t")
         sides = _sides(source, target, directory)
-        sync_once(sides.policy, source, target, engines=sides.engines, progress=Silent())
+        sync_once(sides)
         writer = _Writer((source, target))
         turns = []
         with writer.at_work():
             for _ in range(TURNS[size]):
                 time.sleep(WRITES)
-                turns.append(switchover(replace(sides, reported=writer.reported), SwitchoverOptions()))
+                turns.append(switchover(sides, SwitchoverOptions(reported=writer.reported)))
                 writer.move()
-        sync_once(sides.policy, source, target, engines=sides.engines, progress=Silent())
+        sync_once(sides)
         lost = [writer.lost(side) for side in (source, target)]
     return _outcome(size, turns, writer, lost)
 
@@ -56,7 +57,7 @@ def _sides(source: ThriftMetastore, target: ThriftMetastore, directory: Path) ->
         "dumps": str(directory / "dumps"),
         "warehouse": str(directory / "replica"),
     }
-    return Sides(parse_policy("west", keys, str), source, target, ground.engine(), Silent())
+    return Sides(parse_policy("west", keys, str), source, target, Runtime(ground.engine()))
 
 
 @dataclass

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from engines import local_engine
 from plain_tables import KEYS
-from policies import Replication, local_engine
+from policies import Replication
 
 from cmroot.root import open_existing
 from replicator.compare.repair import RepairOptions, repair

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from engines import local_engine
 from plain_tables import PlainDatabase
-from policies import Replication, local_engine
+from policies import Replication
 
 from cmroot.root import open_existing
 from replicator.captures.capture import capture
@@ -66,7 +67,7 @@ def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others
     run = pair.sync()
     assert (run.status, replicated(pair)) == ("synced", {"p=2027": ["newer"]})
 
-    way = look(pair.policy, pair.source, pair.target, None, ())
+    way = look(pair.sides(), None)
     reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
     same = verify(pair.source, pair.target, [a.name], patterns=way.patterns, **reported)
     assert (same.status, same.difference_count) == ("same", 0)

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from engines import local_engine
 from faults import Fault, run_with
 from plain_tables import PlainDatabase
-from policies import Replication, local_engine
+from policies import Replication
 from raw_thrift import RawClient
 from replication_fixture import command
 

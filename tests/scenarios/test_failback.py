@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import Fault, run_with
-from policies import Replication, local_engine
+from policies import Replication
 from replication_fixture import command
 
 from cmroot.pins import find_slot, read_pins
-from replicator.core.progress import Silent
 from replicator.core.roles import Role
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
@@ -20,7 +20,7 @@ from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import read_role, set_role
 from replicator.turnover.failback import FailbackOptions, failback
 from replicator.turnover.failover import FailoverOptions, failover
-from replicator.turnover.role_change import RoleChanged, Sides
+from replicator.turnover.role_change import RoleChanged
 
 BIG = "x" * 10_000
 
@@ -47,13 +47,11 @@ def fail_over(pair: Replication) -> RoleChanged:
         server.bind(("127.0.0.1", 0))
         gone = f"thrift://127.0.0.1:{server.getsockname()[1]}"
     with ThriftMetastore(gone, timeout=2.0, retries=0) as nobody:
-        sides = Sides(pair.policy, nobody, pair.target, local_engine(), Silent())
-        return failover(sides, (nobody, pair.target), FailoverOptions(force=True))
+        return failover(replace(pair.sides(), source=nobody), (nobody, pair.target), FailoverOptions(force=True))
 
 
 def come_back(pair: Replication, **more: Any) -> RoleChanged:
-    sides = Sides(pair.policy, pair.source, pair.target, local_engine(), Silent())
-    return failback(sides, FailbackOptions(patience=pair.policy.schedule * 0), **more)
+    return failback(pair.sides(), FailbackOptions(patience=pair.policy.schedule * 0), **more)
 
 
 def sources(pair: Replication) -> set[str]:

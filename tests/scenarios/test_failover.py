@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import local_engine
 from faults import Fault, run_with
 from metastores import MetastoreFactory
-from policies import Replication, local_engine
+from policies import Replication
 from replication_fixture import command
 
 from cmroot.root import open_existing
@@ -26,7 +27,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import read_role
 from replicator.turnover.failover import FailoverOptions, failover, last_failover
-from replicator.turnover.role_change import RoleChanged, Sides
+from replicator.turnover.role_change import RoleChanged
 
 
 @pytest.fixture
@@ -65,12 +66,11 @@ def lose(pair: Replication, uri: str, *, root: bool = False) -> None:
 def turn(
     pair: Replication, *, seconds: float = 5.0, clock: Callable[[], float] = time.time, **options: Any
 ) -> RoleChanged:
-    sides = Sides(pair.policy, pair.source, pair.target, local_engine(), Silent(), clock=clock)
     with (
         ThriftMetastore(pair.source.uri, timeout=seconds, retries=0) as one,
         ThriftMetastore(pair.target.uri, timeout=60.0, retries=0) as other,
     ):
-        return failover(sides, (one, other), FailoverOptions(**options))
+        return failover(pair.sides(clock=clock), (one, other), FailoverOptions(**options))
 
 
 def interrupt(pair: Replication, fault: Fault) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from engines import local_engine
 from faults import Fault, run_with
 from plain_tables import PlainDatabase
-from policies import Replication, local_engine
+from policies import Replication
 from test_crash import BusySource
 
 from replicator.compare.verify import verify

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from policies import Replication
 
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Partition
-from replicator.core.progress import Silent
+from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.policies.run import Remembering, sync_once
@@ -133,6 +134,6 @@ def test_a_small_increment_does_not_wait_for_spark(
     engines = AutoEngine(LocalEngine(2), SparkEngine("local[2]", environment=never))
     for number in range(3):
         db.partitioned(f"t{number}", {str(each): {"f": str(each)} for each in range(20)})
-        run = sync_once(pair.policy, pair.source, pair.target, engines=engines, progress=Silent(), remembering=kept)
+        run = sync_once(replace(pair.sides(), runtime=Runtime(engines)), remembering=kept)
         assert (run.status, run.files_copied) == ("synced", 20)
     assert engines.start_seconds == 0

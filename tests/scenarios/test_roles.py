@@ -401,7 +401,7 @@ def promoting(target_metastore: Running, fixture: ReplicationFixture) -> Iterato
 def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_it_primary(
     fixture: ReplicationFixture, promoting: Any, moment: str
 ) -> None:
-    from warehouse import local_engine
+    from engines import local_engine
 
     from replicator.core.progress import Silent
     from replicator.replay.apply.load import load

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import Fault, run_with
-from policies import Replication, local_engine
+from policies import Replication
 from replication_fixture import command
 from test_sync_follow import Following, until
 
 from cmroot.pins import find_slot
-from replicator.core.progress import Silent
 from replicator.core.roles import Role, RoleMark
 from replicator.errors import LeaseHeld, NotReached, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.policies.roles import read_role, set_role
-from replicator.turnover.role_change import RoleChanged, Sides, StepReport
+from replicator.turnover.role_change import Reported, RoleChanged, StepReport, nobody
 from replicator.turnover.switchover import abort, switchover
 from replicator.turnover.switchover_steps import SwitchoverOptions
 
@@ -31,12 +31,8 @@ def pair(two_databases: Replication) -> Replication:
     return two_databases
 
 
-def sides(pair: Replication, **more: Any) -> Sides:
-    return Sides(pair.policy, pair.source, pair.target, local_engine(), Silent(), **more)
-
-
-def turn(pair: Replication, **more: Any) -> RoleChanged:
-    return switchover(sides(pair, **more), SwitchoverOptions(patience=pair.policy.schedule * 0))
+def turn(pair: Replication, reported: Reported = nobody, **more: Any) -> RoleChanged:
+    return switchover(pair.sides(**more), SwitchoverOptions(patience=pair.policy.schedule * 0, reported=reported))
 
 
 def roles(pair: Replication) -> dict[str, str]:
@@ -173,7 +169,7 @@ def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: 
     write_memory(place, f"{pair.name}_a", Memory({"t": TableMemory(verified=1.0, outcome="different")}))
     with pytest.raises(Refused, match="repair it first"):
         turn(pair)
-    done = switchover(sides(pair), SwitchoverOptions(anyway=True))
+    done = switchover(pair.sides(), SwitchoverOptions(anyway=True))
     assert any("repair it first" in text for text in done.warnings)
 
 
@@ -240,12 +236,12 @@ def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Replicat
                 pair.db("a").write("t", {f"f{next(numbers)}": "x"})
             return getattr(pair.source, name)
 
-    busy = Sides(pair.policy, Busy(), pair.target, local_engine(), Silent())  # type: ignore[arg-type]
+    busy = replace(pair.sides(), source=Busy())  # type: ignore[arg-type]
     with pytest.raises(NotReached, match="still writes") as raised:
         switchover(busy, SwitchoverOptions(drain=pair.policy.schedule * 0))
     assert "--abort" in raised.value.hint and raised.value.exit_code == 75
     assert roles(pair)["a"] == "fenced at epoch 2"
-    assert abort(sides(pair)).status == "aborted"
+    assert abort(pair.sides()).status == "aborted"
     assert pair.sync().files_copied >= 0
     same(pair)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from metastores import MetastoreFactory
-from policies import Replication, local_engine
+from policies import Replication
 from replication_fixture import command
 
 from replicator.core.spark import SparkEngine
@@ -23,7 +23,7 @@ from replicator.errors import ConfigError, LeaseHeld, MetastoreUnreachable
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
-from replicator.policies.follow import Followed, Pace, Scan, follow
+from replicator.policies.follow import Followed, Listeners, Pace, Scan, follow
 from replicator.policies.run import SyncRun
 
 PATIENCE = 60.0
@@ -272,12 +272,13 @@ def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_trie
         total,
         once,
         newest,
+        Listeners(
+            lambda run: None,
+            lambda error, wait: errors.append(type(error).__name__),
+            lambda error: unreached.append(str(error)),
+        ),
         pace=Pace(timedelta(seconds=4), now=turning.clock, dice=lambda low, high: 1.0),
         stop=turning,
-        engines=local_engine(),
-        reported=lambda run: None,
-        failed=lambda error, wait: errors.append(type(error).__name__),
-        unreached=lambda error: unreached.append(str(error)),
     )
     assert made == [Scan.ALL, Scan.NOTHING, Scan.NOTHING, Scan.ALL]
     assert errors == ["LeaseHeld", "MetastoreUnreachable", "MetastoreUnreachable"] and unreached == ["still"]
@@ -293,11 +294,9 @@ def test_what_trying_again_cannot_mend_ends_the_following() -> None:
             Followed("p"),
             once,
             lambda reverse: 1,
+            Listeners(lambda run: None, lambda error, wait: None),
             pace=Pace(timedelta(seconds=1)),
             stop=Turning(3),
-            engines=local_engine(),
-            reported=lambda run: None,
-            failed=lambda error, wait: None,
         )
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from policies import Replication, local_engine
+from policies import Replication
 from replication_fixture import command
 from test_sync_follow import Following, until
 
 import replicator
-from replicator.core.progress import Silent
 from replicator.policies.memory import Compared
 from replicator.policies.verifying import Background, compare_now
 
@@ -111,9 +110,7 @@ def test_a_database_that_a_load_is_at_work_on_is_not_judged(pair: Replication) -
     pair.target.alter_database(database.name, msgspec.structs.replace(database, parameters=begun))
 
     def now() -> Compared | None:
-        return compare_now(
-            pair.policy, pair.source, pair.target, pair.memory, engines=local_engine(), progress=Silent()
-        )
+        return compare_now(pair.sides(), pair.memory)
 
     assert now() is None
     pair.target.alter_database(database.name, database)

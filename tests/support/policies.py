@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from engines import local_runtime
 from plain_tables import PlainDatabase
 
-from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.policy import Policy, parse_policy
-from replicator.core.progress import Silent
 from replicator.core.roles import Role
-from replicator.core.spark import SparkEngine
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.memory import Memory
 from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering, SyncRun, sync_once
+from replicator.policies.sides import Sides
 from replicator.policies.steps import SyncOptions
 
 _numbers = itertools.count(1)
-
-
-def local_engine() -> AutoEngine:
-    return AutoEngine(LocalEngine(2), SparkEngine("local[2]"), choice="local")
 
 
 class Replication:
@@ -79,18 +76,12 @@ class Replication:
         clock: Callable[[], float] | None = None,
         **options: Any,
     ) -> SyncRun:
-        more: dict[str, Any] = {"clock": clock} if clock else {}
-        return sync_once(
-            self.policy,
-            self.source,
-            self.target,
-            engines=local_engine(),
-            progress=Silent(),
-            options=SyncOptions(**options),
-            others=others,
-            remembering=remembering,
-            **more,
-        )
+        sides = replace(self.sides(clock=clock or time.time), others=others)
+        return sync_once(sides, SyncOptions(**options), remembering)
+
+    def sides(self, **more: Any) -> Sides:
+        """more: fields of the runtime."""
+        return Sides(self.policy, self.source, self.target, local_runtime(**more))
 
     def turn(self, name: str = "a", replica: str | None = None) -> None:
         """The roles of both sides change, as a switchover would change them. replica: its name on the target, if

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from policies import local_engine
+from engines import local_engine
 from spark_sql import SparkSql
 
 from cmroot.root import ChangeRoot, create_or_open
