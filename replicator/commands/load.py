@@ -82,15 +82,14 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
         shared_external=options.shared_external,
         publish=options.publish,
         overwrite=options.overwrite,
-        jobs=options.jobs,
         source_root=options.source_cmroot,
         keys=options.keys(options.key_file),
         as_they_are=options.formats == AS_THEY_ARE,
         brake=options.limits,
         take_over=options.take_over,
     )
-    with options.engines() as engine, options.connected(options.target) as target:
+    with options.runtime(options.jobs) as runtime, options.connected(options.target) as target:
         if options.dry_run:
             reader = DumpReader(options.dump, how.keys)
-            return described(planning.plan_load(reader, target, how), reader, target, engine, how.brake)
-        return replay(options.dump, target, how, engine=engine, progress=options.teller)
+            return described(planning.planned(reader, target, how, runtime), how.brake)
+        return replay(options.dump, target, how, runtime)

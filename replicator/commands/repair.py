@@ -101,18 +101,17 @@ def _repaired(options: RepairOptions) -> Repaired | RepairPlan:
         external=options.external_base,
         shared_external=options.shared_external,
         map_locations=pairs(options.map_location, "--map-location"),
-        jobs=options.jobs,
         scratch=options.scratch,
         formats=options.formats or SUPPORTED,
         brake=options.limits,
     )
-    root, progress = open_existing(options.cmroot), options.teller
+    root = open_existing(options.cmroot)
     with (
-        options.engines() as engine,
+        options.runtime(options.jobs) as runtime,
         options.connected(options.source) as source,
         options.connected(options.target) as target,
     ):
         if options.dry_run:
-            with repairs.planned(root, source, target, what, engine=engine, progress=progress) as plan:
-                return plan.described(target, engine, progress)
-        return repairs.repair(root, source, target, what, engine=engine, progress=progress)
+            with repairs.planned(root, source, target, what, runtime) as plan:
+                return plan.described(target, runtime)
+        return repairs.repair(root, source, target, what, runtime)

@@ -90,12 +90,11 @@ def restore(options: RestoreOptions) -> Restored | RestorePlan:
         force=options.force,
         allow_missing=options.allow_missing,
         scratch=options.scratch,
-        jobs=options.jobs,
         formats=options.formats or SUPPORTED,
     )
-    root, progress = open_existing(options.cmroot), options.teller
-    with options.engines() as engine, options.connected(options.target) as target:
+    root = open_existing(options.cmroot)
+    with options.runtime(options.jobs) as runtime, options.connected(options.target) as target:
         if options.dry_run:
-            with planning.planned(root, target, what, engine=engine, progress=progress) as plan:
+            with planning.planned(root, target, what, runtime) as plan:
                 return plan.described()
-        return bring_back(root, target, what, engine=engine, progress=progress)
+        return bring_back(root, target, what, runtime)

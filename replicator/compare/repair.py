@@ -21,15 +21,12 @@ import xxhash
 from cmroot.log.captured import segments
 from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
-from cmroot.store.place import join, normal
-from cmroot.store.resolve import as_written
 from cmroot.store.scratch import scratch
 from replicator.captures.fold import read_records
 from replicator.compare.repaired import Repaired, RepairPlan
 from replicator.compare.verify import Level, Verified, verify
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
-from replicator.core.progress import Progress
+from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.dumps.dump import write_dump
 from replicator.dumps.layout import Point
@@ -39,12 +36,11 @@ from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.load import load
-from replicator.replay.apply.planning import LoadOptions, plan_load
+from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import planned as planned_load
 from replicator.replay.apply.pricing import describe, price
-from replicator.replay.copy.copying import Roots
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
 from replicator.replay.plan.difference import ByDifference
-from replicator.replay.plan.target import default_warehouse
 from replicator.text.quantity import count_text
 
 REPAIR = "repair-"  # begins the id of a repair's dump, and so what a database says while it is repaired
@@ -59,7 +55,7 @@ class RepairOptions:
     differing: names as in Verified.differing (None: they are looked for). level: how files are compared; by checksum,
     files of the right size and time are read, too. drop_extra: tables that only the target has, and that replication
     did not make, go to its $cmroot. cmroot, warehouse, external, shared_external,
-    map_locations, jobs: as the loads were given them; a
+    map_locations: as the loads were given them; a
     table stays where it is on the target. scratch: a directory for the passing dump, which executors must be able to
     read (None: the system's). brake: as a load's."""
 
@@ -76,7 +72,6 @@ class RepairOptions:
     shared_external: bool | None = None
     map_locations: Sequence[tuple[str, str]] = ()
     source_root: str | None = None
-    jobs: int = 2
     scratch: str | None = None
     formats: FormatChoice = SUPPORTED
     brake: Brake | None = None
@@ -99,7 +94,7 @@ class DecidedRepair:
     options: LoadOptions
     lacking: list[NotReplicated]
 
-    def described(self, target: MetastoreReader, engine: AutoEngine, progress: Progress) -> RepairPlan:
+    def described(self, target: Metastore, runtime: Runtime) -> RepairPlan:
         """What would be changed and copied, compared by contents. Changes nothing."""
         report = RepairPlan(
             db=self.db,
@@ -111,11 +106,8 @@ class DecidedRepair:
         )
         if self.reader is None:
             return report
-        plan = plan_load(self.reader, target, self.options)
-        root = self.options.cmroot or join(normal(self.options.warehouse or default_warehouse(target)), ".cmroot")
-        roots = Roots(self.options.source_root or self.reader.metadata.root, str(as_written(root)))
-        cost = price(plan, self.reader, target, roots, engine=engine, progress=progress)
-        load = describe(plan, self.reader)
+        replay = planned_load(self.reader, target, self.options, runtime)
+        cost, load = price(replay), describe(replay.plan, self.reader)
         return dataclasses.replace(
             report,
             drop_tables=load["drop_tables"],
@@ -127,20 +119,14 @@ class DecidedRepair:
             bytes_to_remove=cost.bytes_removed,
             partitions_to_drop=cost.partitions_removed,
             files_missing=cost.missing,
-            not_replicated=merged(self.lacking, plan.not_replicated),
+            not_replicated=merged(self.lacking, replay.plan.not_replicated),
             warnings=load["warnings"],
         )
 
 
 @contextmanager
 def planned(
-    root: ChangeRoot,
-    source: MetastoreReader,
-    target: MetastoreReader,
-    options: RepairOptions,
-    *,
-    engine: AutoEngine,
-    progress: Progress,
+    root: ChangeRoot, source: MetastoreReader, target: MetastoreReader, options: RepairOptions, runtime: Runtime
 ) -> Iterator[DecidedRepair]:
     """Decides a repair; the plan holds for the length of the block. Changes nothing on the target.
 
@@ -159,8 +145,8 @@ def planned(
             patterns=options.patterns,
             level=options.level,
             formats=options.formats,
-            engine=engine,
-            progress=progress,
+            engine=runtime.engines,
+            progress=runtime.progress,
         )
         names = found.differing
     tables = sorted({name.rpartition(".")[2] for name in names if name != options.db})
@@ -172,7 +158,6 @@ def planned(
         external=options.external,
         shared_external=options.shared_external,
         overwrite=True,
-        jobs=options.jobs,
         source_root=options.source_root or root.place,
         as_they_are=options.formats == AS_THEY_ARE,
         brake=options.brake,
@@ -184,19 +169,13 @@ def planned(
     if not names and not begun:  # one that was killed at its very end still has its mark to take off
         yield DecidedRepair(options.db, point, found, [], None, chosen, lacking)
         return
-    with _state(root, source.uri, options, tables, point, progress) as reader:
+    with _state(root, source.uri, options, tables, point, runtime) as reader:
         _require_tables(reader, options)
         yield DecidedRepair(options.db, point, found, tables, reader, chosen, lacking)
 
 
 def carry_out(
-    plan: DecidedRepair,
-    source: MetastoreReader,
-    target: Metastore,
-    options: RepairOptions,
-    *,
-    engine: AutoEngine,
-    progress: Progress,
+    plan: DecidedRepair, source: MetastoreReader, target: Metastore, options: RepairOptions, runtime: Runtime
 ) -> Repaired:
     """Does what a plan says, and compares again. A repair that was killed is run again. Raises what a load raises:
     FilesMissing, before anything is changed, when bytes are neither at the source nor in its `$cmroot`."""
@@ -213,7 +192,7 @@ def carry_out(
         report.not_replicated = plan.lacking
         report.status = INCOMPLETE if plan.lacking else "same"
         return report
-    loaded = load(plan.reader.place, target, plan.options, engine=engine, progress=progress)
+    loaded = load(plan.reader.place, target, plan.options, runtime)
     report.count(loaded)
     report.warnings = loaded.warnings
     remaining = verify(
@@ -226,8 +205,8 @@ def carry_out(
         tables={options.db: plan.tables},
         level=options.level,
         formats=options.formats,
-        engine=engine,
-        progress=progress,
+        engine=runtime.engines,
+        progress=runtime.progress,
     )
     report.remaining, report.remaining_count = remaining.differences, remaining.difference_count
     report.not_replicated = merged(_said(target, options), loaded.not_replicated, remaining.not_replicated)
@@ -238,18 +217,12 @@ def carry_out(
 
 
 def repair(
-    root: ChangeRoot,
-    source: MetastoreReader,
-    target: Metastore,
-    options: RepairOptions,
-    *,
-    engine: AutoEngine,
-    progress: Progress,
+    root: ChangeRoot, source: MetastoreReader, target: Metastore, options: RepairOptions, runtime: Runtime
 ) -> Repaired:
     """Plans and does it; see `planned` and `carry_out` for what is raised. May run twice, and again after a crash."""
     began = clocks.monotonic()
-    with planned(root, source, target, options, engine=engine, progress=progress) as plan:
-        report = carry_out(plan, source, target, options, engine=engine, progress=progress)
+    with planned(root, source, target, options, runtime) as plan:
+        report = carry_out(plan, source, target, options, runtime)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
@@ -310,7 +283,7 @@ def _said(target: MetastoreReader, options: RepairOptions) -> list[NotReplicated
 
 @contextmanager
 def _state(
-    root: ChangeRoot, source: str, options: RepairOptions, tables: Sequence[str], point: Point, progress: Progress
+    root: ChangeRoot, source: str, options: RepairOptions, tables: Sequence[str], point: Point, runtime: Runtime
 ) -> Iterator[DumpReader]:
     """The tables at a point, as a passing dump. Its id says what is repaired, so that one that was killed knows its
     own; what it names is pinned in the root for as long."""
@@ -328,7 +301,7 @@ def _state(
             until=point,
             id=key,
             empty=True,
-            progress=progress,
+            progress=runtime.progress,
         )
         try:
             yield DumpReader(place)

@@ -21,11 +21,11 @@ from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal
 from cmroot.store.resolve import located
 from cmroot.store.scratch import scratch
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.progress import Progress
 from replicator.core.report import Report
+from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
 from replicator.dumps.dump import write_dump
 from replicator.dumps.layout import Point
@@ -52,7 +52,7 @@ class RestoreOptions:
     `<db>_restored_<event>`). warehouse, cmroot: the target's own, as for a load. force: write into a database that
     exists, the live one too; what it holds in the restored scope is replaced and goes to the target's $cmroot.
     allow_missing: restore without the files that exist nowhere. scratch: a directory for the passing dump, which
-    executors must be able to read (None: the system's). jobs: tables committed side by side. formats: "as-they-are"
+    executors must be able to read (None: the system's). formats: "as-they-are"
     restores tables of formats that name their files by whole paths, too."""
 
     db: str
@@ -64,7 +64,6 @@ class RestoreOptions:
     force: bool = False
     allow_missing: bool = False
     scratch: str | None = None
-    jobs: int = 2
     formats: FormatChoice = SUPPORTED
 
 
@@ -167,7 +166,7 @@ def tables_of(db: str, tables: Sequence[str]) -> list[str]:
 
 @contextmanager
 def planned(
-    root: ChangeRoot, target: MetastoreReader, options: RestoreOptions, *, engine: AutoEngine, progress: Progress
+    root: ChangeRoot, target: MetastoreReader, options: RestoreOptions, runtime: Runtime
 ) -> Iterator[DecidedRestore]:
     """Decides a restore; the plan holds for the length of the block. Changes nothing on the target.
 
@@ -178,7 +177,7 @@ def planned(
     into = (options.into or f"{options.db}_restored_{point.event}").lower()
     key = _key(root, options, point)
     existing = _existing(target, into, options, key)
-    with _state(root, str(log[-1].metadata.get("source", "")), options, point, key, progress) as reader:
+    with _state(root, str(log[-1].metadata.get("source", "")), options, point, key, runtime.progress) as reader:
         tables = _tables(reader, options, point)
         location = _location(target, into, existing, options)
         live = existing is not None and relative(location, reader.metadata.locations[options.db]) == ""
@@ -188,7 +187,6 @@ def planned(
             rename=[(options.db, into)],
             external=None if live else join(location, OUTSIDE),
             overwrite=existing is not None,
-            jobs=options.jobs,
             source_root=root.place,
             exact=True,
             allow_missing=options.allow_missing,
@@ -204,7 +202,7 @@ def planned(
             reader=reader,
             tables=tables,
             options=chosen,
-            available=_look(reader, root, engine, progress),
+            available=_look(reader, root, runtime),
             load=describe(plan_load(reader, target, chosen), reader),
             warnings=_warnings(existing, key),
         )
@@ -290,14 +288,14 @@ def _warnings(existing: Database | None, key: str) -> list[str]:
     return [f"{existing.name} is a replica and ends to be one: the next load into it needs --overwrite and a bootstrap"]
 
 
-def _look(reader: DumpReader, root: ChangeRoot, engines: AutoEngine, progress: Progress) -> Available:
+def _look(reader: DumpReader, root: ChangeRoot, runtime: Runtime) -> Available:
     """Looks for every file of the state."""
     found, metadata = Available(), reader.metadata
     buckets = reader.buckets() if metadata.files else []
-    engine = engines.for_work(metadata.files)
+    engine = runtime.engines.for_work(metadata.files)
     shares = max(1, -(-engine.parallelism // max(1, len(buckets))))
     tasks = [LookTask([place], root.place, share, shares) for place, _ in buckets for share in range(shares)]
-    with progress.task("look for files", total=len(tasks)) as advance:
+    with runtime.progress.task("look for files", total=len(tasks)) as advance:
         for report in engine.run(look, tasks):
             found.add(report)
             advance(1)

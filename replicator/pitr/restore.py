@@ -16,12 +16,11 @@ import msgspec
 
 from cmroot.root import ChangeRoot
 from cmroot.store.place import is_local, local_path
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
-from replicator.core.progress import Progress
 from replicator.core.report import CopyCounts
 from replicator.core.roles import after_restore, mark_of
+from replicator.core.runtime import Runtime
 from replicator.errors import FilesMissing, ObjectExists, Refused
 from replicator.metastore.client import Metastore
 from replicator.pitr.plan import DecidedRestore, RestoreOptions, planned
@@ -58,7 +57,7 @@ class Restored(CopyCounts):
     seconds: float = 0.0
 
 
-def carry_out(plan: DecidedRestore, target: Metastore, *, engine: AutoEngine, progress: Progress) -> Restored:
+def carry_out(plan: DecidedRestore, target: Metastore, runtime: Runtime) -> Restored:
     """Does what a plan says. A restore that was killed is run again.
 
     Raises FilesMissing before anything is done when bytes exist nowhere (unless that is allowed), else what a load
@@ -68,7 +67,7 @@ def carry_out(plan: DecidedRestore, target: Metastore, *, engine: AutoEngine, pr
     if missing.files and not plan.options.allow_missing:
         raise _files_missing(plan)
     _begin(plan, target)
-    loaded = load(plan.reader.place, target, plan.options, engine=engine, progress=progress)
+    loaded = load(plan.reader.place, target, plan.options, runtime)
     _make_plain(plan, target)
     report = Restored(
         db=metadata.scope.databases[0],
@@ -148,12 +147,10 @@ def _plain(database: Database) -> dict[str, str]:
     return own_parameters(database.parameters) | after_restore(mark_of(database.parameters, name), name).parameters()
 
 
-def restore(
-    root: ChangeRoot, target: Metastore, options: RestoreOptions, *, engine: AutoEngine, progress: Progress
-) -> Restored:
+def restore(root: ChangeRoot, target: Metastore, options: RestoreOptions, runtime: Runtime) -> Restored:
     """Plans and does it; see `planned` and `carry_out` for what is raised. May run again after a crash."""
     began = clocks.monotonic()
-    with planned(root, target, options, engine=engine, progress=progress) as plan:
-        report = carry_out(plan, target, engine=engine, progress=progress)
+    with planned(root, target, options, runtime) as plan:
+        report = carry_out(plan, target, runtime)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report

@@ -100,7 +100,7 @@ def drop(out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot
     recycled = 0
     with acquire(root.place, "drop what left the policy") as lease:
         for each in out_of_scope:
-            work = Work(_plan(each), target, root.place, runtime.engines, runtime.jobs, lease.check)
+            work = Work(_plan(each), target, root.place, runtime, lease.check)
             Preparation(work).prepare()
             Commit(work).drop_databases()
             for name, partitions in each.partitions.items():

@@ -41,10 +41,9 @@ from replicator.policies.run import (
 from replicator.policies.sides import Sides
 from replicator.policies.steps import SYNC, Steps, SyncOptions
 from replicator.replay.apply.brake import Brake, excess
-from replicator.replay.apply.planning import plan_load
+from replicator.replay.apply.planning import planned
 from replicator.replay.apply.pricing import CHANGES, Price, describe, price
 from replicator.replay.apply.weighing import DROPPED, Gone
-from replicator.replay.copy.copying import Roots
 
 FORMAT, VERSION = "replicator-plan", 1
 _NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
@@ -222,10 +221,8 @@ def apply(plan: SyncPlan, sides: Sides, brake: Brake | None = None) -> SyncRun:
 def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
     reader = DumpReader(place)
     metadata, direction = reader.metadata, steps.direction
-    plan = plan_load(reader, direction.target, steps.load_options(reader))
-    described = describe(plan, reader)
-    roots = Roots(source=direction.root.place, target=direction.target_root.place)
-    bill = price(plan, reader, direction.target, roots, engine=steps.runtime.engines, progress=steps.runtime.progress)
+    replay = planned(reader, direction.target, steps.load_options(reader), steps.runtime)
+    plan, described, bill = replay.plan, describe(replay.plan, reader), price(replay)
     if steps.options.brake and (refusal := excess(plan, bill.weight, steps.options.brake)):
         steps.warnings.append(f"the load would be refused: {refusal.message}; {refusal.hint}")
     checkpoints = {pair.replica: pair.position for pair in direction.pairs if pair.name in metadata.scope.databases}
@@ -302,31 +299,31 @@ def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -
     return waiting
 
 
-def _moved(planned: PlannedLoad, steps: Steps) -> list[str]:
-    now = {pair.replica: pair.position for pair in steps.direction.pairs if pair.name in planned.databases}
+def _moved(load: PlannedLoad, steps: Steps) -> list[str]:
+    now = {pair.replica: pair.position for pair in steps.direction.pairs if pair.name in load.databases}
     positions = [
         f"{db} is at position {now.get(db)}, was at {position}"
-        for db, position in planned.checkpoints.items()
+        for db, position in load.checkpoints.items()
         if now.get(db) != position
     ]
     if positions:
         return positions
     try:
-        again = _planned(steps, planned.dump, planned.why)
+        again = _planned(steps, load.dump, load.why)
     except FormatError as error:
         return [f"its dump cannot be read any more: {error.message}"]
     except (Refused, BootstrapNeeded) as error:
         return [error.message]
-    if again.id != planned.id:
-        return [f"{planned.dump} is another dump"]
-    if again.digest == planned.digest:
+    if again.id != load.id:
+        return [f"{load.dump} is another dump"]
+    if again.digest == load.digest:
         return []
     differing = [
-        f"{key}: {again.steps.get(key, 'nothing')} instead of {planned.steps.get(key, 'nothing')}"
-        for key in sorted(planned.steps.keys() | again.steps.keys())
-        if planned.steps.get(key) != again.steps.get(key)
+        f"{key}: {again.steps.get(key, 'nothing')} instead of {load.steps.get(key, 'nothing')}"
+        for key in sorted(load.steps.keys() | again.steps.keys())
+        if load.steps.get(key) != again.steps.get(key)
     ]
-    return differing or [f"the target's files in {', '.join(planned.databases)} are not what they were"]
+    return differing or [f"the target's files in {', '.join(load.databases)} are not what they were"]
 
 
 def _made_by(plan: SyncPlan, steps: Steps, name: str) -> bool:

@@ -240,10 +240,7 @@ class Steps:
     def load(self, place: str) -> Loaded:
         """Replays one dump of the policy's; its pin in the source's root is not needed any more then."""
         options = self.load_options(DumpReader(place))
-        target, engines, progress = self.direction.target, self.runtime.engines, self.runtime.progress
-        loaded = patiently(
-            lambda: load(place, target, options, engine=engines, progress=progress), self.options.patience
-        )
+        loaded = patiently(lambda: load(place, self.direction.target, options, self.runtime), self.options.patience)
         unpin_dump(self.direction.root.place, DumpReader(place).metadata.id)
         self.warnings += loaded.warnings
         return loaded
@@ -265,7 +262,6 @@ class Steps:
             map_locations=self.direction.map_locations,
             external=self.direction.external,
             overwrite=bootstrap and (self.options.adopt or turned),
-            jobs=self.runtime.jobs,
             source_root=self.direction.root.place,
             by_difference=ByDifference(drop_extra=turned) if bootstrap else None,
             shared_external=self.policy.external == METADATA,

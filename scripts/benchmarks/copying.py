@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, median, ratio, s, timed
 from cmroot.store.local import LocalStore
-from replicator.core.progress import Silent
+from replicator.core.runtime import Runtime
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadOptions
@@ -99,7 +99,7 @@ def _one(tree: Tree, runs: int, directory: Path, client: ThriftMetastore, spark:
         options = LoadOptions(warehouse=str(target), rename=[(tree.db, f"{tree.db}_{number}")])
         ground.settle(directory)
         with _syncs() as spent:
-            loaded = load(str(dump), client, options, engine=engine, progress=Silent())
+            loaded = load(str(dump), client, options, Runtime(engine))
         assert loaded.files_copied == tree.files and loaded.files_from_source == tree.files, loaded
         loads.append(loaded)
         syncs["load"].append(sum(spent))

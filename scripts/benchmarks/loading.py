@@ -10,7 +10,7 @@ from hmsclient.genthrift.hive_metastore import ttypes
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
-from replicator.core.progress import Silent
+from replicator.core.runtime import Runtime
 from replicator.metastore.values import partition_to_thrift
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadOptions
@@ -68,7 +68,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
                 rename=[("wide", f"wide_{number}")],
             )
             ground.settle(directory)
-            loaded = load(str(dump), target, options, engine=ground.engine(), progress=Silent())
+            loaded = load(str(dump), target, options, Runtime(ground.engine()))
             assert len(target.partition_names(f"wide_{number}", "t")) == count
             commits.append(loaded.commit_seconds)
             target.drop_table(f"wide_{number}", "t")

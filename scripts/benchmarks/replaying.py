@@ -16,6 +16,7 @@ from cmroot.root import ChangeRoot, create_or_open
 from replicator.compare.verify import verify
 from replicator.core.model import NotificationEvent
 from replicator.core.progress import Silent
+from replicator.core.runtime import Runtime
 from replicator.dumps.reader import DumpReader
 from replicator.events.decode import decode
 from replicator.metastore.client import EVENT_BATCH
@@ -72,10 +73,10 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
                 cmroot=str(directory / f"target-cmroot-{number}"),
                 rename=[("mixed", f"mixed_{number}")],
             )
-            load(str(recorded.base), target, options, engine=ground.engine(), progress=Silent())
+            load(str(recorded.base), target, options, Runtime(ground.engine()))
             ground.settle(directory)
             plans.append(timed(lambda: plan_load(log, target, options)))
-            loads.append(load(str(recorded.dump), target, options, engine=ground.engine(), progress=Silent()))
+            loads.append(load(str(recorded.dump), target, options, Runtime(ground.engine())))
             if number == 0:
                 _prove(source, target, number)
             shutil.rmtree(warehouse)

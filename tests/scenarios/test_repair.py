@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from engines import local_runtime
 from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
-from policies import local_engine
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.listing import list_tree
@@ -34,7 +34,7 @@ from replicator.replay.apply.load import Loaded, load
 from replicator.replay.apply.planning import LoadOptions
 from replicator.replay.plan.difference import ByDifference
 
-ENGINE = local_engine()
+RUNTIME = local_runtime()
 MARKS = ("repl.last.id", "replicator.position", "replicator.source", "replicator.loading")
 _numbers = itertools.count()
 
@@ -55,7 +55,9 @@ class Shop:
 
     def catch_up(self, **options: Any) -> Loaded:
         """Captures, dumps and loads: a bootstrap, then increments."""
-        capture(self.source.metastore, self.root, databases=[self.source.name], engine=ENGINE, progress=Silent())
+        capture(
+            self.source.metastore, self.root, databases=[self.source.name], engine=RUNTIME.engines, progress=Silent()
+        )
         place, since = self.work / f"dump{len(self.dumps)}", self.dumps[-1].dump if self.dumps else None
         self.dumps.append(
             write_dump(
@@ -72,21 +74,14 @@ class Shop:
 
     def load(self, dump: str, **options: Any) -> Loaded:
         chosen = LoadOptions(cmroot=str(self.cmroot), rename=[(self.source.name, self.target.name)], **options)
-        return load(dump, self.target.metastore, chosen, engine=ENGINE, progress=Silent())
+        return load(dump, self.target.metastore, chosen, RUNTIME)
 
     def options(self, **changes: Any) -> RepairOptions:
         known = {"db": self.source.name, "rename": self.target.name, "cmroot": str(self.cmroot)}
         return RepairOptions(**{**known, **changes})
 
     def repair(self, **changes: Any) -> Repaired:
-        return repairs.repair(
-            self.root,
-            self.source.metastore,
-            self.target.metastore,
-            self.options(**changes),
-            engine=ENGINE,
-            progress=Silent(),
-        )
+        return repairs.repair(self.root, self.source.metastore, self.target.metastore, self.options(**changes), RUNTIME)
 
     def command(self) -> list[str]:
         """The same repair, for a process of its own."""
@@ -110,14 +105,9 @@ class Shop:
 
     def planned(self, **changes: Any) -> dict[str, Any]:
         with repairs.planned(
-            self.root,
-            self.source.metastore,
-            self.target.metastore,
-            self.options(**changes),
-            engine=ENGINE,
-            progress=Silent(),
+            self.root, self.source.metastore, self.target.metastore, self.options(**changes), RUNTIME
         ) as plan:
-            return plan.described(self.target.metastore, ENGINE, Silent()).to_dict()
+            return plan.described(self.target.metastore, RUNTIME).to_dict()
 
     def verify(self) -> Verified:
         return verify(
@@ -125,7 +115,7 @@ class Shop:
             self.target.metastore,
             [self.source.name],
             rename=[(self.source.name, self.target.name)],
-            engine=ENGINE,
+            engine=RUNTIME.engines,
             progress=Silent(),
         )
 
@@ -235,7 +225,7 @@ def test_a_table_that_does_not_differ_is_not_read(shop: Shop) -> None:
 
 def test_bytes_come_from_the_kept_ones_where_the_source_has_moved_on(shop: Shop) -> None:
     shop.source.write("sales", {"f1": "1ne" * 100})
-    capture(shop.source.metastore, shop.root, engine=ENGINE, progress=Silent())
+    capture(shop.source.metastore, shop.root, engine=RUNTIME.engines, progress=Silent())
     (shop.target.home / "sales/f1").unlink()
 
     repaired = shop.repair()

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from engines import local_runtime
 from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.log.captured import segments
@@ -401,9 +402,7 @@ def promoting(target_metastore: Running, fixture: ReplicationFixture) -> Iterato
 def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_it_primary(
     fixture: ReplicationFixture, promoting: Any, moment: str
 ) -> None:
-    from engines import local_engine
 
-    from replicator.core.progress import Silent
     from replicator.replay.apply.load import load
     from replicator.replay.apply.planning import LoadOptions
 
@@ -411,7 +410,7 @@ def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_i
     assert fixture.dump().code == 0
     options = LoadOptions(warehouse=str(fixture.warehouse))
     with pytest.raises(Refused, match="is the primary"):
-        load(str(fixture.last), promoting(moment), options, engine=local_engine(), progress=Silent())
+        load(str(fixture.last), promoting(moment), options, local_runtime())
     assert target_role(fixture) == RoleMark(PRIMARY, 9)
     assert POSITION not in fixture.target.metastore.database(fixture.db).parameters
 

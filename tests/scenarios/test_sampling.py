@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import local_runtime
 from plain_tables import SERVERS_OWN, PlainDatabase
-from policies import local_engine
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
@@ -28,7 +28,7 @@ from replicator.metastore.thrift import connect
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadOptions
 
-ENGINE = local_engine()
+RUNTIME = local_runtime()
 TABLES = ("a", "b", "c", "d", "e")
 _memories = itertools.count()
 
@@ -46,7 +46,9 @@ class Replica:
     dumps: list[Dumped] = field(default_factory=list)
 
     def catch_up(self) -> None:
-        capture(self.source.metastore, self.root, databases=[self.source.name], engine=ENGINE, progress=Silent())
+        capture(
+            self.source.metastore, self.root, databases=[self.source.name], engine=RUNTIME.engines, progress=Silent()
+        )
         place, since = str(self.work / f"dump{len(self.dumps)}"), self.dumps[-1].dump if self.dumps else None
         dumped = write_dump(
             self.root,
@@ -59,7 +61,7 @@ class Replica:
         )
         self.dumps.append(dumped)
         options = LoadOptions(cmroot=str(self.work / "target-cmroot"), rename=[(self.source.name, self.target.name)])
-        load(place, self.target.metastore, options, engine=ENGINE, progress=Silent())
+        load(place, self.target.metastore, options, RUNTIME)
 
     def sample(self, tables: int | None = None, size: int | None = None, **options: Any) -> Sampled:
         """One run, a minute after the last."""
@@ -71,7 +73,7 @@ class Replica:
             Budget(tables, size),
             self.place,
             rename=[(self.source.name, self.target.name)],
-            engine=ENGINE,
+            engine=RUNTIME.engines,
             progress=Silent(),
             clock=lambda: self.now,
             **options,

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from engines import local_engine
 from metastores import MetastoreFactory
 from policies import Replication
 from replication_fixture import command

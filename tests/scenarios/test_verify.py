@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from policies import local_engine
+from engines import local_runtime
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import local_path
@@ -45,7 +45,7 @@ from replicator.policies.status import status
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadOptions
 
-ENGINE = local_engine()
+RUNTIME = local_runtime()
 COLUMNS = (Column(name="a", type="int", comment="the first"), Column(name="b", type="string"))
 KEYS = (Column(name="day", type="string"),)
 MARKED = {"COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true","COLUMN_STATS":{"a":"true"}}'}
@@ -140,7 +140,7 @@ class Replica:
 
     def verify(self, **options: Any) -> verify.Verified:
         return verify.verify(
-            self.source, self.target, [self.db], engine=ENGINE, progress=Silent(), **(self.options | options)
+            self.source, self.target, [self.db], engine=RUNTIME.engines, progress=Silent(), **(self.options | options)
         )
 
     def only(self, **options: Any) -> Difference:
@@ -196,11 +196,11 @@ def replicate(
         elsewhere = source_metastore.warehouse.parent / f"elsewhere-{db}"
         mappings = [(f"file:{elsewhere}", f"file:{place}/mapped")] if mapped else []
         root = create_or_open(str(place / "cmroot"))
-        capture(source, root, databases=[db], engine=ENGINE, progress=Silent())
+        capture(source, root, databases=[db], engine=RUNTIME.engines, progress=Silent())
         dump = str(place / "dump")
         write_dump(root, dump, source=source.uri, databases=[db], patterns=Patterns(), progress=Silent())
         options = LoadOptions(cmroot=str(place / "target-cmroot"), rename=renames, map_locations=mappings)
-        load(dump, target, options, engine=ENGINE, progress=Silent())
+        load(dump, target, options, RUNTIME)
         return Replica(source, target, db, f"{db}_copy" if rename else db, root, {"rename": renames})
 
     return make
@@ -493,7 +493,7 @@ def test_a_database_that_is_missing_is_a_difference_on_the_target_and_an_error_a
     found = replica.only(rename=[(replica.db, "nowhere")])
     assert (found.object, found.kind) == (replica.db, "database missing")
     with pytest.raises(ObjectNotFound):
-        verify.verify(replica.source, replica.target, ["nowhere"], engine=ENGINE, progress=Silent())
+        verify.verify(replica.source, replica.target, ["nowhere"], engine=RUNTIME.engines, progress=Silent())
 
 
 # ---- without a metastore ------------------------------------------------------------------------------------------
@@ -554,7 +554,7 @@ def test_status_tells_how_far_a_target_is_and_the_lag(replicate: Replicate) -> N
 
     home = Path(local_path(replica.source.database(replica.db).location or ""))
     replica.source.add_partitions(replica.db, "days", [partition(home, "2026-01-01")])
-    capture(replica.source, root, engine=ENGINE, progress=Silent())
+    capture(replica.source, root, engine=RUNTIME.engines, progress=Silent())
     event = replica.source.next_events(now.event, 10)[0]
     later = status(replica.target, replica.name, source=replica.source, root=root, clock=lambda: event.time + 7.5)
     assert (later.status, later.lag_events, later.lag_seconds, later.lag_bytes) == ("behind", 1, 7.5, 14)

@@ -10,8 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from engines import local_runtime
 from plain_tables import PlainDatabase
-from policies import local_engine
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import capture
@@ -26,7 +26,7 @@ from replicator.policies.wait import FIRST, LONGEST, Goal, Waited, wait
 from replicator.replay.apply.load import load
 from replicator.replay.apply.planning import LoadOptions
 
-ENGINE = local_engine()
+RUNTIME = local_runtime()
 MINUTE = timedelta(minutes=1)
 
 
@@ -58,7 +58,7 @@ class Replication:
 
     def catch_up(self) -> int:
         """The target's event afterwards."""
-        capture(self.source, self.root, databases=[self.shop.name], engine=ENGINE, progress=Silent())
+        capture(self.source, self.root, databases=[self.shop.name], engine=RUNTIME.engines, progress=Silent())
         place, since = str(self.work / f"dump{len(self.dumps)}"), self.dumps[-1].dump if self.dumps else None
         dumped = write_dump(
             self.root,
@@ -71,7 +71,7 @@ class Replication:
         )
         self.dumps.append(dumped)
         options = LoadOptions(cmroot=str(self.work / "target-cmroot"))
-        return load(place, self.target, options, engine=ENGINE, progress=Silent()).to_event
+        return load(place, self.target, options, RUNTIME).to_event
 
     def wait(self, goal: Goal, time: Turned, timeout: timedelta = MINUTE, db: str = "") -> Waited:
         return wait(

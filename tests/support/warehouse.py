@@ -28,6 +28,7 @@ from replicator.compare.verify import verify
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.core.progress import Silent
+from replicator.core.runtime import Runtime
 from replicator.dumps.dump import Dumped, write_dump
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
@@ -178,7 +179,7 @@ class Pair:
         place = dump if isinstance(dump, str) else dump.dump
         rename = [(self.db, self.rename)] if self.rename else []
         chosen = LoadOptions(**{"rename": rename, "map_locations": self.mappings, **options})
-        return load(place, self.target, chosen, engine=self.engine, progress=Silent())
+        return load(place, self.target, chosen, Runtime(self.engine))
 
     def bootstrap(self, **options: Any) -> Loaded:
         self.last = self.dump(**options)

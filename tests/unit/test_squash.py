@@ -40,6 +40,7 @@ from replicator.core.model import (
     Table,
     partition_name,
 )
+from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.errors import ObjectExists, ObjectNotFound
@@ -642,7 +643,7 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
     parts = looked_at(squashed, PLACEMENT)
     there = {name: read_part(reader, each, parts[name]) for name, each in there.items()}
     plan = make_plan(metadata, squashed, PLACEMENT, there, after=after)
-    work = ModelWork(plan, reader, target.root, ENGINE, 1)
+    work = ModelWork(plan, reader, target.root, Runtime(ENGINE, jobs=1))
     ModelPreparation(work).prepare()
     commit = Commit(work)
     rows = [each.filter(pc.less_equal(each["position"], end)) for each in history.rows]

@@ -9,13 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replicator.core.config import GuardConfig
-from replicator.core.engine import AutoEngine
 from replicator.dumps.layout import BOOTSTRAP
-from replicator.dumps.reader import DumpReader
 from replicator.errors import ConfigError, Refused
-from replicator.metastore.client import MetastoreReader
+from replicator.replay.apply.replay import Replay
 from replicator.replay.apply.weighing import Weight, weigh
-from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.plan.plan import Plan
 from replicator.text.quantity import parse_size
 
@@ -53,14 +50,10 @@ def brake_of(guard: GuardConfig, max_share: float | None = None, max_bytes: int 
     )
 
 
-def stop_excess(
-    plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine, neighbours: Neighbours, brake: Brake
-) -> None:
+def stop_excess(replay: Replay, brake: Brake) -> None:
     """Raises Refused where a load would take away more than it may. Costs next to nothing for one that only adds."""
-    if _may_remove(plan):
-        weight = weigh(plan, reader, target, engines, neighbours, dropped=False)
-        if refusal := excess(plan, weight, brake):
-            raise refusal
+    if _may_remove(replay.plan) and (refusal := excess(replay.plan, weigh(replay, dropped=False), brake)):
+        raise refusal
 
 
 def _may_remove(plan: Plan) -> bool:

@@ -158,7 +158,7 @@ class Cloning:
         )
         carried = [(old, new) for old, new, name in pairs if name in kept]
         if carried:
-            engine = self._work.engine.for_work(len(carried))
+            engine = self._work.runtime.engines.for_work(len(carried))
             deque(
                 engine.run(run_clone_task, [CloneTask(self._work.root, some) for some in batched(carried, 100)]),
                 maxlen=0,

@@ -100,7 +100,7 @@ class Commit:
         """Creates and alters tables, side by side; views after the tables they may read."""
         for views in (False, True):
             steps = [step for step in self._work.plan.tables if step.table and step.table.is_view == views]
-            with ThreadPoolExecutor(self._work.jobs) as pool:
+            with ThreadPoolExecutor(self._work.runtime.jobs) as pool:
                 for _ in pool.map(self._table, steps):
                     advance(1)
 
@@ -163,7 +163,7 @@ class Commit:
     ) -> None:
         """Adds and alters partitions as they stream by: in order within a table, tables side by side."""
         steps = {id(step.lineage): step for step in self._work.plan.tables}
-        with KeyedExecutor(self._work.jobs) as executor:
+        with KeyedExecutor(self._work.runtime.jobs) as executor:
             for lineage, some in named:
                 step = steps.get(id(lineage))
                 if step is None or step.table is None:

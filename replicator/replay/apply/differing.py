@@ -20,12 +20,11 @@ from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState, list_tree
 from cmroot.store.place import Place, is_local, join, local_path, normal
 from replicator.core.batches import batched, shared
-from replicator.core.engine import AutoEngine
 from replicator.core.model import partition_name
-from replicator.dumps.reader import DumpReader
 from replicator.metastore.client import MetastoreReader
+from replicator.replay.apply.replay import Replay
 from replicator.replay.copy.stamps import is_stamped
-from replicator.replay.plan.plan import Name, Plan, TablePlan
+from replicator.replay.plan.plan import Name, TablePlan
 from replicator.replay.plan.squash import surviving_partitions
 
 HOMES = 10_000  # directories of one task, which reads the file entries of the whole dump
@@ -51,15 +50,12 @@ def run_differing_task(task: DifferingTask) -> list[int]:
     ]
 
 
-def differing_objects(
-    plan: Plan, reader: DumpReader, target: MetastoreReader, engines: AutoEngine
-) -> dict[Name, set[str]]:
+def differing_objects(replay: Replay) -> dict[Name, set[str]]:
     """Of the tables that the target has, those that differ and their partitions that do ("": the table itself)."""
     found: dict[Name, set[str]] = {}
-    parts = [place for place, _ in reader.buckets()]
-    reread = bool(plan.by_difference and plan.by_difference.reread)
-    for homes in batched(_homes(plan, reader, target), 4 * HOMES):
-        engine = engines.for_work(len(homes))
+    parts, reread = replay.parts, replay.plan.rereads
+    for homes in batched(_homes(replay), 4 * HOMES):
+        engine = replay.runtime.engines.for_work(len(homes))
         shares = list(shared(homes, engine.parallelism, HOMES))
         tasks = [DifferingTask(parts, [home for _, _, home in each], reread) for each in shares]
         for each, numbers in zip(shares, engine.run(run_differing_task, tasks), strict=True):
@@ -68,7 +64,8 @@ def differing_objects(
     return found
 
 
-def _homes(plan: Plan, reader: DumpReader, target: MetastoreReader) -> Iterator[tuple[Name, str, tuple[str, str]]]:
+def _homes(replay: Replay) -> Iterator[tuple[Name, str, tuple[str, str]]]:
+    plan = replay.plan
     steps = {
         id(step.lineage): step
         for step in plan.tables
@@ -81,11 +78,11 @@ def _homes(plan: Plan, reader: DumpReader, target: MetastoreReader) -> Iterator[
             continue
         if not source.is_partitioned and source.location and step.there.location:
             yield step.name, "", (source.location, step.there.location)
-    for lineage, named in surviving_partitions(plan.squashed, reader.records()):
+    for lineage, named in surviving_partitions(plan.squashed, replay.reader.records()):
         found = steps.get(id(lineage))
         if found is not None:
             seen = {name: each for name, each in named if not plan.is_uncaptured(lineage, name)}
-            yield from _partition_homes(found, seen, target)
+            yield from _partition_homes(found, seen, replay.target)
 
 
 def _partition_homes(

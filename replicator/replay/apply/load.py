@@ -16,10 +16,9 @@ from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated, merged
-from replicator.core.progress import Progress
 from replicator.core.report import LoadCounts
+from replicator.core.runtime import Runtime
 from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.slots import confirm
@@ -29,13 +28,13 @@ from replicator.replay.apply.claim import Claims
 from replicator.replay.apply.cloning import Cloning
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.orphans import clear_orphans
-from replicator.replay.apply.planning import LoadOptions, compare, plan_load, root_of
+from replicator.replay.apply.planning import LoadOptions, compare, plan_load, roots_of
 from replicator.replay.apply.post_commit import prove
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import prune
+from replicator.replay.apply.replay import Replay
 from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
 from replicator.replay.apply.work import Work
-from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.staging import sweep_staging
 from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.plan import Plan
@@ -64,7 +63,7 @@ class Loaded(LoadCounts):
     commit_seconds: float = 0.0
 
 
-def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngine, progress: Progress) -> Loaded:
+def load(dump: str, target: Metastore, options: LoadOptions, runtime: Runtime) -> Loaded:
     """Replays a finished dump. May run twice, and again after a crash at any point.
 
     Raises FormatError for a dump that is unfinished or damaged; Refused and BootstrapNeeded as `make_plan` says; before
@@ -73,7 +72,8 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
     to be had."""
     began = clocks.monotonic()
     reader = DumpReader(dump, options.keys)
-    root = create_or_open(root_of(target, options)).place
+    roots = roots_of(reader, target, options)
+    root = create_or_open(roots.target).place
     with acquire(root, "load") as lease:
         lease.check()
         sweep_incoming(root)
@@ -81,34 +81,34 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
         plan = plan_load(reader, target, options)
         outcome = _outcome(plan, reader)
         claims = Claims.of(root, lease.holder, reader.metadata.id, take_over=options.take_over)
-        work = Work(plan, target, root, engine, options.jobs, lease.check, claims)
+        work = Work(plan, target, root, runtime, lease.check, claims)
+        replay = Replay(plan, reader, work.target, roots, runtime, work.neighbours)
         preparation, commit = Preparation(work), Commit(work)
         if plan.skipped:
             outcome.status = "already loaded"
             preparation.sweep_marks()  # a crash may have come right after the checkpoint
         else:
             work.may_begin()
-            roots = Roots(source=options.source_root or reader.metadata.root, target=root)
-            compare(plan, reader, target, engine)
+            compare(replay)
             if not options.allow_missing:
-                probe_files(reader, plan, roots, engine, progress)
+                probe_files(replay)
             if options.brake is not None and not options.exact:
-                stop_excess(plan, reader, target, engine, work.neighbours, options.brake)
+                stop_excess(replay, options.brake)
             preparation.prepare()
             Cloning(work).carry(surviving_partitions(plan.squashed, reader.records()) if plan.back else iter(()))
             lease.check()
-            pruned = prune(plan, reader, work.target, roots, engine, work.neighbours)
+            pruned = prune(replay)
             lease.check()
-            orphans = clear_orphans(plan, reader, roots, engine, work.neighbours)
+            orphans = clear_orphans(replay)
             copying = clocks.monotonic()
-            copied = copy_files(reader, plan, roots, engine, progress, lease.check, allow_missing=options.allow_missing)
+            copied = copy_files(replay, lease.check, allow_missing=options.allow_missing)
             outcome.count(copied)
             outcome.missing = missing_files(copied)
             lease.check()
-            late = prune(plan, reader, work.target, roots, engine, work.neighbours, logs=True)
+            late = prune(replay, logs=True)
             outcome.copy_seconds = round(clocks.monotonic() - copying, 3)
             lease.check()
-            _commit(reader, plan, commit, target, progress, outcome)
+            _commit(replay, commit, outcome)
             stays = plan.stays.not_replicated(plan.placement.databases)
             outcome.not_replicated = merged(stays, outcome.not_replicated, commit.dangling())
             outcome.status = INCOMPLETE if outcome.not_replicated else "loaded"
@@ -117,9 +117,9 @@ def load(dump: str, target: Metastore, options: LoadOptions, *, engine: AutoEngi
             outcome.warnings = plan.warnings + pruned.warnings + late.warnings
         lease.check()
         _acknowledge(reader, target, plan)
-    if warning := confirm(reader.metadata, reader.place, options.source_root or reader.metadata.root, clocks.time):
+    if warning := confirm(reader.metadata, reader.place, roots.source, runtime.clock):
         outcome.warnings.append(warning)
-    outcome.spark_start_seconds = round(engine.start_seconds, 3)
+    outcome.spark_start_seconds = round(runtime.engines.start_seconds, 3)
     outcome.seconds = round(clocks.monotonic() - began, 3)
     return outcome
 
@@ -138,22 +138,20 @@ def _outcome(plan: Plan, reader: DumpReader) -> Loaded:
     )
 
 
-def _commit(
-    reader: DumpReader, plan: Plan, commit: Commit, target: Metastore, progress: Progress, outcome: Loaded
-) -> None:
-    began = clocks.monotonic()
+def _commit(replay: Replay, commit: Commit, outcome: Loaded) -> None:
+    began, plan, progress = clocks.monotonic(), replay.plan, replay.runtime.progress
     commit.databases()
     with progress.task("commit tables", total=len(plan.tables)) as advance:
         commit.tables(advance)
     commit.left_out()
     with progress.task("commit partitions") as advance:
-        commit.partitions(gathered(surviving_partitions(plan.squashed, reader.records(plan.after))), advance)
+        commit.partitions(gathered(surviving_partitions(plan.squashed, replay.reader.records(plan.after))), advance)
     commit.flip()
     commit.statistics()
     commit.functions()
     commit.recycle_left()
     commit.drop_databases()
-    prove(plan, target)
+    prove(plan, replay.target)
     commit.checkpoint()
     outcome.commit_seconds = round(clocks.monotonic() - began, 3)
 

@@ -15,15 +15,14 @@ from cmroot.store.listing import list_tree
 from cmroot.store.place import join
 from cmroot.store.resolve import resolved
 from replicator.core.batches import batched
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition
 from replicator.dumps.layout import INCREMENTAL
-from replicator.dumps.reader import DumpReader
+from replicator.replay.apply.replay import Replay
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.files import entries, file_in, fold_entries, slashed
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.clearing import Clearing
-from replicator.replay.places.neighbours import Free, Leaving, Neighbours
+from replicator.replay.places.neighbours import Free, Leaving
 from replicator.replay.places.placement import relative
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.rules import FileRules
@@ -52,25 +51,26 @@ class Orphans:
     removed: int = 0
 
 
-def clear_orphans(plan: Plan, reader: DumpReader, roots: Roots, engines: AutoEngine, neighbours: Neighbours) -> int:
+def clear_orphans(replay: Replay) -> int:
     """Files that went. Only where an increment keeps the layout: a bootstrap clears or prunes whole tables, and
     a snapshot's directories are its own. What others have at a place stays."""
+    plan, roots = replay.plan, replay.roots
     if plan.metadata.kind != INCREMENTAL or plan.snapshot is not None:
         return 0
     count = sum(fate.complete for lineage in plan.squashed.lineages for fate in lineage.partitions.values())
     if not count:
         return 0
-    parts, rules = [place for place, _ in reader.buckets()], plan.file_rules()
-    places = begun_places(plan, surviving_partitions(plan.squashed, reader.records()))
+    parts, rules = replay.parts, plan.file_rules()
+    places = begun_places(plan, surviving_partitions(plan.squashed, replay.reader.records()))
     owners: dict[str, set[tuple[str, str, str]]] = {}  # of directories that hold orphan files, which are few
-    engine = engines.for_work(count)
+    engine = replay.runtime.engines.for_work(count)
     for some in map(_by_place, batched(places, BATCH)):
         looking = (OrphanTask(parts, rules, each) for each in batched([Clearing(place) for place in some], PLACES))
         for found in engine.run(run_orphan_task, looking):
             owners |= {place: some[place] for place in found.places}
     free = Free()
     for place, theirs in owners.items():
-        answer = neighbours.free([place], Leaving(partitions=theirs))
+        answer = replay.neighbours.free([place], Leaving(partitions=theirs))
         free.clearings += answer.clearings
         free.held += answer.held
     whose = {place: (db, table) for place, theirs in owners.items() for db, table, _ in theirs}

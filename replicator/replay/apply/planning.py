@@ -10,16 +10,19 @@ import pyarrow as pa
 
 from cmroot.store.place import join, normal
 from cmroot.store.resolve import as_written
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Database
+from replicator.core.runtime import Runtime
 from replicator.dumps import layout
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.signing import Keys
 from replicator.errors import BootstrapNeeded, UsageError
-from replicator.metastore.client import MetastoreReader
+from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.differing import differing_objects
 from replicator.replay.apply.occupied import refuse_occupied
+from replicator.replay.apply.replay import Replay
+from replicator.replay.copy.copying import Roots
+from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import APART, EXTERNAL_DATA, PUBLISH, SOURCE
 from replicator.replay.plan.admission import check_target
@@ -48,7 +51,6 @@ class LoadOptions:
     rename: (source database, target database) pairs. map_locations: (source prefix, target prefix) pairs.
     external: where data outside its database's directory goes (None: `external` in the warehouse; it stays if `exact`).
     overwrite: replace objects that replication did not make, or that are newer.
-    jobs: tables committed side by side.
     source_root: the source's $cmroot where it is reachable under another name than the dump says.
     exact: for a restore: the target's database becomes the dump's; what it holds besides goes, whoever made it, and it
     may be the source itself.
@@ -70,7 +72,6 @@ class LoadOptions:
     map_locations: Sequence[tuple[str, str]] = ()
     external: str | None = None
     overwrite: bool = False
-    jobs: int = 2
     source_root: str | None = None
     exact: bool = False
     allow_missing: bool = False
@@ -140,11 +141,17 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     return plan
 
 
-def compare(plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine) -> None:
+def planned(reader: DumpReader, target: Metastore, options: LoadOptions, runtime: Runtime) -> Replay:
+    """`plan_load`, for who looks at what a load would do."""
+    plan, roots = plan_load(reader, target, options), roots_of(reader, target, options)
+    return Replay(plan, reader, target, roots, runtime, Neighbours(target))
+
+
+def compare(replay: Replay) -> None:
     """Ends the planning of a load by difference that publishes by snapshots: which objects are to be published again is
     reported by what is in them. Changes nothing; may run twice."""
-    if plan.snapshot and plan.by_difference is not None:
-        isolate(plan, differing_objects(plan, reader, target, engine))
+    if replay.plan.snapshot and replay.plan.by_difference is not None:
+        isolate(replay.plan, differing_objects(replay))
 
 
 def _by_snapshots(options: LoadOptions, there: Mapping[str, TargetDatabase], *, bootstrap: bool) -> bool:
@@ -175,6 +182,11 @@ def warehouse_of(target: MetastoreReader, options: LoadOptions) -> str:
 def root_of(target: MetastoreReader, options: LoadOptions) -> str:
     """The target's `$cmroot`, as asked for or below its warehouse."""
     return str(as_written(options.cmroot or join(warehouse_of(target, options), ".cmroot")))
+
+
+def roots_of(reader: DumpReader, target: MetastoreReader, options: LoadOptions) -> Roots:
+    """Both `$cmroot`s of a load."""
+    return Roots(options.source_root or reader.metadata.root, root_of(target, options))
 
 
 def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: LoadOptions) -> Placement:

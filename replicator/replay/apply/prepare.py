@@ -180,7 +180,7 @@ class Preparation:
             note.remove()
 
     def _carry(self, pairs: Sequence[tuple[str, str]]) -> None:
-        engine = self._work.engine.for_work(len(pairs))
+        engine = self._work.runtime.engines.for_work(len(pairs))
         tasks = [CloneTask(self._work.root, some) for some in batched(pairs, 100)]
         deque(engine.run(run_clone_task, tasks), maxlen=0)
 

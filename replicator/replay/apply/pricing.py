@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import NotReplicated
-from replicator.core.progress import Progress
 from replicator.core.report import Report
 from replicator.dumps.reader import DumpReader
-from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.brake import Brake, excess
 from replicator.replay.apply.planning import compare
+from replicator.replay.apply.replay import Replay
 from replicator.replay.apply.transfer import run_files
 from replicator.replay.apply.weighing import Gone, Weight, shown, weigh
-from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.files import COMPARE, CopyReport
-from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import surviving_partitions
 
@@ -52,19 +48,11 @@ class Price:
     weight: Weight = field(default_factory=Weight)
 
 
-def price(
-    plan: Plan, reader: DumpReader, target: MetastoreReader, roots: Roots, *, engine: AutoEngine, progress: Progress
-) -> Price:
+def price(replay: Replay) -> Price:
     """Compares every file of a dump with what lies at its place on the target. Changes nothing."""
-    metadata, reread = reader.metadata, bool(plan.by_difference and plan.by_difference.reread)
-    compare(plan, reader, target, engine)
-    rules = plan.file_rules()
-    report = (
-        run_files(reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COMPARE, reread=reread)
-        if metadata.files
-        else CopyReport()
-    )
-    weight = weigh(plan, reader, target, engine, Neighbours(target))
+    compare(replay)
+    report = run_files(replay, COMPARE) if replay.reader.metadata.files else CopyReport()
+    weight = weigh(replay)
     return Price(
         report.files_copied,
         report.bytes_copied,
@@ -110,17 +98,15 @@ class LoadPlan(Report):
     refused: str
 
 
-def described(
-    plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine, brake: Brake | None
-) -> LoadPlan:
+def described(replay: Replay, brake: Brake | None) -> LoadPlan:
     """As `describe`, with what goes by name, and why the load would be refused, if it would."""
-    found = describe(plan, reader)
+    plan, found = replay.plan, describe(replay.plan, replay.reader)
     if not plan.skipped:
-        compare(plan, reader, target, engine)
-    weight = Weight() if plan.skipped else weigh(plan, reader, target, engine, Neighbours(target))
+        compare(replay)
+    weight = Weight() if plan.skipped else weigh(replay)
     refusal = excess(plan, weight, brake) if brake else None
     found |= {
-        "dump": reader.place,
+        "dump": replay.reader.place,
         "not_replicated": plan.not_replicated,
         "warnings": plan.warnings,
         "files_to_remove": weight.files,

@@ -14,20 +14,19 @@ from cmroot.store.listing import list_tree
 from cmroot.store.place import join, normal
 from cmroot.store.resolve import resolved
 from replicator.core.batches import batched, shared
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, partition_name
 from replicator.core.table_format import DELTA, table_format
-from replicator.dumps.reader import DumpReader
 from replicator.errors import ObjectNotFound
 from replicator.events.scope import matches_name
-from replicator.metastore.client import Metastore, MetastoreReader
+from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.differing import named_files
+from replicator.replay.apply.replay import Replay
 from replicator.replay.apply.work import RecycleTask, leaving_partitions, own_places, run_recycle_task, to_recycle
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.emptied import sweep_empty
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.clearing import Clearing, to_clear
-from replicator.replay.places.neighbours import Leaving, Name, Neighbours
+from replicator.replay.places.neighbours import Leaving, Name
 from replicator.replay.places.placement import relative
 from replicator.replay.places.retired import Retired, note_retired
 from replicator.replay.places.stays import reported
@@ -68,35 +67,22 @@ class Pruned:
         self.of_tables[table] = counts[0] + files, counts[1] + size, counts[2] + missing
 
 
-def prune(
-    plan: Plan,
-    reader: DumpReader,
-    target: Metastore,
-    roots: Roots,
-    engine: AutoEngine,
-    neighbours: Neighbours,
-    *,
-    logs: bool = False,
-) -> Pruned:
+def prune(replay: Replay, *, logs: bool = False) -> Pruned:
     """Takes away what tables of the target hold besides the dump; the files lie in the target's $cmroot then. What
     tables that are not in the dump have there stays. `logs`: of Delta tables, whose readers need the old files until
     the new log is there; else of all others."""
     done = Pruned()
-    extra = _Dropping(target, roots, engine, done, plan, neighbours)
-    homes = _walk(plan, reader, target, done, extra, logs)
-    own = _OwnHomes(plan, neighbours, done, acts=True)
-    _clear_homes(own.free(homes), reader, roots, engine, done, private=plan.snapshot is not None)
+    homes = _walk(replay, _Dropping(replay, done), logs)
+    _clear_homes(_OwnHomes(replay, done, acts=True).free(homes), replay, done)
     return done
 
 
-def surplus(
-    plan: Plan, reader: DumpReader, target: MetastoreReader, engine: AutoEngine, neighbours: Neighbours
-) -> Pruned:
+def surplus(replay: Replay) -> Pruned:
     """What `prune` would take away. Changes nothing."""
     found = Pruned()
-    homes = _walk(plan, reader, target, found, _Counting(found, neighbours))
-    _clear_homes(_OwnHomes(plan, neighbours, found, acts=False).free(homes), reader, None, engine, found)
-    names = _names_by_home(plan)
+    homes = _walk(replay, _Counting(replay, found))
+    _clear_homes(_OwnHomes(replay, found, acts=False).free(homes), replay, found, acts=False)
+    names = _names_by_home(replay.plan)
     found.of_tables = {
         ".".join(names[home]) if home in names else home: counts for home, counts in found.of_tables.items()
     }
@@ -134,17 +120,11 @@ def run_prune_task(task: PruneTask, fence: Fence = OPEN) -> Pruned:
 # ---- tables and partitions ----------------------------------------------------------------------------------------
 
 
-def _walk(
-    plan: Plan,
-    reader: DumpReader,
-    target: MetastoreReader,
-    done: Pruned,
-    extra: _Dropping | _Counting,
-    logs: bool | None = None,
-) -> Iterator[tuple[str, str, str]]:
+def _walk(replay: Replay, extra: _Dropping | _Counting, logs: bool | None = None) -> Iterator[tuple[str, str, str]]:
     """Directories of all tables that are pruned, and of their partitions; partitions that the dump does not have are
     handed to `extra` on the way. Holds the names of one table's partitions at a time. `logs`: only of Delta tables, or
     only of others."""
+    plan, target = replay.plan, replay.target
     waiting = {
         id(step.lineage): step
         for step in plan.tables
@@ -155,7 +135,7 @@ def _walk(
     current: TablePlan | None = None
     wanted: set[str] = set()
     if partitioned:
-        for lineage, named in surviving_partitions(plan.squashed, reader.records()):
+        for lineage, named in surviving_partitions(plan.squashed, replay.reader.records()):
             step = waiting.get(id(lineage))
             if step is None:
                 continue
@@ -214,14 +194,14 @@ def _extra_partitions(
 class _Counting:
     """Partitions that would be dropped."""
 
+    replay: Replay
     found: Pruned
-    neighbours: Neighbours
 
     def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
         assert step.table is not None
         for batch in batches:
             self.found.partitions += len(batch)
-            free = self.neighbours.free(
+            free = self.replay.neighbours.free(
                 own_places(step.table, batch), leaving_partitions(step.table, _names(step, batch))
             )
             self.found.warnings += reported(free.held)
@@ -237,30 +217,25 @@ class _Counting:
 class _Dropping:
     """Drops partitions; their data first goes to the target's $cmroot."""
 
-    target: Metastore
-    roots: Roots
-    engine: AutoEngine
+    replay: Replay
     done: Pruned
-    plan: Plan
-    neighbours: Neighbours
 
     def take(self, step: TablePlan, batches: Iterator[list[Partition]]) -> None:
         assert step.table is not None
+        plan, root, neighbours = self.replay.plan, self.replay.roots.target, self.replay.neighbours
         for batch in batches:
             places, names = own_places(step.table, batch), _names(step, batch)
-            if places and self.plan.snapshot:
-                gone = [Retired(place, *step.name) for place in places]
-                note_retired(self.roots.target, self.plan.snapshot, gone)
+            if places and plan.snapshot:
+                note_retired(root, plan.snapshot, [Retired(place, *step.name) for place in places])
             elif places:
-                free = self.neighbours.free(places, leaving_partitions(step.table, names))
-                whose = dict.fromkeys(places, step.name)
-                self.done.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
-                around = to_recycle(self.roots.target, free, self.plan, self.neighbours)
-                tasks = [RecycleTask(self.roots.target, each) for each in batched(around, 100)]
-                engine = self.engine.for_work(len(places))
-                self.done.files += sum(fenced(engine, self.roots.target, run_recycle_task, tasks))
-            self.target.drop_partitions(*step.name, names)
-            self.neighbours.replaced(step.table, names)
+                free = neighbours.free(places, leaving_partitions(step.table, names))
+                self.done.warnings += plan.stays.add_held(free.held, dict.fromkeys(places, step.name), plan.mark.source)
+                around = to_recycle(root, free, plan, neighbours)
+                tasks = [RecycleTask(root, each) for each in batched(around, 100)]
+                engine = self.replay.runtime.engines.for_work(len(places))
+                self.done.files += sum(fenced(engine, root, run_recycle_task, tasks))
+            self.replay.target.drop_partitions(*step.name, names)
+            neighbours.replaced(step.table, names)
             self.done.partitions += len(names)
 
 
@@ -280,21 +255,21 @@ class _OwnHomes:
     none: what those have stays. Most partitions lie in directories that are only their table's, which is found out
     once for a table. `acts`: whether they will be, or are only counted."""
 
-    plan: Plan
-    neighbours: Neighbours
+    replay: Replay
     done: Pruned
     acts: bool
     _alone: dict[str, bool] = field(default_factory=dict)
 
     def free(self, homes: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, Clearing, str]]:
         """homes: (location in the dump, directory, directory of its table)."""
-        own, names = Leaving({step.name for step in self.plan.tables}), _names_by_home(self.plan)
+        plan = self.replay.plan
+        own, names = Leaving({step.name for step in plan.tables}), _names_by_home(plan)
         for some in batched(homes, HOMES):
             places = [place for _, place, home in some if not self._is_alone(place, home, own)]
-            free = self.neighbours.free(places, own)
+            free = self.replay.neighbours.free(places, own)
             if self.acts:
                 whose = {place: names.get(home, ("", place)) for _, place, home in some}
-                self.done.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
+                self.done.warnings += plan.stays.add_held(free.held, whose, plan.mark.source)
             else:
                 self.done.warnings += reported(free.held)
             around, held = {each.directory: each for each in free.clearings}, {place for place, _ in free.held}
@@ -304,25 +279,19 @@ class _OwnHomes:
 
     def _is_alone(self, place: str, home: str, own: Leaving) -> bool:
         if home not in self._alone:
-            touching = self.neighbours.touching(home)
+            touching = self.replay.neighbours.touching(home)
             self._alone[home] = all(own.has(each.db, each.table) for each in touching)
         return self._alone[home] and relative(place, home) is not None
 
 
 def _clear_homes(
-    homes: Iterator[tuple[str, Clearing, str]],
-    reader: DumpReader,
-    roots: Roots | None,
-    engines: AutoEngine,
-    done: Pruned,
-    *,
-    private: bool = False,
+    homes: Iterator[tuple[str, Clearing, str]], replay: Replay, done: Pruned, *, acts: bool = True
 ) -> None:
     """Runs the tasks; partitions are dropped while `homes` are drawn."""
-    parts = [place for place, _ in reader.buckets()]
+    roots, private = (replay.roots, replay.plan.snapshot is not None) if acts else (None, False)
     for some in batched(homes, 4 * HOMES):
-        engine = engines.for_work(len(some))
-        tasks = [PruneTask(parts, each, roots, private) for each in shared(some, engine.parallelism, HOMES)]
+        engine = replay.runtime.engines.for_work(len(some))
+        tasks = [PruneTask(replay.parts, each, roots, private) for each in shared(some, engine.parallelism, HOMES)]
         running = fenced(engine, roots.target, run_prune_task, tasks) if roots else engine.run(run_prune_task, tasks)
         for report in running:
             done.files += report.files

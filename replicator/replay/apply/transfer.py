@@ -10,57 +10,41 @@ from collections.abc import Callable, Iterable, Sequence
 from cmroot.store.local import is_directory
 from cmroot.store.place import is_local, local_path
 from cmroot.store.resolve import located
-from replicator.core.engine import AutoEngine
-from replicator.core.progress import Progress
-from replicator.dumps.reader import DumpReader
 from replicator.errors import FilesMissing, Refused
+from replicator.replay.apply.replay import Replay
 from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
 from replicator.replay.copy.logs import LogTask, run_log_task
 from replicator.replay.copy.staging import fenced, sweep_staging
 from replicator.replay.plan.plan import Plan
-from replicator.replay.plan.rules import FileRules
 from replicator.text.quantity import count_text
 
 TASK_BYTES = 1 << 30  # a copy task's share, so that executors finish together and a lost one costs little
 TASK_FILES = 20_000
 
 
-def copy_files(
-    reader: DumpReader,
-    plan: Plan,
-    roots: Roots,
-    engine: AutoEngine,
-    progress: Progress,
-    check: Callable[[], None],
-    *,
-    allow_missing: bool,
-) -> CopyReport:
+def copy_files(replay: Replay, check: Callable[[], None], *, allow_missing: bool) -> CopyReport:
     """Publishes every file, Delta logs after all data, then recycles those the source removed, each unless `check`
     raises. Raises FilesMissing, unless they are allowed, and Refused where others have committed to a Delta table of
     the target."""
-    metadata, rules, report = reader.metadata, plan.file_rules(), CopyReport()
-    reread, private = bool(plan.by_difference and plan.by_difference.reread), plan.snapshot is not None
-    if metadata.files:
+    plan, roots, report = replay.plan, replay.roots, CopyReport()
+    if replay.reader.metadata.files:
         check()
-        report = run_files(
-            reader, rules, roots, engine, progress, metadata.files, metadata.bytes, COPY, reread=reread, private=private
-        )
+        report = run_files(replay, COPY)
         sweep_staging(roots.target)  # of attempts that were given up: from here on they publish nothing
         if report.missing_count and not allow_missing:
             raise _files_missing(report, roots)
         if report.logs:
             _sync(plan)  # data is durable before a log names it
             check()
-            report.add(_publish_logs(report.logs, plan, rules, roots, engine, progress))
+            report.add(_publish_logs(report.logs, replay))
             sweep_staging(roots.target)
             if report.missing_count and not allow_missing:
                 raise _files_missing(report, roots)
         _sync(plan)
-    if metadata.removed:
+    if replay.reader.metadata.removed:
         check()
-        removed = run_files(reader, rules, roots, engine, progress, metadata.removed, 0, REMOVE, private=private)
-        report.files_removed = removed.files_removed
+        report.files_removed = run_files(replay, REMOVE).files_removed
     return report
 
 
@@ -71,32 +55,29 @@ def _sync(plan: Plan) -> None:
             located(place).sync()
 
 
-def probe_files(reader: DumpReader, plan: Plan, roots: Roots, engine: AutoEngine, progress: Progress) -> None:
+def probe_files(replay: Replay) -> None:
     """Before anything that the target shows is changed: are all bytes to be had? Raises FilesMissing."""
-    metadata = reader.metadata
-    if plan.changes_shown and metadata.files:
-        report = run_files(reader, plan.file_rules(), roots, engine, progress, metadata.files, 0, PROBE)
+    if replay.plan.changes_shown and replay.reader.metadata.files:
+        report = run_files(replay, PROBE)
         if report.missing_count:
-            raise _files_missing(report, roots)
-        if report.foreign and not plan.replaces_commits:
+            raise _files_missing(report, replay.roots)
+        if report.foreign and not replay.plan.replaces_commits:
             raise _foreign(report.foreign)
 
 
-def _publish_logs(
-    parts: Iterable[str], plan: Plan, rules: FileRules, roots: Roots, engines: AutoEngine, progress: Progress
-) -> CopyReport:
+def _publish_logs(parts: Iterable[str], replay: Replay) -> CopyReport:
     """The Delta logs among some parts of a dump. Small files, and few: what counts is their order."""
     places, done = sorted(parts), CopyReport()
     if not places:
         return done
-    engine = engines.for_work(len(places))
-    reread, private = bool(plan.by_difference and plan.by_difference.reread), plan.snapshot is not None
+    engine, plan, roots = replay.runtime.engines.for_work(len(places)), replay.plan, replay.roots
+    about = plan.replaces_commits, plan.rereads, plan.snapshot is not None
     tasks = [
-        LogTask(places, rules, roots, share, engine.parallelism, plan.replaces_commits, reread, private)
+        LogTask(places, plan.file_rules(), roots, share, engine.parallelism, *about)
         for share in range(engine.parallelism)
     ]
     foreign = []
-    with progress.task("publish Delta logs", total=len(tasks)) as advance:
+    with replay.runtime.progress.task("publish Delta logs", total=len(tasks)) as advance:
         for report in fenced(engine, roots.target, run_log_task, tasks):
             done.add(report.copied)
             foreign += report.foreign
@@ -119,31 +100,22 @@ def _foreign(commits: Sequence[str]) -> Refused:
 _TITLES = {COPY: "copy files", REMOVE: "recycle removed files", PROBE: "look for files", COMPARE: "compare files"}
 
 
-def run_files(
-    reader: DumpReader,
-    rules: FileRules,
-    roots: Roots,
-    engines: AutoEngine,
-    progress: Progress,
-    files: int,
-    size: int,
-    purpose: str,
-    *,
-    reread: bool = False,
-    private: bool = False,
-) -> CopyReport:
-    """One purpose (see CopyTask) for every file of a dump; files, size: what is expected, to choose an engine by."""
-    engine = engines.for_work(files, size)
-    buckets = reader.buckets()
+def run_files(replay: Replay, purpose: str) -> CopyReport:
+    """One purpose (see CopyTask) for every file of a dump."""
+    metadata, plan, roots, runtime = replay.reader.metadata, replay.plan, replay.roots, replay.runtime
+    files = metadata.removed if purpose == REMOVE else metadata.files
+    size = metadata.bytes if purpose in (COPY, COMPARE) else 0
+    engine, parts, rules = runtime.engines.for_work(files, size), replay.parts, plan.file_rules()
     wanted = max(engine.parallelism, size // TASK_BYTES, files // TASK_FILES)
-    shares = max(1, -(-wanted // len(buckets)))
+    shares = max(1, -(-wanted // len(parts)))
+    private = plan.snapshot is not None
     tasks = [
-        CopyTask([place], rules, roots, share, shares, purpose, reread=reread, private=private)
-        for place, _ in buckets
+        CopyTask([place], rules, roots, share, shares, purpose, reread=plan.rereads, private=private)
+        for place in parts
         for share in range(shares)
     ]
     total = CopyReport()
-    with progress.task(_TITLES[purpose], total=len(tasks)) as advance:
+    with runtime.progress.task(_TITLES[purpose], total=len(tasks)) as advance:
         for report in fenced(engine, roots.target, run_copy_task, tasks):
             total.add(report)
             advance(1)

@@ -14,20 +14,19 @@ from itertools import islice
 from cmroot.store.place import is_local, local_path, normal
 from cmroot.store.resolve import located
 from replicator.core.batches import batched
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, partition_name
 from replicator.dumps.layout import BOOTSTRAP
-from replicator.dumps.reader import DumpReader
-from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
+from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.prepare import clears, goings
 from replicator.replay.apply.prune import surplus
+from replicator.replay.apply.replay import Replay
 from replicator.replay.apply.work import leaving_partitions, places_of
 from replicator.replay.copy.files import entries, fold_entries
 from replicator.replay.places.clearing import Clearing, to_clear
-from replicator.replay.places.neighbours import Leaving, Neighbours
+from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import is_published
 from replicator.replay.places.replica import has_sources_data
-from replicator.replay.plan.plan import Plan, TablePlan
+from replicator.replay.plan.plan import TablePlan
 from replicator.replay.plan.rules import FileRules
 from replicator.replay.plan.target import applied_position
 
@@ -90,20 +89,12 @@ class Weight:
         return {table: size for table, size in found.items() if size > 0}
 
 
-def weigh(
-    plan: Plan,
-    reader: DumpReader,
-    target: MetastoreReader,
-    engines: AutoEngine,
-    neighbours: Neighbours,
-    *,
-    dropped: bool = True,
-) -> Weight:
+def weigh(replay: Replay, *, dropped: bool = True) -> Weight:
     """Everything that the plan takes away. dropped: False leaves out what was dropped at the source, which costs most
     of the questions to the metastore."""
-    work = _Weighing(plan, reader, target, engines, neighbours, dropped)
+    work = _Weighing(replay, dropped)
     work.drops()
-    for step in plan.tables:
+    for step in replay.plan.tables:
         if dropped:
             work.partitions(step)
     work.clears()
@@ -113,17 +104,9 @@ def weigh(
 
 
 class _Weighing:
-    def __init__(
-        self,
-        plan: Plan,
-        reader: DumpReader,
-        target: MetastoreReader,
-        engines: AutoEngine,
-        neighbours: Neighbours,
-        dropped: bool,
-    ) -> None:
-        self._plan, self._reader, self._target = plan, reader, target
-        self._engines, self._neighbours, self._dropped = engines, neighbours, dropped
+    def __init__(self, replay: Replay, dropped: bool) -> None:
+        self._replay, self._dropped = replay, dropped
+        self._plan, self._target, self._neighbours = replay.plan, replay.target, replay.neighbours
         self._seen: set[str] = set()  # directories that were weighed: those of a dropped table may be cleared, too
         self._found: dict[tuple[str, str, str], Gone] = {}
         self._gained: dict[str, int] = {}
@@ -146,7 +129,9 @@ class _Weighing:
         clearings = self._neighbours.free(fresh, leaving).clearings if fresh else []
         found: dict[str, tuple[int, int]] = {}
         tasks = [SizeTask(some) for some in batched(clearings, _TASK)]
-        for task, sizes in zip(tasks, self._engines.for_work(len(clearings)).run(run_size_task, tasks), strict=True):
+        for task, sizes in zip(
+            tasks, self._replay.runtime.engines.for_work(len(clearings)).run(run_size_task, tasks), strict=True
+        ):
             found |= {each.directory: size for each, size in zip(task.clearings, sizes, strict=True)}
         return found
 
@@ -211,7 +196,7 @@ class _Weighing:
         """What tables hold besides a dump that they are pruned to."""
         if not any(step.prune for step in self._plan.tables):
             return
-        found = surplus(self._plan, self._reader, self._target, self._engines, self._neighbours)
+        found = surplus(self._replay)
         for (table, partition), (files, size) in found.dropped.items():
             if self._dropped:
                 self._add(table, DROPPED, partition, 0, files, size)
@@ -227,8 +212,10 @@ class _Weighing:
         if not metadata.removed and not replaced:
             return
         rules, pruned = self._plan.file_rules(), {".".join(step.name) for step in self._plan.tables if step.prune}
-        tasks = [EntriesTask([place], rules) for place, _ in self._reader.buckets()]
-        for report in self._engines.for_work(metadata.files + metadata.removed).run(run_entries_task, tasks):
+        tasks = [EntriesTask([place], rules) for place in self._replay.parts]
+        for report in self._replay.runtime.engines.for_work(metadata.files + metadata.removed).run(
+            run_entries_task, tasks
+        ):
             for (table, partition), (files, size) in report.removed.items():
                 self._add(table, REMOVED, partition, 0, files, size)
             for table, size in report.added.items():

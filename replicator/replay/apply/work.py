@@ -19,9 +19,9 @@ from cmroot.store.local import status_of
 from cmroot.store.place import Place, is_local, local_path, normal
 from cmroot.store.resolve import is_within, located, resolved, touches
 from replicator.core.batches import batched
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_load_into
+from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound
 from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
@@ -81,14 +81,13 @@ class Work:
         plan: Plan,
         target: Metastore,
         root: str,
-        engine: AutoEngine,
-        jobs: int,
+        runtime: Runtime,
         check: Callable[[], None] = lambda: None,
         claims: Claims | None = None,
     ) -> None:
-        """`root`: the target's $cmroot. `jobs`: tables worked on side by side. `check`: raises LeaseHeld when the lease
+        """`root`: the target's $cmroot. `check`: raises LeaseHeld when the lease
         of the root was lost; asked before each change of the target and each batch of removals. `claims`: of a load."""
-        self.plan, self.root, self.engine, self.jobs, self.check = plan, root, engine, jobs, check
+        self.plan, self.root, self.runtime, self.check = plan, root, runtime, check
         self.target = checked(target, check)
         self.changed, self.neighbours = Changed(), Neighbours(target)
         self._lock, self._roles, self._elsewhere = Lock(), dict[str, RoleMark](), set[tuple[str, str]]()
@@ -262,7 +261,7 @@ class Work:
         self.plan.warnings += self.plan.stays.add_held(free.held, whose, self.plan.mark.source)
         if free.clearings:
             self.check()
-            engine = self.engine.for_work(len(free.clearings))
+            engine = self.runtime.engines.for_work(len(free.clearings))
             tasks = [LeftTask(self.root, some) for some in batched(free.clearings, 100)]
             for done in fenced(engine, self.root, run_left_task, tasks):
                 self.changed.recycled += done.removed
@@ -279,7 +278,7 @@ class Work:
         self.plan.warnings += self.plan.stays.add_held(free.held, directories, self.plan.mark.source)
         if free.clearings:
             self.check()
-            engine = self.engine.for_work(len(free.clearings))
+            engine = self.runtime.engines.for_work(len(free.clearings))
             around = to_recycle(self.root, free, self.plan, self.neighbours)
             tasks = [RecycleTask(self.root, some) for some in batched(around, 100)]
             self.changed.recycled += sum(fenced(engine, self.root, run_recycle_task, tasks))

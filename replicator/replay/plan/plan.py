@@ -131,6 +131,11 @@ class Plan:
     skipped: str = ""
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)
 
+    @property
+    def rereads(self) -> bool:
+        """Whether files are read whose stamp says that they are right."""
+        return bool(self.by_difference and self.by_difference.reread)
+
     def not_replicated_in(self, database: str) -> list[NotReplicated]:
         """What the dump cannot bring of a database, by its name on the target."""
         sources = {source for source, name in self.placement.databases.items() if name == database}
