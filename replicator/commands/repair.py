@@ -11,8 +11,8 @@ from cmroot.root import open_existing
 from replicator.commands.base import Braked, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting
 from replicator.compare import repair as repairs
+from replicator.compare.comparison import Comparison, Level
 from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
-from replicator.compare.verify import Level
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
 
@@ -87,22 +87,17 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
 
 def _repaired(options: RepairOptions) -> Repaired | RepairPlan:
     assert isinstance(options.db, str)
-    db, rename = options.db.lower(), dict(renames(options.rename_db))
+    db, rename, mappings = options.db.lower(), renames(options.rename_db), pairs(options.map_location, "--map-location")
     what = repairs.RepairOptions(
         db=db,
-        rename=rename.get(db),
         tables=names(options.table),
         differing=repairs.differing_in(options.report, db) if options.report else options.differing,
-        patterns=options.patterns,
-        level=options.level,
         drop_extra=options.drop_extra,
         cmroot=options.target_cmroot,
         warehouse=options.warehouse,
         external=options.external_base,
         shared_external=options.shared_external,
-        map_locations=pairs(options.map_location, "--map-location"),
         scratch=options.scratch,
-        formats=options.formats or SUPPORTED,
         brake=options.limits,
     )
     root = open_existing(options.cmroot)
@@ -111,7 +106,10 @@ def _repaired(options: RepairOptions) -> Repaired | RepairPlan:
         options.connected(options.source) as source,
         options.connected(options.target) as target,
     ):
+        both = Comparison(
+            source, target, rename, mappings, options.patterns, options.level, options.formats or SUPPORTED
+        )
         if options.dry_run:
-            with repairs.planned(root, source, target, what, runtime) as plan:
+            with repairs.planned(root, both, what, runtime) as plan:
                 return plan.described(target, runtime)
-        return repairs.repair(root, source, target, what, runtime)
+        return repairs.repair(root, both, target, what, runtime)

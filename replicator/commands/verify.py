@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from cmroot.root import open_existing
 from replicator.commands.base import names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting
+from replicator.compare.comparison import Comparison, Level
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
-from replicator.compare.verify import Level, Verified, refuse_itself
+from replicator.compare.verify import Verified, refuse_itself
 from replicator.compare.verify import verify as compare
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import UsageError
@@ -66,20 +67,12 @@ def verify(options: VerifyOptions) -> Verified | Sampled:
     mappings, patterns = pairs(options.map_location, "--map-location"), options.patterns
     refuse_itself(uri(options.source), uri(options.target), databases, rename)
     with (
-        options.engines() as engine,
+        options.runtime() as runtime,
         options.connected(options.source) as source,
         options.connected(options.target) as target,
     ):
-        how: dict[str, Any] = {
-            "rename": rename,
-            "map_locations": mappings,
-            "patterns": patterns,
-            "level": options.level,
-            "formats": options.formats or SUPPORTED,
-            "engine": engine,
-            "progress": options.teller,
-        }
+        both = Comparison(source, target, rename, mappings, patterns, options.level, options.formats or SUPPORTED)
         if not sampling or options.target_cmroot is None:
-            return compare(source, target, databases, **how)
+            return compare(both, databases, runtime)
         budget, root = Budget(options.sample, options.sample_bytes), open_existing(options.target_cmroot)
-        return verify_sample(source, target, databases, budget, memory_of(root.place), **how)
+        return verify_sample(both, databases, budget, memory_of(root.place), runtime)

@@ -14,22 +14,15 @@ import msgspec
 
 from cmroot.store.place import normal
 from replicator.compare.compare_files import FilePair, names_whole_paths
+from replicator.compare.comparison import Comparison
 from replicator.compare.differences import Differences, Homes, compare, difference
 from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Statistics, Table, Value, partition_name
 from replicator.core.not_replicated import NotReplicated
-from replicator.core.table_format import (
-    AS_THEY_ARE,
-    DELTA,
-    OUTSIDE,
-    SUPPORTED,
-    FormatChoice,
-    table_format,
-    why_not_replicated,
-)
+from replicator.core.table_format import AS_THEY_ARE, DELTA, OUTSIDE, SUPPORTED, table_format, why_not_replicated
 from replicator.errors import ObjectNotFound
 from replicator.events.compare import comparable, has_column_statistics
-from replicator.events.scope import Patterns, matches_name
+from replicator.events.scope import matches_name
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.named_paths import NamedPath, named_paths
 from replicator.replay.places.placement import Placement, is_published, relative
@@ -65,21 +58,9 @@ class MetadataComparison:
     """Metadata of both sides, compared as it is read. `objects`: compared so far; `differences`: found so far;
     `not_replicated`: tables that loads leave out."""
 
-    def __init__(
-        self,
-        source: MetastoreReader,
-        target: MetastoreReader,
-        rename: Mapping[str, str],
-        mappings: Sequence[tuple[str, str]],
-        patterns: Patterns,
-        advance: Callable[[int], None],
-        *,
-        formats: FormatChoice = SUPPORTED,
-    ) -> None:
-        self._formats = formats
-        self._source, self._target = source, target
-        self._rename = {before.lower(): after.lower() for before, after in rename.items()}
-        self._mappings, self._patterns, self._advance = mappings, patterns, advance
+    def __init__(self, comparison: Comparison, advance: Callable[[int], None]) -> None:
+        self._comparison, self._advance = comparison, advance
+        self._source, self._target, self._patterns = comparison.source, comparison.target, comparison.patterns
         self.objects = 0
         self.not_replicated: list[NotReplicated] = []
         self._named: set[str] = set()  # paths of the target that properties name and that were looked for
@@ -109,7 +90,7 @@ class MetadataComparison:
         when the source does not."""
         source = self._source.database(name)
         try:
-            return Sides(source, self._target.database(self._rename.get(name, name)))
+            return Sides(source, self._target.database(self._comparison.replica(name)))
         except ObjectNotFound:
             self._count()
             self._differs(name, "database missing", source.location or name, None)
@@ -139,9 +120,9 @@ class MetadataComparison:
 
     def _left_out(self, sides: Sides, source: Table, target: Table | None) -> str:
         """Why loads leave a table out; nothing when they do not."""
-        if why := why_no_view(source, self._rename | {sides.source.name: sides.target.name}):
+        if why := why_no_view(source, self._comparison.renamed | {sides.source.name: sides.target.name}):
             return why
-        if self._formats == AS_THEY_ARE:
+        if self._comparison.formats == AS_THEY_ARE:
             return ""
         if reason := why_not_replicated(source):
             return reason
@@ -200,7 +181,7 @@ class MetadataComparison:
                 if not shared:
                     yield pair
         elif source.location and target.location and not shared:
-            delta = table_format(source) == DELTA and self._formats == SUPPORTED
+            delta = table_format(source) == DELTA and self._comparison.formats == SUPPORTED
             yield FilePair(name, source.location, target.location, _size(source.parameters), delta)
 
     # ---- partitions ------------------------------------------------------------------------------------------------
@@ -289,13 +270,13 @@ class MetadataComparison:
     def _placement(self, sides: Sides, source: str | None, target: str | None) -> Placement:
         """Where things have to be on the target, with the target's own table as the truth for where the table is."""
         own = ((source, target),) if source and target else ()
-        names = self._rename | {sides.source.name: sides.target.name}
+        names = self._comparison.renamed | {sides.source.name: sides.target.name}
         return Placement(
             databases=names,
             source_locations={sides.source.name: sides.source.location or NOWHERE},
             target_locations={sides.source.name: sides.target.location or NOWHERE},
             external=NOWHERE,
-            mappings=(*own, *self._mappings),
+            mappings=(*own, *self._comparison.map_locations),
         )
 
     def _compare_statistics(self, name: str, source: Statistics | None, target: Statistics | None) -> None:

@@ -13,7 +13,7 @@ import os
 import time as clocks
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
@@ -23,11 +23,12 @@ from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
 from cmroot.store.scratch import scratch
 from replicator.captures.fold import read_records
+from replicator.compare.comparison import Comparison
 from replicator.compare.repaired import Repaired, RepairPlan
-from replicator.compare.verify import Level, Verified, verify
+from replicator.compare.verify import Verified, verify
 from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.runtime import Runtime
-from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
+from replicator.core.table_format import AS_THEY_ARE
 from replicator.dumps.dump import write_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
@@ -50,54 +51,45 @@ REPAIR = "repair-"  # begins the id of a repair's dump, and so what a database s
 class RepairOptions:
     """What is repaired, and how.
 
-    db: the database, by its source name; rename: its name on the target (None: the same). tables: only these, by their
-    source names, without the database's own properties and functions (none: what differs by `differing`).
-    differing: names as in Verified.differing (None: they are looked for). level: how files are compared; by checksum,
-    files of the right size and time are read, too. drop_extra: tables that only the target has, and that replication
-    did not make, go to its $cmroot. cmroot, warehouse, external, shared_external,
-    map_locations: as the loads were given them; a
-    table stays where it is on the target. scratch: a directory for the passing dump, which executors must be able to
-    read (None: the system's). brake: as a load's."""
+    db: the database, by its source name. tables: only these, by their source names, without the database's own
+    properties and functions (none: what differs by `differing`). differing: names as in Verified.differing (None: they
+    are looked for). drop_extra: tables that only the target has, and that replication did not make, go to its $cmroot.
+    cmroot, warehouse, external, shared_external: as the loads were given them; a table stays where it is on the target.
+    scratch: a directory for the passing dump, which executors must be able to read (None: the system's). brake: as a
+    load's."""
 
     db: str
-    rename: str | None = None
     tables: Sequence[str] = ()
     differing: Sequence[str] | None = None
-    patterns: Patterns = field(default_factory=Patterns)
-    level: Level = "checksum"
     drop_extra: bool = False
     cmroot: str | None = None
     warehouse: str | None = None
     external: str | None = None
     shared_external: bool | None = None
-    map_locations: Sequence[tuple[str, str]] = ()
     source_root: str | None = None
     scratch: str | None = None
-    formats: FormatChoice = SUPPORTED
     brake: Brake | None = None
-
-    @property
-    def target_db(self) -> str:
-        return self.rename or self.db
 
 
 @dataclass(frozen=True)
 class DecidedRepair:
-    """A repair, decided. `db`, `tables`: source names of what is looked at; `reader`: their state at the target's
-    checkpoint (None: nothing differs). `lacking`: what the replica lacks, as it says itself and as was found."""
+    """A repair, decided. `tables`: source names of what is looked at; `reader`: their state at the target's checkpoint
+    (None: nothing differs); `load`: how it is loaded. `lacking`: what the replica lacks, as it says itself and as was
+    found."""
 
-    db: str
+    comparison: Comparison
+    options: RepairOptions
     point: Point
     found: Verified | None
     tables: list[str]
     reader: DumpReader | None
-    options: LoadOptions
+    load: LoadOptions
     lacking: list[NotReplicated]
 
     def described(self, target: Metastore, runtime: Runtime) -> RepairPlan:
         """What would be changed and copied, compared by contents. Changes nothing."""
         report = RepairPlan(
-            db=self.db,
+            db=self.options.db,
             event=self.point.event,
             position=self.point.position,
             tables=self.tables,
@@ -106,7 +98,7 @@ class DecidedRepair:
         )
         if self.reader is None:
             return report
-        replay = planned_load(self.reader, target, self.options, runtime)
+        replay = planned_load(self.reader, target, self.load, runtime)
         cost, load = price(replay), describe(replay.plan, self.reader)
         return dataclasses.replace(
             report,
@@ -126,60 +118,48 @@ class DecidedRepair:
 
 @contextmanager
 def planned(
-    root: ChangeRoot, source: MetastoreReader, target: MetastoreReader, options: RepairOptions, runtime: Runtime
+    root: ChangeRoot, comparison: Comparison, options: RepairOptions, runtime: Runtime
 ) -> Iterator[DecidedRepair]:
     """Decides a repair; the plan holds for the length of the block. Changes nothing on the target.
 
-    `root`: the source's. Raises BootstrapNeeded for a target without a checkpoint of this source, Refused for one whose
-    load has begun and not ended, ObjectNotFound for a database or named table that does not exist."""
-    point, begun = _checkpoint(root, target, options)
+    `root`: the source's. By checksum, files of the right size and time are read, too. Raises BootstrapNeeded for a
+    target without a checkpoint of this source, Refused for one whose load has begun and not ended, ObjectNotFound for a
+    database or named table that does not exist."""
+    point, begun = _checkpoint(root, comparison, options.db)
     found = None
     names = options.tables or options.differing
     if names is None:
-        found = verify(
-            source,
-            target,
-            [options.db],
-            rename=_rename(options),
-            map_locations=options.map_locations,
-            patterns=options.patterns,
-            level=options.level,
-            formats=options.formats,
-            engine=runtime.engines,
-            progress=runtime.progress,
-        )
+        found = verify(comparison, [options.db], runtime)
         names = found.differing
     tables = sorted({name.rpartition(".")[2] for name in names if name != options.db})
     chosen = LoadOptions(
         warehouse=options.warehouse,
         cmroot=options.cmroot,
-        rename=_rename(options),
-        map_locations=options.map_locations,
+        rename=[(options.db, comparison.replica(options.db))],
+        map_locations=comparison.map_locations,
         external=options.external,
         shared_external=options.shared_external,
         overwrite=True,
         source_root=options.source_root or root.place,
-        as_they_are=options.formats == AS_THEY_ARE,
+        as_they_are=comparison.formats == AS_THEY_ARE,
         brake=options.brake,
         by_difference=ByDifference(
-            reread=options.level == "checksum", drop_extra=options.drop_extra, only_tables=bool(options.tables)
+            reread=comparison.level == "checksum", drop_extra=options.drop_extra, only_tables=bool(options.tables)
         ),
     )
-    lacking = merged(_said(target, options), found.not_replicated if found else ())
+    lacking = merged(_said(comparison, options), found.not_replicated if found else ())
     if not names and not begun:  # one that was killed at its very end still has its mark to take off
-        yield DecidedRepair(options.db, point, found, [], None, chosen, lacking)
+        yield DecidedRepair(comparison, options, point, found, [], None, chosen, lacking)
         return
-    with _state(root, source.uri, options, tables, point, runtime) as reader:
+    with _state(root, comparison, options, tables, point, runtime) as reader:
         _require_tables(reader, options)
-        yield DecidedRepair(options.db, point, found, tables, reader, chosen, lacking)
+        yield DecidedRepair(comparison, options, point, found, tables, reader, chosen, lacking)
 
 
-def carry_out(
-    plan: DecidedRepair, source: MetastoreReader, target: Metastore, options: RepairOptions, runtime: Runtime
-) -> Repaired:
+def carry_out(plan: DecidedRepair, target: Metastore, runtime: Runtime) -> Repaired:
     """Does what a plan says, and compares again. A repair that was killed is run again. Raises what a load raises:
     FilesMissing, before anything is changed, when bytes are neither at the source nor in its `$cmroot`."""
-    began = clocks.monotonic()
+    began, comparison, options = clocks.monotonic(), plan.comparison, plan.options
     report = Repaired(
         db=options.db,
         target=target.uri,
@@ -192,37 +172,27 @@ def carry_out(
         report.not_replicated = plan.lacking
         report.status = INCOMPLETE if plan.lacking else "same"
         return report
-    loaded = load(plan.reader.place, target, plan.options, runtime)
+    loaded = load(plan.reader.place, target, plan.load, runtime)
     report.count(loaded)
     report.warnings = loaded.warnings
-    remaining = verify(
-        source,
-        target,
-        () if options.tables else [options.db],
-        rename=_rename(options),
-        map_locations=options.map_locations,
-        patterns=options.patterns,
-        tables={options.db: plan.tables},
-        level=options.level,
-        formats=options.formats,
-        engine=runtime.engines,
-        progress=runtime.progress,
-    )
+    databases = () if options.tables else [options.db]
+    remaining = verify(comparison, databases, runtime, tables={options.db: plan.tables})
     report.remaining, report.remaining_count = remaining.differences, remaining.difference_count
-    report.not_replicated = merged(_said(target, options), loaded.not_replicated, remaining.not_replicated)
+    report.not_replicated = merged(_said(comparison, options), loaded.not_replicated, remaining.not_replicated)
     report.status = "different" if report.remaining_count else INCOMPLETE if report.not_replicated else "repaired"
-    report.warnings += _reasons(plan.point, source, remaining)
+    report.warnings += _reasons(plan.point, comparison.source, remaining)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
 
 def repair(
-    root: ChangeRoot, source: MetastoreReader, target: Metastore, options: RepairOptions, runtime: Runtime
+    root: ChangeRoot, comparison: Comparison, target: Metastore, options: RepairOptions, runtime: Runtime
 ) -> Repaired:
-    """Plans and does it; see `planned` and `carry_out` for what is raised. May run twice, and again after a crash."""
+    """Plans and does it; see `planned` and `carry_out` for what is raised. May run twice, and again after a crash.
+    `target`: the comparison's, to be written to."""
     began = clocks.monotonic()
-    with planned(root, source, target, options, runtime) as plan:
-        report = carry_out(plan, source, target, options, runtime)
+    with planned(root, comparison, options, runtime) as plan:
+        report = carry_out(plan, target, runtime)
     report.seconds = round(clocks.monotonic() - began, 3)
     return report
 
@@ -244,24 +214,25 @@ def differing_in(report: str | os.PathLike[str], db: str) -> list[str]:
 # ---- the target's checkpoint, and the state there -----------------------------------------------------------------
 
 
-def _checkpoint(root: ChangeRoot, target: MetastoreReader, options: RepairOptions) -> tuple[Point, bool]:
+def _checkpoint(root: ChangeRoot, comparison: Comparison, db: str) -> tuple[Point, bool]:
     """Up to where the target was loaded completely, and whether a repair has begun and not ended."""
-    parameters = target.database(options.target_db).parameters
+    name = comparison.replica(db)
+    parameters = comparison.target.database(name).parameters
     position, event = (parameters.get(key, "") for key in (POSITION, LAST_ID))
     if not position.isdigit() or not event.isdigit():
         raise BootstrapNeeded(
-            f"database {options.target_db} of the target has no checkpoint: nobody knows what it should hold",
+            f"database {name} of the target has no checkpoint: nobody knows what it should hold",
             hint="dump without --since and load that; what the target holds already is not copied again",
         )
     if parameters.get(SOURCE) != root.id:
         raise Refused(
-            f"database {options.target_db} of the target replicates another source ($cmroot {parameters.get(SOURCE)})",
+            f"database {name} of the target replicates another source ($cmroot {parameters.get(SOURCE)})",
             hint="name the $cmroot that its dumps were written from",
         )
     unfinished = parameters.get(LOADING, "")
     if unfinished and not unfinished.startswith(REPAIR):
         raise Refused(
-            f"the load of dump {unfinished} into {options.target_db} has begun and not ended",
+            f"the load of dump {unfinished} into {name} has begun and not ended",
             hint="run that load again, then repair",
         )
     for segment in segments(root.place):
@@ -274,30 +245,44 @@ def _checkpoint(root: ChangeRoot, target: MetastoreReader, options: RepairOption
     )
 
 
-def _said(target: MetastoreReader, options: RepairOptions) -> list[NotReplicated]:
+def _said(comparison: Comparison, options: RepairOptions) -> list[NotReplicated]:
     """What the replica says that it lacks of the tables that a repair is about; of the whole database anyway."""
-    said = from_property(target.database(options.target_db).parameters.get(PROPERTY), options.db)
-    held = Patterns.of_names(options.tables) if options.tables else options.patterns
+    there = comparison.target.database(comparison.replica(options.db))
+    said = from_property(there.parameters.get(PROPERTY), options.db)
+    held = Patterns.of_names(options.tables) if options.tables else comparison.patterns
     return [each for each in said if "." not in each.object or held.match(each.object.partition(".")[2])]
 
 
 @contextmanager
 def _state(
-    root: ChangeRoot, source: str, options: RepairOptions, tables: Sequence[str], point: Point, runtime: Runtime
+    root: ChangeRoot,
+    comparison: Comparison,
+    options: RepairOptions,
+    tables: Sequence[str],
+    point: Point,
+    runtime: Runtime,
 ) -> Iterator[DumpReader]:
     """The tables at a point, as a passing dump. Its id says what is repaired, so that one that was killed knows its
     own; what it names is pinned in the root for as long."""
-    filters = {name: each.text for name, each in options.patterns.partitions.items()}
-    about = [root.id, options.db, options.target_db, list(tables), bool(options.tables), point.position, filters]
+    filters = {name: each.text for name, each in comparison.patterns.partitions.items()}
+    about = [
+        root.id,
+        options.db,
+        comparison.replica(options.db),
+        list(tables),
+        bool(options.tables),
+        point.position,
+        filters,
+    ]
     key = REPAIR + xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
     with scratch("repair", options.scratch) as here:
         place = str(here / "dump")
         write_dump(
             root,
             place,
-            source=source,
+            source=comparison.source.uri,
             databases=[options.db],
-            patterns=Patterns.of_names(tables, options.patterns.partitions),
+            patterns=Patterns.of_names(tables, comparison.patterns.partitions),
             until=point,
             id=key,
             empty=True,
@@ -318,10 +303,6 @@ def _require_tables(reader: DumpReader, options: RepairOptions) -> None:
             hint="a table that the source has made since comes with the next load; --drop-extra takes away one that "
             "only the target has",
         )
-
-
-def _rename(options: RepairOptions) -> list[tuple[str, str]]:
-    return [(options.db, options.rename)] if options.rename else []
 
 
 def _reasons(point: Point, source: MetastoreReader, remaining: Verified) -> Iterator[str]:

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import time as clocks
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cmroot.lease import acquire
 from cmroot.store.place import join
 from replicator.compare.candidates import OWN, Batch, Candidate, Changed, changed_by_events, table_of
+from replicator.compare.comparison import Comparison
 from replicator.compare.differences import LIMIT, Difference
 from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
-from replicator.compare.verify import Level, Verified, verify
+from replicator.compare.verify import Verified, verify
 from replicator.core.batches import batched
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
-from replicator.core.progress import Progress
 from replicator.core.report import Report
-from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound
-from replicator.events.scope import Patterns
-from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.replica import LAST_ID
 
 BATCH = 100  # tables compared together
@@ -74,22 +71,14 @@ class Sampled(Report):
 
 
 def verify_sample(
-    source: MetastoreReader,
-    target: MetastoreReader,
+    comparison: Comparison,
     databases: Sequence[str],
     budget: Budget,
     place: str,
+    runtime: Runtime,
     *,
-    rename: Sequence[tuple[str, str]] = (),
-    map_locations: Sequence[tuple[str, str]] = (),
-    patterns: Patterns | None = None,
-    level: Level = "checksum",
-    formats: FormatChoice = SUPPORTED,
-    engine: AutoEngine,
-    progress: Progress,
     changed: Changed | None = None,
     enough: Callable[[], bool] = lambda: False,
-    clock: Callable[[], float] = clocks.time,
 ) -> Sampled:
     """Compares the next tables of some databases, and the databases' own properties and functions.
 
@@ -99,17 +88,7 @@ def verify_sample(
     have."""
     began = clocks.monotonic()
     with acquire(place, "verify a sample"):
-        run = _Run(
-            source,
-            target,
-            [name.lower() for name in databases],
-            budget,
-            place,
-            dict(rename),
-            _Comparing(source, target, rename, map_locations, patterns or Patterns(), level, formats, engine, progress),
-            clock,
-            changed,
-        )
+        run = _Run(comparison, [name.lower() for name in databases], budget, place, runtime, changed)
         run.compare_databases()
         try:
             for batch in run.batches():
@@ -129,88 +108,40 @@ def memory_of(cmroot: str) -> str:
     return join(cmroot, "verified")
 
 
-@dataclass(frozen=True)
-class _Comparing:
-    """`verify` with all that stays the same during a run."""
-
-    source: MetastoreReader
-    target: MetastoreReader
-    rename: Sequence[tuple[str, str]]
-    map_locations: Sequence[tuple[str, str]]
-    patterns: Patterns
-    level: Level
-    formats: FormatChoice
-    engine: AutoEngine
-    progress: Progress
-
-    def databases(self, names: Sequence[str]) -> Verified:
-        return self._verify(names, {}, self.level)
-
-    def tables(
-        self, db: str, names: Sequence[str], *, level: Level | None = None, share: tuple[int, int] = (0, 1)
-    ) -> Verified:
-        return self._verify((), {db: names}, level or self.level, share)
-
-    def _verify(
-        self, databases: Sequence[str], tables: dict[str, Sequence[str]], level: Level, share: tuple[int, int] = (0, 1)
-    ) -> Verified:
-        return verify(
-            self.source,
-            self.target,
-            databases,
-            rename=self.rename,
-            map_locations=self.map_locations,
-            patterns=self.patterns,
-            tables=tables,
-            level=level,
-            part=share,
-            formats=self.formats,
-            engine=self.engine,
-            progress=self.progress,
-        )
-
-
 class _Run:
     """One run at work: what is remembered, and the report."""
 
     def __init__(
         self,
-        source: MetastoreReader,
-        target: MetastoreReader,
+        comparison: Comparison,
         databases: Sequence[str],
         budget: Budget,
         place: str,
-        rename: dict[str, str],
-        comparing: _Comparing,
-        clock: Callable[[], float],
+        runtime: Runtime,
         changed: Changed | None,
     ) -> None:
-        self._source, self._target, self._budget, self._place = source, target, budget, place
-        self._rename, self._comparing, self._clock = rename, comparing, clock
+        self._comparison, self._budget, self._place, self._runtime = comparison, budget, place, runtime
         self._changed = changed or self._changed_since
         self._events = {db: self._checkpoint(db) for db in databases}
         self._candidates: list[Candidate] = []
         self._compared = 0
-        self._report = Sampled(level=comparing.level, databases=list(databases))
+        self._report = Sampled(level=comparison.level, databases=list(databases))
         self._memories: dict[str, Memory] = {}
         self._saved, self._unsaved = clocks.monotonic(), False
         for db in databases:
-            memory, warning = read_memory(place, self._target_name(db))
+            memory, warning = read_memory(place, comparison.replica(db))
             self._report.warnings += [warning] if warning else []
             self._memories[db] = memory.of_tables(self._names(db))
         self._report.tables = sum(len(memory.tables) for memory in self._memories.values())
 
-    def _target_name(self, db: str) -> str:
-        return self._rename.get(db, db).lower()
-
     def _names(self, db: str) -> set[str]:
         """Tables that either side has."""
-        names = set(self._source.table_names(db))
+        names = set(self._comparison.source.table_names(db))
         try:
-            names |= set(self._target.table_names(self._target_name(db)))
+            names |= set(self._comparison.target.table_names(self._comparison.replica(db)))
         except ObjectNotFound:
             return set()  # one difference tells it: the database is missing
-        return set(filter(self._comparing.patterns.match, names))
+        return set(filter(self._comparison.patterns.match, names))
 
     # ---- what is due ----------------------------------------------------------------------------------------------
 
@@ -244,21 +175,24 @@ class _Run:
     def _size(self, db: str, name: str) -> int:
         """Bytes of a table as of its last comparison; of one of which they are not known, by listing it."""
         known = self._memories[db].tables[name].size
-        return self._comparing.tables(db, [name], level="size").bytes if known is None else known
+        if known is not None:
+            return known
+        return verify(replace(self._comparison, level="size"), (), self._runtime, tables={db: [name]}).bytes
 
     # ---- comparing ------------------------------------------------------------------------------------------------
 
     def compare_databases(self) -> None:
         """Their own properties, and their functions."""
         for db in self._memories:
-            found = self._comparing.databases([db])
+            found = verify(self._comparison, [db], self._runtime, tables={})
             self._count(found)
             if found.differing:
                 self._candidates.append(Candidate(Batch(db, [OWN]), found, frozenset([OWN])))
 
     def compare(self, batch: Batch) -> None:
         """Compares some tables, and notes when for those that are the same."""
-        found = self._comparing.tables(batch.db, batch.names, share=(batch.share, batch.shares))
+        part = batch.share, batch.shares
+        found = verify(self._comparison, (), self._runtime, tables={batch.db: batch.names}, part=part)
         self._count(found, batch.shares)
         self._compared += len(batch.names)
         differing = frozenset(map(table_of, found.differing))
@@ -281,7 +215,7 @@ class _Run:
             self._differences(suspect, late)
             tables = self._memories[batch.db].tables
             for name in late - {OWN}:
-                tables[name] = tables[name]._replace(tried=self._clock())
+                tables[name] = tables[name]._replace(tried=self._runtime.clock())
             for name in suspect.names - late - {OWN}:
                 self._note(batch, name, "different", suspect.found.bytes)
         self._unsaved = True
@@ -289,7 +223,7 @@ class _Run:
     def _note(self, batch: Batch, name: str, outcome: str, size: int) -> None:
         tables = self._memories[batch.db].tables
         known = size if len(batch.names) == 1 else tables[name].size
-        tables[name] = TableMemory(self._clock(), outcome, known, (batch.share + 1) % batch.shares)
+        tables[name] = TableMemory(self._runtime.clock(), outcome, known, (batch.share + 1) % batch.shares)
         self._report.sampled += 1
         self._report.partly += batch.shares > 1
         self._unsaved = True
@@ -312,21 +246,21 @@ class _Run:
         """The target's event, as of the beginning: a load that is at work meanwhile moves it at its end, and what it
         had half done was compared."""
         try:
-            mark = self._target.database(self._target_name(db)).parameters.get(LAST_ID, "")
+            mark = self._comparison.target.database(self._comparison.replica(db)).parameters.get(LAST_ID, "")
         except ObjectNotFound:
             return None
         return int(mark) if mark.isdigit() else None
 
     def _changed_since(self, db: str, names: Set[str]) -> Set[str]:
         after = self._events[db]
-        return set() if after is None else changed_by_events(self._source, after, db, names)
+        return set() if after is None else changed_by_events(self._comparison.source, after, db, names)
 
     # ---- memory ---------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         if self._unsaved:
             for db, memory in self._memories.items():
-                write_memory(self._place, self._target_name(db), memory)
+                write_memory(self._place, self._comparison.replica(db), memory)
             self._saved, self._unsaved = clocks.monotonic(), False
 
     def finish(self) -> Sampled:
@@ -334,7 +268,7 @@ class _Run:
         known = [about for memory in self._memories.values() for about in memory.tables.values()]
         compared = [about.verified for about in known if about.outcome]
         report.never = len(known) - len(compared)
-        report.oldest = round(max(0.0, self._clock() - min(compared)), 3) if compared else None
+        report.oldest = round(max(0.0, self._runtime.clock() - min(compared)), 3) if compared else None
         different = sorted(
             f"{db}.{name}"
             for db, memory in self._memories.items()

@@ -12,22 +12,18 @@ import time as clocks
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from replicator.compare.compare_files import FilePair, FilesCompared, FileTask, compare_files
 from replicator.compare.compare_metadata import MetadataComparison
+from replicator.compare.comparison import Comparison, Level
 from replicator.compare.differences import Difference, Differences
 from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.policy import same_metastore
-from replicator.core.progress import Progress
 from replicator.core.report import Report
-from replicator.core.table_format import SUPPORTED, FormatChoice
+from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
-from replicator.events.scope import Patterns
-from replicator.metastore.client import MetastoreReader
 
-Level = Literal["metadata", "size", "checksum"]
 Later = tuple[FilePair, int, int]  # an object, and the files and bytes of it that are still to be read
 
 TASK_OBJECTS = 500  # of a Spark task, which costs 25 to 50 ms before it does anything
@@ -56,38 +52,27 @@ class Verified(Report):
 
 
 def verify(
-    source: MetastoreReader,
-    target: MetastoreReader,
+    comparison: Comparison,
     databases: Sequence[str],
+    runtime: Runtime,
     *,
-    rename: Sequence[tuple[str, str]] = (),
-    map_locations: Sequence[tuple[str, str]] = (),
-    patterns: Patterns | None = None,
     tables: Mapping[str, Sequence[str]] | None = None,
-    level: Level = "checksum",
     part: tuple[int, int] = (0, 1),
-    formats: FormatChoice = SUPPORTED,
-    engine: AutoEngine,
-    progress: Progress,
 ) -> Verified:
     """Compares databases of the source with what they are on the target.
 
-    rename, map_locations: as the loads were given them; map_locations is needed only for partitions and properties that
-    lie neither in their table nor in their database. tables: by database only these, by their source names; no other is
-    asked for. Of `databases` then only their own properties and their functions are compared. part: (number, of how
-    many) of the files' contents to read; names and sizes are compared all. formats: as the loads were given it. Raises
-    ObjectNotFound for a database the source does not have."""
-    began = clocks.monotonic()
+    tables: by database only these, by their source names; no other is asked for. Of `databases` then only their own
+    properties and their functions are compared. part: (number, of how many) of the files' contents to read; names and
+    sizes are compared all. Raises ObjectNotFound for a database the source does not have."""
+    began, level = clocks.monotonic(), comparison.level
     names = [name.lower() for name in databases]
     report = Verified(level=level, databases=list(dict.fromkeys([*names, *(tables or ())])))
-    with progress.task("compare objects") as advance:
-        metadata = MetadataComparison(
-            source, target, dict(rename), map_locations, patterns or Patterns(), advance, formats=formats
-        )
+    with runtime.progress.task("compare objects") as advance:
+        metadata = MetadataComparison(comparison, advance)
         pairs = _all_pairs(metadata, names) if tables is None else _chosen_pairs(metadata, names, tables)
-        later = _compare_pairs(pairs, level, part, engine, report, metadata.differences)
+        later = _compare_pairs(pairs, level, part, runtime, report, metadata.differences)
     if later:
-        _compare_large(later, level, part, engine, progress, report, metadata.differences)
+        _compare_large(later, level, part, runtime, report, metadata.differences)
     report.objects = metadata.objects
     report.differences, report.difference_count = metadata.differences.found, metadata.differences.count
     report.differing = sorted(metadata.differences.objects)
@@ -129,7 +114,7 @@ def _compare_pairs(
     pairs: Iterator[FilePair],
     level: Level,
     part: tuple[int, int],
-    engines: AutoEngine,
+    runtime: Runtime,
     report: Verified,
     differences: Differences,
 ) -> list[Later]:
@@ -141,7 +126,7 @@ def _compare_pairs(
     ahead, size = _look_ahead(pairs, level)
     if not ahead:
         return []
-    engine = engines.for_work(len(ahead), size)
+    engine = runtime.engines.for_work(len(ahead), size)
     objects = TASK_OBJECTS if engine.name == "spark" else THREAD_OBJECTS
     later: list[Later] = []
     for compared in engine.run(compare_files, _tasks(itertools.chain(ahead, pairs), level, part, objects)):
@@ -154,14 +139,13 @@ def _compare_large(
     later: Sequence[Later],
     level: Level,
     part: tuple[int, int],
-    engines: AutoEngine,
-    progress: Progress,
+    runtime: Runtime,
     report: Verified,
     differences: Differences,
 ) -> None:
-    engine = engines.for_work(sum(files for _, files, _ in later), sum(size for _, _, size in later))
+    engine = runtime.engines.for_work(sum(files for _, files, _ in later), sum(size for _, _, size in later))
     tasks = list(_shares(later, level, part))
-    with progress.task("compare large objects", total=len(tasks)) as advance:
+    with runtime.progress.task("compare large objects", total=len(tasks)) as advance:
         for compared in engine.run(compare_files, tasks):
             _take(compared, report, differences)
             advance(1)

@@ -18,6 +18,7 @@ from cmroot.log.captured import segments
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.compare.candidates import touched_names
+from replicator.compare.comparison import Comparison
 from replicator.compare.sampling import Budget, Sampled, verify_sample
 from replicator.errors import LeaseHeld, ObjectNotFound
 from replicator.policies.direction import Pair
@@ -61,20 +62,20 @@ def compare_some(steps: Steps, memory: Memory, *, enough: Callable[[], bool] = l
 
     try:
         sampled = verify_sample(
-            direction.source,
-            direction.target,
+            Comparison(
+                direction.source,
+                direction.target,
+                direction.renames(ready),
+                direction.map_locations,
+                direction.patterns,
+                formats=steps.policy.formats,
+            ),
             list(ready),
             Budget(budget.objects, budget.bytes),
             str(memory.place / "verified"),
-            rename=direction.renames(ready),
-            map_locations=direction.map_locations,
-            patterns=direction.patterns,
-            formats=steps.policy.formats,
-            engine=steps.runtime.engines,
-            progress=steps.runtime.progress,
+            steps.runtime,
             changed=changed,
             enough=enough,
-            clock=steps.runtime.clock,
         )
     except LeaseHeld:
         return None

@@ -13,9 +13,9 @@ from benchmarks.measure import Outcome, interleaved, median, timed
 from benchmarks.mixing import MixedWriter
 from benchmarks.onebyone import OneByOne
 from cmroot.root import ChangeRoot, create_or_open
+from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import NotificationEvent
-from replicator.core.progress import Silent
 from replicator.core.runtime import Runtime
 from replicator.dumps.reader import DumpReader
 from replicator.events.decode import decode
@@ -116,15 +116,8 @@ def _fetch_and_decode(source: ThriftMetastore, after: int, recorded: _Recorded) 
 
 
 def _prove(source: ThriftMetastore, target: ThriftMetastore, number: int) -> None:
-    found = verify(
-        source,
-        target,
-        ["mixed"],
-        rename=[("mixed", f"mixed_{number}")],
-        level="size",
-        engine=ground.engine(),
-        progress=Silent(),
-    )
+    both = Comparison(source, target, [("mixed", f"mixed_{number}")], level="size")
+    found = verify(both, ["mixed"], Runtime(ground.engine()))
     assert found.status == "same", found.differences[:5]
 
 

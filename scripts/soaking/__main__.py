@@ -18,10 +18,11 @@ from pathlib import Path
 from benchmarks.__main__ import DOCUMENT
 from benchmarks.measure import Outcome, record
 
+from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.policy import parse_policy
-from replicator.core.progress import Silent
+from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.demos.spark_sql import SparkSql
 from replicator.errors import Error
@@ -201,7 +202,7 @@ class Soak:
         databases = DATABASES if not self._asked.no_spark else DATABASES[:1]
         while True:
             try:
-                found = verify(here, there, databases, engine=local(), progress=Silent())
+                found = verify(Comparison(here, there), databases, Runtime(local()))
                 self.soaked.status, self.soaked.objects, self.soaked.files = found.status, found.objects, found.files
                 self.soaked.differences = [str(each) for each in found.differences[:20]]
             except Error as error:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from engines import local_engine
+from engines import local_runtime
 from plain_tables import KEYS
 from policies import Replication
 
 from cmroot.root import open_existing
+from replicator.compare.comparison import Comparison
 from replicator.compare.repair import RepairOptions, repair
 from replicator.compare.verify import Verified, verify
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table
-from replicator.core.progress import Silent
 
 
 @pytest.fixture
@@ -50,8 +49,7 @@ def replica(pair: Replication, name: str) -> Table:
 
 
 def compared(pair: Replication) -> Verified:
-    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
-    return verify(pair.source, pair.target, [pair.db("a").name], **reported)
+    return verify(Comparison(pair.source, pair.target), [pair.db("a").name], local_runtime())
 
 
 def everything(place: Path) -> dict[str, str]:
@@ -152,10 +150,10 @@ def test_a_repair_and_a_turned_policy_leave_the_data_where_it_is(pair: Replicati
     a = pair.db("a")
     pair.replica("a").alter("landing", note="by hand")
     before = everything(pair.here / "lake")
-    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
     options = RepairOptions(a.name, cmroot=pair.keys["target_cmroot"])
 
-    done = repair(open_existing(pair.keys["cmroot"]), pair.source, pair.target, options, **reported)
+    root, both = open_existing(pair.keys["cmroot"]), Comparison(pair.source, pair.target)
+    done = repair(root, both, pair.target, options, local_runtime())
     assert (done.status, done.files_copied) == ("repaired", 0)
     pair.turn()
     pair.replica("a").alter("landing", note="by the new primary")

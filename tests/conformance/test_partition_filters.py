@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from engines import local_engine
+from engines import local_engine, local_runtime
 from plain_tables import PlainDatabase
 from policies import Replication
 
 from cmroot.root import open_existing
 from replicator.captures.capture import capture
+from replicator.compare.comparison import Comparison
 from replicator.compare.repair import RepairOptions, repair
 from replicator.compare.sampling import Budget, verify_sample
 from replicator.compare.verify import verify
@@ -68,24 +69,17 @@ def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others
     assert (run.status, replicated(pair)) == ("synced", {"p=2027": ["newer"]})
 
     way = look(pair.sides(), None)
-    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
-    same = verify(pair.source, pair.target, [a.name], patterns=way.patterns, **reported)
+    both, runtime = Comparison(pair.source, pair.target, patterns=way.patterns), local_runtime()
+    same = verify(both, [a.name], runtime)
     assert (same.status, same.difference_count) == ("same", 0)
-    assert verify(pair.source, pair.target, [a.name], **reported).differences[0].kind == "partition missing"
-    sampled = verify_sample(
-        pair.source,
-        pair.target,
-        [a.name],
-        Budget(tables=10),
-        str(pair.here / "verified"),
-        patterns=way.patterns,
-        **reported,
-    )
+    whole = replace(both, patterns=Patterns())
+    assert verify(whole, [a.name], runtime).differences[0].kind == "partition missing"
+    sampled = verify_sample(both, [a.name], Budget(tables=10), str(pair.here / "verified"), runtime)
     assert sampled.status == "same"
     damaged = pair.replica("a").home / "t" / "p=2027" / "newer"
     damaged.write_text("rotten")
-    options = RepairOptions(a.name, patterns=way.patterns, cmroot=pair.keys["target_cmroot"])
-    repaired = repair(open_existing(pair.keys["cmroot"]), pair.source, pair.target, options, **reported)
+    options = RepairOptions(a.name, cmroot=pair.keys["target_cmroot"])
+    repaired = repair(open_existing(pair.keys["cmroot"]), both, pair.target, options, runtime)
     assert (repaired.status, repaired.files_copied, replicated(pair)) == ("repaired", 1, {"p=2027": ["newer"]})
 
 

@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from engines import local_engine
+from engines import local_runtime
 from faults import Fault, run_with
 from plain_tables import PlainDatabase
 from policies import Replication
 from test_crash import BusySource
 
+from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.model import EXTERNAL
-from replicator.core.progress import Silent
 from replicator.errors import ObjectNotFound
 from replicator.metastore.thrift import connect
 from replicator.replay.places.retired import has_retired, sweep_retired
@@ -40,8 +39,7 @@ def fill(pair: Replication, place: str, generation: int, count: int = FILES) -> 
 
 def is_same(pair: Replication) -> None:
     """Files and metadata, whatever the places."""
-    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
-    found = verify(pair.source, pair.target, [pair.db("a").name], **reported)
+    found = verify(Comparison(pair.source, pair.target), [pair.db("a").name], local_runtime())
     assert found.difference_count == 0, found.differences[:5]
 
 
@@ -336,8 +334,8 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     run = pair.sync()
     assert not has_retired(pair.keys["target_cmroot"])
     assert run.reverse and run.files_copied == 5  # three are of the table that has another name now
-    reported: dict[str, Any] = {"engine": local_engine(), "progress": Silent()}
-    assert verify(pair.target, pair.source, [a.name], **reported).differences == []
+    back = Comparison(pair.target, pair.source)
+    assert verify(back, [a.name], local_runtime()).differences == []
     assert pair.source.table(a.name, "days").location == home["days"]
     (found,) = pair.source.partitions(a.name, "days", ["p=1"])
     assert found[0].location == f"{home['days']}/p=1"
@@ -346,7 +344,7 @@ def test_roles_turned_the_source_gets_its_own_layout_back(pair: Replication) -> 
     assert not any(".published" in str(place) for place in locations)
     (places(pair, "days")["p=1"] / "increment").write_text("6")
     assert pair.sync().kind == "incremental"
-    assert verify(pair.target, pair.source, [a.name], **reported).differences == []
+    assert verify(back, [a.name], local_runtime()).differences == []
 
 
 def test_what_somebody_lies_in_again_is_not_swept(pair: Replication) -> None:

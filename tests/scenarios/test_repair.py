@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.listing import list_tree
 from replicator.captures.capture import capture
 from replicator.compare import repair as repairs
+from replicator.compare.comparison import Comparison
 from replicator.compare.repair import RepairOptions
 from replicator.compare.repaired import Repaired
 from replicator.compare.verify import Verified, verify
@@ -77,11 +78,12 @@ class Shop:
         return load(dump, self.target.metastore, chosen, RUNTIME)
 
     def options(self, **changes: Any) -> RepairOptions:
-        known = {"db": self.source.name, "rename": self.target.name, "cmroot": str(self.cmroot)}
+        known = {"db": self.source.name, "cmroot": str(self.cmroot)}
         return RepairOptions(**{**known, **changes})
 
-    def repair(self, **changes: Any) -> Repaired:
-        return repairs.repair(self.root, self.source.metastore, self.target.metastore, self.options(**changes), RUNTIME)
+    def repair(self, how: Comparison | None = None, **changes: Any) -> Repaired:
+        both = how or self.comparison
+        return repairs.repair(self.root, both, self.target.metastore, self.options(**changes), RUNTIME)
 
     def command(self) -> list[str]:
         """The same repair, for a process of its own."""
@@ -104,20 +106,15 @@ class Shop:
         ]
 
     def planned(self, **changes: Any) -> dict[str, Any]:
-        with repairs.planned(
-            self.root, self.source.metastore, self.target.metastore, self.options(**changes), RUNTIME
-        ) as plan:
+        with repairs.planned(self.root, self.comparison, self.options(**changes), RUNTIME) as plan:
             return plan.described(self.target.metastore, RUNTIME).to_dict()
 
     def verify(self) -> Verified:
-        return verify(
-            self.source.metastore,
-            self.target.metastore,
-            [self.source.name],
-            rename=[(self.source.name, self.target.name)],
-            engine=RUNTIME.engines,
-            progress=Silent(),
-        )
+        return verify(self.comparison, [self.source.name], RUNTIME)
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison(self.source.metastore, self.target.metastore, [(self.source.name, self.target.name)])
 
     def checkpoint(self) -> dict[str, str]:
         parameters = self.target.metastore.database(self.target.name).parameters
@@ -211,7 +208,7 @@ def test_exactly_the_files_that_differ_are_copied(shop: Shop) -> None:
 
 def test_by_size_a_file_of_the_right_size_and_time_is_trusted(shop: Shop) -> None:
     overwrite(shop.target.home / "sales/f1", "0ne" * 100)
-    assert shop.repair(level="size").status == "same"
+    assert shop.repair(replace(shop.comparison, level="size")).status == "same"
     assert shop.repair().bytes_copied == 300
 
 
@@ -443,7 +440,7 @@ def test_a_database_without_a_checkpoint_needs_a_bootstrap(shop: Shop) -> None:
     with pytest.raises(BootstrapNeeded, match="no checkpoint"):
         shop.repair()
     with pytest.raises(ObjectNotFound):
-        shop.repair(rename="nosuch")
+        shop.repair(replace(shop.comparison, rename=[(shop.source.name, "nosuch")]))
 
 
 def test_another_sources_replica_is_refused(shop: Shop, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import capture
 from replicator.cli.main import run
+from replicator.compare.comparison import Comparison
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
 from replicator.core.progress import Silent
@@ -63,21 +64,12 @@ class Replica:
         options = LoadOptions(cmroot=str(self.work / "target-cmroot"), rename=[(self.source.name, self.target.name)])
         load(place, self.target.metastore, options, RUNTIME)
 
-    def sample(self, tables: int | None = None, size: int | None = None, **options: Any) -> Sampled:
+    def sample(self, tables: int | None = None, size: int | None = None, **how: Any) -> Sampled:
         """One run, a minute after the last."""
         self.now += 60
-        return verify_sample(
-            self.source.metastore,
-            self.target.metastore,
-            [self.source.name],
-            Budget(tables, size),
-            self.place,
-            rename=[(self.source.name, self.target.name)],
-            engine=RUNTIME.engines,
-            progress=Silent(),
-            clock=lambda: self.now,
-            **options,
-        )
+        both = Comparison(self.source.metastore, self.target.metastore, [(self.source.name, self.target.name)], **how)
+        runtime = replace(RUNTIME, clock=lambda: self.now)
+        return verify_sample(both, [self.source.name], Budget(tables, size), self.place, runtime)
 
     def remembered(self) -> dict[str, TableMemory]:
         return read_memory(self.place, self.target.name)[0].tables

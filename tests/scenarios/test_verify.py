@@ -18,6 +18,7 @@ from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import local_path
 from replicator.captures.capture import capture
 from replicator.compare import compare_files, verify
+from replicator.compare.comparison import Comparison
 from replicator.compare.differences import Difference, Differences, Homes, compare
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import (
@@ -139,9 +140,7 @@ class Replica:
     undo: list[Callable[[], object]] = field(default_factory=list)
 
     def verify(self, **options: Any) -> verify.Verified:
-        return verify.verify(
-            self.source, self.target, [self.db], engine=RUNTIME.engines, progress=Silent(), **(self.options | options)
-        )
+        return verify.verify(Comparison(self.source, self.target, **(self.options | options)), [self.db], RUNTIME)
 
     def only(self, **options: Any) -> Difference:
         """The one difference there is."""
@@ -307,7 +306,7 @@ def test_executors_find_what_threads_find(replica: Replica) -> None:
         LocalEngine(2), SparkEngine("local[2]", {}, lambda: spark_environment(find_java(os.environ))), "spark"
     )
     try:
-        report = verify.verify(replica.source, replica.target, [replica.db], engine=spark, progress=Silent())
+        report = verify.verify(Comparison(replica.source, replica.target), [replica.db], Runtime(spark))
     finally:
         spark.stop()
     assert report.differences == [replica.only()]
@@ -493,7 +492,7 @@ def test_a_database_that_is_missing_is_a_difference_on_the_target_and_an_error_a
     found = replica.only(rename=[(replica.db, "nowhere")])
     assert (found.object, found.kind) == (replica.db, "database missing")
     with pytest.raises(ObjectNotFound):
-        verify.verify(replica.source, replica.target, ["nowhere"], engine=RUNTIME.engines, progress=Silent())
+        verify.verify(Comparison(replica.source, replica.target), ["nowhere"], RUNTIME)
 
 
 # ---- without a metastore ------------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engines import local_engine
+from engines import local_engine, local_runtime
 from spark_sql import SparkSql
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.captures.capture import capture
 from replicator.captures.recording import Captured
+from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
@@ -209,16 +210,10 @@ class Pair:
 
     def differences(self) -> list[str]:
         """What `compare` finds between the two sides of this pair, and what the product's own verify finds."""
-        verified = verify(
-            self.source,
-            self.target,
-            [self.db],
-            rename=[(self.db, self.replica)],
-            map_locations=self.mappings,
-            patterns=Patterns.parse(self.include),
-            engine=local_engine(),
-            progress=Silent(),
+        both = Comparison(
+            self.source, self.target, [(self.db, self.replica)], self.mappings, Patterns.parse(self.include)
         )
+        verified = verify(both, [self.db], local_runtime())
         return [*compare(self), *(f"verify: {each}" for each in verified.differences)]
 
     def cleanup(self) -> None:
