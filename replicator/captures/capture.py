@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time as clocks
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from cmroot.keep.recycle import sweep_incoming
 from cmroot.lease import Lease, acquire
@@ -24,9 +25,8 @@ from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
 from replicator.captures.uncaptured import Key, Sight, parse_name
 from replicator.captures.walk import refresh_tables, walk_database
-from replicator.core.engine import AutoEngine
 from replicator.core.model import Database, NotificationEvent
-from replicator.core.progress import Progress
+from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
 from replicator.errors import BootstrapNeeded, ObjectNotFound
 from replicator.events.compare import same_database
@@ -49,49 +49,48 @@ from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends the capture
 
 
-def capture(
-    source: MetastoreReader,
-    root: ChangeRoot,
-    *,
-    databases: Sequence[str] = (),
-    everything: bool = False,
-    scan: bool = True,
-    compare: bool = True,
-    deep: bool = False,
-    repair: bool = False,
-    keeper: str = "auto",
-    empty: Sequence[str] = (),
-    engine: AutoEngine,
-    progress: Progress,
-    clock: Callable[[], float] = clocks.time,
-) -> Captured:
-    """Brings the captured log up to now. May run again at any time, also after a crash.
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What is captured, and how.
 
     databases: captured from now on, beside those captured before. None at all: those captured before; with
     `everything`, or where nothing was captured before, every database of the metastore but a drill's.
     scan: look for changes that left no event, in directories and, with `compare`, in the metastore: databases,
     functions and tables. deep: compare partitions one by one, too.
     repair: after lost events, compare everything instead of raising BootstrapNeeded.
-    keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none. Raises KeepError
-    when a store can keep nothing.
+    keeper: how bytes are kept: auto (for each store what it can have), link, version, copy or none.
     empty: tables (`db.table`) and partitions (`db.table/name`) without a directory that are really empty: without that
-    word, what nobody can see keeps the files that the log knows. Raises UsageError for what is not captured."""
+    word, what nobody can see keeps the files that the log knows."""
+
+    databases: Sequence[str] = ()
+    everything: bool = False
+    scan: bool = True
+    compare: bool = True
+    deep: bool = False
+    repair: bool = False
+    keeper: str = "auto"
+    empty: Sequence[str] = ()
+
+
+def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureOptions, runtime: Runtime) -> Captured:
+    """Brings the captured log up to now. May run again at any time, also after a crash. Raises BootstrapNeeded for
+    lost events, KeepError when a store can keep nothing, UsageError for `empty` objects that are not captured."""
     began = clocks.monotonic()
     with acquire(root.place, "capture") as lease:
         lease.check()
         sweep_incoming(root.place)
         sweep_log(root.place, lease)
         with open_manifest(root) as manifest:
-            run = _Run(source, root, manifest, keeper, engine, progress, clock, lease)
+            run = _Run(source, root, manifest, options.keeper, runtime, lease)
             try:
-                run.read(first=True, repair=repair)
-                run.walk_new(_wanted(source, manifest, databases, everything=everything))
-                if (scan and compare) or run.holed:
-                    run.compare(deep=deep or run.holed)
+                run.read(first=True, repair=options.repair)
+                run.walk_new(_wanted(source, manifest, options.databases, everything=options.everything))
+                if (options.scan and options.compare) or run.holed:
+                    run.compare(deep=options.deep or run.holed)
                 looked = clocks.monotonic()
-                if scan or run.holed:
+                if options.scan or run.holed:
                     run.scan()
-                run.settle([parse_name(text) for text in empty])
+                run.settle([parse_name(text) for text in options.empty])
                 run.report.scan_seconds = round(clocks.monotonic() - looked, 3)
                 report = run.publish()
             except BaseException:
@@ -121,19 +120,11 @@ class _Run:
     """One capture at work: the records so far, and the manifest as it will be."""
 
     def __init__(
-        self,
-        source: MetastoreReader,
-        root: ChangeRoot,
-        manifest: Manifest,
-        keeper: str,
-        engine: AutoEngine,
-        progress: Progress,
-        clock: Callable[[], float],
-        lease: Lease,
+        self, source: MetastoreReader, root: ChangeRoot, manifest: Manifest, keeper: str, runtime: Runtime, lease: Lease
     ) -> None:
-        self._source, self._root, self._manifest, self._progress = source, root, manifest, progress
-        self._log = Recording(source, root, manifest, clock, lease)
-        self._contents = Contents(self._log, root.place, keeper, engine, progress)
+        self._source, self._root, self._manifest, self._progress = source, root, manifest, runtime.progress
+        self._log = Recording(source, root, manifest, runtime.clock, lease)
+        self._contents = Contents(self._log, root.place, keeper, runtime)
         self._dirty: dict[tuple[str, str], None] = {}
         self._intercepts = Intercepts(root.place)
         self._sight = Sight()

@@ -20,9 +20,8 @@ from replicator.captures.recording import Recording
 from replicator.captures.renames import followed
 from replicator.captures.uncaptured import Empty, Key, Sight, Uncaptured, gathered
 from replicator.captures.unnamed import not_text, remember, remembered
-from replicator.core.engine import AutoEngine
 from replicator.core.not_replicated import NotReplicated
-from replicator.core.progress import Progress
+from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
 from replicator.events.decode import NamedFile
 from replicator.events.record import Change, ChangeFiles
@@ -33,9 +32,9 @@ LIST_BATCH = 500  # objects of a listing task, at most
 class Contents:
     """Files of one capture."""
 
-    def __init__(self, log: Recording, root: str, keeper: str, engine: AutoEngine, progress: Progress) -> None:
+    def __init__(self, log: Recording, root: str, keeper: str, runtime: Runtime) -> None:
         """root: the place of the `$cmroot`; keeper: as asked for."""
-        self._log, self._root, self._engine, self._progress = log, root, engine, progress
+        self._log, self._root, self._runtime = log, root, runtime
         self.keepers = Keepers(root, keeper, log.report.warnings.append)
         self._named: dict[tuple[str, str, str], dict[str, int]] = {}  # object -> file name -> position that names it
         self._written: dict[tuple[str, str], int] = {}
@@ -78,8 +77,8 @@ class Contents:
             return []
         missing: list[tuple[DataObject, str]] = []
         taken = under_way(self._root)
-        engine = self._engine.for_work(count)
-        with self._progress.task("list and keep files", total=count) as advance:
+        engine = self._runtime.engines.for_work(count)
+        with self._runtime.progress.task("list and keep files", total=count) as advance:
             postponed = True
             while postponed:
                 postponed = False

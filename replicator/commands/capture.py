@@ -70,22 +70,19 @@ def capture(options: CaptureOptions) -> Captured:
     if options.follow and options.empty:
         raise UsageError("--empty is about one capture", hint="capture once with it, then follow without")
     root = create_or_open(options.cmroot)
-    with options.engines() as engine, options.connected(options.source) as source:
+    wanted = capturing.CaptureOptions(
+        names(options.db),
+        everything=options.all_databases,
+        scan=options.scan,
+        deep=options.deep,
+        repair=options.repair,
+        keeper=options.keeper or "auto",
+        empty=options.empty,
+    )
+    with options.runtime() as runtime, options.connected(options.source) as source:
 
         def once() -> Captured:
-            return capturing.capture(
-                source,
-                root,
-                databases=names(options.db),
-                everything=options.all_databases,
-                scan=options.scan,
-                deep=options.deep,
-                repair=options.repair,
-                keeper=options.keeper or "auto",
-                empty=options.empty,
-                engine=engine,
-                progress=options.teller,
-            )
+            return capturing.capture(source, root, wanted, runtime)
 
         def one() -> float:
             options.reported(once())

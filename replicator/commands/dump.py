@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from cmroot.root import create_or_open, open_existing
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.captures.recording import Captured
 from replicator.commands.base import names, point, verb
 from replicator.commands.of_policy import Selecting
+from replicator.core.runtime import Runtime
 from replicator.core.table_format import SUPPORTED, FormatChoice
-from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps import dump as dumping
+from replicator.dumps.dump import Dumped
 from replicator.dumps.preview import DumpPlan, preview
 from replicator.dumps.slots import confirmed
 from replicator.errors import UsageError
@@ -77,23 +79,21 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
     BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root."""
     if options.empty and not options.capture_first:
         raise UsageError("--empty is a word to the capture, and --no-capture leaves that out", hint="give one of them")
-    if options.dry_run:
-        return _planned(options)
-    observed, epochs = _captured(options) if options.capture_first else (None, None)
-    report = write_dump(
-        create_or_open(options.cmroot),
-        options.out,
-        source=options.settings.metastore_uri(options.source),
-        databases=names(options.db),
-        patterns=options.patterns,
+    wanted = dumping.DumpOptions(
+        options.settings.metastore_uri(options.source),
+        names(options.db),
+        options.patterns,
         since=point(options.since),
         until=point(options.until),
         slot=options.slot,
-        epochs=epochs,
         formats=options.formats or SUPPORTED,
-        progress=options.teller,
-        keys=options.keys(options.key_file),
     )
+    if options.dry_run:
+        return _planned(options, wanted)
+    with options.runtime() as runtime:
+        observed, epochs = _captured(options, runtime) if options.capture_first else (None, {})
+        wanted = replace(wanted, epochs=epochs, keys=options.keys(options.key_file))
+        report = dumping.write_dump(create_or_open(options.cmroot), options.out, wanted, runtime)
     if observed is not None:
         report.captured, report.warnings = observed.records, observed.warnings
         if report.from_event is None:  # a bootstrap's records are a state; what the scan found is in it
@@ -101,40 +101,26 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
     return report
 
 
-def _captured(options: DumpOptions) -> tuple[Captured, dict[str, int]]:
+def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[str, int]]:
     """The capture before a dump, and the epochs of the source's databases."""
     databases = names(options.db)
     with options.connected(options.source) as metastore:
         epochs = epochs_to_dump(metastore, databases, allow_replica=options.allow_replica, draining=options.draining)
     root = create_or_open(options.cmroot)
     whole = options.since is None and not (options.slot and confirmed(root.place, options.slot))
-    with options.engines() as engine, options.connected(options.source) as metastore:
-        observed = capture(
-            metastore,
-            root,
-            databases=databases,
-            scan=options.scan,
-            deep=options.deep,
-            repair=whole,
-            keeper=options.keeper or "auto",
-            empty=options.empty,
-            engine=engine,
-            progress=options.teller,
-        )
-    return observed, epochs
-
-
-def _planned(options: DumpOptions) -> DumpPlan:
-    databases, patterns = names(options.db), options.patterns
+    wanted = CaptureOptions(
+        databases,
+        scan=options.scan,
+        deep=options.deep,
+        repair=whole,
+        keeper=options.keeper or "auto",
+        empty=options.empty,
+    )
     with options.connected(options.source) as metastore:
-        epochs_to_dump(metastore, databases, allow_replica=options.allow_replica)
-        return preview(
-            metastore,
-            open_existing(options.cmroot),
-            options.out,
-            databases,
-            patterns,
-            point(options.since),
-            point(options.until),
-            options.slot,
-        )
+        return capture(metastore, root, wanted, runtime), epochs
+
+
+def _planned(options: DumpOptions, wanted: dumping.DumpOptions) -> DumpPlan:
+    with options.connected(options.source) as metastore:
+        epochs_to_dump(metastore, wanted.databases, allow_replica=options.allow_replica)
+        return preview(metastore, open_existing(options.cmroot), options.out, wanted)

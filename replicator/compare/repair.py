@@ -19,9 +19,7 @@ from pathlib import Path
 import xxhash
 
 from cmroot.log.captured import segments
-from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
-from cmroot.store.scratch import scratch
 from replicator.captures.fold import read_records
 from replicator.compare.comparison import Comparison
 from replicator.compare.repaired import Repaired, RepairPlan
@@ -29,7 +27,7 @@ from replicator.compare.verify import Verified, verify
 from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE
-from replicator.dumps.dump import write_dump
+from replicator.dumps.dump import DumpOptions, temporary_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused, UsageError
@@ -151,7 +149,9 @@ def planned(
     if not names and not begun:  # one that was killed at its very end still has its mark to take off
         yield DecidedRepair(comparison, options, point, found, [], None, chosen, lacking)
         return
-    with _state(root, comparison, options, tables, point, runtime) as reader:
+    with temporary_dump(
+        root, "repair", _state(root, comparison, options, tables, point), runtime, options.scratch
+    ) as reader:
         _require_tables(reader, options)
         yield DecidedRepair(comparison, options, point, found, tables, reader, chosen, lacking)
 
@@ -253,17 +253,10 @@ def _said(comparison: Comparison, options: RepairOptions) -> list[NotReplicated]
     return [each for each in said if "." not in each.object or held.match(each.object.partition(".")[2])]
 
 
-@contextmanager
 def _state(
-    root: ChangeRoot,
-    comparison: Comparison,
-    options: RepairOptions,
-    tables: Sequence[str],
-    point: Point,
-    runtime: Runtime,
-) -> Iterator[DumpReader]:
-    """The tables at a point, as a passing dump. Its id says what is repaired, so that one that was killed knows its
-    own; what it names is pinned in the root for as long."""
+    root: ChangeRoot, comparison: Comparison, options: RepairOptions, tables: Sequence[str], point: Point
+) -> DumpOptions:
+    """The dump of the tables at a point. Its id says what is repaired, so that one that was killed knows its own."""
     filters = {name: each.text for name, each in comparison.patterns.partitions.items()}
     about = [
         root.id,
@@ -275,23 +268,8 @@ def _state(
         filters,
     ]
     key = REPAIR + xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
-    with scratch("repair", options.scratch) as here:
-        place = str(here / "dump")
-        write_dump(
-            root,
-            place,
-            source=comparison.source.uri,
-            databases=[options.db],
-            patterns=Patterns.of_names(tables, comparison.patterns.partitions),
-            until=point,
-            id=key,
-            empty=True,
-            progress=runtime.progress,
-        )
-        try:
-            yield DumpReader(place)
-        finally:
-            unpin_dump(root.place, key)
+    patterns = Patterns.of_names(tables, comparison.patterns.partitions)
+    return DumpOptions(comparison.source.uri, [options.db], patterns, until=point, id=key, empty=True)
 
 
 def _require_tables(reader: DumpReader, options: RepairOptions) -> None:

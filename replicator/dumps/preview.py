@@ -12,8 +12,7 @@ from cmroot.root import ChangeRoot
 from replicator.captures.fold import open_manifest, read_records
 from replicator.captures.manifest import Manifest
 from replicator.core.report import Report
-from replicator.dumps.dump import begin_of_dump
-from replicator.dumps.points import resolve_until
+from replicator.dumps.dump import DumpOptions, range_of_dump
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 
@@ -42,27 +41,18 @@ class DumpPlan(Report):
         return {name: value for name, value in super().to_dict().items() if name not in absent}
 
 
-def preview(
-    source: MetastoreReader,
-    root: ChangeRoot,
-    out: str,
-    databases: Sequence[str],
-    patterns: Patterns,
-    since: str | None,
-    until: str | None,
-    slot: str,
-) -> DumpPlan:
+def preview(source: MetastoreReader, root: ChangeRoot, out: str, options: DumpOptions) -> DumpPlan:
     """What a dump of what is captured by now would hold; the source is not captured first. Raises as `write_dump`."""
     with acquire(root.place, "dump"), open_manifest(root) as manifest:
         log = segments(root.place)
-        end = resolve_until(log, until)
-        begin = begin_of_dump(root, log, since, slot)
+        begin, end = range_of_dump(root, log, options)
+        databases, patterns = options.databases, options.patterns
         found = (
             _count_state(manifest, databases, patterns)
             if begin is None
             else _count_range(root, begin.position, end.position, databases, patterns)
         )
-        waiting = max(0, source.current_event_id() - (manifest.event or 0)) if until is None else 0
+        waiting = max(0, source.current_event_id() - (manifest.event or 0)) if options.until is None else 0
     return DumpPlan(
         dump=out,
         kind="bootstrap" if begin is None else "incremental",

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from cmroot.log.captured import segments
 from cmroot.store.scratch import scratch
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
+from replicator.core.runtime import Runtime
 from replicator.events.scope import captured_databases
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import Cleaning, Page, plan
@@ -113,16 +114,8 @@ class Housekeeping(Job[Page, Housekept]):
                 writing.set_state(work, "forgotten", day)
 
     def _capture(self) -> None:
-        capture(
-            self.metastore,
-            self.root,
-            databases=self.options.databases,
-            everything=self.options.everything,
-            scan=self.options.scan,
-            engine=self.engine,
-            progress=self.progress,
-            clock=self.clock,
-        )
+        chosen = CaptureOptions(self.options.databases, self.options.everything, self.options.scan)
+        capture(self.metastore, self.root, chosen, Runtime(self.engine, self.progress, self.clock))
 
     def _schedule(self, fold: Path | None) -> None:
         self._items.prepare(self.root)

@@ -16,18 +16,15 @@ from typing import Any
 import xxhash
 
 from cmroot.log.captured import segments
-from cmroot.pins import unpin_dump
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join, normal
 from cmroot.store.resolve import located
-from cmroot.store.scratch import scratch
 from replicator.core.model import Database
 from replicator.core.not_replicated import NotReplicated
-from replicator.core.progress import Progress
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
-from replicator.dumps.dump import write_dump
+from replicator.dumps.dump import DumpOptions, temporary_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
 from replicator.errors import ObjectNotFound, Refused, UsageError
@@ -177,7 +174,15 @@ def planned(
     into = (options.into or f"{options.db}_restored_{point.event}").lower()
     key = _key(root, options, point)
     existing = _existing(target, into, options, key)
-    with _state(root, str(log[-1].metadata.get("source", "")), options, point, key, runtime.progress) as reader:
+    state = DumpOptions(
+        str(log[-1].metadata.get("source", "")),
+        [options.db],
+        Patterns.parse([re.escape(name) for name in options.tables]),
+        until=point,
+        id=key,
+        empty=True,
+    )
+    with temporary_dump(root, "restore", state, runtime, options.scratch) as reader:
         tables = _tables(reader, options, point)
         location = _location(target, into, existing, options)
         live = existing is not None and relative(location, reader.metadata.locations[options.db]) == ""
@@ -206,31 +211,6 @@ def planned(
             load=describe(plan_load(reader, target, chosen), reader),
             warnings=_warnings(existing, key),
         )
-
-
-@contextmanager
-def _state(
-    root: ChangeRoot, source: str, options: RestoreOptions, point: Point, key: str, progress: Progress
-) -> Iterator[DumpReader]:
-    """The state at a point as a passing dump; what it names is pinned in the root for as long."""
-    patterns = Patterns.parse([re.escape(name) for name in options.tables])
-    with scratch("restore", options.scratch) as here:
-        place = str(here / "dump")
-        write_dump(
-            root,
-            place,
-            source=source,
-            databases=[options.db],
-            patterns=patterns,
-            until=point,
-            id=key,
-            empty=True,
-            progress=progress,
-        )
-        try:
-            yield DumpReader(place)
-        finally:
-            unpin_dump(root.place, key)
 
 
 def _key(root: ChangeRoot, options: RestoreOptions, point: Point) -> str:

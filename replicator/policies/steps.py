@@ -16,7 +16,7 @@ from cmroot.lease import acquire
 from cmroot.log.captured import Segment, segments
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, unpin_dump
 from cmroot.waiting import patiently
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.captures.uncaptured import sight_at
@@ -26,7 +26,7 @@ from replicator.core.policy import METADATA
 from replicator.core.roles import Role, mark_of, may_load_into
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE
-from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps.dump import Dumped, DumpOptions, write_dump
 from replicator.dumps.layout import INCREMENTAL, Point
 from replicator.dumps.points import point_at, resolve_until
 from replicator.dumps.reached import SCOPE, covers, reached
@@ -132,23 +132,18 @@ class Steps:
                 hint="patterns match whole names of databases; see `databases` in docs/policies.md",
             )
 
-        def once() -> Captured:
-            return capture(
-                self.direction.source,
-                self.direction.root,
-                databases=there,
-                scan=self.options.scan,
-                compare=self.options.compare,
-                deep=self.options.deep,
-                repair=True,
-                keeper=self.policy.keeper,
-                empty=self.options.empty,
-                engine=self.runtime.engines,
-                progress=self.runtime.progress,
-                clock=self.runtime.clock,
-            )
-
-        captured = patiently(once, self.options.patience)
+        chosen = CaptureOptions(
+            there,
+            scan=self.options.scan,
+            compare=self.options.compare,
+            deep=self.options.deep,
+            repair=True,
+            keeper=self.policy.keeper,
+            empty=self.options.empty,
+        )
+        captured = patiently(
+            lambda: capture(self.direction.source, self.direction.root, chosen, self.runtime), self.options.patience
+        )
         self.warnings += captured.warnings
         return captured
 
@@ -217,25 +212,19 @@ class Steps:
         begin = None if batch.begin is None else _point(log, batch.begin)
         out = self.dumps.place_of(resolve_until(log, None).event, id)
 
-        def once() -> Dumped:
-            return write_dump(
-                root,
-                out,
-                source=self.direction.source.uri,
-                databases=batch.databases,
-                patterns=self.direction.patterns,
-                since=begin,
-                slot="" if batch.bootstrap else slot,
-                id=id,
-                empty=True,
-                epochs=epochs,
-                formats=self.policy.formats,
-                progress=self.runtime.progress,
-                clock=self.runtime.clock,
-                keys=self.keys,
-            )
-
-        return patiently(once, self.options.patience)
+        chosen = DumpOptions(
+            self.direction.source.uri,
+            batch.databases,
+            self.direction.patterns,
+            since=begin,
+            slot="" if batch.bootstrap else slot,
+            id=id,
+            empty=True,
+            epochs=epochs,
+            formats=self.policy.formats,
+            keys=self.keys,
+        )
+        return patiently(lambda: write_dump(root, out, chosen, self.runtime), self.options.patience)
 
     def load(self, place: str) -> Loaded:
         """Replays one dump of the policy's; its pin in the source's root is not needed any more then."""

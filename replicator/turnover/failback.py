@@ -20,7 +20,7 @@ from cmroot.lease import Lease
 from cmroot.log.captured import segments
 from cmroot.pins import Hold, hold, iso, read_pins
 from cmroot.waiting import patiently
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.core.roles import Role
 from replicator.dumps.layout import Point
 from replicator.dumps.points import resolve_until
@@ -228,19 +228,8 @@ class _Failback:
         direction = self.direction()
         databases = [pair.replica for pair in self._old(direction)]
         if databases:
-            patiently(
-                lambda: capture(
-                    direction.target,
-                    direction.target_root,
-                    databases=databases,
-                    repair=True,
-                    keeper=self.sides.policy.keeper,
-                    engine=self.sides.runtime.engines,
-                    progress=self.sides.runtime.progress,
-                    clock=self.sides.runtime.clock,
-                ),
-                SETTLE,
-            )
+            chosen = CaptureOptions(databases, repair=True, keeper=self.sides.policy.keeper)
+            patiently(lambda: capture(direction.target, direction.target_root, chosen, self.sides.runtime), SETTLE)
         found, unknown = self._counted(direction)
         end = resolve_until(segments(direction.target_root.place), None)
         report = {

@@ -12,7 +12,7 @@ from datetime import timedelta
 from cmroot.lease import Lease
 from cmroot.log.captured import segments
 from cmroot.waiting import patiently
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.core.roles import Role
 from replicator.dumps.points import resolve_until
 from replicator.errors import Error, NotReached, Refused
@@ -173,19 +173,10 @@ class SwitchoverSteps:
         direction = self.direction()
         position = self._verified()
         databases = [pair.source for pair in direction.matching if pair.source is not None]
+        chosen = CaptureOptions([each.name for each in databases], repair=True, keeper=self.sides.policy.keeper)
         try:
             patiently(
-                lambda: capture(
-                    direction.source,
-                    direction.root,
-                    databases=[each.name for each in databases],
-                    repair=True,
-                    keeper=self.sides.policy.keeper,
-                    engine=self.sides.runtime.engines,
-                    progress=self.sides.runtime.progress,
-                    clock=self.sides.runtime.clock,
-                ),
-                timedelta(seconds=60),
+                lambda: capture(direction.source, direction.root, chosen, self.sides.runtime), timedelta(seconds=60)
             )
         except Error as error:
             return {"unknown": f"{type(error).__name__}: {error}"}

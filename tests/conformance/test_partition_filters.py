@@ -7,18 +7,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engines import local_engine, local_runtime
+from engines import local_runtime
 from plain_tables import PlainDatabase
 from policies import Replication
 
 from cmroot.root import open_existing
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.compare.comparison import Comparison
 from replicator.compare.repair import RepairOptions, repair
 from replicator.compare.sampling import Budget, verify_sample
 from replicator.compare.verify import verify
 from replicator.core.model import partition_spec
-from replicator.core.progress import Silent
 from replicator.errors import UsageError
 from replicator.events.scope import Patterns, matches_name
 from replicator.metastore.embedded.running import Running
@@ -89,7 +88,7 @@ def test_what_waits_outside_of_a_filter_is_no_lag(pair: Replication) -> None:
     a.add("t", {"2020": {"big": "x" * 1000}})
     a.write("t/p=2026", {"small": "y"})
     root = open_existing(pair.keys["cmroot"])
-    capture(pair.source, root, databases=[a.name], engine=local_engine(), progress=Silent())
+    capture(pair.source, root, CaptureOptions([a.name]), local_runtime())
     (found,) = lag(pair.policy, pair.source, pair.target).tables
     assert (found.table, found.bytes) == (f"{a.name}.t", 1)
 

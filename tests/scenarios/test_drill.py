@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from engines import local_engine
+from engines import local_runtime
 from faults import Fault, run_with
 from plain_tables import PlainDatabase
 from policies import Replication
@@ -19,11 +19,10 @@ from replication_fixture import command
 import replicator
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.captures.fold import read_records
 from replicator.checks.check import check
 from replicator.core.model import VIEW, Column, Storage, Table
-from replicator.core.progress import Silent
 from replicator.core.roles import Role
 from replicator.drills.drill import DrillOptions, drill
 from replicator.drills.drill_record import Drill, Drills
@@ -265,7 +264,7 @@ def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Replication) 
     run = pair.sync()
     assert (run.status, run.databases, run.left) == ("nothing", [f"{pair.name}_a"], [])
     everything = create_or_open(str(pair.here / "everything"))
-    capture(pair.target, everything, engine=local_engine(), progress=Silent())
+    capture(pair.target, everything, CaptureOptions(), local_runtime())
     captured = {record.change.touched_db for each in segments(everything.place) for record in read_records(each)}
     assert f"{pair.name}_a" in captured and shadow not in captured
     for metastore, role, more in ((pair.source, Role.REPLICA, 1), (pair.target, Role.PRIMARY, 2)):

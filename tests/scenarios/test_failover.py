@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import local_engine
+from engines import local_runtime
 from faults import Fault, run_with
 from metastores import MetastoreFactory
 from policies import Replication
 from replication_fixture import command
 
 from cmroot.root import open_existing
-from replicator.captures.capture import capture
-from replicator.core.progress import Silent
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.errors import LeaseHeld, MetastoreUnreachable, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
@@ -81,7 +80,7 @@ def interrupt(pair: Replication, fault: Fault) -> None:
 
 def captured(pair: Replication) -> None:
     """A capture without a load."""
-    capture(pair.source, open_existing(str(pair.here / "cmroot")), engine=local_engine(), progress=Silent())
+    capture(pair.source, open_existing(str(pair.here / "cmroot")), CaptureOptions(), local_runtime())
 
 
 def replicas(pair: Replication) -> set[str]:

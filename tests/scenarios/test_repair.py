@@ -18,17 +18,15 @@ from plain_tables import KEYS, PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.listing import list_tree
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.compare import repair as repairs
 from replicator.compare.comparison import Comparison
 from replicator.compare.repair import RepairOptions
 from replicator.compare.repaired import Repaired
 from replicator.compare.verify import Verified, verify
 from replicator.core.model import Column
-from replicator.core.progress import Silent
-from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps.dump import Dumped, DumpOptions, write_dump
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
-from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.replay.apply.load import Loaded, load
@@ -56,19 +54,11 @@ class Shop:
 
     def catch_up(self, **options: Any) -> Loaded:
         """Captures, dumps and loads: a bootstrap, then increments."""
-        capture(
-            self.source.metastore, self.root, databases=[self.source.name], engine=RUNTIME.engines, progress=Silent()
-        )
+        capture(self.source.metastore, self.root, CaptureOptions([self.source.name]), RUNTIME)
         place, since = self.work / f"dump{len(self.dumps)}", self.dumps[-1].dump if self.dumps else None
         self.dumps.append(
             write_dump(
-                self.root,
-                str(place),
-                source=self.source.metastore.uri,
-                databases=[self.source.name],
-                patterns=Patterns(),
-                since=since,
-                progress=Silent(),
+                self.root, str(place), DumpOptions(self.source.metastore.uri, [self.source.name], since=since), RUNTIME
             )
         )
         return self.load(self.dumps[-1].dump, **options)
@@ -222,7 +212,7 @@ def test_a_table_that_does_not_differ_is_not_read(shop: Shop) -> None:
 
 def test_bytes_come_from_the_kept_ones_where_the_source_has_moved_on(shop: Shop) -> None:
     shop.source.write("sales", {"f1": "1ne" * 100})
-    capture(shop.source.metastore, shop.root, engine=RUNTIME.engines, progress=Silent())
+    capture(shop.source.metastore, shop.root, CaptureOptions(), RUNTIME)
     (shop.target.home / "sales/f1").unlink()
 
     repaired = shop.repair()

@@ -15,13 +15,12 @@ from plain_tables import SERVERS_OWN, PlainDatabase
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.cli.main import run
 from replicator.compare.comparison import Comparison
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
-from replicator.core.progress import Silent
-from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps.dump import Dumped, DumpOptions, write_dump
 from replicator.errors import LeaseHeld
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
@@ -47,18 +46,10 @@ class Replica:
     dumps: list[Dumped] = field(default_factory=list)
 
     def catch_up(self) -> None:
-        capture(
-            self.source.metastore, self.root, databases=[self.source.name], engine=RUNTIME.engines, progress=Silent()
-        )
+        capture(self.source.metastore, self.root, CaptureOptions([self.source.name]), RUNTIME)
         place, since = str(self.work / f"dump{len(self.dumps)}"), self.dumps[-1].dump if self.dumps else None
         dumped = write_dump(
-            self.root,
-            place,
-            source=self.source.metastore.uri,
-            databases=[self.source.name],
-            patterns=Patterns(),
-            since=since,
-            progress=Silent(),
+            self.root, place, DumpOptions(self.source.metastore.uri, [self.source.name], since=since), RUNTIME
         )
         self.dumps.append(dumped)
         options = LoadOptions(cmroot=str(self.work / "target-cmroot"), rename=[(self.source.name, self.target.name)])

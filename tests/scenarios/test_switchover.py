@@ -19,7 +19,7 @@ from replicator.core.roles import Role, RoleMark
 from replicator.errors import LeaseHeld, NotReached, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.policies.roles import read_role, set_role
-from replicator.turnover.role_change import Reported, RoleChanged, StepReport, nobody
+from replicator.turnover.role_change import Reporter, RoleChanged, StepReport, nobody
 from replicator.turnover.switchover import abort, switchover
 from replicator.turnover.switchover_steps import SwitchoverOptions
 
@@ -31,7 +31,7 @@ def pair(two_databases: Replication) -> Replication:
     return two_databases
 
 
-def turn(pair: Replication, reported: Reported = nobody, **more: Any) -> RoleChanged:
+def turn(pair: Replication, reported: Reporter = nobody, **more: Any) -> RoleChanged:
     return switchover(pair.sides(**more), SwitchoverOptions(patience=pair.policy.schedule * 0, reported=reported))
 
 

@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from engines import local_engine
 from metastores import MetastoreFactory
 from policies import Replication
 from replication_fixture import command
@@ -216,11 +215,9 @@ def test_failures_wait_twice_as_long_each_time_up_to_a_minute_and_a_success_forg
         Followed("p"),
         once,
         lambda reverse: int(turning.now),
+        Listeners(lambda run: None, lambda error, wait: None),
         pace=Pace(timedelta(seconds=10), now=turning.clock, dice=lambda low, high: high),
         stop=turning,
-        engines=local_engine(),
-        reported=lambda run: None,
-        failed=lambda error, wait: None,
     )
     assert turning.waited == [1, 2, 4, 8, 16, 32, 60, 60, 10, 11, 1]  # 10: while a metastore is away
 

@@ -14,12 +14,10 @@ from engines import local_runtime
 from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.cli.main import run
-from replicator.core.progress import Silent
-from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps.dump import Dumped, DumpOptions, write_dump
 from replicator.errors import NotReached, UsageError
-from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.wait import FIRST, LONGEST, Goal, Waited, wait
@@ -58,17 +56,9 @@ class Replication:
 
     def catch_up(self) -> int:
         """The target's event afterwards."""
-        capture(self.source, self.root, databases=[self.shop.name], engine=RUNTIME.engines, progress=Silent())
+        capture(self.source, self.root, CaptureOptions([self.shop.name]), RUNTIME)
         place, since = str(self.work / f"dump{len(self.dumps)}"), self.dumps[-1].dump if self.dumps else None
-        dumped = write_dump(
-            self.root,
-            place,
-            source=self.source.uri,
-            databases=[self.shop.name],
-            patterns=Patterns(),
-            since=since,
-            progress=Silent(),
-        )
+        dumped = write_dump(self.root, place, DumpOptions(self.source.uri, [self.shop.name], since=since), RUNTIME)
         self.dumps.append(dumped)
         options = LoadOptions(cmroot=str(self.work / "target-cmroot"))
         return load(place, self.target, options, RUNTIME).to_event

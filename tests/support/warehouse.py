@@ -22,15 +22,14 @@ from engines import local_engine, local_runtime
 from spark_sql import SparkSql
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.captures.capture import capture
+from replicator.captures.capture import CaptureOptions, capture
 from replicator.captures.recording import Captured
 from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
-from replicator.core.progress import Silent
 from replicator.core.runtime import Runtime
-from replicator.dumps.dump import Dumped, write_dump
+from replicator.dumps.dump import Dumped, DumpOptions, write_dump
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
@@ -155,8 +154,8 @@ class Pair:
     # ---- replication ----------------------------------------------------------------------------------------------
 
     def capture(self, **options: Any) -> Captured:
-        options = {"databases": [self.db], "engine": self.engine, **options}
-        return capture(self.source, self.root, progress=Silent(), **options)
+        chosen = CaptureOptions(**{"databases": [self.db], **options})
+        return capture(self.source, self.root, chosen, Runtime(self.engine))
 
     def dump(
         self, *, since: str | None = None, until: str | None = None, captures: bool = True, **options: Any
@@ -165,16 +164,8 @@ class Pair:
         if captures:
             self.capture(**options)
         self.dumps += 1
-        return write_dump(
-            self.root,
-            str(self.work / f"dump{self.dumps}"),
-            source=self.source.uri,
-            databases=[self.db],
-            patterns=Patterns.parse(self.include),
-            since=since,
-            until=until,
-            progress=Silent(),
-        )
+        chosen = DumpOptions(self.source.uri, [self.db], Patterns.parse(self.include), since, until)
+        return write_dump(self.root, str(self.work / f"dump{self.dumps}"), chosen, Runtime(self.engine))
 
     def load(self, dump: Dumped | str, **options: Any) -> Loaded:
         place = dump if isinstance(dump, str) else dump.dump

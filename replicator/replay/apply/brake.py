@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from replicator.core.config import GuardConfig
 from replicator.dumps.layout import BOOTSTRAP
 from replicator.errors import ConfigError, Refused
-from replicator.replay.apply.replay import Replay
 from replicator.replay.apply.weighing import Weight, weigh
+from replicator.replay.apply.work import Replay
 from replicator.replay.plan.plan import Plan
 from replicator.text.quantity import parse_size
 

@@ -32,9 +32,8 @@ from replicator.replay.apply.planning import LoadOptions, compare, plan_load, ro
 from replicator.replay.apply.post_commit import prove
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import prune
-from replicator.replay.apply.replay import Replay
 from replicator.replay.apply.transfer import copy_files, missing_files, probe_files
-from replicator.replay.apply.work import Work
+from replicator.replay.apply.work import Replay, Work
 from replicator.replay.copy.staging import sweep_staging
 from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.plan import Plan

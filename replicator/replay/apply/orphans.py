@@ -17,7 +17,7 @@ from cmroot.store.resolve import resolved
 from replicator.core.batches import batched
 from replicator.core.model import Partition
 from replicator.dumps.layout import INCREMENTAL
-from replicator.replay.apply.replay import Replay
+from replicator.replay.apply.work import Replay
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.files import entries, file_in, fold_entries, slashed
 from replicator.replay.copy.staging import OPEN, Fence, fenced

@@ -20,8 +20,14 @@ from replicator.errors import ObjectNotFound
 from replicator.events.scope import matches_name
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.differing import named_files
-from replicator.replay.apply.replay import Replay
-from replicator.replay.apply.work import RecycleTask, leaving_partitions, own_places, run_recycle_task, to_recycle
+from replicator.replay.apply.work import (
+    RecycleTask,
+    Replay,
+    leaving_partitions,
+    own_places,
+    run_recycle_task,
+    to_recycle,
+)
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.copy.emptied import sweep_empty
 from replicator.replay.copy.staging import OPEN, Fence, fenced

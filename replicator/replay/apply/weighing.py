@@ -19,8 +19,7 @@ from replicator.dumps.layout import BOOTSTRAP
 from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.prepare import clears, goings
 from replicator.replay.apply.prune import surplus
-from replicator.replay.apply.replay import Replay
-from replicator.replay.apply.work import leaving_partitions, places_of
+from replicator.replay.apply.work import Replay, leaving_partitions, places_of
 from replicator.replay.copy.files import entries, fold_entries
 from replicator.replay.places.clearing import Clearing, to_clear
 from replicator.replay.places.neighbours import Leaving

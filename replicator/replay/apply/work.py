@@ -22,10 +22,12 @@ from replicator.core.batches import batched
 from replicator.core.model import Partition, Table, partition_name
 from replicator.core.roles import RoleMark, after_load, mark_of, marked, may_load_into
 from replicator.core.runtime import Runtime
+from replicator.dumps.reader import DumpReader
 from replicator.errors import ObjectNotFound
 from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
 from replicator.replay.apply.claim import Claims
+from replicator.replay.copy.copying import Roots
 from replicator.replay.copy.emptied import remove_above
 from replicator.replay.copy.left import LeftTask, run_left_task
 from replicator.replay.copy.staging import OPEN, Fence, fenced
@@ -71,6 +73,24 @@ def run_recycle_task(task: RecycleTask, fence: Fence = OPEN) -> int:
         count += clear(task.root, each)
         remove_above(each.directory, each.above)
     return count
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A dump's plan with all that its copying, pruning and weighing work on. `neighbours`: who else lies where, read
+    once for all steps."""
+
+    plan: Plan
+    reader: DumpReader
+    target: Metastore
+    roots: Roots
+    runtime: Runtime
+    neighbours: Neighbours
+
+    @property
+    def parts(self) -> list[str]:
+        """Places of the dump's file entries."""
+        return [place for place, _ in self.reader.buckets()]
 
 
 class Work:
