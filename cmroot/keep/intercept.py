@@ -31,6 +31,7 @@ from cmroot.keep.journal import (
     INTERCEPTING,
     SENT,
     VERSION,
+    DropCall,
     Journal,
     Owner,
     Source,
@@ -80,19 +81,14 @@ class Intercept:
     def begin(
         cls,
         root: str,
-        *,
-        before_event: int,
-        call: str,
-        db: str,
-        table: str,
+        drop: DropCall,
         sources: Sequence[Source],
         owners: Sequence[Owner],
-        empties: bool = False,
-        about: Mapping[str, Any] | None = None,
+        *,
         stopped: threading.Event | None = None,
     ) -> Intercept:
         """Writes the journal; nothing is moved yet. Raises NotWritable or NoSpace when the root takes nothing, and
-        Protected for a source that lies in a root, or around one. The arguments are those of Journal."""
+        Protected for a source that lies in a root, or around one."""
         chosen = outermost(sources)
         for source in chosen:
             refuse_root(root, source.place)
@@ -104,15 +100,15 @@ class Intercept:
             VERSION,
             uuid.uuid4().hex,
             INTERCEPTING,
-            before_event,
-            call,
-            db,
-            table,
+            drop.before_event,
+            drop.call,
+            drop.db,
+            drop.table,
             datetime.now(UTC).isoformat(timespec="seconds"),
             taken,
             tuple(owners),
-            empties,
-            dict(about or {}),
+            drop.empties,
+            drop.about,
         )
         intercept = cls(root, journal, live=True, stopped=stopped)
         try:

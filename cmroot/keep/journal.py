@@ -51,6 +51,17 @@ class Owner(msgspec.Struct, frozen=True):
     location: str
 
 
+class DropCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Who drops what; the fields are those of Journal."""
+
+    before_event: int
+    call: str
+    db: str
+    table: str
+    empties: bool = False
+    about: dict[str, Any] = {}
+
+
 class Journal(msgspec.Struct, frozen=True):
     """What `journal.json` says. `before_event`: the newest event before the drop was sent; `sent_at`: when, in seconds
     since the epoch. `empties`: the directories stay, without what is in them. `about`: the caller's own. `events`: of

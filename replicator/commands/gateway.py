@@ -10,7 +10,7 @@ from datetime import timedelta
 from cmroot.root import create_or_open
 from cmroot.store.resolve import as_written
 from replicator.commands.base import Options, verb
-from replicator.core.stopping import Stop
+from replicator.core.following import Stop
 from replicator.gateways.drops import GRACE
 from replicator.gateways.relay import Timeouts
 from replicator.gateways.server import DEFAULT_TIMEOUTS, THREADS, Served, opened

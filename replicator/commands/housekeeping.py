@@ -13,7 +13,7 @@ from cmroot.store.resolve import as_written
 from replicator.commands.base import names, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
-from replicator.core.stopping import Stop
+from replicator.core.following import Stop
 from replicator.errors import UsageError
 from replicator.housekeeping.following import Followed, follow
 from replicator.housekeeping.housekept import Housekept

@@ -11,7 +11,7 @@ from typing import ClassVar
 from cmroot.store.resolve import as_written
 from replicator.commands.base import Braked, Options, verb
 from replicator.commands.policy import opened
-from replicator.core.stopping import Stop
+from replicator.core.following import Stop
 from replicator.errors import UsageError
 from replicator.policies import plan as plans
 from replicator.policies import steps

@@ -1,18 +1,37 @@
-"""Following: work again and again until it is to stop, with patience for failures that pass."""
+"""Following: work again and again, with patience for failures that pass, until it is asked to stop."""
 
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Protocol
 
-from replicator.core.stopping import Stop
 from replicator.errors import ConfigError, UsageError
+
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+"""Exit codes of work that a signal ended."""
 
 LONGEST_WAIT = timedelta(minutes=1)
 JITTER = 0.1  # of an interval, each way: processes that were started together drift apart
 
 Dice = Callable[[float, float], float]
+
+
+class Stop(Protocol):
+    """Says when to stop; a `threading.Event` is one."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Waits so many seconds, or until it is time to stop; whether it is."""
+        ...
+
+
+class Terminated(BaseException):
+    """The work is to end at once: SIGTERM arrived, or it had time to come to its end and did not."""
 
 
 def follow(

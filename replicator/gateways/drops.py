@@ -17,7 +17,7 @@ from typing import Any
 
 from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
-from cmroot.keep.journal import DONE, INTERCEPTING
+from cmroot.keep.journal import DONE, INTERCEPTING, DropCall
 from cmroot.store.emptied import remove_if_empty
 from replicator.errors import ObjectNotFound
 from replicator.gateways.believed import refusal_of
@@ -120,18 +120,15 @@ class Drops:
             return None, Targets()
         if not targets.sources:
             return None, targets
-        intercept = Intercept.begin(
-            self._root,
+        call = DropCall(
             before_event=self._upstream.current_event_id(),
             call=drop.call,
             db=drop.db,
             table=drop.table,
-            sources=targets.sources,
-            owners=targets.owners,
             empties=drop.kind == "truncate",
             about=targets.about(),
-            stopped=self._stopped,
         )
+        intercept = Intercept.begin(self._root, call, targets.sources, targets.owners, stopped=self._stopped)
         try:
             intercept.protect()
         except BaseException:

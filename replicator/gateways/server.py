@@ -16,8 +16,8 @@ from datetime import timedelta
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
+from replicator.core.following import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.core.report import Report
-from replicator.core.stopping import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.errors import UsageError
 from replicator.gateways.drops import GRACE, Counts, Drops
 from replicator.gateways.relay import LARGE_AT_ONCE, Connection, Service, Timeouts

@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from replicator.core import following
+from replicator.core.following import Stop, Terminated
 from replicator.core.report import Report
-from replicator.core.stopping import Stop, Terminated
 from replicator.housekeeping.housekept import Housekept
 
 LONGEST_WAIT = timedelta(minutes=5)

@@ -16,9 +16,9 @@ from datetime import timedelta
 from enum import Enum
 
 from replicator.core import following
+from replicator.core.following import Stop, Terminated
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.report import Report
-from replicator.core.stopping import Stop, Terminated
 from replicator.errors import LeaseHeld, MetastoreError, MetastoreUnreachable, Refused
 from replicator.policies.memory import Compared
 from replicator.policies.run import Remembering, SyncRun, record_unreached, sync_once

@@ -19,7 +19,7 @@ from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.work import Work
 from replicator.replay.places.placement import Placement
-from replicator.replay.places.replica import PUBLISH, SOURCE, Mark
+from replicator.replay.places.replica import PUBLISH, SOURCE
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import squash
 from replicator.replay.plan.target import TargetDatabase, read_target, table_position
@@ -133,7 +133,6 @@ def _plan(out_of_scope: OutOfScope) -> Plan:
     return Plan(
         metadata=metadata,
         placement=Placement({out_of_scope.db: out_of_scope.db}, {}, {}, None),
-        mark=Mark(0, 0, ""),
         after=0,
         squashed=squash((), (), bootstrap=False),
         drops=list(out_of_scope.tables),

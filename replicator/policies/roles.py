@@ -22,7 +22,7 @@ import socket
 import time as clocks
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
@@ -68,8 +68,7 @@ def read_role(metastore: MetastoreReader, db: str, *, repair: bool = False) -> R
 def set_role(
     metastore: Metastore,
     db: str,
-    role: Role,
-    epoch: int,
+    wanted: RoleMark,
     *,
     expect: RoleMark,
     force: bool = False,
@@ -83,7 +82,7 @@ def set_role(
     epoch goes, and a role that cannot be read counts as none. settle: zero for who holds a lease that excludes others.
     To run twice, look first: `if read_role(...) != wanted`. What cannot be guaranteed is said at the top of this
     module."""
-    name, wanted = label(metastore, db), RoleMark(role, epoch, _signature())
+    name, wanted = label(metastore, db), replace(wanted, by=_signature())
     there = metastore.database(db)
     found = mark_of(there.parameters, name, repair=force)
     if found != expect:
@@ -136,7 +135,7 @@ def establish(
     epochs = {}
     for db, here in found:
         if here.role is Role.NONE:
-            here = set_role(source, db, Role.PRIMARY, here.epoch + 1, expect=here, settle=settle, pause=pause)
+            here = set_role(source, db, RoleMark(Role.PRIMARY, here.epoch + 1), expect=here, settle=settle, pause=pause)
         epochs[db] = here.epoch
     return epochs
 
@@ -196,7 +195,7 @@ def change_role(
             details={"before": _fields(before), "after": _fields(after), "consequence": means},
         )
     if not dry_run and (before != after or force):
-        after = set_role(metastore, db, after.role, after.epoch, expect=before, force=force)
+        after = set_role(metastore, db, after, expect=before, force=force)
     status: Literal["set", "unchanged", "planned"] = "unchanged" if before == after and not force else "set"
     return RoleChange("planned" if dry_run else status, metastore.uri, db, before, after, means)
 

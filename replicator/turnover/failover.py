@@ -244,15 +244,10 @@ class _Failover:
     def loss_now(self, *, completing: bool = True) -> Loss:
         """The report as of now. Reads only. completing: interrupted loads are still to be completed."""
         direction = self.direction()
-        root, why = lost_root(direction.root.place, self.options.limit)
         return loss_of(
-            self.sides.policy,
-            direction.pairs,
-            direction.source,
-            root,
-            why,
+            direction,
+            lost_root(direction.root.place, self.options.limit),
             self.memory,
-            direction.target.uri,
             completing=completing,
             look=self.options.look,
             limit=self.options.reading,

@@ -24,7 +24,7 @@ from replicator.dumps.points import point_at, resolve_until
 from replicator.dumps.reader import DumpReader
 from replicator.errors import Error, MetastoreUnreachable, NotReached
 from replicator.metastore.client import MetastoreReader
-from replicator.policies.direction import Pair, patterns_of
+from replicator.policies.direction import Direction
 from replicator.policies.dumps import PolicyDumps
 from replicator.policies.memory import Memory, iso
 from replicator.policies.unreplicated import Unreplicated
@@ -139,33 +139,30 @@ def lost_root(place: str, limit: timedelta) -> tuple[ChangeRoot | None, str]:
 
 
 def loss_of(
-    policy: Policy,
-    pairs: Sequence[Pair],
-    source: MetastoreReader,
-    root: ChangeRoot | None,
-    why_no_root: str,
+    direction: Direction,
+    lost: tuple[ChangeRoot | None, str],
     memory: Memory,
-    survivor: str,
     *,
     completing: bool,
     look: bool,
     limit: timedelta,
     clock: Callable[[], float] = clocks.time,
 ) -> Loss:
-    """`pairs`: in the direction that was replicated; `source`: the lost side's metastore, Absent where it is. limit:
-    how long reading the log may take; answers of the metastore are its client's to limit. completing: interrupted loads
-    are still to be completed where their dumps can be read. look: list the lost side's directories, too."""
-    report = Loss(policy.name, iso(clock()), lost=source.uri, survivor=survivor)
+    """`direction`: the one that was replicated, its source Absent where it is; `lost`: as of `lost_root`. limit: how
+    long reading the log may take; answers of the metastore are its client's to limit. completing: interrupted loads are
+    still to be completed where their dumps can be read. look: list the lost side's directories, too."""
+    source, (root, why) = direction.source, lost
+    report = Loss(direction.policy.name, iso(clock()), lost=source.uri, survivor=direction.target.uri, log=why)
     log: list[Segment] = []
-    report.log = why_no_root
     if root is not None:
         try:
             log = within(limit, f"read the log of {root.place}", lambda: segments(root.place))
             report.log = "" if log else "nothing was captured"
         except Exception as error:
             report.log = _reason(error)
-    after = _checkpoints(report, policy, pairs, log, limit, completing=completing)
-    found = Unreplicated(after, patterns_of(policy, pairs), [pair.source for pair in pairs if pair.source])
+    after = _checkpoints(report, direction, log, limit, completing=completing)
+    databases = [pair.source for pair in direction.pairs if pair.source]
+    found = Unreplicated(after, direction.patterns, databases)
     if log:
         try:
             within(limit, f"read the log of {root.place if root else ''}", lambda: _read(report, found, log))
@@ -174,18 +171,18 @@ def loss_of(
     _ask(report, found, source)
     _fill(report, found)
     if look and root is not None and log:
-        _look(report, policy, pairs, root, log, limit)
+        _look(report, direction, root, log, limit)
     _unknown(report, memory, clock())
     report.warnings += [f"not replicated when the replica was loaded last: {each}" for each in report.not_replicated]
     return report
 
 
 def _checkpoints(
-    report: Loss, policy: Policy, pairs: Sequence[Pair], log: Sequence[Segment], limit: timedelta, *, completing: bool
+    report: Loss, direction: Direction, log: Sequence[Segment], limit: timedelta, *, completing: bool
 ) -> dict[str, int]:
     """Where each replica is; one whose interrupted load can be completed counts as completed."""
     after = {}
-    for pair in pairs:
+    for pair in direction.pairs:
         text = pair.target.parameters.get(LAST_ID, "") if pair.target else ""
         found = DatabaseLoss(pair.name, pair.replica, int(text) if text.isdigit() else None, pair.position)
         found.source = pair.made_from
@@ -193,7 +190,7 @@ def _checkpoints(
         report.databases.append(found)
         if pair.loading:
             found.loading = pair.loading
-            dump = _dump(policy, pair.loading, limit) if completing else None
+            dump = _dump(direction.policy, pair.loading, limit) if completing else None
             if dump is not None:
                 found.completes = True
                 found.event, found.position, found.time = dump.end.event, dump.end.position, dump.end.time
@@ -244,16 +241,14 @@ def _ask(report: Loss, found: Unreplicated, source: MetastoreReader) -> None:
         report.metastore = _reason(error)
 
 
-def _look(
-    report: Loss, policy: Policy, pairs: Sequence[Pair], root: ChangeRoot, log: Sequence[Segment], limit: timedelta
-) -> None:
+def _look(report: Loss, direction: Direction, root: ChangeRoot, log: Sequence[Segment], limit: timedelta) -> None:
     """The directories of the lost side, where its storage answers."""
-    patterns, end = patterns_of(policy, pairs), log[-1].last
+    names = [pair.name for pair in direction.pairs]
     try:
         unseen = within(
             limit,
             "list the lost side's directories",
-            lambda: uncaptured_files(root, [pair.name for pair in pairs], patterns, end),
+            lambda: uncaptured_files(root, names, direction.patterns, log[-1].last),
         )
     except Exception as error:  # whatever a store raises: it is not to be had
         report.warnings.append(f"the lost side's directories could not be listed: {_reason(error)}")

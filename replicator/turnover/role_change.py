@@ -224,7 +224,7 @@ def give(metastore: Metastore, db: str, role: Role, epoch: int, *, instead_of: S
             hint="look at both sides with `replicator role show`; if nobody else turns roles, `role set` repairs it",
             details={"role": found.role.value, "epoch": found.epoch, "by": found.by},
         )
-    set_role(metastore, db, role, epoch, expect=found, settle=NO_WAIT)
+    set_role(metastore, db, wanted, expect=found, settle=NO_WAIT)
     return True
 
 

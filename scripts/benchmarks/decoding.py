@@ -19,6 +19,7 @@ from replicator.events.record import ChangeRecord
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.places.placement import Placement
 from replicator.replay.plan.deciding import make_plan
+from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import squash, surviving_partitions
 from replicator.replay.plan.target import TargetDatabase
 
@@ -133,6 +134,6 @@ def _plan(records: list[ChangeRecord], database: Database, there: dict[str, Targ
         external="/target/external",
     )
     squashed = squash(records, (), bootstrap=False)
-    make_plan(metadata, squashed, placement, there, after=0, overwrite=True)
+    make_plan(Plan(metadata, placement, 0, squashed, overwrite=True), there)
     for _ in surviving_partitions(squashed, records):
         pass

@@ -14,6 +14,7 @@ from benchmarks import ground
 from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from cmroot.root import create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.runtime import Runtime
 from replicator.core.spark import hive_settings
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.purge.options import PurgeOptions
@@ -42,7 +43,8 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
                 ("b.one", "1% of the rows of one partition, in all files", "<= 1.15"),
                 ("b.many", f"rows in {WANTED:.0%} of {PARTITIONS} partitions", "<= 0.15"),
             ):
-                outcome.rows.append(_measure(client, session, engines, directory, table, said, wanted, runs))
+                measured = _measure(client, session, Runtime(engines), directory, table, runs)
+                outcome.rows.append([said, *measured, wanted])
         finally:
             engines.stop()
     return outcome
@@ -63,14 +65,7 @@ def _tables(session: Any, rows: int) -> None:
 
 
 def _measure(
-    client: ThriftMetastore,
-    session: Any,
-    engines: AutoEngine,
-    directory: Path,
-    table: str,
-    said: str,
-    wanted: str,
-    runs: int,
+    client: ThriftMetastore, session: Any, runtime: Runtime, directory: Path, table: str, runs: int
 ) -> list[str]:
     files = list((ground.warehouse(client) / "b.db" / table.partition(".")[2]).rglob("*.parquet"))
     size = sum(path.stat().st_size for path in files)
@@ -92,7 +87,7 @@ def _measure(
         ground.settle(directory)
         options = PurgeOptions(f"{ids}:id", table)
         found = []
-        with Purge(root=root, metastore=client, engine=engines, options=options) as purge:
+        with Purge(root=root, metastore=client, engine=runtime.engines, options=options) as purge:
             seconds = timed(lambda: found.append(purge.run()))
         assert found[0].status == "done" and found[0].rows_erased, found[0]
         for done in found[0].tables:
@@ -104,11 +99,9 @@ def _measure(
     ours(99)
     took = interleaved(runs, {"rewrite": rewrite, "ours": ours})
     return [
-        said,
         f"{total:,}",
         f"{size / 1e6:,.0f} MB",
         s(took["rewrite"]),
         s(took["ours"]),
         ratio(took["ours"], took["rewrite"]),
-        wanted,
     ]

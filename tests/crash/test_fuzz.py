@@ -20,7 +20,7 @@ from replication_fixture import Answer, ReplicationFixture, command
 import replicator.errors
 from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept
-from cmroot.keep.journal import Owner, Source
+from cmroot.keep.journal import DropCall, Owner, Source
 from replicator.gateways.drops import Counts, Drops
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
@@ -266,12 +266,9 @@ def begun(fixture: ReplicationFixture, state: str) -> Path:
     place = f"file:{fixture.source.home / 't'}"
     intercept = Intercept.begin(
         str(fixture.cmroot),
-        before_event=fixture.source.metastore.current_event_id(),
-        call="drop_table",
-        db=fixture.db,
-        table="t",
-        sources=[Source(place, "t")],
-        owners=[Owner("t", "", place)],
+        DropCall(before_event=fixture.source.metastore.current_event_id(), call="drop_table", db=fixture.db, table="t"),
+        [Source(place, "t")],
+        [Owner("t", "", place)],
     )
     intercept.protect()
     if state != "taking":

@@ -23,7 +23,7 @@ from replicator.captures.capture import CaptureOptions, capture
 from replicator.captures.fold import read_records
 from replicator.checks.check import check
 from replicator.core.model import VIEW, Column, Storage, Table
-from replicator.core.roles import Role
+from replicator.core.roles import Role, RoleMark
 from replicator.drills.drill import DrillOptions, drill
 from replicator.drills.drill_record import Drill, Drills
 from replicator.drills.queries import Asking, spark_on
@@ -269,7 +269,9 @@ def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Replication) 
     assert f"{pair.name}_a" in captured and shadow not in captured
     for metastore, role, more in ((pair.source, Role.REPLICA, 1), (pair.target, Role.PRIMARY, 2)):
         mark = read_role(metastore, f"{pair.name}_a")
-        set_role(metastore, f"{pair.name}_a", role, mark.epoch + more, expect=mark, settle=timedelta(0), force=True)
+        set_role(
+            metastore, f"{pair.name}_a", RoleMark(role, mark.epoch + more), expect=mark, settle=timedelta(0), force=True
+        )
     run = pair.sync()
     assert (run.reverse, run.databases) == (True, [f"{pair.name}_a"])
     assert shadow not in pair.source.database_names()

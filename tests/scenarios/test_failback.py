@@ -13,7 +13,7 @@ from policies import Replication
 from replication_fixture import command
 
 from cmroot.pins import find_slot, read_pins
-from replicator.core.roles import Role
+from replicator.core.roles import Role, RoleMark
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
@@ -147,7 +147,7 @@ def test_a_database_that_only_the_old_primary_has_stays_and_is_nobodys(pair: Rep
 def test_an_epoch_that_was_raised_by_hand_at_the_lost_side_does_not_make_it_right(pair: Replication) -> None:
     for name in ("a", "b"):
         mark = read_role(pair.source, f"{pair.name}_{name}")
-        set_role(pair.source, f"{pair.name}_{name}", Role.FENCED, 6, expect=mark)
+        set_role(pair.source, f"{pair.name}_{name}", RoleMark(Role.FENCED, 6), expect=mark)
     done = come_back(pair)
     assert (
         done.status == "done" and primaries(pair) == {"primary at epoch 7"} and sources(pair) == {"replica at epoch 7"}
@@ -158,7 +158,7 @@ def test_an_epoch_that_was_raised_by_hand_at_the_lost_side_does_not_make_it_righ
 def test_two_primaries_whose_order_contradicts_the_failover_are_left_to_a_person(pair: Replication) -> None:
     for name in ("a", "b"):
         mark = read_role(pair.source, f"{pair.name}_{name}")
-        set_role(pair.source, f"{pair.name}_{name}", Role.PRIMARY, 6, expect=mark)
+        set_role(pair.source, f"{pair.name}_{name}", RoleMark(Role.PRIMARY, 6), expect=mark)
     with pytest.raises(Refused, match="last failover"):
         come_back(pair)
     assert sources(pair) == {"primary at epoch 6"}

@@ -10,6 +10,7 @@ from gateways import ALL, FILES, Guarded, guarded
 from raw_thrift import struct
 from replication_fixture import ReplicationFixture, command
 
+from cmroot.keep.journal import DropCall
 from cmroot.log.captured import segments
 from cmroot.log.intercepted import read_intercepted
 from replicator.core.model import EXTERNAL
@@ -83,12 +84,9 @@ def test_a_capture_waits_for_what_is_not_decided(fixture: ReplicationFixture) ->
     assert location
     intercept = Intercept.begin(
         str(fixture.cmroot),
-        before_event=metastore.current_event_id(),
-        call="drop_table",
-        db=fixture.db,
-        table="t",
-        sources=[Source(location, "t")],
-        owners=[Owner("t", "", location)],
+        DropCall(before_event=metastore.current_event_id(), call="drop_table", db=fixture.db, table="t"),
+        [Source(location, "t")],
+        [Owner("t", "", location)],
     )
     intercept.protect()
     intercept.sent()

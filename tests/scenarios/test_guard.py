@@ -338,7 +338,7 @@ def test_nothing_of_a_replica_is_removed(db: PlainDatabase, root: ChangeRoot) ->
     with LiveLocations(db.metastore) as live:
         hands, old = remover(root, live), removal(str(db.home / "t" / "old"), object=f"{db.name}.t")
         assert hands.look([old]).allowed
-        set_role(db.metastore, db.name, Role.REPLICA, 1, expect=RoleMark(), settle=timedelta(0))
+        set_role(db.metastore, db.name, RoleMark(Role.REPLICA, 1), expect=RoleMark(), settle=timedelta(0))
         assert "replica" in hands.look([old]).refused[0].why
 
 

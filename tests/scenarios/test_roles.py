@@ -69,7 +69,7 @@ def target_role(fixture: ReplicationFixture) -> RoleMark:
 
 
 def turn(metastore: ThriftMetastore, db: str, role: Role, epoch: int) -> None:
-    set_role(metastore, db, role, epoch, expect=read_role(metastore, db), settle=AT_ONCE)
+    set_role(metastore, db, RoleMark(role, epoch), expect=read_role(metastore, db), settle=AT_ONCE)
 
 
 def write(fixture: ReplicationFixture, number: int) -> None:
@@ -170,7 +170,7 @@ def test_a_role_is_set_beside_the_databases_other_properties(fixture: Replicatio
     metastore = fixture.source.metastore
     plain = metastore.database(fixture.db)
     metastore.alter_database(fixture.db, msgspec.structs.replace(plain, parameters={"owner": "sales", POSITION: "7"}))
-    done = set_role(metastore, fixture.db, PRIMARY, 1, expect=RoleMark(), settle=AT_ONCE)
+    done = set_role(metastore, fixture.db, RoleMark(PRIMARY, 1), expect=RoleMark(), settle=AT_ONCE)
     assert done == read_role(metastore, fixture.db) == RoleMark(PRIMARY, 1)
     assert "process" in done.by
     turn(metastore, fixture.db, FENCED, 2)
@@ -183,9 +183,9 @@ def test_a_role_is_set_only_where_it_is_the_expected_one(fixture: ReplicationFix
     metastore = fixture.source.metastore
     turn(metastore, fixture.db, PRIMARY, 2)
     with pytest.raises(Refused, match="primary at epoch 2, not replica at epoch 1"):
-        set_role(metastore, fixture.db, PRIMARY, 3, expect=RoleMark(REPLICA, 1), settle=AT_ONCE)
+        set_role(metastore, fixture.db, RoleMark(PRIMARY, 3), expect=RoleMark(REPLICA, 1), settle=AT_ONCE)
     with pytest.raises(ObjectNotFound):
-        set_role(metastore, "no_such_db", PRIMARY, 3, expect=RoleMark(), settle=AT_ONCE)
+        set_role(metastore, "no_such_db", RoleMark(PRIMARY, 3), expect=RoleMark(), settle=AT_ONCE)
     assert source_role(fixture) == RoleMark(PRIMARY, 2)
 
 
@@ -196,7 +196,7 @@ def test_an_epoch_only_grows(fixture: ReplicationFixture) -> None:
         with pytest.raises(Refused, match="only grows"):
             turn(metastore, fixture.db, role, epoch)
     turn(metastore, fixture.db, PRIMARY, 6)
-    set_role(metastore, fixture.db, REPLICA, 1, expect=RoleMark(PRIMARY, 6), force=True, settle=AT_ONCE)
+    set_role(metastore, fixture.db, RoleMark(REPLICA, 1), expect=RoleMark(PRIMARY, 6), force=True, settle=AT_ONCE)
     assert source_role(fixture) == RoleMark(REPLICA, 1)
 
 
@@ -228,8 +228,7 @@ def test_of_several_operators_at_once_one_wins_and_the_others_are_refused(
                 return set_role(
                     metastore,
                     fixture.db,
-                    PRIMARY,
-                    2,
+                    RoleMark(PRIMARY, 2),
                     expect=RoleMark(REPLICA, 1),
                     pause=lambda seconds: void(written.wait(60)),
                 )
@@ -257,7 +256,7 @@ def test_whoever_wrote_a_role_over_is_found_before_it_is_believed(fixture: Repli
         metastore.alter_database(fixture.db, before)  # as a writer of other properties does that read before
 
     with pytest.raises(Refused, match="none at epoch 0, set by another"):
-        set_role(metastore, fixture.db, PRIMARY, 1, expect=RoleMark(), pause=another)
+        set_role(metastore, fixture.db, RoleMark(PRIMARY, 1), expect=RoleMark(), pause=another)
 
 
 # ---- a new pair ---------------------------------------------------------------------------------------------------

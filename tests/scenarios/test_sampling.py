@@ -241,7 +241,7 @@ def test_the_command_samples(replica: Replica, capsys: pytest.CaptureFixture[str
     sides = ["--source", replica.source.metastore.uri, "--target", replica.target.metastore.uri]
     asked = ["verify", *sides, "--db", "shop", "--rename-db", "shop=copy", "--sample", "2"]
     assert run(asked) == 2
-    assert "--cmroot" in capsys.readouterr().err
+    assert "--target-cmroot" in capsys.readouterr().err
     assert run([*asked, "--cmroot", root, "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
     assert (reported["status"], reported["sampled"], reported["never"], reported["tables"]) == ("same", 2, 3, 5)

@@ -145,7 +145,7 @@ def test_a_dry_run_checks_and_changes_nothing(pair: Replication) -> None:
     assert pair.replica("a").everything() == before[1] and roles(pair) == before[2]
     assert pair.memory.read_role_change() is None
     mark = read_role(pair.target, f"{pair.name}_a")
-    set_role(pair.target, f"{pair.name}_a", Role.FENCED, 1, expect=mark)
+    set_role(pair.target, f"{pair.name}_a", RoleMark(Role.FENCED, 1), expect=mark)
     answer = command("--config", str(pair.config()), "switchover", pair.name, "--dry-run")
     assert answer.code == 6 and "not the replica" in answer.output["problems"][0]
     with pytest.raises(Refused, match="not the replica"):
@@ -296,7 +296,7 @@ def test_somebody_who_changes_a_role_in_the_middle_is_noticed(pair: Replication)
     def reported(step: StepReport) -> None:
         if step.name == "drain":
             mark = read_role(pair.source, f"{pair.name}_a")
-            set_role(pair.source, f"{pair.name}_a", Role.PRIMARY, 7, expect=mark, force=True)
+            set_role(pair.source, f"{pair.name}_a", RoleMark(Role.PRIMARY, 7), expect=mark, force=True)
 
     with pytest.raises(Refused, match="not fenced"):
         turn(pair, reported=reported)

@@ -17,7 +17,7 @@ from replication_fixture import command
 
 from cmroot.pins import drop_slot, find_slot, give_up_slot
 from replicator.checks.check import check
-from replicator.core.roles import Role
+from replicator.core.roles import Role, RoleMark
 from replicator.errors import ConfigError, ObjectNotFound, Refused
 from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering
@@ -267,7 +267,9 @@ def turn(pair: Replication, *, fence: bool = False) -> None:
     )
     for metastore, role, more in turned:
         mark = read_role(metastore, f"{pair.name}_a")
-        set_role(metastore, f"{pair.name}_a", role, mark.epoch + more, expect=mark, settle=timedelta(0), force=True)
+        set_role(
+            metastore, f"{pair.name}_a", RoleMark(role, mark.epoch + more), expect=mark, settle=timedelta(0), force=True
+        )
 
 
 def test_a_policy_whose_roles_were_turned_runs_backwards_and_copies_the_difference(pair: Replication) -> None:
@@ -288,7 +290,9 @@ def test_a_policy_whose_roles_were_turned_runs_backwards_and_copies_the_differen
     assert {each.reverse for each in pair.memory.runs().runs[:3]} == {True}
     for metastore, role in ((pair.target, Role.REPLICA), (pair.source, Role.PRIMARY)):  # and back
         mark = read_role(metastore, f"{pair.name}_a")
-        set_role(metastore, f"{pair.name}_a", role, mark.epoch + 2, expect=mark, settle=timedelta(0), force=True)
+        set_role(
+            metastore, f"{pair.name}_a", RoleMark(role, mark.epoch + 2), expect=mark, settle=timedelta(0), force=True
+        )
     pair.db("a").write("t", {"home again": "4444"})
     run = pair.sync()
     assert (run.reverse, run.kind, run.files_copied, run.bytes_copied) == (False, "bootstrap", 1, 4)

@@ -11,7 +11,7 @@ from faults import Fault, run_with
 from policies import Replication
 from replication_fixture import Answer, command
 
-from replicator.core.roles import Role
+from replicator.core.roles import Role, RoleMark
 from replicator.policies.roles import read_role, set_role
 
 
@@ -122,7 +122,7 @@ def test_a_plan_is_refused_when_roles_have_turned_or_the_policy_was_edited(pair:
     refused(apply(pair), "the policy was edited")
     del pair.keys["exclude"]
     mark = read_role(pair.source, f"{pair.name}_a")
-    set_role(pair.source, f"{pair.name}_a", Role.PRIMARY, mark.epoch + 1, expect=mark)
+    set_role(pair.source, f"{pair.name}_a", RoleMark(Role.PRIMARY, mark.epoch + 1), expect=mark)
     refused(apply(pair), "epoch 2")
 
 

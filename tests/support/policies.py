@@ -14,7 +14,7 @@ from engines import local_runtime
 from plain_tables import PlainDatabase
 
 from replicator.core.policy import Policy, parse_policy
-from replicator.core.roles import Role
+from replicator.core.roles import Role, RoleMark
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.policies.memory import Memory
@@ -94,7 +94,7 @@ class Replication:
             (self.target, copy, primary, Role.REPLICA if reverse else Role.PRIMARY),
         ):
             epoch = mark.epoch + (2 if role is Role.PRIMARY else 1)
-            set_role(side, own, role, epoch, expect=mark, settle=timedelta(0), force=True)
+            set_role(side, own, RoleMark(role, epoch), expect=mark, settle=timedelta(0), force=True)
 
     @property
     def memory(self) -> Memory:

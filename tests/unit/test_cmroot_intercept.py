@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from steps import at_every_step
 from cmroot.errors import FormatError, KeepError, NotWritable
 from cmroot.keep.content import is_kept, locate
 from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
-from cmroot.keep.journal import Owner, Source
+from cmroot.keep.journal import DropCall, Owner, Source
 from cmroot.log.intercepted import JOURNAL, read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file
@@ -35,19 +36,11 @@ class Ground:
         for name, data in FILES.items():
             (Place(self.table) / name).write_bytes(data)
 
-    def begin(self, **more: object) -> Intercept:
+    def begin(self, stopped: threading.Event | None = None, **more: object) -> Intercept:
         sources = [Source(self.table, "t"), *(Source(join(self.table, f"p={number}"), "t") for number in (1, 2))]
         owners = [Owner("t", f"p={number}", join(self.table, f"p={number}")) for number in (1, 2)]
-        return Intercept.begin(
-            self.root,
-            before_event=7,
-            call="drop_table",
-            db="db",
-            table="t",
-            sources=sources,
-            owners=owners,
-            **more,  # type: ignore[arg-type]
-        )
+        drop = DropCall(before_event=7, call="drop_table", db="db", table="t", **more)  # type: ignore[arg-type]
+        return Intercept.begin(self.root, drop, sources, owners, stopped=stopped)
 
     def there(self) -> dict[str, bytes]:
         return {name: (Place(self.table) / name).read_bytes() for name in Place(self.table).find()}
@@ -251,12 +244,9 @@ def test_of_several_tables_only_those_that_were_dropped_stay(tmp_path: Path) -> 
     sources = [Source(join(ground.table, name), name) for name in ("dropped", "there")]
     intercept = Intercept.begin(
         ground.root,
-        before_event=1,
-        call="drop_database",
-        db="db",
-        table="",
-        sources=sources,
-        owners=[Owner(source.table, "", source.place) for source in sources],
+        DropCall(before_event=1, call="drop_database", db="db", table=""),
+        sources,
+        [Owner(source.table, "", source.place) for source in sources],
     )
     intercept.protect()
     intercept.sent()
@@ -347,15 +337,16 @@ def test_many_files_are_kept_by_several_threads(tmp_path: Path) -> None:
 # ---- killed at every step -----------------------------------------------------------------------------------------
 
 WORK = """
-from cmroot.keep.journal import Owner, Source
+from cmroot.keep.journal import DropCall, Owner, Source
 from cmroot.keep.intercept import Intercept
 root, table = {root!r}, {table!r}
-taking = Intercept.begin(root, before_event=7, call="drop_table", db="db", table="t", sources=[Source(table, "t")],
-                      owners=[Owner("t", f"p={{n}}", f"{{table}}/p={{n}}") for n in (1, 2)])
-taking.protect()
-taking.sent()
+drop = DropCall(before_event=7, call="drop_table", db="db", table="t")
+owners = [Owner("t", f"p={{n}}", f"{{table}}/p={{n}}") for n in (1, 2)]
+intercept = Intercept.begin(root, drop, [Source(table, "t")], owners)
+intercept.protect()
+intercept.sent()
 os.mkdir({dropped!r})  # what the metastore does
-taking.settle({{"t": 8}})
+intercept.settle({{"t": 8}})
 """
 
 

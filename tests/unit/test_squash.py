@@ -69,6 +69,7 @@ from replicator.replay.places.replica import OWN, POSITION, SOURCE, Mark, replic
 from replicator.replay.plan.admission import check_target
 from replicator.replay.plan.batching import gathered
 from replicator.replay.plan.deciding import looked_at, make_plan
+from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.published import of_kind
 from replicator.replay.plan.squash import squash, surviving_partitions
 from replicator.replay.plan.target import read_databases, read_part
@@ -642,7 +643,7 @@ def replay(history: History, target: Warehouse, begin: int, end: int, tables: di
     squashed = squash(records, tables.values(), bootstrap=False)
     parts = looked_at(squashed, PLACEMENT)
     there = {name: read_part(reader, each, parts[name]) for name, each in there.items()}
-    plan = make_plan(metadata, squashed, PLACEMENT, there, after=after)
+    plan = make_plan(Plan(metadata, PLACEMENT, after, squashed), there)
     work = ModelWork(plan, reader, target.root, Runtime(ENGINE, jobs=1))
     ModelPreparation(work).prepare()
     commit = Commit(work)

@@ -116,20 +116,20 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
         tables = (table for table in reader.tables() if (table.db, table.name) in same)
         placement = stay(placement, tables, there, sharing.of, back=False)  # what was adopted where it lay
     placement = of_published_tables(placement, squashed)
-    plan = make_plan(
+    plan = Plan(
         reader.metadata,
-        squashed if after is not None else squash((), (), bootstrap=False),
         placement,
-        there,
-        after=position if not bootstrap else 0,
-        overwrite=options.overwrite,
+        0 if bootstrap else position,
+        squashed if after is not None else squash((), (), bootstrap=False),
         exact=options.exact,
+        overwrite=options.overwrite,
         by_difference=options.by_difference if bootstrap else None,
         sharing=sharing,
+        back=bootstrap and options.by_difference is not None and not snapshots,
         as_they_are=options.as_they_are,
+        seen=seen,
     )
-    plan.seen = seen
-    plan.back = plan.by_difference is not None and not snapshots
+    make_plan(plan, there)
     if snapshots:
         plan.snapshot = plan.metadata.id
         if plan.by_difference is None:

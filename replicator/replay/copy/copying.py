@@ -70,30 +70,34 @@ def kept_prefixes(root: str) -> frozenset[str]:
 EVERY_PREFIX = frozenset(f"{number:02x}" for number in range(256))
 
 
-def place_file(
-    wanted: Wanted,
-    roots: Roots,
-    attempt: Attempt,
-    kept: frozenset[str] = EVERY_PREFIX,
-    *,
-    reread: bool = False,
-    private: bool = False,
-) -> Placed:
+@dataclass(frozen=True)
+class Placing:
+    """How the files of a task are placed. `kept`: where the target's `$cmroot` is asked before the source; elsewhere it
+    is asked last. `reread`: files that seem to be right are read, as their bytes may have rotted. `private`: see
+    CopyTask."""
+
+    roots: Roots
+    attempt: Attempt
+    kept: frozenset[str] = EVERY_PREFIX
+    reread: bool = False
+    private: bool = False
+
+
+def place_file(wanted: Wanted, how: Placing) -> Placed:
     """Makes the target file what it has to be. May run twice, and twice at once: a file that is right already is left
     alone, and only the very file that this attempt has written and read back gets the name. Raises LeaseHeld when the
     attempt was given up.
     The checksum decides; a file of the right size and time is not read when its stamp says that a load has published
-    these bytes. `kept`: where the target's `$cmroot` is asked before the source; elsewhere it is asked last. `reread`:
-    read in any case, as its bytes may have rotted. `private`: see CopyTask."""
+    these bytes."""
     if wanted.checksum is None or wanted.size is None:
         return Placed("missing", reason="it was dropped before capture could read it")
     if is_local(wanted.target):
         target = local_path(wanted.target)
         try:
-            return _place_local(target, wanted, wanted.checksum, wanted.size, roots, attempt, kept, reread, private)
+            return _place_local(target, wanted, wanted.checksum, wanted.size, how)
         except OSError as error:
             raise_named(error, target)
-    return _place_object(wanted, wanted.checksum, wanted.size, roots, attempt, private)
+    return _place_object(wanted, wanted.checksum, wanted.size, how)
 
 
 def probe_file(wanted: Wanted, roots: Roots, *, in_place: bool = True) -> Placed:
@@ -142,20 +146,10 @@ def compare_file(wanted: Wanted, roots: Roots, *, reread: bool = False) -> Place
     return Placed("cmroot", found.size)
 
 
-def _place_local(
-    target: str,
-    wanted: Wanted,
-    checksum: str,
-    size: int,
-    roots: Roots,
-    attempt: Attempt,
-    kept: frozenset[str],
-    reread: bool,
-    private: bool,
-) -> Placed:
+def _place_local(target: str, wanted: Wanted, checksum: str, size: int, how: Placing) -> Placed:
     there = _status(target)
     if there is not None and there.st_size == size:
-        if there.st_mtime_ns == wanted.mtime_ns and not reread and is_stamped(target, checksum):
+        if there.st_mtime_ns == wanted.mtime_ns and not how.reread and is_stamped(target, checksum):
             return Placed("present", size)
         if checksum_file(target) == (checksum, size):
             stamp(target, checksum)
@@ -164,12 +158,12 @@ def _place_local(
             return Placed("present", size)
     directory = target.rpartition("/")[0]
     if there is None or stat.S_ISDIR(there.st_mode):
-        if reason := _make_way(target, directory, there, roots, attempt):
+        if reason := _make_way(target, directory, there, how):
             return Placed("missing", reason=reason)
         there = None
     reasons = []
-    for origin in _origins(wanted, checksum, size, roots, kept):
-        staging = attempt.staging(directory)
+    for origin in _origins(wanted, checksum, size, how.roots, how.kept):
+        staging = how.attempt.staging(directory)
         try:
             descriptor, found = _copy(origin, staging, wanted.mtime_ns)
         except FileNotFoundError:
@@ -178,9 +172,9 @@ def _place_local(
         try:
             if found == (checksum, size):
                 stamp(descriptor, checksum)
-                attempt.check()
-                if there is not None and not (private and there.st_nlink > 1):
-                    _keeper(roots.target, directory).keep(target)
+                how.attempt.check()
+                if there is not None and not (how.private and there.st_nlink > 1):
+                    _keeper(how.roots.target, directory).keep(target)
                     _drop_sidecar(target)
                 _publish(descriptor, staging, target)
                 return Placed(origin.name, size)
@@ -194,7 +188,7 @@ def _place_local(
     return Placed("missing", reason="; ".join(reasons))
 
 
-def _make_way(target: str, directory: str, there: os.stat_result | None, roots: Roots, attempt: Attempt) -> str | None:
+def _make_way(target: str, directory: str, there: os.stat_result | None, how: Placing) -> str | None:
     """Where a location was one file and is a directory now, or the other way round, what loads have published there
     goes to the target's `$cmroot`. Else, or where it holds directories, which may be others', why it stays. Several may
     do this at once: no call here takes a file for a directory."""
@@ -206,9 +200,9 @@ def _make_way(target: str, directory: str, there: os.stat_result | None, roots: 
         files = [f"{place}/{name}" for name in os.listdir(place)] if there else [place]
         if not all(stat.S_ISREG(os.lstat(path).st_mode) and is_published(path) for path in files):
             return f"{place} is {kinds} at the source; it holds what no load has published: move it away, load again"
-        attempt.check()
+        how.attempt.check()
         for path in files:
-            _keeper(roots.target, os.path.dirname(path)).keep(path)
+            _keeper(how.roots.target, os.path.dirname(path)).keep(path)
             os.unlink(path)
         if there:
             os.rmdir(place)
@@ -334,19 +328,19 @@ def _drop_sidecar(target: str) -> None:
             raise
 
 
-def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, attempt: Attempt, private: bool) -> Placed:
+def _place_object(wanted: Wanted, checksum: str, size: int, how: Placing) -> Placed:
     """Object stores and fsspec's other filesystems: an object of the right size is read to tell whether it is right."""
     place = located(wanted.target)
     try:
         if place.size() == size and checksum_at(wanted.target) == (checksum, size):
             return Placed("present", size)
-        attempt.check()
-        _take_away(wanted.target, roots, private)
+        how.attempt.check()
+        _take_away(wanted.target, how.roots, how.private)
     except FileNotFoundError:
         pass
     reasons = []
-    for origin in _origins(wanted, checksum, size, roots):
-        staging = Place(attempt.staging(place.parent.text))
+    for origin in _origins(wanted, checksum, size, how.roots):
+        staging = Place(how.attempt.staging(place.parent.text))
         try:
             with origin.open() as source, staging.open_write() as target:
                 found = copy_stream(source, target)
@@ -354,7 +348,7 @@ def _place_object(wanted: Wanted, checksum: str, size: int, roots: Roots, attemp
             reasons.append(f"{origin} does not exist")
             continue
         if found == (checksum, size) and checksum_at(staging.text) == found:
-            attempt.check()
+            how.attempt.check()
             staging.move(place)
             return Placed(origin.name, size)
         staging.remove()

@@ -28,6 +28,7 @@ from replicator.core.report import CopyCounts
 from replicator.errors import Error
 from replicator.replay.copy.copying import (
     Placed,
+    Placing,
     Roots,
     Wanted,
     compare_file,
@@ -38,7 +39,7 @@ from replicator.replay.copy.copying import (
 )
 from replicator.replay.copy.delta import is_foreign, is_log
 from replicator.replay.copy.emptied import remove_emptied
-from replicator.replay.copy.staging import OPEN, Attempt, Fence, noted
+from replicator.replay.copy.staging import OPEN, Fence, noted
 from replicator.replay.plan.rules import FileRules
 
 THREADS = 2  # a task's own: one waits for the disk while the other hashes
@@ -106,7 +107,7 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
         report.foreign = [file.target for file in mine if is_foreign(file, task.roots)]
     kept = kept_prefixes(task.roots.target)
 
-    def work(files: Iterable[Wanted], attempt: Attempt) -> CopyReport:
+    def work(files: Iterable[Wanted], how: Placing) -> CopyReport:
         done = CopyReport()
         for file in files:
             if task.purpose == PROBE:
@@ -114,12 +115,13 @@ def run_copy_task(task: CopyTask, fence: Fence = OPEN) -> CopyReport:
             elif task.purpose == COMPARE:
                 placed = compare_file(file, task.roots, reread=task.reread)
             else:
-                placed = place_file(file, task.roots, attempt, kept, reread=task.reread, private=task.private)
+                placed = place_file(file, how)
             count(done, file, placed)
         return done
 
     with noted(task.roots.target, (file.target for file in mine if task.purpose == COPY), fence) as attempt:
-        _share_out(mine, lambda files: work(files, attempt), report)
+        how = Placing(task.roots, attempt, kept, task.reread, task.private)
+        _share_out(mine, lambda files: work(files, how), report)
     seen = report.files_copied + report.files_skipped + report.missing_count
     if seen != len(mine):
         raise Error(f"a copying task of {len(mine)} files saw {seen}", hint="report this as a bug")

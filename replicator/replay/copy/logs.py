@@ -18,10 +18,10 @@ import xxhash
 
 from cmroot.store.delta import LAST, LOG, checkpoint_version, rank
 from cmroot.store.resolve import located
-from replicator.replay.copy.copying import Placed, Roots, Wanted, kept_prefixes, place_file, remove_file
+from replicator.replay.copy.copying import Placed, Placing, Roots, Wanted, kept_prefixes, place_file, remove_file
 from replicator.replay.copy.delta import is_foreign, is_log, log_of
 from replicator.replay.copy.files import CopyReport, count, entries, fold_entries
-from replicator.replay.copy.staging import OPEN, Attempt, Fence, noted
+from replicator.replay.copy.staging import OPEN, Fence, noted
 from replicator.replay.plan.rules import FileRules
 
 
@@ -58,7 +58,7 @@ def run_log_task(task: LogTask, fence: Fence = OPEN) -> LogReport:
             some = list(log)
             report.foreign += [] if task.over else [file.target for file in some if is_foreign(file, task.roots)]
             if not report.foreign:
-                _publish(some, task, attempt, kept, report.copied)
+                _publish(some, Placing(task.roots, attempt, kept, task.reread, task.private), report.copied)
     return report
 
 
@@ -77,19 +77,17 @@ def _digest(place: str) -> int:
     return xxhash.xxh3_64_intdigest(os.fsencode(place))
 
 
-def _publish(
-    files: Sequence[Wanted], task: LogTask, attempt: Attempt, kept: frozenset[str], report: CopyReport
-) -> None:
+def _publish(files: Sequence[Wanted], how: Placing, report: CopyReport) -> None:
     broken = ""
     for file in files:
         if broken:
             count(report, file, Placed("missing", reason=f"{broken}, which comes before it, is missing"))
             continue
-        placed = place_file(file, task.roots, attempt, kept, reread=task.reread, private=task.private)
+        placed = place_file(file, how)
         count(report, file, placed)
         broken = file.target if placed.origin == "missing" else ""
         if rank(file.target) == (LAST, 0) and not broken and not _leads_somewhere(file.target):
-            remove_file(file.target, task.roots, private=task.private)
+            remove_file(file.target, how.roots, private=how.private)
 
 
 def _leads_somewhere(place: str) -> bool:

@@ -7,21 +7,19 @@ from collections.abc import Mapping
 from replicator.core.model import Table
 from replicator.core.not_replicated import PROPERTY, from_property
 from replicator.core.table_format import why_not_replicated
-from replicator.dumps.layout import BOOTSTRAP, DumpMetadata
+from replicator.dumps.layout import BOOTSTRAP
 from replicator.errors import BootstrapNeeded, Refused
 from replicator.events.scope import Patterns
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import (
     LEFT_OUT,
-    Mark,
     has_sources_data,
     replica_database,
     replica_function,
     replica_table,
 )
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
-from replicator.replay.plan.difference import ByDifference
-from replicator.replay.plan.plan import AS_THEY_SHARE, LeftOut, Name, Plan, Sharing, TablePlan
+from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
 from replicator.replay.plan.renames import passing_name
 from replicator.replay.plan.squash import Lineage, Squashed
@@ -29,45 +27,24 @@ from replicator.replay.plan.target import Part, TargetDatabase, applied_position
 from replicator.text.quantity import count_text
 
 
-def make_plan(
-    metadata: DumpMetadata,
-    squashed: Squashed,
-    placement: Placement,
-    target: Mapping[str, TargetDatabase],
-    *,
-    after: int,
-    overwrite: bool = False,
-    exact: bool = False,
-    by_difference: ByDifference | None = None,
-    sharing: Sharing = AS_THEY_SHARE,
-    as_they_are: bool = False,
-) -> Plan:
-    """The plan. Raises Refused for tables that replication did not make or that are newer than the dump, and for
-    locations of the target that are the source's; BootstrapNeeded when the target lacks what the range builds on."""
-    mark = Mark(event=metadata.end.event, position=metadata.end.position, source=metadata.root_id)
-    plan = Plan(
-        metadata=metadata,
-        placement=placement,
-        mark=mark,
-        after=after,
-        squashed=squashed,
-        exact=exact,
-        overwrite=overwrite,
-        by_difference=by_difference,
-        sharing=sharing,
-        as_they_are=as_they_are,
-    )
+def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:
+    """Decides the steps of a plan that has its dump and its terms, and returns it. Raises Refused for tables that
+    replication did not make or that are newer than the dump, and for locations of the target that are the source's;
+    BootstrapNeeded when the target lacks what the range builds on."""
+    metadata, squashed = plan.metadata, plan.squashed
     _plan_databases(plan, target)
     for lineage in sorted(squashed.lineages, key=lambda each: each.before is None):
-        _plan_lineage(plan, lineage, target, overwrite)
+        _plan_lineage(plan, lineage, target)
     _plan_dropped_databases(plan, target)
     _plan_lacked(plan, target)
     if metadata.kind == BOOTSTRAP:
         _plan_leftovers(plan, target)
-    if exact:
+    if plan.exact:
         refuse_occupied(plan, target)
-    only_tables = (exact and metadata.scope.include) or (by_difference and by_difference.only_tables)
-    if only_tables:  # single tables: the database and its functions are others'
+    difference = plan.by_difference
+    if (plan.exact and metadata.scope.include) or (
+        difference and difference.only_tables
+    ):  # single tables: the database and its functions are others'
         plan.alter_databases.clear()
     else:
         _plan_functions(plan, target)
@@ -115,7 +92,7 @@ def _target_name(plan: Plan, name: Name) -> Name:
     return plan.placement.database(name[0]), name[1]
 
 
-def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase], overwrite: bool) -> None:
+def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatabase]) -> None:
     before = _found_as(plan, lineage, target)
     if lineage.now is None:
         if before is not None:
@@ -136,7 +113,7 @@ def _plan_lineage(plan: Plan, lineage: Lineage, target: Mapping[str, TargetDatab
     if lineage.before is None and name in _leaving(plan):
         there = None  # an earlier table of this name makes room by itself
     step = TablePlan(name=name, lineage=lineage, table=final, shared=shared, there=before or there)
-    if there is not None and not overwrite:
+    if there is not None and not plan.overwrite:
         refuse_table(plan, there)
     if lineage.before is None:
         if before is not None:  # made by a load that ended in the middle, and renamed at the source since

@@ -105,7 +105,6 @@ class Plan:
 
     metadata: DumpMetadata
     placement: Placement
-    mark: Mark
     after: int
     squashed: Squashed
     exact: bool = False
@@ -130,6 +129,10 @@ class Plan:
     lacked: list[NotReplicated] = field(default_factory=list)
     skipped: str = ""
     seen: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @cached_property
+    def mark(self) -> Mark:
+        return Mark(self.metadata.end.event, self.metadata.end.position, self.metadata.root_id)
 
     @property
     def rereads(self) -> bool:
