@@ -14,7 +14,7 @@ from replicator.cli.sync import adopt_option, drop_left_option, run_lines
 from replicator.commands.sync import apply as run_apply
 from replicator.commands.sync import plan as run_plan
 from replicator.core.not_replicated import PARTIAL
-from replicator.policies.plan import SyncPlan
+from replicator.policies.sync_plan import SyncPlan
 
 
 @click.command()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from replicator.commands.base import Options
-from replicator.policies.sides import Sides
+from replicator.policies.direction import Sides
 
 
 @contextmanager

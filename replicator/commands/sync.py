@@ -16,8 +16,8 @@ from replicator.errors import UsageError
 from replicator.policies import plan as plans
 from replicator.policies import steps
 from replicator.policies.follow import Followed, Listeners, follow_policy
-from replicator.policies.plan import SyncPlan
 from replicator.policies.run import SyncRun, sync_once
+from replicator.policies.sync_plan import SyncPlan, encode_plan, read_plan
 from replicator.replay.apply.brake import brake_of
 
 
@@ -113,7 +113,7 @@ def plan(options: PlanOptions) -> SyncPlan:
         brake = brake_of(options.settings.guard)
         made = plans.make(sides, steps.SyncOptions(adopt=options.adopt, drop_left=options.drop_left, brake=brake))
     if options.out is not None:
-        as_written(options.out).write_bytes(plans.encode_plan(made))
+        as_written(options.out).write_bytes(encode_plan(made))
     return made
 
 
@@ -137,6 +137,6 @@ def apply(options: ApplyOptions) -> SyncRun:
 
     Raises Refused, and nothing is changed, when the world has moved since: the policy, the roles, the target's
     checkpoint, or what it holds; FormatError for a file that is no plan; LeaseHeld while the policy is at work."""
-    wanted = options.plan if isinstance(options.plan, SyncPlan) else plans.read_plan(options.plan)
+    wanted = options.plan if isinstance(options.plan, SyncPlan) else read_plan(options.plan)
     with opened(options, wanted.policy, options.jobs) as sides:
         return plans.apply(wanted, sides, options.limits)

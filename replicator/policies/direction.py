@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from cmroot.root import ChangeRoot, Format, create_or_open
 from cmroot.store.place import is_local, join, normal
 from replicator.core.model import Database
-from replicator.core.policy import Policy, matching_databases
+from replicator.core.policy import METADATA, Policy, matching_databases
 from replicator.core.roles import Role, RoleMark, mark_of
+from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
+from replicator.core.table_format import AS_THEY_ARE
 from replicator.errors import MetastoreUnreachable
 from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
-from replicator.policies.memory import RememberedScope
+from replicator.policies.memory import Memory, RememberedScope
 from replicator.replay.places.placement import external_of
 from replicator.replay.places.replica import LOADING, POSITION, SOURCE
 from replicator.replay.plan.target import default_warehouse
@@ -118,6 +120,19 @@ class Direction:
         """Which tables and partitions are replicated, by the names of this way's source."""
         return patterns_of(self.policy, self.pairs)
 
+    def scope(self, recorded: str) -> RememberedScope:
+        """What the policy replicates now, by its own names."""
+        policy = self.policy
+        return RememberedScope(
+            databases={pair.known_as: policy.target_name(pair.known_as) for pair in self.matching},
+            include=policy.include,
+            exclude=policy.exclude,
+            partitions={table: each.text for table, each in policy.partitions.items()},
+            external=METADATA if policy.external == METADATA else "",
+            formats=AS_THEY_ARE if policy.formats == AS_THEY_ARE else "",
+            recorded=recorded,
+        )
+
     def renames(self, names: Iterable[str]) -> list[tuple[str, str]]:
         """(source name, target name) of those databases that have two."""
         chosen = set(names)
@@ -187,6 +202,22 @@ def _directed(
     if not backwards:
         return Direction(policy, source, target, root, target_root, tuple(pairs))
     return Direction(policy, target, source, target_root, root, tuple(pair.swapped for pair in pairs), reverse=True)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A policy with what its runs and role changes work on. `source`, `target`: the metastores as the policy names
+    them, whatever the roles say. `others`: all policies of the configuration, which may not overlap."""
+
+    policy: Policy
+    source: Metastore
+    target: Metastore
+    runtime: Runtime
+    others: Sequence[Policy] = ()
+
+    def direction(self, memory: Memory, *, reverse: bool | None = None) -> Direction:
+        """As `find_direction`."""
+        return find_direction(self.policy, self.source, self.target, memory.read_scope(), reverse=reverse)
 
 
 def survey(

@@ -20,9 +20,9 @@ from replicator.core.following import Stop, Terminated
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.report import Report
 from replicator.errors import LeaseHeld, MetastoreError, MetastoreUnreachable, Refused
+from replicator.policies.direction import Sides
 from replicator.policies.memory import Compared
 from replicator.policies.run import Remembering, SyncRun, record_unreached, sync_once
-from replicator.policies.sides import Sides
 from replicator.policies.steps import SyncOptions
 from replicator.policies.verifying import Background, compare_now
 

@@ -110,6 +110,11 @@ class RememberedScope(msgspec.Struct, frozen=True, kw_only=True):
     formats: str = ""
     recorded: str
 
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """What of the matching databases is replicated, and how."""
+        return self.include, self.exclude, self.partitions, self.external, self.formats
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a turn. Times are ISO 8601, empty before. `detail`: what it did or found, or why it failed."""

@@ -24,12 +24,11 @@ from replicator.dumps.dump import Dumped
 from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
 from replicator.metastore.client import MetastoreReader
-from replicator.policies.direction import Direction, find_direction
+from replicator.policies.direction import Direction, Sides, find_direction
 from replicator.policies.dump_batches import DumpBatch, Work
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.out_of_scope import OutOfScope, drop, plan_database, plan_tables
-from replicator.policies.sides import Sides
-from replicator.policies.steps import SYNC, Steps, SyncOptions, scope_of
+from replicator.policies.steps import SYNC, Steps, SyncOptions
 from replicator.policies.verifying import Background, compare_some, reported
 from replicator.replay.apply.load import Loaded
 
@@ -318,7 +317,7 @@ def remember_scope(
 ) -> None:
     """What left stays remembered until it is dropped, as nothing else tells that it was the policy's. A name that was
     given up is remembered once what has the new one is there, so a run that fails before that changes nothing."""
-    now = scope_of(direction, iso(clock()))
+    now = direction.scope(iso(clock()))
     staying = {pair.known_as: pair for pair in [*work.left, *work.lost] if pair.replica in report.left}
     databases = now.databases | {
         name: direction.policy.target_name(name)

@@ -179,7 +179,7 @@ class Steps:
             first=log[0].first,
             end=end,
             remembered=remembered.databases if remembered else {},
-            rescoped=remembered is not None and _patterns(remembered) != _patterns(scope_of(self.direction, "")),
+            rescoped=remembered is not None and remembered.terms != self.direction.scope("").terms,
             narrower=self._narrower(),
         )
         batches = []
@@ -374,24 +374,6 @@ def concerned(log: list[Segment], after: int, databases: set[str]) -> bool:
                 if record.change.databases & databases:
                     return True
     return False
-
-
-def scope_of(direction: Direction, recorded: str) -> RememberedScope:
-    """What the policy replicates now, by its own names."""
-    policy = direction.policy
-    return RememberedScope(
-        databases={pair.known_as: policy.target_name(pair.known_as) for pair in direction.matching},
-        include=policy.include,
-        exclude=policy.exclude,
-        partitions={table: each.text for table, each in policy.partitions.items()},
-        external=METADATA if policy.external == METADATA else "",
-        formats=AS_THEY_ARE if policy.formats == AS_THEY_ARE else "",
-        recorded=recorded,
-    )
-
-
-def _patterns(scope: RememberedScope) -> tuple[object, ...]:
-    return scope.include, scope.exclude, scope.partitions, scope.external, scope.formats
 
 
 def _point(log: list[Segment], position: int) -> Point:

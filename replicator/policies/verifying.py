@@ -21,9 +21,8 @@ from replicator.compare.candidates import touched_names
 from replicator.compare.comparison import Comparison
 from replicator.compare.sampling import Budget, Sampled, verify_sample
 from replicator.errors import LeaseHeld, ObjectNotFound
-from replicator.policies.direction import Pair
+from replicator.policies.direction import Pair, Sides
 from replicator.policies.memory import Compared, Memory, iso
-from replicator.policies.sides import Sides
 from replicator.policies.steps import SYNC, Steps
 
 SHARE = 5  # beside --follow, verifying may take one part in so many of the time

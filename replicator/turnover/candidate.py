@@ -12,9 +12,8 @@ from replicator.core.policy import Policy
 from replicator.core.roles import Role
 from replicator.errors import Error, MetastoreUnreachable, Refused
 from replicator.metastore.client import Metastore
-from replicator.policies.direction import Direction, Pair, survey
+from replicator.policies.direction import Direction, Pair, Sides, survey
 from replicator.policies.memory import Memory, RememberedScope
-from replicator.policies.sides import Sides
 from replicator.turnover.loss import Absent
 from replicator.turnover.role_change import highest_epoch
 

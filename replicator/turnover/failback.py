@@ -25,10 +25,9 @@ from replicator.core.roles import Role
 from replicator.dumps.layout import Point
 from replicator.dumps.points import resolve_until
 from replicator.errors import ObjectNotFound, Refused
-from replicator.policies.direction import Direction, Pair, patterns_of
+from replicator.policies.direction import Direction, Pair, Sides, patterns_of
 from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.run import Remembering, run_once
-from replicator.policies.sides import Sides
 from replicator.policies.steps import SyncOptions
 from replicator.policies.unreplicated import Unreplicated
 from replicator.turnover.failover import LastFailover, last_failover

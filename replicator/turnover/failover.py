@@ -25,9 +25,8 @@ from replicator.core.report import Report
 from replicator.core.roles import Role
 from replicator.errors import Error, FormatError, NotReached, ObjectNotFound, Refused
 from replicator.metastore.client import Metastore
-from replicator.policies.direction import Direction
+from replicator.policies.direction import Direction, Sides
 from replicator.policies.memory import Memory, RoleChange
-from replicator.policies.sides import Sides
 from replicator.text.quantity import count_text
 from replicator.turnover.candidate import VERB, Seen, known_epoch, look
 from replicator.turnover.interrupted import complete_loads

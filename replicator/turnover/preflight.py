@@ -7,10 +7,9 @@ import time as clocks
 from replicator.compare.sampling import memory_of
 from replicator.compare.verified import read_memory
 from replicator.core.roles import Role
-from replicator.policies.direction import Direction, Pair
+from replicator.policies.direction import Direction, Pair, Sides
 from replicator.policies.lag import lag
 from replicator.policies.memory import Memory
-from replicator.policies.sides import Sides
 from replicator.replay.places.replica import RESTORING
 from replicator.text.quantity import count_text
 from replicator.turnover.role_change import RoleChanged, StepReport, highest_epoch, side

@@ -24,10 +24,9 @@ from cmroot.lease import Lease
 from cmroot.waiting import patiently
 from replicator.core.roles import Role
 from replicator.errors import Refused
-from replicator.policies.direction import Direction
+from replicator.policies.direction import Direction, Sides
 from replicator.policies.memory import RoleChange
 from replicator.policies.run import Remembering, run_once
-from replicator.policies.sides import Sides
 from replicator.policies.steps import SYNC
 from replicator.turnover.preflight import check_switchover
 from replicator.turnover.role_change import (

@@ -16,11 +16,10 @@ from replicator.captures.capture import CaptureOptions, capture
 from replicator.core.roles import Role
 from replicator.dumps.points import resolve_until
 from replicator.errors import Error, NotReached, Refused
-from replicator.policies.direction import Direction
+from replicator.policies.direction import Direction, Sides
 from replicator.policies.memory import RoleChange
 from replicator.policies.roles import read_role
 from replicator.policies.run import Remembering, SyncRun, run_once
-from replicator.policies.sides import Sides
 from replicator.policies.steps import SyncOptions, concerned
 from replicator.policies.unreplicated import Unreplicated
 from replicator.turnover.role_change import (

@@ -15,9 +15,9 @@ from replicator.core.policy import parse_policy
 from replicator.core.roles import Role
 from replicator.core.runtime import Runtime
 from replicator.metastore.thrift import ThriftMetastore
+from replicator.policies.direction import Sides
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
-from replicator.policies.sides import Sides
 from replicator.turnover.role_change import RoleChanged, StepReport
 from replicator.turnover.switchover import SwitchoverOptions, switchover
 

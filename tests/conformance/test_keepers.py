@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from engines import local_engine
 from metastores import MetastoreFactory
-from policies import local_engine
 from stores import s3_server
 
 import replicator

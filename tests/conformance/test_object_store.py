@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from engines import local_engine
 from plain_tables import PlainDatabase
-from policies import local_engine
 
 import replicator
 from cmroot.errors import LeaseHeld

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from policies import local_engine
+from engines import local_engine
 from replication_fixture import Answer, ReplicationFixture, command
 
 import replicator

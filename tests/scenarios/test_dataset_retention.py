@@ -14,7 +14,7 @@ from typing import Any
 import gobblin_examples as examples
 import pytest
 from config_store import write_store
-from policies import local_engine
+from engines import local_engine
 
 from cmroot.lease import acquire
 from cmroot.root import create_or_open

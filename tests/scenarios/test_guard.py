@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from engines import local_engine
 from plain_tables import PlainDatabase, _storage
-from policies import local_engine
 
 import replicator
 from cmroot.errors import Exists, FormatError

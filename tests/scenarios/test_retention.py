@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import local_engine
 from faults import ERRORS, Ended, Fault, delayed, run_with
 from plain_tables import PlainDatabase
-from policies import local_engine
 from replication_fixture import Answer, ReplicationFixture, command
 
 import replicator

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from engines import local_engine
 from plain_tables import PlainDatabase
-from policies import local_engine
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.model import Table

@@ -17,10 +17,10 @@ from replicator.core.policy import Policy, parse_policy
 from replicator.core.roles import Role, RoleMark
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
+from replicator.policies.direction import Sides
 from replicator.policies.memory import Memory
 from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering, SyncRun, sync_once
-from replicator.policies.sides import Sides
 from replicator.policies.steps import SyncOptions
 
 _numbers = itertools.count(1)
