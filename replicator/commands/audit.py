@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from cmroot.root import open_existing
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Positive
 from replicator.removal.audit import AuditShown, show_audit
 from replicator.removal.bring_back import BroughtBack, bring_back
 
@@ -33,9 +34,9 @@ class AuditLsOptions(OfPolicy):
     run: str | None = None
     object: str | None = None
     path: str | None = None
-    outcome: str | None = None
+    outcome: Literal["intended", "removed", "refused", "failed", "done"] | None = None
     since: str | None = None
-    limit: int = 1000
+    limit: Positive = 1000
 
 
 @verb(AuditLsOptions)

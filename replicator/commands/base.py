@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, cast
 
 from cmroot.rehearsal import looked_at
 from cmroot.root import ChangeRoot, create_or_open, open_existing
+from replicator.commands.ranges import Natural, Share, check
 from replicator.core.config import Config, read_config
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.progress import Progress, Silent
@@ -41,7 +42,7 @@ P = ParamSpec("P")
 O = TypeVar("O", bound="Options")  # noqa: E741
 R = TypeVar("R", covariant=True)
 
-EngineGiven = AutoEngine | str | None
+EngineGiven = AutoEngine | Literal["auto", "local", "spark"] | None
 """auto, local, spark; or engines that the caller has opened."""
 
 ENGINES = ("auto", "local", "spark")
@@ -71,6 +72,9 @@ class Options:
     master: str | None = None
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @functools.cached_property
     def settings(self) -> Config:
@@ -133,8 +137,8 @@ class Braked(Options):
     brake: these limits as one value, in place of the others; None: no limit.
     """
 
-    max_share: float | None = None
-    max_bytes: int | None = None
+    max_share: Share | None = None
+    max_bytes: Natural | None = None
     allow_removals: bool = False
     brake: Brake | None = BRAKE
 

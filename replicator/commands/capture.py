@@ -14,6 +14,7 @@ from replicator.captures.recording import Captured
 from replicator.commands.base import names, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.core import following
+from replicator.core.policy import Keeper
 from replicator.errors import Error, LeaseHeld, UsageError
 
 
@@ -49,7 +50,7 @@ class CaptureOptions(OfPolicy):
     scan: bool = True
     deep: bool = False
     repair: bool = False
-    keeper: str | None = None
+    keeper: Keeper | None = None
     empty: Sequence[str] = ()
     follow: bool = False
     interval: timedelta = timedelta(seconds=10)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from cmroot.root import open_existing
 from replicator.checks.check import impatient
 from replicator.commands.base import Options, names, verb
+from replicator.commands.ranges import Jobs, Natural, Positive
 from replicator.drills import drill as drills
 from replicator.drills.drill_record import Drill, DrillPlan, Drills, ShownDrills
 from replicator.drills.queries import Asking, spark_on
@@ -38,13 +39,13 @@ class DrillOptions(Options):
     policy: str = field(kw_only=False)
     queries: Sequence[str] = ()
     db: str | Sequence[str] = ()
-    sample: int = 20
+    sample: Natural = 20
     prefix: str = drills.PREFIX
     keep: bool = False
     clean: bool = False
     listing: bool = False
-    limit: int | None = 20
-    jobs: int = 4
+    limit: Positive | None = 20
+    jobs: Jobs = 4
     dry_run: bool = False
 
 

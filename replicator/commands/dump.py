@@ -11,6 +11,7 @@ from replicator.captures.capture import CaptureOptions, capture
 from replicator.captures.recording import Captured
 from replicator.commands.base import names, point, verb
 from replicator.commands.of_policy import Selecting
+from replicator.core.policy import Keeper
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.dumps import dump as dumping
@@ -57,7 +58,7 @@ class DumpOptions(Selecting):
     capture_first: bool = True
     scan: bool = True
     deep: bool = False
-    keeper: str | None = None
+    keeper: Keeper | None = None
     empty: Sequence[str] = ()
     allow_replica: bool = False
     draining: bool = False

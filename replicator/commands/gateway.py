@@ -10,6 +10,7 @@ from datetime import timedelta
 from cmroot.root import create_or_open
 from cmroot.store.resolve import as_written
 from replicator.commands.base import Options, verb
+from replicator.commands.ranges import Positive
 from replicator.core.following import Stop
 from replicator.gateways.drops import GRACE
 from replicator.gateways.relay import Timeouts
@@ -37,7 +38,7 @@ class GatewayOptions(Options):
     source: str
     cmroot: str
     listen: str = "127.0.0.1:9084"
-    threads: int = THREADS
+    threads: Positive = THREADS
     pass_unknown_drops: bool = False
     grace: timedelta = GRACE
     client_timeout: timedelta = DEFAULT_TIMEOUTS.client

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from cmroot.root import open_existing
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Between, Natural
 from replicator.housekeeping.listing import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
 from replicator.housekeeping.opening import alone, opened, time_of
 
@@ -48,13 +49,13 @@ class HousekeepingLsOptions(ItemsOptions):
     partition: str | None = None
     path: str | None = None
     status: str | None = None
-    lifecycle: str | None = None
+    lifecycle: Literal["unreferenced", "expired"] | None = None
     deleted_before: str | None = None
     deleted_after: str | None = None
     registered_before: str | None = None
     registered_after: str | None = None
-    size: int = 1000
-    page: int = 0
+    size: Annotated[int, Between(1, 100_000)] = 1000
+    page: Natural = 0
 
     @property
     def wanted(self) -> Filter:

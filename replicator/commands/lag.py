@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from cmroot.root import open_existing
 from replicator.checks.check import impatient
 from replicator.commands.base import Options, verb
+from replicator.commands.ranges import Positive
 from replicator.policies import lag as lags
 from replicator.policies.lag import Lag
 from replicator.policies.memory import Memory, ShownHistory, shown_history
@@ -44,7 +45,7 @@ class HistoryOptions(Options):
     """
 
     policy: str = field(kw_only=False)
-    limit: int | None = 20
+    limit: Positive | None = 20
 
 
 @verb(HistoryOptions)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from replicator.commands.base import Braked, pairs, renames, verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Jobs
 from replicator.core.policy import Publish
 from replicator.core.table_format import AS_THEY_ARE, FormatChoice
 from replicator.dumps.reader import DumpReader
@@ -56,7 +57,7 @@ class LoadOptions(Braked, OfPolicy):
     source_cmroot: str | None = None
     overwrite: bool = False
     take_over: bool = False
-    jobs: int = 2
+    jobs: Jobs = 2
     key_file: str | None = None
     formats: FormatChoice | None = None
     dry_run: bool = False

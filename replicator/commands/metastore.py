@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from replicator.commands.base import Options, verb
+from replicator.commands.ranges import Port
 from replicator.metastore.binding import LOOPBACK
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import PATIENCE, MetastoreState
@@ -26,7 +27,7 @@ class MetastoreStartOptions(Options):
     """
 
     directory: str | os.PathLike[str] = field(kw_only=False)
-    port: int | None = None
+    port: Port | None = None
     host: str = LOOPBACK
     hive_settings: Mapping[str, str] = field(default_factory=dict)
     timeout: timedelta = PATIENCE

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from cmroot.root import open_existing
 from cmroot.store.resolve import as_written
 from replicator.commands.base import opened_root, verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Between
 from replicator.commands.removing import Limited, Removing
 from replicator.core.policy import same_metastore
 from replicator.purge.certify import Certificate, Replica, certify
@@ -54,7 +55,7 @@ class PurgeRunOptions(ErasureOptions, Removing):
     attempts: how often a partition is tried that is written to meanwhile.
     """
 
-    attempts: int = 3
+    attempts: Annotated[int, Between(1, 100)] = 3
 
 
 @verb(PurgeRunOptions)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import opened_root, verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Natural
 from replicator.commands.removing import Removing
 from replicator.errors import UsageError
 from replicator.purge.backups.backups import BackupList, list_backups
@@ -100,7 +101,7 @@ class PurgeRetainOptions(Removing, OfPolicy):
     metastore: str = field(default="", kw_only=False)
     cmroot: str = field(default="", kw_only=False)
     properties: str | os.PathLike[str] | None = None
-    versions: int | None = None
+    versions: Natural | None = None
     days: timedelta | None = None
     grace: timedelta = timedelta(hours=2)
     trash: timedelta | None = None

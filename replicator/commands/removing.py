@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from replicator.commands.base import Options
+from replicator.commands.ranges import Natural, Positive, Share
 from replicator.errors import ConfigError
 from replicator.removal.removal import MIN_DEPTH, Limits
 from replicator.text.quantity import parse_size
@@ -21,9 +22,9 @@ class Limited(Options):
     protect: places at, below and above which nothing goes, beside those of [guard].
     """
 
-    max_share: float | None = None
-    max_bytes: int | str | None = None
-    min_depth: int | None = None
+    max_share: Share | None = None
+    max_bytes: Natural | str | None = None
+    min_depth: Positive | None = None
     protect: Sequence[str] = ()
 
     @cached_property

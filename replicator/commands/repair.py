@@ -10,6 +10,7 @@ from typing import ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import Braked, names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting
+from replicator.commands.ranges import Jobs
 from replicator.compare import repair as repairs
 from replicator.compare.comparison import Comparison, Level
 from replicator.compare.repaired import Repaired, RepairedDatabases, RepairPlan
@@ -61,7 +62,7 @@ class RepairOptions(Braked, Selecting):
     external_base: str | None = None
     shared_external: bool | None = None
     scratch: str | None = None
-    jobs: int = 2
+    jobs: Jobs = 2
     formats: FormatChoice | None = None
     dry_run: bool = False
 

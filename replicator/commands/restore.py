@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import names, verb
 from replicator.commands.of_policy import OfPolicy, only_one
+from replicator.commands.ranges import Jobs
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.pitr import plan as planning
 from replicator.pitr.plan import RestorePlan
@@ -53,7 +54,7 @@ class RestoreOptions(OfPolicy):
     force: bool = False
     allow_missing: bool = False
     scratch: str | None = None
-    jobs: int = 2
+    jobs: Jobs = 2
     formats: FormatChoice | None = None
     dry_run: bool = False
 

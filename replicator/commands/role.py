@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from replicator.commands.base import Options, names, verb
+from replicator.commands.ranges import Natural
 from replicator.core.roles import Role
-from replicator.errors import UsageError
 from replicator.policies.roles import RoleChange, ShownRoles, change_role, shown_roles
 
 
@@ -49,8 +50,8 @@ class RoleSetOptions(Options):
 
     metastore: str
     db: str
-    role: Role | str
-    epoch: int | None = None
+    role: Role | Literal["primary", "replica", "fenced", "none"]
+    epoch: Natural | None = None
     force: bool = False
     dry_run: bool = False
 
@@ -64,8 +65,6 @@ def role_set(options: RoleSetOptions) -> RoleChange:
 
     Raises Refused, with the consequence, for what can lose data, and where somebody else sets it at the same time;
     ObjectNotFound; UsageError for another role."""
-    if options.role not in set(Role):
-        raise UsageError(f"no role {options.role!r}", hint=f"role is one of {', '.join(Role)}")
     with options.connected(options.metastore) as metastore:
         return change_role(
             metastore,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from replicator.commands.base import Options, verb
 from replicator.commands.policy import opened
+from replicator.commands.ranges import Jobs
 from replicator.errors import UsageError
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.turnover import failback as failbacks
@@ -16,8 +17,6 @@ from replicator.turnover import switchover as switchovers
 from replicator.turnover import switchover_steps
 from replicator.turnover.failover import LastFailover
 from replicator.turnover.role_change import Reporter, RoleChanged, nobody
-
-SIDES = ("source", "target")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +38,13 @@ class SwitchoverOptions(Options):
     renamed: ClassVar = {"anyway": "force", "drain": "drain_timeout"}
 
     policy: str = field(kw_only=False)
-    to: str | None = None
+    to: Literal["source", "target"] | None = None
     abort: bool = False
     force: bool = False
     drain_timeout: timedelta = timedelta(minutes=10)
     wait: timedelta = timedelta(seconds=10)
     dry_run: bool = False
-    jobs: int = 2
+    jobs: Jobs = 2
     reported: Reporter | None = None
 
 
@@ -59,8 +58,6 @@ def switchover(options: SwitchoverOptions) -> RoleChanged:
 
     Raises Refused for what the check finds (nothing is changed then), LeaseHeld while the policy is at work, NotReached
     when the drain takes too long, and what capture and load raise."""
-    if options.to and options.to not in SIDES:
-        raise UsageError(f"no side {options.to!r}", hint=f"to is one of {', '.join(SIDES)}")
     if options.abort and options.dry_run:
         raise UsageError("--abort and --dry-run exclude each other", hint="give one of them")
     wanted = switchover_steps.SwitchoverOptions(
@@ -98,7 +95,7 @@ class FailoverOptions(Options):
     look: bool = False
     answer_timeout: timedelta = timedelta(seconds=5)
     read_timeout: timedelta = timedelta(minutes=1)
-    jobs: int = 2
+    jobs: Jobs = 2
     reported: Reporter | None = None
 
 
@@ -145,7 +142,7 @@ class FailbackOptions(Options):
     switch: bool = False
     wait: timedelta = timedelta(seconds=10)
     dry_run: bool = False
-    jobs: int = 2
+    jobs: Jobs = 2
     reported: Reporter | None = None
 
 

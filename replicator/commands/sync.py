@@ -11,6 +11,7 @@ from typing import ClassVar
 from cmroot.store.resolve import as_written
 from replicator.commands.base import Braked, Options, verb
 from replicator.commands.policy import opened
+from replicator.commands.ranges import Jobs
 from replicator.core.following import Stop
 from replicator.errors import UsageError
 from replicator.policies import plan as plans
@@ -51,7 +52,7 @@ class SyncOptions(Braked):
     drop_left: bool = False
     empty: Sequence[str] = ()
     deep: bool = False
-    jobs: int = 2
+    jobs: Jobs = 2
     stop: Stop | None = None
     reported: Callable[[SyncRun], None] = _nobody
     failed: Callable[[Exception, float], None] = _nobody
@@ -126,7 +127,7 @@ class ApplyOptions(Braked):
     """
 
     plan: SyncPlan | str = field(kw_only=False)
-    jobs: int = 2
+    jobs: Jobs = 2
 
 
 @verb(ApplyOptions)

@@ -9,6 +9,7 @@ from typing import ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import names, pairs, renames, verb
 from replicator.commands.of_policy import Selecting
+from replicator.commands.ranges import Natural, Positive
 from replicator.compare.comparison import Comparison, Level
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
 from replicator.compare.verify import Verified, refuse_itself
@@ -43,8 +44,8 @@ class VerifyOptions(Selecting):
     rename_db: Mapping[str, str] | Sequence[str] = ()
     map_location: Mapping[str, str] | Sequence[str] = ()
     level: Level = "checksum"
-    sample: int | None = None
-    sample_bytes: int | None = None
+    sample: Positive | None = None
+    sample_bytes: Natural | None = None
     target_cmroot: str | None = None
     formats: FormatChoice | None = None
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from replicator.commands.base import names, verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Natural
 from replicator.policies.direction import Direction
 from replicator.policies.wait import Goal, Waited
 from replicator.policies.wait import wait as until
@@ -34,7 +35,7 @@ class WaitOptions(OfPolicy):
     target: str = ""
     db: str | Sequence[str] = ()
     source: str = ""
-    until_event: int | None = None
+    until_event: Natural | None = None
     until_lag: timedelta | None = None
     timeout: timedelta = timedelta(minutes=10)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import json
-from typing import Any, ClassVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, cast, get_args, get_type_hints
 
 import msgspec
 
@@ -65,21 +67,39 @@ class LoadCounts(CopyCounts):
 
 
 class Rows(Report):
-    """A report that is a list: `listed` is the field with its rows."""
+    """A report that is a list: `listed` is the field with its rows. columns: their names, where the field's type does
+    not tell them."""
 
     listed: ClassVar[str]
+    columns: ClassVar[Sequence[str]] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows as mappings, as JSON has them."""
         return list(self.to_dict()[self.listed])
 
     def to_arrow(self) -> Any:
-        """The rows as a pyarrow.Table, which pandas, Polars, DuckDB and Spark read; without rows, without columns."""
-        import pyarrow as pa  # not for every command that has a report
+        """The rows as a pyarrow.Table, which pandas, Polars, DuckDB and Spark read."""
+        return table_of(self.rows(), self.columns or _columns(cast(Hashable, type(self)), self.listed))
 
-        rows = self.rows()
-        names = dict.fromkeys(name for row in rows for name in row)
-        return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
+    """Mappings as a pyarrow.Table: `columns`, and what else rows have."""
+    import pyarrow as pa  # not for every command that has a report
+
+    names = dict.fromkeys((*columns, *(name for row in rows for name in row)))
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+
+@functools.cache
+def _columns(kind: Hashable, listed: str) -> tuple[str, ...]:
+    """Of the dataclasses or structs that a field lists."""
+    (row,) = get_args(get_type_hints(kind)[listed])
+    kinds = get_args(row) or (row,)
+    names = (
+        each.__struct_fields__ if hasattr(each, "__struct_fields__") else [one.name for one in dataclasses.fields(each)]
+        for each in kinds
+    )
+    return tuple(dict.fromkeys(name for each in names for name in each))
 
 
 def _cell(value: Any) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from cmroot.log.captured import MARKER, segments
+from cmroot.log.segment import FILES
 from cmroot.root import FORMAT, open_existing
 from cmroot.store.place import name_of
 from cmroot.store.resolve import as_written
 from replicator.captures.fold import read_records
-from replicator.core.report import Report
+from replicator.core.report import Report, table_of
 from replicator.dumps.layout import FINISHED, METADATA
 from replicator.dumps.reader import DumpReader
 from replicator.dumps.signing import Keys
@@ -47,12 +48,29 @@ class Shown(Report):
     def to_dict(self) -> dict[str, Any]:
         return self.head() | {name: list(items) for name, items in self.lists().items()}
 
+    def to_arrow(self) -> Any:
+        """The file entries, if they were asked for, else the records, as a pyarrow.Table."""
+        if self.files:
+            return table_of(list(self.entries()), FILES.names)
+        return table_of(list(map(_row, self.records())), COLUMNS)
+
     def _repr_html_(self) -> str:
         rows = (
             f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
             for name, value in self.head().items()
         )
         return f"<table>{''.join(rows)}</table>"
+
+
+COLUMNS = ("position", "event", "time", "observed", "kind", "object", "change")
+"""Of records in a table; `change` is JSON text."""
+
+
+def _row(record: ChangeRecord) -> dict[str, Any]:
+    change = record.change
+    kind, text = change.__struct_config__.tag, msgspec.json.encode(change).decode()
+    values = (record.position, record.event, record.time, record.observed, kind, change.object, text)
+    return dict(zip(COLUMNS, values, strict=True))
 
 
 def open_shown(place: str, keys: Callable[[], Keys | None] = lambda: None, *, files: bool = False) -> Shown:

@@ -31,6 +31,13 @@ from replicator.housekeeping.schema import item
 from replicator.housekeeping.store import PAGE, Store
 from replicator.removal.live import spelled
 
+COLUMNS = (
+    *("id", "path", "databaseName", "tableName", "partitionName", "housekeepingStatus", "creationTimestamp"),
+    *("modifiedTimestamp", "cleanupTimestamp", "cleanupDelay", "cleanupAttempts", "lifecycleType", "clientId"),
+    *("reason", "nextTry", "event", "detached"),
+)
+"""Of `Item.as_json`."""
+
 
 @dataclass
 class ItemPage(Rows):
@@ -38,6 +45,7 @@ class ItemPage(Rows):
     state. Its JSON is that of Beekeeper's REST API."""
 
     listed = "content"
+    columns = COLUMNS
     store: str
     items: list[Item]
     total: int
@@ -68,6 +76,7 @@ class ItemsChanged(Rows):
     """What became of items: status "cancelled" or "armed". items: those that were not so already."""
 
     listed = "items"
+    columns = COLUMNS
     status: str
     items: list[Item]
 

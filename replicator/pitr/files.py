@@ -33,6 +33,10 @@ class FoundList(Rows):
     total: int
     entries: list[dict[str, Any]]
     listed: ClassVar[str] = "entries"
+    columns: ClassVar[Sequence[str]] = (
+        *("path", "db", "table", "partition", "size", "checksum", "version", "kept"),
+        *("since_position", "since_event", "since_time", "ended_position", "ended_event", "ended_time"),
+    )
 
 
 def find_files(

@@ -48,6 +48,11 @@ class KeptList(Rows):
     damaged_pins: list[str] = field(default_factory=list)
     databases: list[str] | None = None
     listed: ClassVar[str] = "entries"
+    columns: ClassVar[Sequence[str]] = (
+        *("checksum", "size", "keeper", "origin", "db", "table", "partition", "version"),
+        *("since_position", "since_event", "since_time", "released_position", "released_event", "released_time"),
+        *("needed_by", "until", "links"),
+    )
 
 
 # What is kept

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time as clocks
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -82,6 +82,7 @@ class PinList(Rows):
     dumps: list[dict[str, Any]] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     listed: ClassVar[str] = "slots"
+    columns: ClassVar[Sequence[str]] = ("kind", *(each.name for each in fields(SlotState)))
 
     def rows(self) -> list[dict[str, Any]]:
         """Slots, holds and dumps, distinguished by `kind`."""

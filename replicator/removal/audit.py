@@ -83,6 +83,7 @@ class AuditShown(Rows):
     found: list[AuditRow]
     more: bool
     listed: ClassVar[str] = "rows"
+    columns: ClassVar[Sequence[str]] = AuditRow.__struct_fields__
 
     def to_dict(self) -> dict[str, Any]:
         rows = msgspec.to_builtins(self.found)

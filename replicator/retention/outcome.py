@@ -58,5 +58,6 @@ class RetentionPlan(RetentionRun, Rows):
     """What a run would do. items: what it would remove, drop or set, unless that was listed one by one."""
 
     listed = "items"
+    columns = ("act", "dataset", "path", "partition", "files", "bytes", "keeps_data", "access", "reason")
     status: str = "planned"
     items: list[dict[str, Any]] = field(default_factory=list)

@@ -431,7 +431,11 @@ def test_a_report_prints_as_the_command_line_says_it_and_its_rows_are_a_table(fi
         {"kind": "slot", "name": "dr", "consumer": "the other site"},
         {"kind": "hold", "name": "audit", "consumer": None},
     ]
-    assert replicator.cm_find(cmroot=root, table="nosuch.t").to_arrow().num_rows == 0
+    with_rows = replicator.cm_find(cmroot=root, table=f"{fixture.db}.t").to_arrow()
+    empty = replicator.cm_find(cmroot=root, table="nosuch.t").to_arrow()
+    assert empty.num_rows == 0 and empty.column_names == with_rows.column_names
+    kept, none = (replicator.cm_ls(cmroot=root, table=name).to_arrow() for name in (f"{fixture.db}.t", "nosuch.t"))
+    assert none.num_rows == 0 and none.column_names == kept.column_names and kept.num_rows
     replicator.cm_slots_confirm("dr", cmroot=root, at=first)
     assert [replicator.cm_slots_drop("dr", cmroot=root).status, replicator.cm_release("audit", cmroot=root).status] == [
         "dropped",

@@ -145,7 +145,12 @@ def test_what_is_shown_and_waited_for_is_what_the_commands_print(fixture: Replic
     output = command("show", str(fixture.last), "--files").output
     assert json.loads(str(shown)) == output and list(output)[-2:] == ["records", "files"] and len(output["files"]) == 4
     assert [each.position for each in shown.records()] == [each["position"] for each in output["records"]]
-    assert "files" not in replicator.show(str(fixture.cmroot)).to_dict()
+    log = replicator.show(str(fixture.cmroot))
+    assert "files" not in log.to_dict()
+    assert shown.to_arrow()["path"].to_pylist() == [each["path"] for each in output["files"]]
+    table = log.to_arrow()
+    assert table["position"].to_pylist() == [each.position for each in log.records()]
+    assert set(table["kind"].to_pylist()) >= {"create_table"} and f"{fixture.db}.t" in table["object"].to_pylist()
 
     assert replicator.load(**of_load(fixture)).status == "loaded"
     given = {"target": "dr", "db": fixture.db.upper(), "until_event": output["end"]["event"], "config": names(fixture)}

@@ -326,6 +326,8 @@ def test_holds_and_the_record_are_reports_in_python(root: ChangeRoot, capsys: py
     begin_audit(root.place, "test").intended([removal("/w/a", object="sales.t"), removal("/w/b", object="sales.u")])
     shown = replicator.audit_ls(cmroot=root.place, object="SALES.T")
     assert shown.to_arrow().select(["path", "outcome"]).to_pylist() == [{"path": "/w/a", "outcome": "intended"}]
+    none = replicator.audit_ls(cmroot=root.place, object="no.t").to_arrow()
+    assert none.num_rows == 0 and none.column_names == shown.to_arrow().column_names
     assert replicator.audit_ls(cmroot=root.place, limit=1).more
     assert command(["audit", "ls", "--cmroot", root.place, "--object", "sales.t", "--json"]) == 0
     assert capsys.readouterr().out == json.dumps(shown.to_dict()) + "\n"

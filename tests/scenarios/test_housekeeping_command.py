@@ -343,6 +343,8 @@ def test_python_functions_look_at_items_and_change_them(fixture: LifecycleFixtur
     found = replicator.housekeeping_ls(cmroot=root, table="u", status="scheduled")
     (item,) = found.items
     assert found.to_arrow().column("cleanupDelay").to_pylist() == [item.delay] == ["P3D"]
+    none = replicator.housekeeping_ls(cmroot=root, table="nosuch")
+    assert found.to_arrow().column_names == none.to_arrow().column_names and not none.items
     assert replicator.housekeeping_cancel([item.id], cmroot=root, reason="wanted").items[0].reason == "wanted"
     assert fixture.states(table="u") == [("u", "DISABLED")]
     assert replicator.housekeeping_rearm([item.id], cmroot=root).to_dict()["changed"] == 1

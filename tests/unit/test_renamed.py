@@ -101,3 +101,32 @@ def test_the_former_key_of_the_file_works_and_warns(tmp_path: Path, capsys: pyte
     assert defaults["retain"]["grace"] == defaults["certify"]["grace"] == "5h"
     run(["--config", str(file), "purge", "backups", "--cmroot", "/nowhere/cm"])
     assert "purge.readers of" in capsys.readouterr().err
+
+
+VARIABLES = [
+    pytest.param(command, option, id=option.envvar)
+    for command in COMMANDS.values()
+    for option in command.params
+    if isinstance(option, click.Option) and isinstance(option.envvar, str)
+]
+
+
+@pytest.mark.parametrize("command, option", VARIABLES)
+def test_a_variable_with_a_name_of_its_own_sets_its_option(
+    command: click.Command, option: click.Option, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = option.type.choices[0] if isinstance(option.type, click.Choice) else "a=b"
+    monkeypatch.setenv(str(option.envvar), "1" if option.is_flag else value)
+    others = [each for each in command.params if each.required and each is not option]
+    for each in others:
+        monkeypatch.setattr(each, "required", False)
+    context = command.make_context("verb", [], auto_envvar_prefix="REPLICATOR_NONE")
+    wanted = {"a=b", ("a=b",), True, value}
+    found = context.params[option.name or ""]
+    assert found == {"a": "b"} or found in wanted
+
+
+def test_the_variables_with_names_of_their_own_are_these() -> None:
+    names = {parameter.id for parameter in VARIABLES}
+    assert {"REPLICATOR_ROLE_SET_WANTED", "REPLICATOR_PURGE_CERTIFY_RUN_"} < names
+    assert {f"REPLICATOR_PURGE_{verb}_TABLE_WHITELIST" for verb in ("RUN", "CERTIFY")} < names

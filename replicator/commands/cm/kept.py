@@ -8,6 +8,7 @@ from typing import ClassVar
 from cmroot.root import open_existing
 from replicator.commands.base import point, verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Rows
 from replicator.pitr.files import FoundList, PutBack, find_files, put_back
 from replicator.pitr.kept import LIMIT, KeptList, list_kept
 
@@ -27,7 +28,7 @@ class CmLsOptions(OfPolicy):
     cmroot: str = ""
     table: str = ""
     needed_by: str = ""
-    limit: int = LIMIT
+    limit: Rows = LIMIT
 
 
 @verb(CmLsOptions)
@@ -59,7 +60,7 @@ class CmFindOptions(OfPolicy):
     path: str = ""
     table: str = ""
     checksum: str = ""
-    limit: int = LIMIT
+    limit: Rows = LIMIT
 
 
 @verb(CmFindOptions)

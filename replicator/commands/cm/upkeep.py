@@ -11,6 +11,7 @@ from cmroot.root import open_existing
 from cmroot.store.resolve import as_written
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
+from replicator.commands.ranges import Rows
 from replicator.pitr.clock import IDLE
 from replicator.pitr.expiries import ExpiryPlanned, RootExpired
 from replicator.pitr.kept import LIMIT
@@ -40,7 +41,7 @@ class CmCheckOptions(OfPolicy):
 
     cmroot: str = ""
     bytes: bool = True
-    limit: int = LIMIT
+    limit: Rows = LIMIT
 
 
 @verb(CmCheckOptions)

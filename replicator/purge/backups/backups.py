@@ -55,6 +55,7 @@ class BackupList(Rows):
     """Backups, oldest run first, with what became of them."""
 
     listed = "backups"
+    columns = ("table", "partition", "path", "state", "time", "run", "rows", "rows_erased", "trash")
     status: str = "listed"
     backups: list[dict[str, Any]] = field(default_factory=list)
 
