@@ -77,12 +77,7 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, restarted: b
                     "next_try": 0,
                 }
             )
-        if changed:
-            names = [name for name in changed[0] if name != "b_id"]
-            work.execute(
-                update(item).where(item.c.id == bindparam("b_id")).values({name: bindparam(name) for name in names}),
-                changed,
-            )
+        _change(work, changed)
         fresh = [to_row(each) for slot, each in slots.items() if slot not in known]
         if fresh:
             work.execute(item.insert(), fresh)
@@ -168,27 +163,22 @@ def revive(work: Connection, db: str, table: str, period: Period, begins: int, e
     for rows in _pages(work, cancelled, item.c.id, item.c.place):
         wanted = {path_slot(row.place): row.id for row in rows}
         taken = set(occupied(work, [(id, slot) for slot, id in wanted.items()]))
-        changes = [{"b_id": id, "b_slot": slot} for slot, id in wanted.items() if id not in taken]
-        if changes:
-            statement = (
-                update(item)
-                .where(item.c.id == bindparam("b_id"))
-                .values(
-                    housekeeping_status=SCHEDULED,
-                    reason="",
-                    slot=bindparam("b_slot"),
-                    creation_timestamp=begins,
-                    cleanup_timestamp=period.end(begins),
-                    cleanup_delay=period.text,
-                    cleanup_attempts=0,
-                    next_try=0,
-                    begun=0,
-                    event=event,
-                    modified_timestamp=now,
-                )
-            )
-            work.execute(statement, changes)
-            found += len(changes)
+        changes = [{"b_id": id, "slot": slot} for slot, id in wanted.items() if id not in taken]
+        _change(
+            work,
+            changes,
+            housekeeping_status=SCHEDULED,
+            reason="",
+            creation_timestamp=begins,
+            cleanup_timestamp=period.end(begins),
+            cleanup_delay=period.text,
+            cleanup_attempts=0,
+            next_try=0,
+            begun=0,
+            event=event,
+            modified_timestamp=now,
+        )
+        found += len(changes)
     return found
 
 
@@ -221,11 +211,8 @@ def retime(work: Connection, db: str, table: str, lifecycle: str, period: Period
         return int(work.execute(update(item).where(waiting).values(values)).rowcount)
     found = 0
     for rows in _pages(work, waiting, item.c.id, item.c.creation_timestamp):
-        times = [{"b_id": row.id, "b_time": period.end(row.creation_timestamp)} for row in rows]
-        work.execute(
-            update(item).where(item.c.id == bindparam("b_id")).values(**common, cleanup_timestamp=bindparam("b_time")),
-            times,
-        )
+        times = [{"b_id": row.id, "cleanup_timestamp": period.end(row.creation_timestamp)} for row in rows]
+        _change(work, times, **common)
         found += len(rows)
     return found
 
@@ -261,30 +248,16 @@ def follow(
             changed.append(
                 {
                     "b_id": row.id,
-                    "b_db": one.db,
-                    "b_table": one.table,
-                    "b_part": one.partition,
-                    "b_path": one.path,
-                    "b_place": one.place,
-                    "b_head": place[:HEAD],
-                    "b_slot": slot_of(one),
+                    "database_name": one.db,
+                    "table_name": one.table,
+                    "partition_name": one.partition,
+                    "path": one.path,
+                    "place": one.place,
+                    "place_head": place[:HEAD],
+                    "slot": slot_of(one),
                 }
             )
-        statement = (
-            update(item)
-            .where(item.c.id == bindparam("b_id"))
-            .values(
-                database_name=bindparam("b_db"),
-                table_name=bindparam("b_table"),
-                partition_name=bindparam("b_part"),
-                path=bindparam("b_path"),
-                place=bindparam("b_place"),
-                place_head=bindparam("b_head"),
-                slot=bindparam("b_slot"),
-                modified_timestamp=now,
-            )
-        )
-        work.execute(statement, changed)
+        _change(work, changed, modified_timestamp=now)
         found += len(changed)
     return found
 
@@ -334,33 +307,18 @@ def settle_each(work: Connection, items: Sequence[Item]) -> None:
     changes = [
         {
             "b_id": one.id,
-            "b_status": one.status,
-            "b_reason": one.reason,
-            "b_attempts": one.attempts,
-            "b_next_try": one.next_try,
-            "b_begun": one.begun,
-            "b_ended": one.ended,
-            "b_modified": one.modified,
-            "b_slot": slot_of(one),
+            "housekeeping_status": one.status,
+            "reason": one.reason,
+            "cleanup_attempts": one.attempts,
+            "next_try": one.next_try,
+            "begun": one.begun,
+            "ended": one.ended,
+            "modified_timestamp": one.modified,
+            "slot": slot_of(one),
         }
         for one in items
     ]
-    if changes:
-        statement = (
-            update(item)
-            .where(item.c.id == bindparam("b_id"))
-            .values(
-                housekeeping_status=bindparam("b_status"),
-                reason=bindparam("b_reason"),
-                cleanup_attempts=bindparam("b_attempts"),
-                next_try=bindparam("b_next_try"),
-                begun=bindparam("b_begun"),
-                ended=bindparam("b_ended"),
-                modified_timestamp=bindparam("b_modified"),
-                slot=bindparam("b_slot"),
-            )
-        )
-        work.execute(statement, changes)
+    _change(work, changes)
 
 
 def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:
@@ -378,6 +336,13 @@ def forget(work: Connection, before: int) -> int:
     """Removes items that came to their end before a moment; SKIPPED and EXHAUSTED ones stay, for somebody to look."""
     ended = and_(item.c.housekeeping_status.in_((DELETED, DISABLED)), item.c.modified_timestamp < before)
     return int(work.execute(item.delete().where(ended)).rowcount)
+
+
+def _change(work: Connection, changes: Sequence[dict[str, Any]], **common: Any) -> None:
+    """Writes columns of items: each change has the item's id as b_id and its own values, by the same columns."""
+    if changes:
+        own: dict[str, Any] = {name: bindparam(name) for name in changes[0] if name != "b_id"}
+        work.execute(update(item).where(item.c.id == bindparam("b_id")).values(common | own), changes)
 
 
 def _of(db: str, table: str) -> ColumnElement[bool]:
