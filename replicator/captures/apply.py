@@ -17,23 +17,8 @@ from replicator.captures.inventory import Inventory
 from replicator.captures.renames import Rename, followed
 from replicator.core.model import Column, Partition, Table
 from replicator.core.table_format import PLAIN, table_format
-from replicator.events.record import (
-    AddPartitions,
-    AlterDatabase,
-    AlterPartition,
-    AlterTable,
-    ChangeFiles,
-    ChangeRecord,
-    CreateDatabase,
-    CreateFunction,
-    CreateTable,
-    DropDatabase,
-    DropFunction,
-    DropPartitions,
-    DropTable,
-    SetStatistics,
-    partition_names,
-)
+from replicator.events import record as kinds
+from replicator.events.record import ChangeRecord, partition_names
 
 _ROW = [name for name in FILES.names if name != "since"]
 
@@ -54,16 +39,16 @@ class Fold(Inventory):
         """Folds one record's metadata. Objects whose files may have changed become unlisted."""
         change, at = record.change, record.position
         match change:
-            case CreateDatabase(database=database) | AlterDatabase(database=database):
+            case kinds.CreateDatabase(database=database) | kinds.AlterDatabase(database=database):
                 body = msgspec.json.encode(database)
                 self._db.execute("INSERT OR REPLACE INTO databases VALUES (?, ?)", (database.name, body))
                 self._db.execute("INSERT OR IGNORE INTO scope VALUES (?)", (database.name,))
-            case DropDatabase(db=db):
+            case kinds.DropDatabase(db=db):
                 for name in self.table_names(db):
                     self._drop_table(db, name, at)
                 self._db.execute("DELETE FROM functions WHERE db = ?", (db,))
                 self._db.execute("DELETE FROM databases WHERE name = ?", (db,))
-            case CreateTable(table=table):
+            case kinds.CreateTable(table=table):
                 self._drop_table(table.db, table.name, at)
                 self._db.execute(
                     "INSERT INTO tables (db, name, location, body, since, named, touched, listed)"
@@ -80,26 +65,26 @@ class Fold(Inventory):
                     ),
                 )
                 self._note_format(table)
-            case AlterTable():
+            case kinds.AlterTable():
                 self._alter_table(change, at)
-            case DropTable(db=db, name=name):
+            case kinds.DropTable(db=db, name=name):
                 self._drop_table(db, name, at)
-            case AddPartitions():
+            case kinds.AddPartitions():
                 self._add_partitions(change, at)
-            case AlterPartition():
+            case kinds.AlterPartition():
                 self._alter_partition(change, at)
-            case DropPartitions(db=db, table=table_name, names=names):
+            case kinds.DropPartitions(db=db, table=table_name, names=names):
                 self._drop_partitions(self._table_id(db, table_name), names, at)
-            case ChangeFiles(db=db, table=table_name, partition=partition) if not record.observed:
+            case kinds.ChangeFiles(db=db, table=table_name, partition=partition) if not record.observed:
                 self._touch(db, table_name, partition, at)
-            case CreateFunction(function=function):
+            case kinds.CreateFunction(function=function):
                 self._db.execute(
                     "INSERT OR REPLACE INTO functions VALUES (?, ?, ?)",
                     (function.db, function.name, msgspec.json.encode(function)),
                 )
-            case DropFunction(db=db, name=name):
+            case kinds.DropFunction(db=db, name=name):
                 self._db.execute("DELETE FROM functions WHERE db = ? AND name = ?", (db, name))
-            case SetStatistics(db=db, table=table_name, statistics=statistics):
+            case kinds.SetStatistics(db=db, table=table_name, statistics=statistics):
                 table_id = self._table_id(db, table_name)
                 self._db.executemany(
                     "INSERT OR REPLACE INTO statistics VALUES (?, ?, ?)",
@@ -153,7 +138,7 @@ class Fold(Inventory):
             [(*place, *file, position) for place, (position, file) in last.items() if file is not None],
         )
 
-    def _alter_table(self, change: AlterTable, at: int) -> None:
+    def _alter_table(self, change: kinds.AlterTable, at: int) -> None:
         table = change.table
         row = self._db.execute(
             "SELECT id, location FROM tables WHERE db = ? AND name = ?", (change.db, change.name)
@@ -163,7 +148,7 @@ class Fold(Inventory):
         if (
             row is None
         ):  # an alter of a table that was not known: its object is complete, its files are yet to be listed
-            self.apply(ChangeRecord(position=at, event=0, time=0, change=CreateTable(table=table)))
+            self.apply(ChangeRecord(position=at, event=0, time=0, change=kinds.CreateTable(table=table)))
             return
         table_id, old_location = row
         elsewhere = table.location != old_location
@@ -219,7 +204,7 @@ class Fold(Inventory):
         )
         self._db.execute(f"UPDATE files SET kept = 0, version = NULL WHERE {which}", about)
 
-    def _add_partitions(self, change: AddPartitions, at: int) -> None:
+    def _add_partitions(self, change: kinds.AddPartitions, at: int) -> None:
         table_id = self._table_id(change.db, change.table)
         if table_id is None:
             return
@@ -250,7 +235,7 @@ class Fold(Inventory):
                 self._forget_files(table_id, row[0], at)
                 self._db.execute("UPDATE partitions SET since = ? WHERE id = ?", (at, row[0]))
 
-    def _alter_partition(self, change: AlterPartition, at: int) -> None:
+    def _alter_partition(self, change: kinds.AlterPartition, at: int) -> None:
         table_id = self._table_id(change.db, change.table)
         if table_id is None:
             return

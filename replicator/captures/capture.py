@@ -29,20 +29,11 @@ from replicator.core.model import Database, NotificationEvent
 from replicator.core.runtime import Runtime
 from replicator.core.shadow import is_shadow
 from replicator.errors import BootstrapNeeded, ObjectNotFound
+from replicator.events import record as kinds
 from replicator.events.compare import same_database
 from replicator.events.decode import decode
 from replicator.events.reader import read_events
-from replicator.events.record import (
-    AddPartitions,
-    AlterTable,
-    Change,
-    CreateDatabase,
-    CreateTable,
-    DropPartitions,
-    DropTable,
-    EventsLost,
-    UnknownEvent,
-)
+from replicator.events.record import Change
 from replicator.events.scope import changes_in_scope
 from replicator.metastore.client import EVENT_BATCH, MetastoreReader
 
@@ -175,7 +166,7 @@ class _Run:
                 "hive.metastore.event.db.listener.timetolive",
             )
         self.holed = True
-        self._log.append(EventsLost(after=last, next=following, repaired=True), following - 1, self._log.now())
+        self._log.append(kinds.EventsLost(after=last, next=following, repaired=True), following - 1, self._log.now())
         self.report.warnings.append(
             f"events {last + 1} to {following - 1} were lost; every captured table was compared"
         )
@@ -189,7 +180,7 @@ class _Run:
             concerned = True
             if change.unread is not None:
                 self.report.unknown.append(f"event {event.id}: {change.unread}")
-            if isinstance(change, CreateDatabase):
+            if isinstance(change, kinds.CreateDatabase):
                 change = self._completed(change)
             self._attach(event, change)
             self._watch(change)
@@ -201,12 +192,12 @@ class _Run:
         known = self._manifest.database(now.name)
         return known is not None and same_database(known, now)
 
-    def _completed(self, change: CreateDatabase) -> CreateDatabase:
+    def _completed(self, change: kinds.CreateDatabase) -> kinds.CreateDatabase:
         """2.3 announces a database by name only; one that is gone by now stays bare until its drop event."""
         if change.database.location is not None:
             return change
         try:
-            return CreateDatabase(database=self._source.database(change.database.name))
+            return kinds.CreateDatabase(database=self._source.database(change.database.name))
         except ObjectNotFound:
             return change
 
@@ -222,22 +213,22 @@ class _Run:
         """Marks tables that an event does not tell whole, and saves what the message knew of files that go unseen."""
         known = self._manifest
         match change:
-            case AlterTable(table=table):
+            case kinds.AlterTable(table=table):
                 before = known.table(change.db, change.name)
                 columns = before.storage.columns if before and before.storage else None
                 cascade = table.is_partitioned and table.storage and table.storage.columns != columns
                 if before is None or cascade or (change.moved and table.is_partitioned):
                     self._dirty[table.db, table.name] = None
-            case AddPartitions(db=db, table=name) if known.table(db, name) is None:
+            case kinds.AddPartitions(db=db, table=name) if known.table(db, name) is None:
                 self._dirty[db, name] = None
-            case UnknownEvent(db=str(db), table=str(name)):  # its message cannot be read: the metastore can
+            case kinds.UnknownEvent(db=str(db), table=str(name)):  # its message cannot be read: the metastore can
                 self._dirty[db, name] = None
-            case CreateTable(table=table):
+            case kinds.CreateTable(table=table):
                 self._contents.give_up_on(table.db, table.name, None)
-            case DropTable(db=db, name=name):
+            case kinds.DropTable(db=db, name=name):
                 self._contents.give_up_on(db, name, None)
                 self._dirty.pop((db, name), None)
-            case DropPartitions(db=db, table=name, names=names):
+            case kinds.DropPartitions(db=db, table=name, names=names):
                 self._contents.give_up_on(db, name, set(names))
 
     # ---- what left no event ---------------------------------------------------------------------------------------

@@ -25,15 +25,8 @@ from replicator.dumps.reached import scope_of
 from replicator.dumps.selection import Entering, Selection
 from replicator.dumps.writer import DumpWriter
 from replicator.errors import BootstrapNeeded, ObjectNotFound, UsageError
-from replicator.events.record import (
-    AddPartitions,
-    Change,
-    ChangeRecord,
-    CreateDatabase,
-    CreateFunction,
-    CreateTable,
-    SetStatistics,
-)
+from replicator.events import record as kinds
+from replicator.events.record import Change, ChangeRecord
 from replicator.events.scope import matches_name
 from replicator.text.partition_filter import PartitionFilter
 
@@ -75,9 +68,9 @@ class Content:
         for db in self._selection.databases:
             database = self._manifest.database(db)
             assert database is not None
-            self._put(CreateDatabase(database=database))
+            self._put(kinds.CreateDatabase(database=database))
             for function in self._manifest.functions(db):
-                self._put(CreateFunction(function=function))
+                self._put(kinds.CreateFunction(function=function))
             names = [name for name in self._manifest.table_names(db) if self._selection.patterns.match(name)]
             with self._progress.task(f"dump {db}", total=len(names)) as advance:
                 for name in names:
@@ -99,7 +92,7 @@ class Content:
         if table is None:
             return
         wanted = self._selection.patterns.filter_for(table)
-        self._put(CreateTable(table=table))
+        self._put(kinds.CreateTable(table=table))
         self._writer.table(table)
         if table.is_partitioned:
             keys = tuple(key.name for key in table.partition_keys)
@@ -107,12 +100,12 @@ class Content:
                 if wanted:
                     batch = [partition for partition in batch if wanted.matches(keys, partition.values)]
                 if batch:
-                    self._put(AddPartitions(db=db, table=name, keys=keys, partitions=tuple(batch)))
+                    self._put(kinds.AddPartitions(db=db, table=name, keys=keys, partitions=tuple(batch)))
         statistics = self._manifest.statistics(db, name)
         if wanted:
             statistics = [each for each in statistics if not each.partition or matches_name(wanted, each.partition)]
         for some in batched(statistics, PARTITIONS_PER_RECORD):
-            self._put(SetStatistics(db=db, table=name, statistics=tuple(some)))
+            self._put(kinds.SetStatistics(db=db, table=name, statistics=tuple(some)))
         self._export_files(db, name, wanted)
 
     def _export_files(self, db: str, name: str, wanted: PartitionFilter | None) -> None:

@@ -14,19 +14,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from replicator.events.record import (
-    AddPartitions,
-    AlterPartition,
-    AlterTable,
-    Change,
-    ChangeFiles,
-    ChangeRecord,
-    CreateTable,
-    DropDatabase,
-    DropPartitions,
-    DropTable,
-    SetStatistics,
-)
+from replicator.events import record as kinds
+from replicator.events.record import Change, ChangeRecord
 from replicator.events.scope import Patterns, matches_name
 from replicator.text.partition_filter import PartitionFilter
 
@@ -68,22 +57,22 @@ class Entering:
         for record in records:
             change, at = record.change, record.position
             match change:
-                case CreateTable(table=table):
+                case kinds.CreateTable(table=table):
                     self._end((table.db, table.name), at)
-                case DropTable(db=db, name=name):
+                case kinds.DropTable(db=db, name=name):
                     self._end((db, name), at + 1)
-                case DropDatabase(db=db):
+                case kinds.DropDatabase(db=db):
                     for held in [held for held in self._since if held[0] == db]:
                         self._end(held, at + 1)
-                case AlterTable() if change.renames:
+                case kinds.AlterTable() if change.renames:
                     old, new = (change.db, change.name), (change.table.db, change.table.name)
                     entered = self._end(old, at + 1)
                     if self.selection.holds(new) and (entered or self.selection.crosses(old, new)):
                         self._since[new] = at
-                case AlterPartition() if self._enters(change):
+                case kinds.AlterPartition() if self._enters(change):
                     self._since.setdefault((change.db, change.table), at)
 
-    def _enters(self, change: AlterPartition) -> bool:
+    def _enters(self, change: kinds.AlterPartition) -> bool:
         name = (change.db, change.table)
         holds = self.selection.holds_partition
         return change.before != change.name and holds(name, change.name) and not holds(name, change.before)
@@ -115,15 +104,15 @@ class Entering:
         if name is None:
             db = change.touched_db
             return change if db is None or db in self.selection.databases else None
-        if isinstance(change, AlterTable) and change.renames:
+        if isinstance(change, kinds.AlterTable) and change.renames:
             old = (change.db, change.name)
             if not self.selection.holds(old) or self.silent(old, at):
                 return None
-            return DropTable(db=old[0], name=old[1]) if self.selection.crosses(old, name) else change
+            return kinds.DropTable(db=old[0], name=old[1]) if self.selection.crosses(old, name) else change
         if not self.selection.holds(name):
             return None
-        if isinstance(change, AlterPartition) and any(begin == at for begin, _ in self.spells(name)):
-            return DropTable(db=name[0], name=name[1])
+        if isinstance(change, kinds.AlterPartition) and any(begin == at for begin, _ in self.spells(name)):
+            return kinds.DropTable(db=name[0], name=name[1])
         if self.silent(name, at):
             return None
         wanted = self.selection.filter_of(name)
@@ -167,21 +156,21 @@ class Entering:
 def _filtered(change: Change, wanted: PartitionFilter) -> Change | None:
     """What of a change of one table is about partitions that are wanted."""
     match change:
-        case AddPartitions():
+        case kinds.AddPartitions():
             named = zip(change.partition_names, change.partitions, strict=True)
             partitions = tuple(partition for name, partition in named if matches_name(wanted, name))
             return msgspec.structs.replace(change, partitions=partitions) if partitions else None
-        case DropPartitions(names=names):
+        case kinds.DropPartitions(names=names):
             kept = tuple(name for name in names if matches_name(wanted, name))
             return msgspec.structs.replace(change, names=kept) if kept else None
-        case AlterPartition(db=db, table=table, before=before, name=name):
+        case kinds.AlterPartition(db=db, table=table, before=before, name=name):
             if matches_name(wanted, name):
                 return change
-            return DropPartitions(db=db, table=table, names=(before,)) if matches_name(wanted, before) else None
-        case SetStatistics(statistics=statistics):
+            return kinds.DropPartitions(db=db, table=table, names=(before,)) if matches_name(wanted, before) else None
+        case kinds.SetStatistics(statistics=statistics):
             some = tuple(each for each in statistics if not each.partition or matches_name(wanted, each.partition))
             return msgspec.structs.replace(change, statistics=some) if some else None
-        case ChangeFiles(partition=partition) if partition and not matches_name(wanted, partition):
+        case kinds.ChangeFiles(partition=partition) if partition and not matches_name(wanted, partition):
             return None
         case _:
             return change

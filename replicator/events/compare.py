@@ -8,27 +8,15 @@ import msgspec
 
 from replicator.core.model import Database, Function, Partition, Statistics, Table
 from replicator.core.roles import without_role
-from replicator.events.record import (
-    AddPartitions,
-    AlterDatabase,
-    AlterTable,
-    Change,
-    CreateDatabase,
-    CreateFunction,
-    CreateTable,
-    DropFunction,
-    DropPartitions,
-    DropTable,
-    SetStatistics,
-    partition_names,
-)
+from replicator.events import record as kinds
+from replicator.events.record import Change, partition_names
 
 
 def database_change(known: Database | None, now: Database) -> Iterator[Change]:
     if known is None:
-        yield CreateDatabase(database=now)
+        yield kinds.CreateDatabase(database=now)
     elif not same_database(known, now):
-        yield AlterDatabase(database=now)
+        yield kinds.AlterDatabase(database=now)
 
 
 def same_database(known: Database, now: Database) -> bool:
@@ -43,22 +31,22 @@ def function_changes(known: Sequence[Function], now: Sequence[Function]) -> Iter
     before = {function.name: function for function in known}
     for function in now:
         if before.pop(function.name, None) != function:
-            yield CreateFunction(function=function)
+            yield kinds.CreateFunction(function=function)
     for function in before.values():
-        yield DropFunction(db=function.db, name=function.name)
+        yield kinds.DropFunction(db=function.db, name=function.name)
 
 
 def table_change(known: Table | None, now: Table) -> Iterator[Change]:
     """A table that became another one (its creation time changed, as after a drop that was not seen) begins again."""
     if known is None or known.create_time != now.create_time or known.partition_keys != now.partition_keys:
-        yield CreateTable(table=now)
+        yield kinds.CreateTable(table=now)
     elif comparable(known) != comparable(now):
-        yield AlterTable(db=known.db, name=known.name, table=now, location_before=known.location)
+        yield kinds.AlterTable(db=known.db, name=known.name, table=now, location_before=known.location)
 
 
 def dropped_tables(db: str, known: Sequence[str], now: Sequence[str]) -> Iterator[Change]:
     for name in sorted(set(known) - set(now)):
-        yield DropTable(db=db, name=name)
+        yield kinds.DropTable(db=db, name=name)
 
 
 def partition_changes(table: Table, known: Mapping[str, Partition], now: Sequence[Partition]) -> Iterator[Change]:
@@ -72,14 +60,14 @@ def partition_changes(table: Table, known: Mapping[str, Partition], now: Sequenc
         elif comparable(before) != comparable(partition):
             altered.append(partition)
     if added:
-        yield AddPartitions(db=table.db, table=table.name, keys=keys, partitions=tuple(added))
+        yield kinds.AddPartitions(db=table.db, table=table.name, keys=keys, partitions=tuple(added))
     if altered:
-        yield AddPartitions(db=table.db, table=table.name, keys=keys, partitions=tuple(altered), replace=False)
+        yield kinds.AddPartitions(db=table.db, table=table.name, keys=keys, partitions=tuple(altered), replace=False)
 
 
 def dropped_partitions(table: Table, gone: Sequence[str]) -> Iterator[Change]:
     if gone:
-        yield DropPartitions(db=table.db, table=table.name, names=tuple(gone))
+        yield kinds.DropPartitions(db=table.db, table=table.name, names=tuple(gone))
 
 
 def statistics_change(
@@ -92,7 +80,7 @@ def statistics_change(
     gone = (Statistics(db=db, table=table, partition=each) for each in asked if each in before and each not in there)
     changed = (*(each for each in now if before.get(each.partition) != each), *gone)
     if changed:
-        yield SetStatistics(db=db, table=table, statistics=changed)
+        yield kinds.SetStatistics(db=db, table=table, statistics=changed)
 
 
 def has_column_statistics(parameters: Mapping[str, str]) -> bool:

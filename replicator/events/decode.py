@@ -18,23 +18,8 @@ import msgspec
 from cmroot.errors import FormatError
 from cmroot.log.part_reading import LINE_BYTES
 from replicator.core.model import Column, Database, NotificationEvent, Table, Value, partition_name
-from replicator.events.record import (
-    AddPartitions,
-    AlterDatabase,
-    AlterIndex,
-    AlterPartition,
-    AlterTable,
-    Change,
-    ChangeFiles,
-    CreateDatabase,
-    CreateFunction,
-    CreateTable,
-    DropDatabase,
-    DropFunction,
-    DropPartitions,
-    DropTable,
-    UnknownEvent,
-)
+from replicator.events import record as kinds
+from replicator.events.record import Change
 from replicator.metastore.values import (
     database_from_text,
     function_from_text,
@@ -121,9 +106,9 @@ def _too_long(event: NotificationEvent) -> FormatError:
     return FormatError(f"event {event.id}: message is longer than {MESSAGE_BYTES >> 20} MiB")
 
 
-def _unknown(event: NotificationEvent) -> UnknownEvent:
+def _unknown(event: NotificationEvent) -> kinds.UnknownEvent:
     message = event.message[:KEPT_MESSAGE] if event.message else event.message
-    return UnknownEvent(type=event.type, db=event.db, table=event.table, message=message, format=event.format)
+    return kinds.UnknownEvent(type=event.type, db=event.db, table=event.table, message=message, format=event.format)
 
 
 @lru_cache(maxsize=256)
@@ -149,31 +134,31 @@ def _files(encoded: list[str] | None, partition: str | None = None) -> tuple[Nam
 
 def _create_database(event: NotificationEvent, message: Message) -> Decoded:
     if "dbJson" in message:
-        return Decoded(change=CreateDatabase(database=database_from_text(message["dbJson"])))
-    return Decoded(change=CreateDatabase(database=Database(name=message["db"])))
+        return Decoded(change=kinds.CreateDatabase(database=database_from_text(message["dbJson"])))
+    return Decoded(change=kinds.CreateDatabase(database=Database(name=message["db"])))
 
 
 def _alter_database(event: NotificationEvent, message: Message) -> Decoded:
-    return Decoded(change=AlterDatabase(database=database_from_text(message["dbObjAfterJson"])))
+    return Decoded(change=kinds.AlterDatabase(database=database_from_text(message["dbObjAfterJson"])))
 
 
 def _drop_database(event: NotificationEvent, message: Message) -> Decoded:
-    return Decoded(change=DropDatabase(db=message["db"]))
+    return Decoded(change=kinds.DropDatabase(db=message["db"]))
 
 
 def _create_table(event: NotificationEvent, message: Message) -> Decoded:
-    return Decoded(change=CreateTable(table=_table(message["tableObjJson"])), files=_files(message.get("files")))
+    return Decoded(change=kinds.CreateTable(table=_table(message["tableObjJson"])), files=_files(message.get("files")))
 
 
 def _drop_table(event: NotificationEvent, message: Message) -> Decoded:
-    return Decoded(change=DropTable(db=message["db"], name=message["table"]))
+    return Decoded(change=kinds.DropTable(db=message["db"], name=message["table"]))
 
 
 def _alter_table(event: NotificationEvent, message: Message) -> Decoded:
     before, after = _table(message["tableObjBeforeJson"]), _table(message["tableObjAfterJson"])
     renamed = (before.db, before.name) != (after.db, after.name)
     moved = renamed and not before.is_external and before.location != after.location
-    change = AlterTable(db=before.db, name=before.name, table=after, moved=moved, location_before=before.location)
+    change = kinds.AlterTable(db=before.db, name=before.name, table=after, moved=moved, location_before=before.location)
     return Decoded(change=change)
 
 
@@ -181,20 +166,21 @@ def _add_partition(event: NotificationEvent, message: Message) -> Decoded:
     table = _table(message["tableObjJson"])
     partitions = tuple(partition_from_text(text) for text in message["partitionListJson"])
     if not partitions:  # MSCK REPAIR and ifNotExists announce empty lists
-        return Decoded(change=ChangeFiles(db=message["db"], table=message["table"]))
+        return Decoded(change=kinds.ChangeFiles(db=message["db"], table=message["table"]))
     files: tuple[NamedFile, ...] = ()
     for entry in message.get("partitionFiles") or ():
         files += _files(entry.get("files"), entry.get("partitionName"))
     keys = tuple(key.name for key in table.partition_keys)
     return Decoded(
-        change=AddPartitions(db=message["db"], table=message["table"], keys=keys, partitions=partitions), files=files
+        change=kinds.AddPartitions(db=message["db"], table=message["table"], keys=keys, partitions=partitions),
+        files=files,
     )
 
 
 def _drop_partition(event: NotificationEvent, message: Message) -> Decoded:
     keys = _table(message["tableObjJson"]).partition_keys if message.get("tableObjJson") else ()
     names = tuple(_name(keys, values) for values in message["partitions"])
-    return Decoded(change=DropPartitions(db=message["db"], table=message["table"], names=names))
+    return Decoded(change=kinds.DropPartitions(db=message["db"], table=message["table"], names=names))
 
 
 def _alter_partition(event: NotificationEvent, message: Message) -> Decoded:
@@ -204,7 +190,7 @@ def _alter_partition(event: NotificationEvent, message: Message) -> Decoded:
     old = partition_name(table.partition_keys, before)
     new = partition_name(table.partition_keys, after.values)
     moved = old != new and not table.is_external and location_before != after.location
-    change = AlterPartition(
+    change = kinds.AlterPartition(
         db=message["db"],
         table=message["table"],
         before=old,
@@ -221,7 +207,9 @@ def _alter_partitions(event: NotificationEvent, message: Message) -> Decoded:
     keys = tuple(key.name for key in _table(message["tableObjJson"]).partition_keys)
     partitions = tuple(partition_from_text(text) for text in message["partitionListJson"])
     return Decoded(
-        change=AddPartitions(db=message["db"], table=message["table"], keys=keys, partitions=partitions, replace=False)
+        change=kinds.AddPartitions(
+            db=message["db"], table=message["table"], keys=keys, partitions=partitions, replace=False
+        )
     )
 
 
@@ -234,17 +222,17 @@ def _insert(event: NotificationEvent, message: Message) -> Decoded:
     elif message.get("partKeyVals"):
         partition = _name(keys, message["partKeyVals"])
     return Decoded(
-        change=ChangeFiles(db=message["db"], table=message["table"], partition=partition),
+        change=kinds.ChangeFiles(db=message["db"], table=message["table"], partition=partition),
         files=_files(message.get("files"), partition),
     )
 
 
 def _create_function(event: NotificationEvent, message: Message) -> Decoded:
-    return Decoded(change=CreateFunction(function=function_from_text(message["functionObjJson"])))
+    return Decoded(change=kinds.CreateFunction(function=function_from_text(message["functionObjJson"])))
 
 
 def _drop_function(event: NotificationEvent, message: Message) -> Decoded:
-    return Decoded(change=DropFunction(db=message["db"], name=message["functionName"]))
+    return Decoded(change=kinds.DropFunction(db=message["db"], name=message["functionName"]))
 
 
 def _index(event: NotificationEvent, message: Message) -> Decoded:
@@ -253,7 +241,7 @@ def _index(event: NotificationEvent, message: Message) -> Decoded:
     index = _read_json(text) if text else {}
     name = message.get("indexName") or index["1"]["str"]
     table = message.get("origTableName") or index["4"]["str"]
-    return Decoded(change=AlterIndex(db=message["db"], table=table, name=name, index=index or None))
+    return Decoded(change=kinds.AlterIndex(db=message["db"], table=table, name=name, index=index or None))
 
 
 _READERS: dict[str, Callable[[NotificationEvent, Message], Decoded]] = {

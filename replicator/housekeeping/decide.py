@@ -14,16 +14,8 @@ from msgspec.structs import replace
 
 from cmroot.store.place import normal
 from replicator.core.model import Database, Partition, Table, partition_name
-from replicator.events.record import (
-    AddPartitions,
-    AlterPartition,
-    AlterTable,
-    ChangeRecord,
-    CreateTable,
-    DropDatabase,
-    DropPartitions,
-    DropTable,
-)
+from replicator.events import record as kinds
+from replicator.events.record import ChangeRecord
 from replicator.housekeeping.items import INVALID_CONFIG, SCHEDULED, SKIPPED, Item
 from replicator.housekeeping.operations import (
     Again,
@@ -83,22 +75,22 @@ class Decider:
     def operations(self) -> Iterator[Operation]:
         """Those that the record leads to, in order."""
         match self.record.change:
-            case CreateTable(table=table):
+            case kinds.CreateTable(table=table):
                 yield from self._gone(table.db, table.name)
                 yield from self._table(None, table, NOTHING)
                 yield Again(_paths(table.location), _name(table))
-            case AlterTable() as change:
+            case kinds.AlterTable() as change:
                 yield from self._altered(change)
-            case DropTable(db=db, name=name):
+            case kinds.DropTable(db=db, name=name):
                 yield from self._gone(db, name)
-            case DropDatabase(db=db):
+            case kinds.DropDatabase(db=db):
                 for name in self.known.table_names(db):
                     yield from self._gone(db, name)
-            case AddPartitions() as change:
+            case kinds.AddPartitions() as change:
                 yield from self._added(change)
-            case AlterPartition() as change:
+            case kinds.AlterPartition() as change:
                 yield from self._altered_partition(change)
-            case DropPartitions(db=db, table=name, names=names):
+            case kinds.DropPartitions(db=db, table=name, names=names):
                 yield from self._dropped_partitions(db, name, names)
             case _:
                 return
@@ -165,7 +157,7 @@ class Decider:
                 named = [(partition_name(table.partition_keys, each.values), each) for each in partitions]
                 yield from self._lives(db, name, named, new.expired, restarted=False)
 
-    def _altered(self, change: AlterTable) -> Iterator[Operation]:
+    def _altered(self, change: kinds.AlterTable) -> Iterator[Operation]:
         table, before = change.table, self.known.table(change.db, change.name)
         if change.renames:
             yield from self._gone(table.db, table.name)  # whoever had the name
@@ -213,7 +205,7 @@ class Decider:
 
     # ---- partitions -----------------------------------------------------------------------------------------------
 
-    def _added(self, change: AddPartitions) -> Iterator[Operation]:
+    def _added(self, change: kinds.AddPartitions) -> Iterator[Operation]:
         table = self.known.table(change.db, change.table)
         named = list(zip(change.partition_names, change.partitions, strict=True))
         settings = read_settings(table, self.defaults)
@@ -229,7 +221,7 @@ class Decider:
             yield from self._lives(change.db, change.table, named, settings.expired, restarted=change.replace)
         yield Again(_paths(*(each.location for each in change.partitions)), f"{change.db}.{change.table}")
 
-    def _altered_partition(self, change: AlterPartition) -> Iterator[Operation]:
+    def _altered_partition(self, change: kinds.AlterPartition) -> Iterator[Operation]:
         db, name, partition = change.db, change.table, change.partition
         settings = read_settings(self.known.table(db, name), self.defaults)
         before = self.known.partitions_by_name(db, name, [change.before]).get(change.before)

@@ -21,25 +21,10 @@ from replicator.core.batches import batched
 from replicator.core.model import Database, Partition, Table, partition_name
 from replicator.core.roles import follows, mark_of
 from replicator.errors import ObjectNotFound
+from replicator.events import record as kinds
 from replicator.events.decode import decode
 from replicator.events.reader import read_events
-from replicator.events.record import (
-    AddPartitions,
-    AlterDatabase,
-    AlterIndex,
-    AlterPartition,
-    AlterTable,
-    Change,
-    ChangeFiles,
-    CreateDatabase,
-    CreateFunction,
-    CreateTable,
-    DropDatabase,
-    DropFunction,
-    DropPartitions,
-    DropTable,
-    SetStatistics,
-)
+from replicator.events.record import Change
 from replicator.metastore.client import MetastoreReader
 
 DATABASE, HOME, DATA = "database", "home", "data"
@@ -220,33 +205,39 @@ class LiveLocations:
     def _apply(self, change: Change) -> bool:
         """Whether an event said all that is to be known; else its table is looked at."""
         match change:
-            case CreateDatabase(database=database) | AlterDatabase(database=database):
+            case kinds.CreateDatabase(database=database) | kinds.AlterDatabase(database=database):
                 self._forget(database.name, "")
                 self._put_database(database)
-            case CreateTable(table=table):
+            case kinds.CreateTable(table=table):
                 self._forget(table.db, table.name)
                 self._put_table(table)
-            case AlterTable(db=db, name=name, table=table) if not change.renames and not change.moved:
+            case kinds.AlterTable(db=db, name=name, table=table) if not change.renames and not change.moved:
                 self._forget(db, name, "")
                 self._put_table(table)
-            case AlterTable(db=db, name=name, table=table):
+            case kinds.AlterTable(db=db, name=name, table=table):
                 self._forget(db, name)
                 return False  # its partitions have gone along
-            case AddPartitions(db=db, table=name, keys=keys, partitions=partitions) if keys:
+            case kinds.AddPartitions(db=db, table=name, keys=keys, partitions=partitions) if keys:
                 for part, partition in zip(change.partition_names, partitions, strict=True):
                     self._forget(db, name, part)
                     self._put(partition.location, DATA, db, name, part)
-            case AlterPartition(db=db, table=name, before=before, name=part, partition=partition):
+            case kinds.AlterPartition(db=db, table=name, before=before, name=part, partition=partition):
                 self._forget(db, name, before)
                 self._put(partition.location, DATA, db, name, part)
-            case DropPartitions(db=db, table=name, names=names):
+            case kinds.DropPartitions(db=db, table=name, names=names):
                 for part in names:
                     self._forget(db, name, part)
-            case DropTable(db=db, name=name):
+            case kinds.DropTable(db=db, name=name):
                 self._forget(db, name)
-            case DropDatabase(db=db):
+            case kinds.DropDatabase(db=db):
                 self._database.execute("delete from place where db = ?", (db.lower(),))
-            case ChangeFiles() | SetStatistics() | AlterIndex() | CreateFunction() | DropFunction():
+            case (
+                kinds.ChangeFiles()
+                | kinds.SetStatistics()
+                | kinds.AlterIndex()
+                | kinds.CreateFunction()
+                | kinds.DropFunction()
+            ):
                 pass
             case _:
                 return False

@@ -13,17 +13,8 @@ import msgspec
 from benchmarks import ground
 from benchmarks.bootstrapping import raw_client
 from replicator.core.model import Partition, Table
-from replicator.events.record import (
-    AddPartitions,
-    AlterPartition,
-    AlterTable,
-    Change,
-    ChangeFiles,
-    ChangeRecord,
-    CreateTable,
-    DropPartitions,
-    DropTable,
-)
+from replicator.events import record as kinds
+from replicator.events.record import Change, ChangeRecord
 from replicator.metastore import requests
 from replicator.metastore.requests import Send
 from replicator.metastore.thrift import ThriftMetastore
@@ -51,7 +42,7 @@ class OneByOne:
         for record in records:
             if record.observed:
                 continue
-            renames = isinstance(record.change, AlterTable) and record.change.renames
+            renames = isinstance(record.change, kinds.AlterTable) and record.change.renames
             if renames:
                 self._send()  # directories below its new name must not be there yet
             self._waiting += self._calls(record.change)
@@ -70,29 +61,29 @@ class OneByOne:
     def _calls(self, change: Change) -> list[Send]:
         """What one event comes to; nothing for one of a database."""
         match change:
-            case CreateTable(table=table):
+            case kinds.CreateTable(table=table):
                 return [self._create(table)]
-            case AlterTable(name=name, table=table):
+            case kinds.AlterTable(name=name, table=table):
                 return [self._alter(name, table)]
-            case DropTable(name=name):
+            case kinds.DropTable(name=name):
                 del self._tables[name], self._partitions[name]
                 return [methodcaller("drop_table", self._db, name, False)]
-            case AddPartitions(table=table, partitions=partitions):
+            case kinds.AddPartitions(table=table, partitions=partitions):
                 some = dict(zip(change.partition_names, partitions, strict=True))
                 self._partitions[table] |= some
                 placed = [self._placed(table, name) for name in some]
                 for name in some:
                     (self._home / table / name).mkdir(parents=True, exist_ok=True)
                 return [requests.add_partitions(self._db, table, placed)]
-            case AlterPartition(before=before, name=name) if before != name:
+            case kinds.AlterPartition(before=before, name=name) if before != name:
                 return [self._rename(change)]
-            case AlterPartition(table=table, name=name, partition=partition):
+            case kinds.AlterPartition(table=table, name=name, partition=partition):
                 self._partitions[table][name] = partition
                 return [requests.alter_partitions(self._db, table, [self._placed(table, name)])]
-            case ChangeFiles(table=table, partition=name) if name in self._partitions.get(table, ()):
+            case kinds.ChangeFiles(table=table, partition=name) if name in self._partitions.get(table, ()):
                 # The files would be copied beside; the object gets its new position, as in Hive's own replay.
                 return [requests.alter_partitions(self._db, table, [self._placed(table, name)])]
-            case DropPartitions(table=table, names=names):
+            case kinds.DropPartitions(table=table, names=names):
                 for name in names:
                     del self._partitions[table][name]
                 return [requests.drop_partitions(self._db, table, list(names))]
@@ -111,7 +102,7 @@ class OneByOne:
         self._partitions[table.name] = self._partitions.pop(name)
         return requests.alter_table(self._db, name, self._table(table.name, lies=name))  # the server moves it
 
-    def _rename(self, change: AlterPartition) -> Send:
+    def _rename(self, change: kinds.AlterPartition) -> Send:
         values = list(self._partitions[change.table].pop(change.before).values)
         self._partitions[change.table][change.name] = change.partition
         renamed = self._placed(change.table, change.name, lies=change.before)

@@ -25,26 +25,11 @@ from hypothesis import strategies as st
 
 from replicator.core.model import Column, Database, Function, NotificationEvent, Partition, Serde, Storage, Table
 from replicator.errors import Refused
+from replicator.events import record as kinds
 from replicator.events.compare import comparable
 from replicator.events.decode import KEPT_MESSAGE, MESSAGE_BYTES, Decoded, decode
 from replicator.events.reader import LOOK_BACK, find_hole, read_events
-from replicator.events.record import (
-    AddPartitions,
-    AlterDatabase,
-    AlterIndex,
-    AlterPartition,
-    AlterTable,
-    Change,
-    ChangeFiles,
-    CreateDatabase,
-    CreateFunction,
-    CreateTable,
-    DropDatabase,
-    DropFunction,
-    DropPartitions,
-    DropTable,
-    UnknownEvent,
-)
+from replicator.events.record import Change
 from replicator.metastore.thrift import ThriftMetastore
 
 TEXT = Storage(
@@ -129,43 +114,43 @@ def write(location: str | None, name: str = "part-0") -> None:
 def test_databases(metastore: ThriftMetastore, events: Events) -> None:
     name = f"db_{uuid.uuid4().hex[:8]}"
     metastore.create_database(Database(name=name, description="größe"))
-    found = decoded(events(), CreateDatabase, "CREATE_DATABASE")
-    assert found.change == CreateDatabase(database=Database(name=name))  # 2.3 tells the name only
+    found = decoded(events(), kinds.CreateDatabase, "CREATE_DATABASE")
+    assert found.change == kinds.CreateDatabase(database=Database(name=name))  # 2.3 tells the name only
     metastore.drop_database(name)
-    assert decoded(events(), DropDatabase, "DROP_DATABASE").change == DropDatabase(db=name)
+    assert decoded(events(), kinds.DropDatabase, "DROP_DATABASE").change == kinds.DropDatabase(db=name)
 
 
 def test_tables(metastore: ThriftMetastore, db: str, events: Events) -> None:
     location = f"{metastore.database(db).location}/t"
     write(location)
     metastore.create_table(table_of(db))
-    found = decoded(events(), CreateTable, "CREATE_TABLE")
-    assert isinstance(found.change, CreateTable)
+    found = decoded(events(), kinds.CreateTable, "CREATE_TABLE")
+    assert isinstance(found.change, kinds.CreateTable)
     created = metastore.table(db, "t")
     assert comparable(found.change.table) == comparable(created)
     assert [(file.uri, file.partition) for file in found.files] == [(f"{location}/part-0", None)]
 
     metastore.alter_table(db, "t", msgspec.structs.replace(created, parameters=created.parameters | {"n": "1"}))
-    change = decoded(events(), AlterTable, "ALTER_TABLE").change
-    assert isinstance(change, AlterTable)
+    change = decoded(events(), kinds.AlterTable, "ALTER_TABLE").change
+    assert isinstance(change, kinds.AlterTable)
     assert comparable(change.table) == comparable(metastore.table(db, "t"))
     assert (change.name, change.renames, change.moved, change.location_before) == ("t", False, False, location)
 
     metastore.alter_table(db, "t", msgspec.structs.replace(metastore.table(db, "t"), name="u"))
-    change = decoded(events(), AlterTable, "ALTER_TABLE").change
-    assert isinstance(change, AlterTable)
+    change = decoded(events(), kinds.AlterTable, "ALTER_TABLE").change
+    assert isinstance(change, kinds.AlterTable)
     assert comparable(change.table) == comparable(metastore.table(db, "u"))
     assert (change.name, change.renames, change.moved, change.location_before) == ("t", True, True, location)
 
     metastore.drop_table(db, "u")
-    assert decoded(events(), DropTable, "DROP_TABLE").change == DropTable(db=db, name="u")
+    assert decoded(events(), kinds.DropTable, "DROP_TABLE").change == kinds.DropTable(db=db, name="u")
 
 
 def test_views(metastore: ThriftMetastore, db: str, events: Events) -> None:
     view = Table(db=db, name="v", kind="VIRTUAL_VIEW", storage=TEXT, view_original="SELECT 1", view_expanded="SELECT 1")
     metastore.create_table(view)
-    change = decoded(events(), CreateTable, "CREATE_TABLE").change
-    assert isinstance(change, CreateTable)
+    change = decoded(events(), kinds.CreateTable, "CREATE_TABLE").change
+    assert isinstance(change, kinds.CreateTable)
     assert comparable(change.table) == comparable(metastore.table(db, "v"))
 
 
@@ -175,8 +160,8 @@ def test_partitions(metastore: ThriftMetastore, db: str, events: Events) -> None
     write(f"{table.location}/p=a%2Fb/q=1")
     events()
     metastore.add_partitions(db, "t", [partition_of("a/b", "1"), partition_of("größe 🦆", "2")])
-    found = decoded(events(), AddPartitions, "ADD_PARTITION")
-    assert isinstance(found.change, AddPartitions)
+    found = decoded(events(), kinds.AddPartitions, "ADD_PARTITION")
+    assert isinstance(found.change, kinds.AddPartitions)
     names = list(found.change.partition_names)
     assert names == ["p=a%2Fb/q=1", "p=größe 🦆/q=2"] == sorted(metastore.partition_names(db, "t"))
     for name, partition in zip(names, found.change.partitions, strict=True):
@@ -185,25 +170,25 @@ def test_partitions(metastore: ThriftMetastore, db: str, events: Events) -> None
         (f"{table.location}/p=a%2Fb/q=1/part-0", "p=a%2Fb/q=1")
     ]
     metastore.add_partitions(db, "t", [partition_of("a/b", "1")])  # nothing new: an event with an empty list
-    assert decoded(events(), ChangeFiles, "ADD_PARTITION").change == ChangeFiles(db=db, table="t")
+    assert decoded(events(), kinds.ChangeFiles, "ADD_PARTITION").change == kinds.ChangeFiles(db=db, table="t")
 
     there = only(metastore, db, "p=a%2Fb/q=1")
     metastore.alter_partitions(db, "t", [msgspec.structs.replace(there, parameters={"n": "2"})])
-    change = decoded(events(), AlterPartition, "ALTER_PARTITION").change
-    assert isinstance(change, AlterPartition)
+    change = decoded(events(), kinds.AlterPartition, "ALTER_PARTITION").change
+    assert isinstance(change, kinds.AlterPartition)
     assert comparable(change.partition) == comparable(only(metastore, db, "p=a%2Fb/q=1"))
     assert (change.before, change.name, change.moved) == ("p=a%2Fb/q=1", "p=a%2Fb/q=1", False)
 
     metastore.rename_partition(db, "t", ["a/b", "1"], msgspec.structs.replace(there, values=("c=d", "9")))
-    change = decoded(events(), AlterPartition, "ALTER_PARTITION").change
-    assert isinstance(change, AlterPartition)
+    change = decoded(events(), kinds.AlterPartition, "ALTER_PARTITION").change
+    assert isinstance(change, kinds.AlterPartition)
     assert comparable(change.partition) == comparable(only(metastore, db, "p=c%3Dd/q=9"))
     assert (change.before, change.name, change.moved) == ("p=a%2Fb/q=1", "p=c%3Dd/q=9", True)
     assert change.location_before == there.location
 
     metastore.drop_partitions(db, "t", ["p=c%3Dd/q=9"])
-    change = decoded(events(), DropPartitions, "DROP_PARTITION").change
-    assert change == DropPartitions(db=db, table="t", names=("p=c%3Dd/q=9",))
+    change = decoded(events(), kinds.DropPartitions, "DROP_PARTITION").change
+    assert change == kinds.DropPartitions(db=db, table="t", names=("p=c%3Dd/q=9",))
 
 
 def test_inserts(metastore: ThriftMetastore, db: str, events: Events) -> None:
@@ -218,11 +203,11 @@ def test_inserts(metastore: ThriftMetastore, db: str, events: Events) -> None:
         metastore._change("fire", lambda client: client.fire_listener_event(request))
 
     fire(["x", "1"], ["file:/w/t/p=x/q=1/f"])
-    found = decoded(events(), ChangeFiles, "INSERT")
-    assert found.change == ChangeFiles(db=db, table="t", partition="p=x/q=1")
+    found = decoded(events(), kinds.ChangeFiles, "INSERT")
+    assert found.change == kinds.ChangeFiles(db=db, table="t", partition="p=x/q=1")
     assert [(file.uri, file.checksum) for file in found.files] == [("file:/w/t/p=x/q=1/f", "abc")]
     fire(["x", "1"], [])
-    assert decoded(events(), ChangeFiles, "INSERT").files == ()
+    assert decoded(events(), kinds.ChangeFiles, "INSERT").files == ()
 
 
 def test_functions(metastore: ThriftMetastore, db: str, events: Events) -> None:
@@ -230,10 +215,10 @@ def test_functions(metastore: ThriftMetastore, db: str, events: Events) -> None:
         db=db, name="f", class_name="a.B", owner="o", owner_type="USER", resources=(("JAR", "file:/f.jar"),)
     )
     metastore.create_function(made)
-    change = decoded(events(), CreateFunction, "CREATE_FUNCTION").change
-    assert [change] == [CreateFunction(function=each) for each in metastore.functions(db)]
+    change = decoded(events(), kinds.CreateFunction, "CREATE_FUNCTION").change
+    assert [change] == [kinds.CreateFunction(function=each) for each in metastore.functions(db)]
     metastore.drop_function(db, "f")
-    assert decoded(events(), DropFunction, "DROP_FUNCTION").change == DropFunction(db=db, name="f")
+    assert decoded(events(), kinds.DropFunction, "DROP_FUNCTION").change == kinds.DropFunction(db=db, name="f")
 
 
 def test_indexes(metastore: ThriftMetastore, db: str, events: Events) -> None:
@@ -256,14 +241,18 @@ def test_indexes(metastore: ThriftMetastore, db: str, events: Events) -> None:
     events()
     metastore._change("add", lambda client: client.add_index(index, own))
     found = [decode(each).change for each in events() if each.type == "CREATE_INDEX"]
-    assert [(each.db, each.table, each.name) for each in found if isinstance(each, AlterIndex)] == [(db, "t", "i")]
+    assert [(each.db, each.table, each.name) for each in found if isinstance(each, kinds.AlterIndex)] == [
+        (db, "t", "i")
+    ]
     index.parameters = {"n": "1"}
     metastore._change("alter", lambda client: client.alter_index(db, "t", "i", index))
     found = [decode(each).change for each in events() if each.type == "ALTER_INDEX"]
-    assert [(each.db, each.table, each.name) for each in found if isinstance(each, AlterIndex)] == [(db, "t", "i")]
+    assert [(each.db, each.table, each.name) for each in found if isinstance(each, kinds.AlterIndex)] == [
+        (db, "t", "i")
+    ]
     metastore._change("drop", lambda client: client.drop_index_by_name(db, "t", "i", True))
     found = [decode(each).change for each in events() if each.type == "DROP_INDEX"]
-    assert found == [AlterIndex(db=db, table="t", name="i", index=None)]
+    assert found == [kinds.AlterIndex(db=db, table="t", name="i", index=None)]
 
 
 # ---- what newer servers write -------------------------------------------------------------------------------------
@@ -299,7 +288,7 @@ def test_a_batch_of_altered_partitions_leaves_known_files(objects: dict[str, Any
         partitionListJson=texts,
     )
     change = decode(event).change
-    assert isinstance(change, AddPartitions)
+    assert isinstance(change, kinds.AddPartitions)
     assert (change.partition_names, change.replace) == (("p=x/q=1", "p=y/q=2"), False)
 
 
@@ -315,7 +304,7 @@ def test_an_insert_with_objects_names_its_partition(objects: dict[str, Any], db:
         files=["hdfs://n/t/f#sum#hdfs://n/cm#base_1"],
     )
     found = decode(event)
-    assert found.change == ChangeFiles(db=db, table="t", partition="p=y/q=2")
+    assert found.change == kinds.ChangeFiles(db=db, table="t", partition="p=y/q=2")
     assert [(file.uri, file.partition, file.checksum) for file in found.files] == [("hdfs://n/t/f", "p=y/q=2", "sum")]
 
 
@@ -323,8 +312,8 @@ def test_databases_come_whole(db: str) -> None:
     text = json.dumps({"1": {"str": db}, "2": {"str": "größe"}, "4": {"map": ["str", "str", 1, {"k": "v"}]}})
     wanted = Database(name=db, description="größe", parameters={"k": "v"})
     event = newer("ALTER_DATABASE", db=db, dbObjBeforeJson=text, dbObjAfterJson=text)
-    assert decode(event).change == AlterDatabase(database=wanted)
-    assert decode(newer("CREATE_DATABASE", db=db, dbJson=text)).change == CreateDatabase(database=wanted)
+    assert decode(event).change == kinds.AlterDatabase(database=wanted)
+    assert decode(newer("CREATE_DATABASE", db=db, dbJson=text)).change == kinds.CreateDatabase(database=wanted)
 
 
 def test_null_parameters_and_fields_do_not_disturb(objects: dict[str, Any], db: str) -> None:
@@ -335,18 +324,18 @@ def test_null_parameters_and_fields_do_not_disturb(objects: dict[str, Any], db: 
         table["7"]["rec"].pop(name, None)  # compressed, buckets
     event = newer("CREATE_TABLE", db=db, table="t", tableObjJson=json.dumps(table), files=None)
     change = decode(event).change
-    assert isinstance(change, CreateTable)
+    assert isinstance(change, kinds.CreateTable)
     assert (change.table.name, change.table.parameters, change.table.owner) == ("t", {}, None)
     table["9"] = {"map": ["str", "str", 1, {"k": None}]}
     change = decode(newer("CREATE_TABLE", db=db, table="t", tableObjJson=json.dumps(table))).change
-    assert isinstance(change, CreateTable)
+    assert isinstance(change, kinds.CreateTable)
 
 
 def test_a_message_of_tens_of_megabytes(objects: dict[str, Any], db: str) -> None:
     texts = objects["partitionListJson"][:1] * 30_000
     big = newer("ADD_PARTITION", db=db, table="t", tableObjJson=objects["tableObjJson"], partitionListJson=texts)
     change = decode(big).change
-    assert isinstance(change, AddPartitions)
+    assert isinstance(change, kinds.AddPartitions)
     assert len(change.partitions) == 30_000
     assert sum(map(len, texts)) > 20_000_000
 
@@ -371,7 +360,9 @@ def test_a_message_of_tens_of_megabytes(objects: dict[str, Any], db: str) -> Non
     ],
 )
 def test_what_cannot_be_read_is_kept_as_it_came(event: NotificationEvent) -> None:
-    kept = UnknownEvent(type=event.type, db=event.db, table=event.table, message=event.message, format=event.format)
+    kept = kinds.UnknownEvent(
+        type=event.type, db=event.db, table=event.table, message=event.message, format=event.format
+    )
     assert decode(event) == Decoded(change=kept)
 
 
@@ -483,11 +474,13 @@ def test_a_message_that_unpacks_to_more_than_any_has_is_kept_unread() -> None:
     decoded = decode(event)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert decoded.change == UnknownEvent(type="DROP_TABLE", db="d", table="t", message=message, format=event.format)
+    assert decoded.change == kinds.UnknownEvent(
+        type="DROP_TABLE", db="d", table="t", message=message, format=event.format
+    )
     assert peak < 1.2 * MESSAGE_BYTES
 
 
 def test_of_a_message_that_cannot_be_read_only_so_much_is_kept() -> None:
     event = NotificationEvent(id=7, time=1, type="DROP_TABLE", db="d", table="t", message="x" * (KEPT_MESSAGE + 5))
     change = decode(event).change
-    assert isinstance(change, UnknownEvent) and change.message == "x" * KEPT_MESSAGE
+    assert isinstance(change, kinds.UnknownEvent) and change.message == "x" * KEPT_MESSAGE

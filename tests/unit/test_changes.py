@@ -9,26 +9,8 @@ from pathlib import Path
 import pytest
 
 from replicator.core.model import Database, Function, Partition, Statistics, Storage, Table
-from replicator.events.record import (
-    AddPartitions,
-    AlterDatabase,
-    AlterIndex,
-    AlterPartition,
-    AlterTable,
-    Change,
-    ChangeFiles,
-    CreateDatabase,
-    CreateFunction,
-    CreateTable,
-    DropDatabase,
-    DropFunction,
-    DropPartitions,
-    DropTable,
-    EventsLost,
-    EventsRead,
-    SetStatistics,
-    UnknownEvent,
-)
+from replicator.events import record as kinds
+from replicator.events.record import Change
 from replicator.events.scope import changes_in_scope
 
 ROOT = next(parent for parent in Path(__file__).parents if (parent / "pyproject.toml").exists())
@@ -48,41 +30,43 @@ DB, T = Database(name="d"), Table(db="d", name="t", storage=Storage())
 X, Y = Partition(values=("x",)), Partition(values=("y",))
 EXAMPLES: list[tuple[Change, typing.Any]] = [
     # touched, touched_db, tables, databases, partition_names, rename
-    (CreateDatabase(database=DB), (None, "d", (), {"d"}, (), None)),
-    (AlterDatabase(database=DB), (None, "d", (), {"d"}, (), None)),
-    (DropDatabase(db="d"), (None, "d", (), {"d"}, (), None)),
-    (CreateTable(table=T), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
-    (AlterTable(db="d", name="t", table=T), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (kinds.CreateDatabase(database=DB), (None, "d", (), {"d"}, (), None)),
+    (kinds.AlterDatabase(database=DB), (None, "d", (), {"d"}, (), None)),
+    (kinds.DropDatabase(db="d"), (None, "d", (), {"d"}, (), None)),
+    (kinds.CreateTable(table=T), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (kinds.AlterTable(db="d", name="t", table=T), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
     (
-        AlterTable(db="c", name="s", table=T),
+        kinds.AlterTable(db="c", name="s", table=T),
         (("d", "t"), "d", (("d", "t"), ("c", "s")), {"c", "d"}, (), (("c", "s"), ("d", "t"))),
     ),
-    (DropTable(db="d", name="t"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (kinds.DropTable(db="d", name="t"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
     (
-        AddPartitions(db="d", table="t", keys=("p",), partitions=(X, Y)),
+        kinds.AddPartitions(db="d", table="t", keys=("p",), partitions=(X, Y)),
         (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x", "p=y"), None),
     ),
     (
-        AlterPartition(db="d", table="t", before="p=x", name="p=x", partition=X),
+        kinds.AlterPartition(db="d", table="t", before="p=x", name="p=x", partition=X),
         (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x",), None),
     ),
     (
-        AlterPartition(db="d", table="t", before="p=x", name="p=y", partition=Y),
+        kinds.AlterPartition(db="d", table="t", before="p=x", name="p=y", partition=Y),
         (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x", "p=y"), (("d", "t", "p=x"), ("d", "t", "p=y"))),
     ),
-    (DropPartitions(db="d", table="t", names=("p=x",)), (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x",), None)),
-    (ChangeFiles(db="d", table="t", partition="p=x"), (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x",), None)),
-    (ChangeFiles(db="d", table="t"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
-    (AlterIndex(db="d", table="t", name="i"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
-    (CreateFunction(function=Function(db="d", name="f", class_name="F")), (None, "d", (), {"d"}, (), None)),
-    (DropFunction(db="d", name="f"), (None, "d", (), {"d"}, (), None)),
+    (kinds.DropPartitions(db="d", table="t", names=("p=x",)), (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x",), None)),
+    (kinds.ChangeFiles(db="d", table="t", partition="p=x"), (("d", "t"), "d", (("d", "t"),), {"d"}, ("p=x",), None)),
+    (kinds.ChangeFiles(db="d", table="t"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (kinds.AlterIndex(db="d", table="t", name="i"), (("d", "t"), "d", (("d", "t"),), {"d"}, (), None)),
+    (kinds.CreateFunction(function=Function(db="d", name="f", class_name="F")), (None, "d", (), {"d"}, (), None)),
+    (kinds.DropFunction(db="d", name="f"), (None, "d", (), {"d"}, (), None)),
     (
-        SetStatistics(db="d", table="t", statistics=(Statistics(db="d", table="t", partition="p=x", columns=()),)),
+        kinds.SetStatistics(
+            db="d", table="t", statistics=(Statistics(db="d", table="t", partition="p=x", columns=()),)
+        ),
         (("d", "t"), "d", (("d", "t"),), {"d"}, (), None),
     ),
-    (UnknownEvent(type="NEW", db="d", table="t"), (None, "d", (), {"d"}, (), None)),
-    (EventsRead(), (None, None, (), set(), (), None)),
-    (EventsLost(after=3, next=6), (None, None, (), set(), (), None)),
+    (kinds.UnknownEvent(type="NEW", db="d", table="t"), (None, "d", (), {"d"}, (), None)),
+    (kinds.EventsRead(), (None, None, (), set(), (), None)),
+    (kinds.EventsLost(after=3, next=6), (None, None, (), set(), (), None)),
 ]
 
 
@@ -97,23 +81,23 @@ def test_a_change_tells_what_it_is_about(change: Change, facts: typing.Any) -> N
 
 
 def test_markers_losses_and_unread_events_say_so() -> None:
-    assert [type(change) for change, _ in EXAMPLES if change.is_marker] == [EventsRead]
+    assert [type(change) for change, _ in EXAMPLES if change.is_marker] == [kinds.EventsRead]
     assert [(list(change.lost), change.is_repaired) for change, _ in EXAMPLES if change.lost] == [([4, 5], False)]
-    assert EventsLost(after=3, next=6, repaired=True).is_repaired
+    assert kinds.EventsLost(after=3, next=6, repaired=True).is_repaired
     assert [change.unread for change, _ in EXAMPLES if change.unread is not None] == ["NEW"]
 
 
 @pytest.mark.parametrize(
     ("databases", "found"),
     [
-        ({"d"}, [AlterTable(db="c", name="s", table=T)]),
-        ({"c"}, [DropTable(db="c", name="s")]),
-        ({"c", "d"}, [AlterTable(db="c", name="s", table=T)]),
+        ({"d"}, [kinds.AlterTable(db="c", name="s", table=T)]),
+        ({"c"}, [kinds.DropTable(db="c", name="s")]),
+        ({"c", "d"}, [kinds.AlterTable(db="c", name="s", table=T)]),
         ({"e"}, []),
     ],
 )
 def test_a_rename_out_of_the_scope_is_a_drop(databases: set[str], found: list[Change]) -> None:
-    assert list(changes_in_scope(AlterTable(db="c", name="s", table=T), databases)) == found
+    assert list(changes_in_scope(kinds.AlterTable(db="c", name="s", table=T), databases)) == found
 
 
 # ---- who has to know the kinds --------------------------------------------------------------------------------------

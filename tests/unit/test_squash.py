@@ -44,19 +44,9 @@ from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.dumps.layout import INCREMENTAL, DumpMetadata, Point, Scope
 from replicator.errors import ObjectExists, ObjectNotFound
+from replicator.events import record as kinds
 from replicator.events.lines import encode
-from replicator.events.record import (
-    AddPartitions,
-    AlterPartition,
-    AlterTable,
-    Change,
-    ChangeFiles,
-    ChangeRecord,
-    CreateTable,
-    DropPartitions,
-    DropTable,
-    SetStatistics,
-)
+from replicator.events.record import Change, ChangeRecord
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.orphans import _by_place, begun_places
 from replicator.replay.apply.prepare import Preparation
@@ -373,7 +363,7 @@ class History:
             storage=Storage(location=place),
         )
         self.source.create_table(table)
-        self._record(CreateTable(table=table))
+        self._record(kinds.CreateTable(table=table))
 
     def drop(self, name: str, data: bool = True) -> None:
         table = self.source.tables.get(name)
@@ -384,7 +374,7 @@ class History:
                 self.source.delete(part.location or "")
             self.source.delete(table.location or "")
         self.source.drop_table(DB, name)
-        self._record(DropTable(db=DB, name=name))
+        self._record(kinds.DropTable(db=DB, name=name))
 
     def rename(self, name: str, new: str) -> None:
         table = self.source.tables.get(name)
@@ -396,7 +386,7 @@ class History:
         self.source.alter_table(DB, name, msgspec.structs.replace(table, name=new))
         after = self.source.tables[new]
         moved = after.location != table.location
-        self._record(AlterTable(db=DB, name=name, table=after, moved=moved, location_before=table.location))
+        self._record(kinds.AlterTable(db=DB, name=name, table=after, moved=moved, location_before=table.location))
 
     def toggle(self, name: str) -> None:
         """A managed table becomes an external one, or the other way round."""
@@ -421,7 +411,7 @@ class History:
 
     def _altered(self, before: Table, after: Table) -> None:
         self.source.alter_table(DB, before.name, after)
-        self._record(AlterTable(db=DB, name=before.name, table=after, location_before=before.location))
+        self._record(kinds.AlterTable(db=DB, name=before.name, table=after, location_before=before.location))
 
     def add(self, name: str, value: str, place: str | None) -> None:
         table = self.source.tables.get(name)
@@ -435,7 +425,7 @@ class History:
             values=(value,), create_time=number, storage=Storage(location=location), parameters={"n": str(number)}
         )
         self.source.add_partitions(DB, name, [part])
-        self._record(AddPartitions(db=DB, table=name, keys=("p",), partitions=(part,)))
+        self._record(kinds.AddPartitions(db=DB, table=name, keys=("p",), partitions=(part,)))
 
     def drop_part(self, name: str, value: str, data: bool = True) -> None:
         found = self._part(name, value)
@@ -444,7 +434,7 @@ class History:
             if not table.is_external and data:
                 self.source.delete(part.location or "")
             self.source.drop_partitions(DB, name, [key])
-            self._record(DropPartitions(db=DB, table=name, names=(key,)))
+            self._record(kinds.DropPartitions(db=DB, table=name, names=(key,)))
 
     def rename_part(self, name: str, value: str, new: str) -> None:
         found = self._part(name, value)
@@ -457,7 +447,7 @@ class History:
         after = self.source.parts[name][f"p={new}"]
         moved = after.location != part.location
         self._record(
-            AlterPartition(
+            kinds.AlterPartition(
                 db=DB,
                 table=name,
                 before=key,
@@ -483,7 +473,9 @@ class History:
         self.source.alter_partitions(DB, table, [after])
         key = partition_name(KEYS, before.values)
         self._record(
-            AlterPartition(db=DB, table=table, before=key, name=key, partition=after, location_before=before.location)
+            kinds.AlterPartition(
+                db=DB, table=table, before=key, name=key, partition=after, location_before=before.location
+            )
         )
 
     def _object(self, name: str, value: str) -> Table | Partition | None:
@@ -545,7 +537,7 @@ class History:
                 else self.source.set_table_statistics(statistics)
             )
         now = self.source.statistics.get((name, key), Statistics(db=DB, table=name, partition=key))
-        self._record(SetStatistics(db=DB, table=name, statistics=(now,)), observed=True)
+        self._record(kinds.SetStatistics(db=DB, table=name, statistics=(now,)), observed=True)
 
     def list(self) -> None:
         """A capture lists what may have changed, and ends."""
@@ -570,7 +562,7 @@ class History:
         position = obj.touched
         if position <= self._base:
             if obj.table not in written:
-                written[obj.table] = self._record(ChangeFiles(db=DB, table=obj.table), observed=True)
+                written[obj.table] = self._record(kinds.ChangeFiles(db=DB, table=obj.table), observed=True)
             position = written[obj.table]
         rows = [
             {

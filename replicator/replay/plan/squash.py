@@ -19,23 +19,8 @@ import msgspec
 from cmroot.names import foreign
 from cmroot.store.place import join
 from replicator.core.model import Database, Function, Partition, Statistics, Table
-from replicator.events.record import (
-    AddPartitions,
-    AlterDatabase,
-    AlterPartition,
-    AlterTable,
-    ChangeFiles,
-    ChangeRecord,
-    CreateDatabase,
-    CreateFunction,
-    CreateTable,
-    DropDatabase,
-    DropFunction,
-    DropPartitions,
-    DropTable,
-    SetStatistics,
-    UnknownEvent,
-)
+from replicator.events import record as kinds
+from replicator.events.record import ChangeRecord
 from replicator.replay.places.placement import relative
 
 Name = tuple[str, str]
@@ -199,10 +184,10 @@ class _Fold:
         change, at = record.change, record.position
         self.out.records += 1
         match change:
-            case CreateDatabase(database=database) | AlterDatabase(database=database):
+            case kinds.CreateDatabase(database=database) | kinds.AlterDatabase(database=database):
                 self._retired(database.name in self.out.databases)
                 self.out.databases[database.name] = database
-            case DropDatabase(db=db):
+            case kinds.DropDatabase(db=db):
                 self._retired(self.out.databases.get(db) is not None)
                 self.out.databases[db] = None
                 self.out.dropped_at[db] = at
@@ -210,32 +195,32 @@ class _Fold:
                     self._end(name, at)
                 for name in [name for name in self.out.functions if name[0] == db]:
                     self.out.functions[name] = None
-            case CreateFunction(function=function):
+            case kinds.CreateFunction(function=function):
                 self._retired((function.db, function.name) in self.out.functions)
                 self.out.functions[function.db, function.name] = function
-            case DropFunction(db=db, name=name):
+            case kinds.DropFunction(db=db, name=name):
                 self._retired(self.out.functions.get((db, name)) is not None)
                 self.out.functions[db, name] = None
-            case CreateTable(table=table):
+            case kinds.CreateTable(table=table):
                 self._create(table, at)
-            case AlterTable():
+            case kinds.AlterTable():
                 self._alter(change, at)
-            case DropTable(db=db, name=name):
+            case kinds.DropTable(db=db, name=name):
                 self._end((db, name), at)
-            case AddPartitions() if not self.out.bootstrap:
+            case kinds.AddPartitions() if not self.out.bootstrap:
                 self._add(change, at)
-            case AlterPartition():
+            case kinds.AlterPartition():
                 self._alter_partition(change, at)
-            case DropPartitions(db=db, table=name, names=names):
+            case kinds.DropPartitions(db=db, table=name, names=names):
                 lineage = self._lineage((db, name), at)
                 for partition in names:
                     self._drop_partition(lineage, partition, at)
-            case ChangeFiles(db=db, table=name):
+            case kinds.ChangeFiles(db=db, table=name):
                 self._lineage((db, name), at)
-            case SetStatistics(db=db, table=name, statistics=statistics):
+            case kinds.SetStatistics(db=db, table=name, statistics=statistics):
                 lineage = self._lineage((db, name), at)
                 lineage.statistics.update({each.partition: each for each in statistics})
-            case UnknownEvent(type=type_):
+            case kinds.UnknownEvent(type=type_):
                 self.out.unknown.append(f"event {record.event}: {type_}")
             case _:
                 pass
@@ -266,7 +251,7 @@ class _Fold:
         self.out.lineages.append(lineage)
         self._current[name] = lineage
 
-    def _alter(self, change: AlterTable, at: int) -> None:
+    def _alter(self, change: kinds.AlterTable, at: int) -> None:
         old, table = (change.db, change.name), change.table
         lineage = self._lineage(old, at)
         self._retired(bool(lineage.altered))
@@ -301,7 +286,7 @@ class _Fold:
                 lineage.started.add(before)
         return fate
 
-    def _add(self, change: AddPartitions, at: int) -> None:
+    def _add(self, change: kinds.AddPartitions, at: int) -> None:
         lineage = self._lineage((change.db, change.table), at)
         for name in change.partition_names:
             fate = lineage.partitions.get(name)
@@ -314,7 +299,7 @@ class _Fold:
                 fate.since, fate.recreated = at, True
                 lineage.statistics.pop(name, None)
 
-    def _alter_partition(self, change: AlterPartition, at: int) -> None:
+    def _alter_partition(self, change: kinds.AlterPartition, at: int) -> None:
         lineage = self._lineage((change.db, change.table), at)
         if change.before != change.name:
             if change.name in lineage.partitions:
@@ -350,7 +335,7 @@ def surviving_partitions(
     """The final objects of partitions, in a second pass over the same records: (table, [(name, partition)])."""
     for record in records:
         change, at = record.change, record.position
-        if isinstance(change, AddPartitions):
+        if isinstance(change, kinds.AddPartitions):
             lineage = squashed.lineage_at(change.db, change.table, at)
             if lineage is None or lineage.now is None:
                 continue
@@ -360,13 +345,13 @@ def surviving_partitions(
                 named = [(name, _now(lineage, each, at)) for name, each in named if _is_last(lineage, name, at)]
             if named:
                 yield lineage, named
-        elif isinstance(change, AlterPartition):
+        elif isinstance(change, kinds.AlterPartition):
             lineage = squashed.lineage_at(change.db, change.table, at)
             if lineage is not None and lineage.now is not None and _is_last(lineage, change.name, at):
                 yield lineage, [(change.name, _now(lineage, change.partition, at))]
 
 
-def _check_keys(lineage: Lineage, change: AddPartitions) -> None:
+def _check_keys(lineage: Lineage, change: kinds.AddPartitions) -> None:
     """A table keeps its partition keys for as long as it lives. Raises FormatError."""
     keys = [key.name.lower() for key in lineage.table.partition_keys] if lineage.table else None
     if keys is not None and keys != [key.lower() for key in change.keys]:
