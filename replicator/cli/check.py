@@ -57,4 +57,4 @@ def lines(report: Checked) -> Iterable[str]:
         if finding.hint:
             rows.append(("", "", f"hint: {finding.hint}"))
     yield from columns(("health", "what", "found"), rows)
-    yield f"{report.policy}: {report.status}" + ("; runs backwards: the target is the primary" * report.backwards)
+    yield f"{report.policy}: {report.status}" + ("; reverse direction: the target is the primary" * report.backwards)

@@ -87,7 +87,7 @@ def drill(session: Session, /, as_json: bool, **given: Any) -> int:
     match done:
         case ShownDrills():
             for path in done.damaged:
-                note(f"{path}: cannot be understood, and is left out")
+                note(f"{path}: damaged, not shown")
             emit(done, as_json, _list_lines(done.drills))
             return 0
         case Swept():
@@ -114,19 +114,19 @@ def drill_lines(drill: Drill) -> Iterable[str]:
     steps = ", ".join(f"{name} {took:.1f}" for name, took in drill.steps.items())
     yield from aligned(
         [
-            (drill.status, f"{drill.policy}, drill {drill.id}" + (" (backwards)" if drill.reverse else "")),
+            (drill.status, f"{drill.policy}, drill {drill.id}" + (" (reverse)" if drill.reverse else "")),
             ("replica", f"{drill.metastore} at event {', '.join(map(str, events))}{lag}"),
             ("shadows", shortened(f"{replica} as {shadow}" for replica, shadow in drill.databases.items())),
-            ("made", ", ".join([*made, count_text(drill.functions, "function")])),
+            ("created", ", ".join([*made, count_text(drill.functions, "function")])),
             ("skipped", shortened(f"{name}: {why}" for name, why in drill.skipped.items())),
             ("not replicated", shortened(map(str, drill.not_replicated))),
             ("ready", f"after {drill.ready_seconds:.1f} s" if drill.ready_seconds is not None else None),
             ("queries", f"{good} of {len(drill.queries)} good" if drill.queries else "none"),
             ("", shortened(_query_line(each) for each in drill.queries)),
             ("first answer", f"after {first:.1f} s" if first is not None else "none"),
-            ("moved on", shortened(drill.moved)),
+            ("changed", shortened(drill.moved)),
             ("staying", shortened(drill.staying)),
-            ("shadows", f"kept: replicator drill {drill.policy} --clean" if not drill.torn_down else "taken down"),
+            ("shadows", f"kept: replicator drill {drill.policy} --clean" if not drill.torn_down else "dropped"),
             ("warning", shortened(drill.warnings)),
             ("took", f"{took(drill.seconds)} ({steps})"),
         ]
@@ -151,7 +151,7 @@ def _plan_lines(drill: DrillPlan) -> Iterable[str]:
 
 def _list_lines(drills: list[Drill]) -> Iterable[str]:
     if not drills:
-        return ["no drill is remembered"]
+        return ["no drills"]
     rows = [
         (
             drill.started[:19] + "Z",
@@ -167,7 +167,7 @@ def _list_lines(drills: list[Drill]) -> Iterable[str]:
         )
         for drill in drills
     ]
-    head = ("started", "drill", "status", "by", "at event", "tables", "good", "queries", "first answer", "said")
+    head = ("started", "drill", "status", "by", "at event", "tables", "good", "queries", "first answer", "message")
     return columns(head, rows, ("at event", "tables", "good", "queries", "first answer"))
 
 

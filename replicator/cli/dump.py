@@ -120,6 +120,6 @@ def _plan_lines(plan: DumpPlan) -> Iterable[str]:
             ("records", plan.records),
             ("files", f"{plan.files:,}, {size_text(plan.bytes)}"),
             ("not counted", f"{count_text(plan.events_not_captured, 'event')} not captured yet"),
-            ("note", "counts are of what is captured by now; a dump captures first"),
+            ("note", "counts are of changes captured so far; a dump captures first"),
         ]
     )

@@ -168,7 +168,7 @@ def _lines(done: Housekept, reported: str = "") -> Iterable[str]:
             ("scheduled", f"{done.scheduled:,}" if done.scheduled else None),
             ("cancelled", f"{done.cancelled:,}" if done.cancelled else None),
             ("due", f"{done.due:,}"),
-            ("would go" if planned else "removed", went if done.removed else None),
+            ("would remove" if planned else "removed", went if done.removed else None),
             (
                 "dropped",
                 f"{count_text(done.partitions_dropped, 'partition')}, {count_text(done.tables_dropped, 'table')}"

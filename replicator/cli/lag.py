@@ -53,7 +53,7 @@ def _lag_lines(report: Lag) -> Iterable[str]:
         log.append(f"it reaches back {duration_text(report.reaches_back_seconds)}")
     yield from aligned(
         [
-            (report.status, report.policy + (" (backwards)" if report.reverse else "")),
+            (report.status, report.policy + (" (reverse)" if report.reverse else "")),
             (
                 "lag",
                 f"{'at least ' if report.at_least else ''}{count_text(report.events, 'event')}, "
@@ -112,18 +112,18 @@ def history(session: Session, /, as_json: bool, **given: Any) -> None:
     """
     report = session.call(run_history, **given)
     for path in report.damaged:
-        note(f"{path}: cannot be understood, and is left out")
+        note(f"{path}: damaged, not shown")
     emit(report, as_json, _history_lines(report.runs))
 
 
 def _history_lines(runs: list[ShownRun]) -> Iterable[str]:
     if not runs:
-        return ["no run is remembered"]
+        return ["no runs"]
     rows = [
         (
             run.started[:19] + "Z",
             run.status,
-            run.kind + (" backwards" if run.reverse else ""),
+            run.kind + (" reverse" if run.reverse else ""),
             run.to_event,
             run.events_of,
             run.records,
@@ -133,5 +133,5 @@ def _history_lines(runs: list[ShownRun]) -> Iterable[str]:
         )
         for run in runs
     ]
-    head = ("started", "status", "kind", "to event", "of", "records", "files", "bytes", "said")
+    head = ("started", "status", "kind", "to event", "of", "records", "files", "bytes", "message")
     return columns(head, rows, ("to event", "records", "files"))

@@ -98,7 +98,7 @@ def _loaded_lines(loaded: Loaded) -> Iterable[str]:
     yield from aligned(
         [
             (loaded.status, f"{loaded.dump} ({loaded.kind})"),
-            ("target", f"now at event {loaded.to_event} {began}".strip()),
+            ("target", f"at event {loaded.to_event} {began}".strip()),
             ("records", f"{loaded.records:,}, {loaded.squashed:,} of them squashed"),
             (
                 "copied",
@@ -122,10 +122,10 @@ def _plan_lines(plan: LoadPlan) -> Iterable[str]:
     return aligned(
         [
             *((name.replace("_", " "), shortened(getattr(plan, name))) for name in (*CHANGES, "warnings")),
-            ("partitions", f"{plan.partitions_touched:,} touched"),
+            ("partitions", f"{plan.partitions_touched:,} changed"),
             ("copy", f"at most {count_text(plan.files, 'file')}, {size_text(plan.bytes)}"),
             ("remove", f"{count_text(plan.files_to_remove, 'file')}, {size_text(plan.bytes_to_remove)}"),
-            ("goes", shortened(plan.goes)),
+            ("removals", shortened(plan.goes)),
             ("refused", plan.refused or None),
             ("not replicated", shortened(f"{each.object}: {each.reason}" for each in plan.not_replicated)),
             ("locations", shortened(f"{name} at {place}" for name, place in plan.locations.items())),

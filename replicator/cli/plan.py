@@ -78,8 +78,8 @@ def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
     removed = f"{count_text(cost.files_removed, 'file')}, {count_text(cost.partitions_removed, 'partition')}"
     return aligned(
         [
-            ("planned", f"{plan.policy}{' (backwards)' if plan.reverse else ''}: {out}"),
-            ("nothing", "there is nothing to do" if plan.empty else None),
+            ("planned", f"{plan.policy}{' (reverse)' if plan.reverse else ''}: {out}"),
+            ("nothing", "no changes" if plan.empty else None),
             (
                 "loads",
                 [
@@ -89,7 +89,7 @@ def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
             ),
             ("to", f"event {plan.to_event}, position {plan.position}"),
             ("events", f"{cost.events:,}, {count_text(cost.records, 'record')}, {cost.squashed:,} of them squashed"),
-            ("objects", f"{cost.objects:,} touched"),
+            ("objects", f"{cost.objects:,} changed"),
             ("copy", f"{count_text(cost.files, 'file')}, {size_text(cost.bytes)}" + (f" ({said})" if said else "")),
             (
                 "remove",
@@ -97,8 +97,8 @@ def _plan_lines(plan: SyncPlan, out: str) -> Iterable[str]:
                 if cost.files_removed or cost.partitions_removed
                 else None,
             ),
-            ("goes", shortened(str(each) for load in plan.loads for each in load.gone)),
-            ("not to be had", count_text(cost.missing, "file") if cost.missing else None),
+            ("removals", shortened(str(each) for load in plan.loads for each in load.gone)),
+            ("unavailable", count_text(cost.missing, "file") if cost.missing else None),
             ("changes", changes),
             ("drop" if plan.drop_left else "left", shortened(plan.drops if plan.drop_left else plan.left)),
             ("not replicated", shortened(map(str, plan.not_replicated))),

@@ -153,7 +153,10 @@ def retain(session: Session, /, as_json: bool, **given: Any) -> int:
     done = session.call(purge_retain, **given)
     lines = [
         (done.status, f"{count_text(done.backups, 'backup')} known"),
-        ("would go" if given["dry_run"] else "recycled", f"{count_text(done.files, 'file')}, {size_text(done.bytes)}"),
+        (
+            "would recycle" if given["dry_run"] else "recycled",
+            f"{count_text(done.files, 'file')}, {size_text(done.bytes)}",
+        ),
         ("removed", shortened(f"{each['path']}: {each['reason']}" for each in done.removed)),
         ("staging", shortened(done.staging)),
         (
@@ -309,7 +312,7 @@ def _purged_lines(done: Purged) -> Iterable[str]:
     would = "would erase" if done.status == "planned" else "erased"
     return aligned(
         [
-            (done.status, f"run {done.run}{', taken up again' if done.resumed else ''}" if done.run else "dry run"),
+            (done.status, f"run {done.run}{', continued' if done.resumed else ''}" if done.run else "dry run"),
             ("ids", f"{done.ids:,}"),
             (would, f"{count_text(done.rows_erased, 'row')} in {count_text(done.partitions_swapped, 'partition')}"),
             ("tables", shortened(_table_line(table) for table in done.tables)),
@@ -325,7 +328,7 @@ def _table_line(table: Any) -> str:
         return f"{table.table}: no row has an id, in {count_text(table.partitions, 'partition')}"
     return (
         f"{table.table}: {count_text(table.rows_erased, 'row')} in {table.swapped:,} of"
-        f" {count_text(table.partitions, 'partition')}, {count_text(table.files_rewritten, 'file')} written anew"
+        f" {count_text(table.partitions, 'partition')}, {count_text(table.files_rewritten, 'file')} rewritten"
         + (f" ({size_text(table.bytes_rewritten)})" if table.bytes_rewritten else "")
     )
 

@@ -179,21 +179,18 @@ def loss_lines(loss: Mapping[str, Any]) -> list[str]:
     at = [loss["unknown_after_time"], unknown]
     return aligned(
         [
-            ("loss", f"{loss['policy']}: {loss['lost']} is lost, {loss['survivor']} survives"),
+            ("loss", f"{loss['policy']}: {loss['lost']} is lost, {loss['survivor']} can be promoted"),
             ("replica", [_replica(each) for each in loss["databases"]]),
             ("lost", _counted(loss) + (f", over {loss['seconds']:,} s" if loss["seconds"] is not None else "")),
             (
-                "not read",
-                f"{loss['not_captured']:,} of the changes were only announced: their files are not known"
-                if loss["not_captured"]
-                else None,
+                "not captured",
+                f"{loss['not_captured']:,} of the changes: their files are unknown" if loss["not_captured"] else None,
             ),
             ("table", shortened(_lost_table(each) for each in loss["tables"])),
             (
-                "unseen",
+                "uncaptured",
                 [
-                    f"{count_text(loss['unseen_files'], 'file')}, {size_text(loss['unseen_bytes'])} "
-                    "that no capture has seen",
+                    f"{count_text(loss['unseen_files'], 'file')}, {size_text(loss['unseen_bytes'])}",
                     *shortened(_uncaptured_table(each) for each in loss["unseen"]),
                 ]
                 if loss["unseen"] is not None
@@ -225,7 +222,7 @@ def own_lines(own: Mapping[str, Any]) -> list[str]:
         [
             ("own", f"{_counted(own)}, in {own['root']}"),
             ("table", shortened(_lost_table(each) for each in own["tables"])),
-            ("unknown", f"nothing tells where these were: {', '.join(own['unknown'])}" if own["unknown"] else None),
+            ("unknown", f"no last replicated position of {', '.join(own['unknown'])}" if own["unknown"] else None),
             ("held", f"as at event {own['event']} by {own['hold']}" if own["hold"] else None),
         ]
     )
@@ -268,7 +265,7 @@ def role_change_lines(done: RoleChanged) -> Iterable[str]:
     """A turn for a person, after its steps."""
     if done.status == "refused":
         return aligned([("refused", f"{done.policy}: --force makes the {done.primary}, {done.uri}, the primary")])
-    words = {"done": "turned", "nothing": "nothing", "ready": "ready" if not done.problems else "refused"}
+    words = {"nothing": "nothing", "ready": "ready" if not done.problems else "refused"}
     is_ = "would be" if done.status == "ready" else "is"
     return aligned(
         [

@@ -96,10 +96,10 @@ def run_lines(run: SyncRun) -> Iterable[str]:
     said = ", ".join(f"{number:,} from {place}" for place, number in origins.items() if number)
     return aligned(
         [
-            (run.status, f"{run.policy} ({run.kind}{', backwards' if run.reverse else ''})"),
+            (run.status, f"{run.policy} ({run.kind}{', reverse' if run.reverse else ''})"),
             ("target", f"at event {run.to_event}, position {run.position}"),
             ("databases", shortened(run.databases)),
-            ("whole", shortened(f"{db}: {why}" for db, why in run.bootstrapped.items())),
+            ("bootstrap", shortened(f"{db}: {why}" for db, why in run.bootstrapped.items())),
             ("records", f"{run.records:,}, {run.squashed:,} of them squashed" if run.moved else None),
             (
                 "copied",
@@ -122,7 +122,7 @@ def run_lines(run: SyncRun) -> Iterable[str]:
 
 
 def _compared_line(compared: Compared) -> str:
-    waits = f", the longest waiting {duration_text(compared.oldest)}" if compared.oldest is not None else ""
+    waits = f"; oldest comparison {duration_text(compared.oldest)}" if compared.oldest is not None else ""
     return (
         f"{compared.sampled:,} of {count_text(compared.tables, 'table')}, {size_text(compared.bytes)}: "
         f"{len(compared.differing):,} different; {compared.never:,} never compared{waits}"

@@ -294,12 +294,12 @@ def test_a_dry_run_of_an_expiry_tells_and_removes_nothing(fixture: Kept, capsys:
         {"expired": {"entries": 1, "bytes": 3}},
         1,
     )
-    assert "would go" in people(capsys, fixture, "expire", "--older-than", "0s", "--dry-run")
+    assert "would delete" in people(capsys, fixture, "expire", "--older-than", "0s", "--dry-run")
     assert sorted(fixture.needs()) == ["a", "b"]
     done = fixture.expire()
     assert (done["status"], done["removed_bytes"], done["bytes_freed"]) == ("expired", 3, 3)
     assert sorted(fixture.needs()) == ["b"]
-    assert "went" in people(capsys, fixture, "expire", "--older-than", "0s")
+    assert "deleted" in people(capsys, fixture, "expire", "--older-than", "0s")
 
 
 def test_a_slot_is_given_up_only_when_told_to(fixture: Kept, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,7 +310,7 @@ def test_a_slot_is_given_up_only_when_told_to(fixture: Kept, capsys: pytest.Capt
     fixture.captured()
     assert fixture.expire()["given_up"] == []
     text = people(capsys, fixture, "expire", "--older-than", "0s", "--max-slot-lag", "0s", "--dry-run")
-    assert "GIVEN UP" in text and "slot dr" in text
+    assert "INVALIDATED" in text and "slot dr" in text
     given = fixture.expire("--max-slot-lag", "0s")
     assert [each["slot"] for each in given["given_up"]] == ["dr"] and given["removed_entries"] == 1
     assert "given up" in people(capsys, fixture, "slots")
@@ -373,7 +373,7 @@ def test_a_compacted_log_dumps_the_same_at_every_event(fixture: Kept, capsys: py
 
     done = fixture.done("compact")
     assert (done["segments_before"], done["segments_after"], done["merged"]) == (5, 1, 5)
-    assert "none are worth it" in people(capsys, fixture, "compact")
+    assert "none: no small segments" in people(capsys, fixture, "compact")
     for name in ("manifest.sqlite", "manifest.sqlite-wal", "manifest.sqlite-shm"):
         (fixture.cmroot / name).unlink(missing_ok=True)
     assert fixture.captured() == events[-1] and len(segments(str(fixture.cmroot))) == 1

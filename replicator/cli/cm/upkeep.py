@@ -83,7 +83,7 @@ def _checked_lines(checked: RootChecked) -> Iterable[str]:
                 "note",
                 None
                 if checked.references_checked
-                else "what is needed was not looked for, as the log cannot be believed",
+                else "required contents were not checked, because the log is damaged",
             ),
             ("took", took(checked.seconds)),
         ]
@@ -129,7 +129,7 @@ def _compacted_lines(compacted: LogCompacted) -> Iterable[str]:
                 f"{compacted.files:,} file entries; {size_text(compacted.bytes_before)} became "
                 f"{size_text(compacted.bytes_after)}"
                 if compacted.runs
-                else "none are worth it",
+                else "none: no small segments",
             ),
             ("removed", f"{len(compacted.swept):,} that were merged an hour ago or more" if compacted.swept else None),
             ("took", took(compacted.seconds)),
@@ -196,16 +196,16 @@ def _expired_lines(said: Mapping[str, Any]) -> Iterable[str]:
         [
             (
                 said["status"],
-                f"{said['root']}, what was released more than {duration_text(said['older_than_seconds'])} ago",
+                f"{said['root']}, files released more than {duration_text(said['older_than_seconds'])} ago",
             ),
-            ("would go" if planned else "went", going),
+            ("would delete" if planned else "deleted", going),
             *((f"  {reason}", _count(**count)) for reason, count in said["going"].items()),
-            ("taken back", _count(**back) + ", as they are needed by now" if back.get("entries") else None),
-            ("stays", _count(said["kept_entries"], said["kept_bytes"])),
+            ("restored", _count(**back) + ", needed again" if back.get("entries") else None),
+            ("kept", _count(said["kept_entries"], said["kept_bytes"])),
             *((f"  {reason}", _count(**count)) for reason, count in said["kept"].items()),
             ("held by", [_holding(each) for each in said["held"]]),
             (
-                "GIVEN UP",
+                "INVALIDATED",
                 [
                     f"slot {each['slot']}: confirmed nothing for {duration_text(each['lag_seconds'])}; "
                     "its consumer must bootstrap"
@@ -213,7 +213,7 @@ def _expired_lines(said: Mapping[str, Any]) -> Iterable[str]:
                 ],
             ),
             ("forgotten", shortened(f"dump {name}" for name in said.get("forgotten_dumps", []))),
-            ("unknown", f"{said['unknown']:,} names in files/ that are none of ours" if said["unknown"] else None),
+            ("unknown", f"{said['unknown']:,} foreign names in files/" if said["unknown"] else None),
             ("took", took(said["seconds"])),
         ]
     )
