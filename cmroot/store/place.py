@@ -28,7 +28,6 @@ __all__ = [
     "parent",
     "scheme",
     "split_authority",
-    "store_for",
 ]
 
 
@@ -200,8 +199,3 @@ class Place:
 
 
 _FOREIGN = "it was damaged or made by somebody else: nothing of it is used"
-
-
-def store_for(place: str) -> Store:
-    """The driver for a place. Cheap, holds no connection until used; may be kept and may be pickled."""
-    return _LOCAL if is_local(place) else FsspecStore(place)

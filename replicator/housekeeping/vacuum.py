@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmroot.store.place import is_local, join, local_path, normal, store_for
+from cmroot.store.place import is_local, join, local_path, normal
+from cmroot.store.resolve import located
 from replicator.core.batches import batched
 from replicator.core.model import Table
 from replicator.core.report import Report
@@ -117,7 +118,7 @@ def _directories(location: str, depth: int) -> Iterator[str]:
         yield from (str(path) for path in _local([Path(local_path(home))], depth))
         return
     last = ""
-    for name in store_for(home).find(home):  # sorted
+    for name in located(home).find():  # sorted
         names = name.split("/")[:depth]
         if len(names) == depth and name.count("/") >= depth and not any(each[0] in "._" for each in names):
             place = join(home, *names)

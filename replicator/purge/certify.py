@@ -23,8 +23,8 @@ from cmroot.expire.expedite import expedite, look_at_contents
 from cmroot.expire.retention import LIVE, ends_when
 from cmroot.pins import iso
 from cmroot.root import ChangeRoot
-from cmroot.store.place import join, normal, store_for
-from cmroot.store.resolve import resolved
+from cmroot.store.place import Place, join, normal
+from cmroot.store.resolve import as_written, resolved
 from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy, matching_databases
 from replicator.core.report import Report
@@ -113,7 +113,7 @@ class Certificate(Report):
 
     def write(self, place: str) -> None:
         """As JSON; what is there is replaced."""
-        store_for(place).write_bytes(place, msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        as_written(place).write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
 
 def certify(
@@ -206,7 +206,7 @@ def _runs(metastore: Metastore, root: ChangeRoot, options: PurgeOptions, run: st
 
 def _ids(session: Any, options: PurgeOptions, directories: Sequence[RunDirectory]) -> Ids:
     for directory in directories:
-        if store_for(directory.ids).list(directory.ids):
+        if Place(directory.ids).list():
             return open_ids(session, directory.ids)
     return read_ids(session, options.ids, None)
 

@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from cmroot.keep.safely import files_at
-from cmroot.store.checksum import checksum_stream
+from cmroot.store.checksum import checksum_at
 from cmroot.store.local import is_directory
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, name_of, normal, parent, store_for
+from cmroot.store.place import is_local, join, local_path, name_of, normal, parent
+from cmroot.store.resolve import located
 from cmroot.text import shown
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Table
@@ -51,8 +52,7 @@ def run_copies_task(task: CopiesTask) -> list[Copy]:
             if state.size in task.sizes:
                 path = join(place, name)
                 try:
-                    with store_for(path).open_read(path) as file:
-                        found.append(Copy(path, state.size, checksum_stream(file)[0]))
+                    found.append(Copy(path, state.size, checksum_at(path)[0]))
                 except FileNotFoundError:
                     continue
     return found
@@ -94,16 +94,16 @@ def _unpurged(location: str) -> str:
 
 
 def _beside(top: str) -> Iterator[str]:
-    store, above = store_for(top), parent(top)
-    for name in store.list(above):
-        if name.startswith(SIBLING) and name_of(top) in store.list(join(above, name)):
-            yield join(above, name, name_of(top))
+    place = located(top)
+    for name in place.parent.list():
+        if name.startswith(SIBLING) and place.name in (place.parent / name).list():
+            yield str(place.parent / name / place.name)
 
 
 def _children(place: str) -> list[str]:
     """Files and directories in a directory, with those that are being written."""
     if not is_local(place):
-        return [join(place, name) for name in store_for(place).list(place)]
+        return [join(place, name) for name in located(place).list()]
     path = local_path(place)
     with naming(path):
         return [join(place, shown(name)) for name in os.listdir(path)] if is_directory(path) else []

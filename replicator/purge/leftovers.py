@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import is_local, local_path, name_of, normal, parent, store_for
+from cmroot.store.place import is_local, local_path, name_of, normal, parent
+from cmroot.store.resolve import located
 from replicator.metastore.client import MetastoreReader
 from replicator.purge.backups.backups import backups
 from replicator.purge.parts import SIBLING, look_at
@@ -41,7 +42,7 @@ def remove_leftovers(
     removed = []
     for place in leftovers(root, metastore, live):
         check()
-        store_for(place).remove_tree(place)
+        located(place).remove_tree()
         remove_empty_sibling(place)
         removed.append(place)
     return removed

@@ -17,7 +17,8 @@ from cmroot.keep.safely import files_at
 from cmroot.store.listing import FileState, hidden, skipped_directory
 from cmroot.store.local import is_directory, status_of
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, name_of, parent, store_for
+from cmroot.store.place import is_local, join, local_path, name_of, parent
+from cmroot.store.resolve import located
 from cmroot.text import is_text, shown
 from replicator.core.batches import batched
 from replicator.core.model import Partition, Storage, Table, partition_name
@@ -171,7 +172,7 @@ def _looked(location: str, look: Look, of_columns: bool) -> Looked:
 def _is_misread(place: str) -> bool:
     """Of an RCFile packed with bzip2 Hive's reader finds no rows, or too few, and says nothing: it asks the codec for
     the bytes that are there, which does not know before it is at their end. The header names the codec."""
-    with store_for(place).open_read(place) as file:
+    with located(place).open_read() as file:
         return b".BZip2Codec" in file.read(256)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from cmroot.store.place import is_local, join, store_for
+from cmroot.store.place import is_local, join
+from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
 from replicator.errors import Error
 from replicator.purge.parts import Look, Part, is_data, look_at
@@ -107,7 +108,7 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[
     for staging in stagings:
         if look_at(staging.new).files:
             raise Error(f"{staging.new}: is there already", hint="run the same command again: it takes another")
-        store_for(staging.new).mkdirs(staging.new)
+        located(staging.new).mkdirs()
     staged = {staging.part.name: Staged(staging) for staging in stagings}
     size = sum(state.size for staging in stagings for state in staging.look.files)
     engine = engines.for_work(sum(len(staging.look.files) for staging in stagings), size)
@@ -117,7 +118,7 @@ def stage(stagings: Sequence[Staging], found: str, engines: AutoEngine) -> list[
     for staging in stagings:
         sweep_staging(staging.new)
     for above in {staging.new for staging in stagings if is_local(staging.new)}:
-        store_for(above).sync(above)
+        located(above).sync()
         break  # one call for all of the filesystem
     for each in staged.values():
         _judge(each)

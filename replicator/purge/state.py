@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import UNREADABLE, FormatError
 from cmroot.pins import iso
 from cmroot.store.listing import FileState
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
 
 VERSION = 1
 PURGE = "purge"
@@ -151,12 +151,12 @@ class RunDirectory:
 
     def write_run(self, run: Run) -> None:
         body = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
-        store_for(self.root).write_bytes(join(self.place, "run.json"), body)
+        (Place(self.place) / "run.json").write_bytes(body)
 
     def read_run(self) -> Run:
-        path = join(self.place, "run.json")
+        path = Place(self.place) / "run.json"
         try:
-            run = msgspec.json.decode(store_for(self.root).read_bytes(path), type=Run)
+            run = msgspec.json.decode(path.read_bytes(), type=Run)
         except UNREADABLE as error:
             raise FormatError(f"{path}: {error}", hint="restore it from a copy of the root") from error
         if run.version != VERSION:
@@ -175,10 +175,10 @@ class RunDirectory:
 
     def reported(self) -> Iterator[Unit]:
         """Every state of every partition, in order."""
-        store, place = store_for(self.root), join(self.place, "units")
+        place = Place(self.place) / "units"
         decode = msgspec.json.Decoder(Unit).decode
-        for name in store.list(place):
-            for line in store.read_bytes(join(place, name)).splitlines():
+        for name in place.list():
+            for line in (place / name).read_bytes().splitlines():
                 yield decode(line)
 
     @property
@@ -195,15 +195,15 @@ class RunDirectory:
 
     def files(self) -> Iterator[pa.Table]:
         """The files of swapped partitions; of one that was tried again, the rows of each try, the last one last."""
-        store, place = store_for(self.root), join(self.place, "files")
-        for name in store.list(place):
-            with store.open_read(join(place, name)) as file:
+        place = Place(self.place) / "files"
+        for name in place.list():
+            with (place / name).open_read() as file:
                 yield pq.read_table(pa.PythonFile(file, mode="r"), schema=SWAPPED_FILES)
 
     def _write(self, kind: str, suffix: str, data: bytes) -> None:
-        store, place = store_for(self.root), join(self.place, kind)
-        number = len(store.list(place))
-        while not store.create_exclusive(join(place, f"{number:08d}{suffix}"), data):
+        place = Place(self.place) / kind
+        number = len(place.list())
+        while not (place / f"{number:08d}{suffix}").create_exclusive(data):
             number += 1
 
 
@@ -218,9 +218,9 @@ def new_run(root: str, request: dict[str, Any], clock: Callable[[], float]) -> t
 
 def runs(root: str) -> list[RunDirectory]:
     """All runs that began, oldest first."""
-    store, place = store_for(root), join(root, PURGE)
+    place = Place(root) / PURGE
     return [
         RunDirectory(root, name)
-        for name in store.list(place)
-        if _RUN.fullmatch(name) and store.exists(join(place, name, "run.json"))
+        for name in place.list()
+        if _RUN.fullmatch(name) and (place / name / "run.json").exists()
     ]

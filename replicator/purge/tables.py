@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
-from cmroot.store.checksum import checksum_stream
+from cmroot.store.checksum import checksum_at
 from cmroot.store.listing import FileState
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place, join
+from cmroot.store.resolve import located
 from replicator.core.batches import batched
 from replicator.errors import Error, ObjectNotFound
 from replicator.metastore.client import Metastore
@@ -117,7 +118,7 @@ class Work:
             self.run = settle_counts(self.metastore, self.directory, self.run, done.table)
         self.run = msgspec.structs.replace(self.run, tables=(*self.run.tables, done.table))
         self.directory.write_run(self.run)
-        store_for(self.remover.root).remove_tree(join(self.directory.place, "found"))
+        (Place(self.directory.place) / "found").remove_tree()
         return done
 
     def _tried(self, onboarded: Onboarded, act: Callable[[Attempt], list[Unit]], done: TableDone) -> None:
@@ -208,7 +209,7 @@ class Work:
             done.swapped += 1
             done.files_rewritten += len(files)
             places = (place_of(uri, escaped=found.escaped) for uri, _ in files.values())
-            done.bytes_rewritten += sum(store_for(place).size(place) for place in places)
+            done.bytes_rewritten += sum(located(place).size() for place in places)
             unit = Unit(
                 table=onboarded.name,
                 partition=name,
@@ -371,7 +372,5 @@ def _file_rows(unit: Unit, staged: Staged) -> Iterator[dict[str, Any]]:
         name = state.path_relative
         yield unit.file_row(state, matched=matched.get(name, 0), checksum=staged.checksums.get(name))
     for name in look.passed_over:
-        place = join(unit.old, name)
-        with store_for(place).open_read(place) as file:
-            checksum, size = checksum_stream(file)
+        checksum, size = checksum_at(join(unit.old, name))
         yield unit.file_row(FileState(name, size, 0, ""), checksum=checksum) | {"mtime_ns": None, "identity": None}

@@ -27,7 +27,7 @@ from cmroot.errors import FormatError
 from cmroot.keep.recycle import Recycled
 from cmroot.store.local import LocalStore
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, is_local, join, local_path
 from replicator.core.report import Rows
 from replicator.removal.removal import Refusal, Removal
 
@@ -165,7 +165,7 @@ class AuditLog:
     def _write(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        with store_for(self.root).open_write(self._name(".parquet")) as file:
+        with Place(self._name(".parquet")).open_write() as file:
             pq.write_table(pa.Table.from_pylist(rows, schema=AUDIT), file, compression="zstd")
 
     def _name(self, suffix: str) -> str:
@@ -208,7 +208,7 @@ class FileRecorder:
         """One Parquet file instead of the lines; a crash between leaves both, which say the same."""
         if self._rows:
             self._audit._write(self._rows)
-            store_for(name).remove(name)
+            Place(name).remove()
 
 
 def begin_audit(root: str, job: str, *, run: str = "", clock: Callable[[], float] = clocks.time) -> AuditLog:
@@ -234,12 +234,12 @@ def read_audit(
 ) -> Iterator[AuditRow]:
     """Rows by job and run, in the order in which they were written. object: "db.table", regardless of case; path: it
     and what lies below; since: ISO 8601. One file at a time in memory. Raises FormatError for a damaged file."""
-    store, top = store_for(root), join(root, "audit")
+    top = Place(root) / "audit"
     wanted = _filter(object, path, outcome, since)
-    for named in store.list(top) if job is None else [job]:
-        for one in store.list(join(top, named)) if run is None else [run]:
-            for name in store.list(join(top, named, one)):
-                yield from _rows(join(top, named, one, name), wanted)
+    for named in top.list() if job is None else [job]:
+        for one in (top / named).list() if run is None else [run]:
+            for name in (top / named / one).list():
+                yield from _rows(str(top / named / one / name), wanted)
 
 
 def show_audit(root: str, limit: int, **wanted: str | None) -> AuditShown:
@@ -250,7 +250,7 @@ def show_audit(root: str, limit: int, **wanted: str | None) -> AuditShown:
 
 def _rows(place: str, wanted: Any) -> Iterator[AuditRow]:
     try:
-        with store_for(place).open_read(place) as file:
+        with Place(place).open_read() as file:
             if place.endswith(".jsonl"):  # a task that was killed; its last line may be torn, then nothing went of it
                 lines = file.read().split(b"\n")[:-1]
                 table = pa.Table.from_pylist([msgspec.json.decode(line) for line in lines], schema=AUDIT)

@@ -15,7 +15,7 @@ import msgspec
 from cmroot.errors import Exists, FormatError
 from cmroot.pins import seconds
 from cmroot.root import guard_names
-from cmroot.store.place import is_local, join, normal, store_for
+from cmroot.store.place import Place, is_local, normal
 from cmroot.store.resolve import resolved, touches
 from replicator.core.report import Report, Rows
 from replicator.errors import ObjectNotFound, UsageError
@@ -97,9 +97,9 @@ def read_holds(root: str, now: float) -> list[LegalHold]:
 
 def all_holds(root: str) -> list[LegalHold]:
     """Also those that have ended. Raises FormatError as `read_holds`."""
-    store, directory = store_for(root), join(root, "legal")
+    directory = Place(root) / "legal"
     names = guard_names(root, "legal")
-    return [_decode(store.read_bytes(join(directory, name)), join(directory, name)) for name in names]
+    return [_decode((directory / name).read_bytes(), str(directory / name)) for name in names]
 
 
 def add_hold(root: str, hold: LegalHold) -> None:
@@ -125,20 +125,19 @@ def add_hold(root: str, hold: LegalHold) -> None:
             )
     guard_names(root, "legal")  # a lost directory must not be there again as if it had been empty
     body = msgspec.json.format(msgspec.json.encode(hold), indent=2) + b"\n"
-    if not store_for(root).create_exclusive(_place(root, hold.name), body):
+    if not _place(root, hold.name).create_exclusive(body):
         raise Exists(f"legal hold {hold.name}: there is one of this name", hint="choose another, or release it first")
 
 
 def release_hold(root: str, name: str) -> None:
     """Also a damaged one. Raises ObjectNotFound when there is none."""
-    store = store_for(root)
-    if not _NAME.fullmatch(name) or not store.exists(_place(root, name)):
+    if not _NAME.fullmatch(name) or not _place(root, name).exists():
         raise ObjectNotFound(f"{root}: no legal hold {name}", hint="`replicator legal-hold ls` shows them")
-    store.remove(_place(root, name))
+    _place(root, name).remove()
 
 
-def _place(root: str, name: str) -> str:
-    return join(root, "legal", name)
+def _place(root: str, name: str) -> Place:
+    return Place(root) / "legal" / name
 
 
 def _decode(data: bytes, path: str) -> LegalHold:

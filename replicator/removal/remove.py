@@ -22,8 +22,8 @@ from cmroot.keep.safely import files_at
 from cmroot.lease import acquire
 from cmroot.store.local import status_of
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, local_path, normal, store_for
-from cmroot.store.resolve import refuse_root
+from cmroot.store.place import is_local, local_path, normal
+from cmroot.store.resolve import located, refuse_root
 from cmroot.waiting import patiently
 from replicator.core.batches import batched, shared
 from replicator.core.engine import AutoEngine
@@ -154,7 +154,7 @@ def _sizes(place: str) -> Iterator[int]:
     if not is_local(place):
         sizes = [state.size for _, state in files_at(place)]
         with suppress(FileNotFoundError):
-            yield from sizes or [store_for(place).size(place)]  # one object
+            yield from sizes or [located(place).size()]  # one object
         return
     top = local_path(place)
     with naming(top), suppress(FileNotFoundError):  # what goes while it is counted

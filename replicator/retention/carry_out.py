@@ -15,6 +15,7 @@ import msgspec
 from cmroot.errors import Error
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.place import is_local, local_path, parent
+from cmroot.store.resolve import located
 from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Refusal
 from replicator.removal.remove import Remover
@@ -22,7 +23,6 @@ from replicator.retention.access import is_set, set_access
 from replicator.retention.config.settings import Settings
 from replicator.retention.datasets import explained
 from replicator.retention.dropping import Dropped, Dropper
-from replicator.retention.listing import entry
 from replicator.retention.outcome import RetentionRun
 from replicator.retention.plan import Item
 
@@ -53,7 +53,7 @@ class Executor:
         still = []
         for item in items:
             if item.mtime is not None:
-                now = entry(item.removal.path)
+                now = located(item.removal.path).child()
                 if now is not None and now.mtime != item.mtime:
                     refusal = Refusal(item.removal, "it was changed since it was listed")
                     self.remover.audit.refused([refusal])

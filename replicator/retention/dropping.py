@@ -14,12 +14,12 @@ from itertools import groupby
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError
-from cmroot.store.place import join, normal, store_for
+from cmroot.store.place import Place, normal
+from cmroot.store.resolve import located
 from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.removal.audit import AuditLog
-from replicator.retention.listing import children, entry
 from replicator.retention.plan import Item
 
 DIRECTORY = "retention"
@@ -88,27 +88,27 @@ class Dropper:
 
     def note(self, items: Sequence[Item]) -> str:
         """Durable before the first file goes; `forget` it after the drop."""
-        place = join(self.root, DIRECTORY, f"{_NOTE}{uuid.uuid4().hex}")
-        store_for(place).write_bytes(place, msgspec.json.encode(list(items)))
-        return place
+        place = Place(self.root) / DIRECTORY / f"{_NOTE}{uuid.uuid4().hex}"
+        place.write_bytes(msgspec.json.encode(list(items)))
+        return str(place)
 
     def forget(self, place: str) -> None:
-        store_for(place).remove(place)
+        Place(place).remove()
 
     def finish(self) -> Dropped:
         """Completes what a killed run had begun: drops the partitions whose files are all in `$cmroot`. Those whose
         files are still there are the new plan's. Under the lease of retention."""
         done = Dropped()
-        directory = join(self.root, DIRECTORY)
-        for name in store_for(directory).list(directory):
+        directory = Place(self.root) / DIRECTORY
+        for name in directory.list():
             if name.startswith(_NOTE):
-                place = join(directory, name)
-                items = _decode(store_for(place).read_bytes(place), place)
+                note = directory / name
+                items = _decode(note.read_bytes(), str(note))
                 dropped = self.drop([item for item in items if _is_empty(item.removal.path)])
                 done.count += dropped.count
                 done.failed += dropped.failed
                 if not dropped.failed:
-                    self.forget(place)
+                    note.remove()
         return done
 
     def _read(self, items: Sequence[Item]) -> Iterator[tuple[Item, Partition]]:
@@ -138,10 +138,10 @@ def _named(table: Table, batch: Iterable[Partition]) -> Iterator[tuple[str, Part
 
 
 def _is_empty(path: str) -> bool:
-    if not path or entry(path) is None:
+    if not path or located(path).child() is None:
         return True
     try:
-        return not children(path)
+        return not located(path).children()
     except FileNotFoundError:
         return True
 

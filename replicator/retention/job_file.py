@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmroot.store.place import is_local, name_of, normal, store_for
+from cmroot.store.place import is_local, name_of
+from cmroot.store.resolve import as_written
 from replicator.errors import ConfigError
 from replicator.retention.config.hocon.parse import parse
 from replicator.retention.config.hocon.resolve import resolve
@@ -68,7 +69,7 @@ def _beside(uri: str, place: str) -> str:
 def _read(place: str) -> Fields:
     name = name_of(place)
     try:
-        data = store_for(place).read_bytes(normal(place))
+        data = as_written(place).read_bytes()
     except FileNotFoundError:
         raise ConfigError(
             f"{place}: there is no such file", hint="name a job file, or a config store's directory"

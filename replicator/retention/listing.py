@@ -5,68 +5,37 @@ Symbolic links are reported and never followed. A directory that cannot be read 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
-from stat import S_ISDIR, S_ISLNK
-from typing import Any
 
-from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, name_of, normal, split_authority, store_for
-from cmroot.store.spelling import STAGING
-from cmroot.text import is_text, shown
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One name. mtime: seconds since 1970, None where the store keeps none (directories of object stores)."""
-
-    path: str
-    is_directory: bool
-    mtime: float | None
-    size: int = 0
-    is_link: bool = False
+from cmroot.store.local import Child
+from cmroot.store.place import Place, name_of, split_authority
+from cmroot.store.resolve import folded
+from cmroot.text import is_text, shown, unsafe
 
 
 @dataclass
 class Found:
-    """What a listing went past: symbolic links that matched a glob, and `unnamed`: what no plan can name, as its name
-    is not UTF-8; these bytes are shown as `\\xNN`."""
+    """What a listing went past: symbolic links that matched a glob, and `unnamed`: what no plan can name: a name that
+    is not UTF-8 (its bytes are shown as `\\xNN`), or leads elsewhere."""
 
     links: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
 
 
-def children(place: str, found: Found | None = None) -> list[Entry]:
+def children(place: str, found: Found | None = None) -> list[Child]:
     """Names directly below, sorted; FileNotFoundError when there is no such directory. Raises NotWritable for one that
     may not be read. Names that are not UTF-8 are noted in `found` and left out; without it, they are reported as
     others."""
-    listed = _local_children(local_path(place)) if is_local(place) else _store_children(place)
+    listed = Place(place).children()
     if found is None:
         return listed
-    found.unnamed += [shown(each.path) for each in listed if not is_text(each.path)]
-    return [each for each in listed if is_text(each.path)]
+    found.unnamed += [shown(each.path) for each in listed if not _is_nameable(each.path)]
+    return [each for each in listed if _is_nameable(each.path)]
 
 
-def entry(place: str) -> Entry | None:
-    """One name by itself; None when nothing is there."""
-    if is_local(place):
-        path = local_path(place)
-        try:
-            with naming(path):
-                return _entry(path, os.lstat(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-    filesystem = store_for(place).filesystem  # type: ignore[attr-defined]
-    try:
-        return _store_entry(place, filesystem.info(_key(place)))
-    except FileNotFoundError:
-        return None
-
-
-def files_below(place: str, found: Found | None = None) -> Iterator[Entry]:
+def files_below(place: str, found: Found | None = None) -> Iterator[Child]:
     """Every file and every empty directory below a place, a directory's listing in memory at a time. `found`: as for
     `children`."""
     waiting = [place]
@@ -74,11 +43,11 @@ def files_below(place: str, found: Found | None = None) -> Iterator[Entry]:
         here = waiting.pop()
         listed = children(here)
         if not listed and here != place:
-            empty = entry(here)
+            empty = Place(here).child()
             if empty:
                 yield empty
         for each in listed:
-            if found is not None and not is_text(each.path):
+            if found is not None and not _is_nameable(each.path):
                 found.unnamed.append(shown(each.path))
             elif each.is_directory:
                 waiting.append(each.path)
@@ -86,31 +55,31 @@ def files_below(place: str, found: Found | None = None) -> Iterator[Entry]:
                 yield each
 
 
-def glob(pattern: str, found: Found | None = None) -> Iterator[Entry]:
+def glob(pattern: str, found: Found | None = None) -> Iterator[Child]:
     """Everything that a pattern of Hadoop's matches (`*`, `?`, `[a-c]`, `[^a]`, `{a,b}`, `\\` before a sign), sorted by
     level. Links that match, and names that are not UTF-8, are noted in `found` and left out."""
-    head, path = split_authority(normal(pattern))
+    head, path = split_authority(folded(pattern))
     for alternative in _alternatives(path):
         yield from _match(head, [name for name in alternative.split("/") if name], found or Found())
 
 
-def _match(head: str, names: list[str], found: Found) -> Iterator[Entry]:
+def _match(head: str, names: list[str], found: Found) -> Iterator[Child]:
     literal = 0
     while literal < len(names) and not _is_wild(names[literal]):
         literal += 1
     start = f"{head}/" + "/".join(_plain(name) for name in names[:literal])
     if literal == len(names):
-        one = entry(start)
+        one = Place(start).child()
         if one and not one.is_link:
             yield one
         return
     yield from _descend(start, names[literal:], found)
 
 
-def _descend(place: str, names: list[str], found: Found) -> Iterator[Entry]:
+def _descend(place: str, names: list[str], found: Found) -> Iterator[Child]:
     name, *rest = names
     if not _is_wild(name):
-        one = entry(join(place, _plain(name)))
+        one = (Place(place) / _plain(name)).child()
         matching = [one] if one else []
     else:
         matches = re.compile(glob_regex(name)).fullmatch
@@ -119,7 +88,7 @@ def _descend(place: str, names: list[str], found: Found) -> Iterator[Entry]:
         except (FileNotFoundError, NotADirectoryError):
             return
     for each in matching:
-        if not is_text(each.path):
+        if not _is_nameable(each.path):
             if each.is_directory or not rest:
                 found.unnamed.append(shown(each.path))
         elif each.is_link:
@@ -128,6 +97,11 @@ def _descend(place: str, names: list[str], found: Found) -> Iterator[Entry]:
             yield each
         elif each.is_directory:
             yield from _descend(each.path, rest, found)
+
+
+def _is_nameable(path: str) -> bool:
+    """Whether a plan can name it: its name is text, and of a bucket none that leads elsewhere (`..`)."""
+    return is_text(path) and not unsafe(name_of(path))
 
 
 def glob_regex(pattern: str) -> str:
@@ -185,55 +159,3 @@ def _is_wild(name: str) -> bool:
 
 def _plain(name: str) -> str:
     return re.sub(r"\\(.)", r"\1", name)
-
-
-def _local_children(path: str) -> list[Entry]:
-    found = []
-    with naming(path), os.scandir(path) as entries:
-        for each in entries:
-            if each.name.startswith(STAGING):
-                continue
-            try:
-                found.append(_entry(join(path, each.name), each.stat(follow_symlinks=False), each.is_symlink()))
-            except FileNotFoundError:
-                continue  # gone since the directory was opened
-    return sorted(found, key=lambda each: each.path)
-
-
-def _entry(path: str, status: os.stat_result, is_link: bool | None = None) -> Entry:
-    link = S_ISLNK(status.st_mode) if is_link is None else is_link
-    return Entry(path, S_ISDIR(status.st_mode), status.st_mtime, status.st_size, link)
-
-
-def _store_children(place: str) -> list[Entry]:
-    filesystem = store_for(place).filesystem  # type: ignore[attr-defined]
-    with naming(place):
-        rows = filesystem.ls(_key(place), detail=True)
-    own = _key(place).rstrip("/")
-    found = []
-    for row in rows:
-        name = row["name"].rstrip("/")
-        if name != own:  # a marker of the directory itself
-            found.append(_store_entry(join(place, name_of(name)), row))
-    return sorted(found, key=lambda each: each.path)
-
-
-def _key(place: str) -> str:
-    store: Any = store_for(place)
-    return str(store.key(place))
-
-
-def _store_entry(place: str, row: dict[str, Any]) -> Entry:
-    directory = row["type"] == "directory"
-    time = row.get("LastModified") or row.get("mtime") or row.get("modificationTime") or row.get("last_modified")
-    return Entry(place, directory, _seconds(time), int(row.get("size") or 0))
-
-
-def _seconds(time: object) -> float | None:
-    match time:
-        case datetime():
-            return time.timestamp()
-        case int() | float():
-            return time / 1000 if time > 1e11 else float(time)
-        case _:
-            return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from cmroot.store.resolve import located
 from replicator.core.batches import batched
 from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, partition_spec
 from replicator.core.shadow import is_shadow
@@ -15,7 +16,6 @@ from replicator.metastore.client import MetastoreReader
 from replicator.retention.config.datetimes import Unreadable
 from replicator.retention.config.names import VERSIONS
 from replicator.retention.config.settings import Settings
-from replicator.retention.listing import entry
 from replicator.retention.versions import TIME, Listed, Pair, Version, checked_pattern, doubts
 
 _TABLES = 500  # fetched at once
@@ -138,7 +138,7 @@ def _by_modification(metastore: MetastoreReader, table: Table) -> Listed:
     for batch in metastore.partitions(table.db, table.name, names):
         for partition in batch:
             name = partition_name(table.partition_keys, partition.values)
-            found = entry(partition.location) if partition.location else None
+            found = located(partition.location).child() if partition.location else None
             if found is None or found.mtime is None:
                 listed.ignore(f"{name} has no directory with a modification time")
                 continue

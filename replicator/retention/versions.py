@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from cmroot.store.local import Child
 from cmroot.store.place import join, name_of
+from cmroot.store.resolve import located
 from replicator.errors import ConfigError, Error
 from replicator.retention.config.datetimes import DEFAULT_ZONE, DatePattern, Unreadable, date_pattern
 from replicator.retention.config.lookback import parse_lookback
 from replicator.retention.config.names import VERSIONS, known
 from replicator.retention.config.settings import Settings
-from replicator.retention.listing import Entry, Found, children, entry, files_below, glob, glob_regex
+from replicator.retention.listing import Found, children, files_below, glob, glob_regex
 from replicator.text.period import Period
 
 TIME, MARK, NONE = "time", "mark", "none"
@@ -121,11 +123,11 @@ def path_finder(pair: Pair) -> Finder:
                 )
             return lambda dataset, now: _generated(dataset, prefix, dates, period, now)
         case "root_modification":
-            return lambda dataset, now: _entries(dataset, [entry(dataset)])
+            return lambda dataset, now: _entries(dataset, [located(dataset).child()])
         case "files":
             return lambda dataset, now: _files(dataset)
         case "single":
-            return lambda dataset, now: Listed(NONE, [Version(dataset, dataset)] if entry(dataset) else [])
+            return lambda dataset, now: Listed(NONE, [Version(dataset, dataset)] if located(dataset).child() else [])
         case "unix" | "watermark":
             regex = pair.text("version.watermark.regex", "gobblin.retention.watermark.regex")
             try:
@@ -211,7 +213,7 @@ def _generated(dataset: str, prefix: str, dates: DatePattern, period: Period, no
     }
     for name in names:
         path = join(dataset, prefix, name)
-        one = entry(path)
+        one = located(path).child()
         if one and not one.is_link:
             try:
                 listed.versions.append(Version(path, _below(dataset, path), dates.read(name)))
@@ -220,7 +222,7 @@ def _generated(dataset: str, prefix: str, dates: DatePattern, period: Period, no
     return listed
 
 
-def _entries(dataset: str, entries: Iterable[Entry | None]) -> Listed:
+def _entries(dataset: str, entries: Iterable[Child | None]) -> Listed:
     listed = Listed(TIME)
     for each in entries:
         if each is None:
@@ -256,7 +258,7 @@ def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> Listed:
     return listed
 
 
-def _hits(dataset: str, pattern: str, found: Found) -> Iterator[Entry]:
+def _hits(dataset: str, pattern: str, found: Found) -> Iterator[Child]:
     """The dataset's own name may hold signs of a pattern."""
     if not pattern.strip("/"):
         raise ConfigError("version.globPattern is empty", hint="write * for everything in the dataset")

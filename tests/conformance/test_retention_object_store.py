@@ -13,8 +13,10 @@ import gobblin_examples as examples
 import pytest
 from stores import s3_server
 
+from cmroot.errors import UnknownPlace
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
+from replicator.retention.listing import Found, files_below, glob
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +69,17 @@ def test_single_objects_are_versions_and_directories_have_no_time(
     assert "keeps no modification time of a directory" in failed["failed"][0]["why"]
     done = run(tmp_path / "job.conf", config % "FileLevelTimestampVersionFinder", capsys)
     assert done["removed"] == 2 and len(lake.find("lake/files")) == 1
+
+
+def test_an_object_whose_name_leads_elsewhere_is_noted_and_never_followed(lake: Any) -> None:
+    """A bucket takes the name `..`: what it holds is no version, and what lies above is not listed through it."""
+    for name in ("sets/one/a", "sets/one/../other/b", "sets/one//c", "else/d"):
+        lake.pipe(f"lake/{name}", b"1")
+    found = Found()
+    assert [each.path for each in files_below("s3a://lake/sets/one", found)] == ["s3a://lake/sets/one/a"]
+    assert found.unnamed == ["s3a://lake/sets/one/.."]
+    found = Found()
+    assert list(glob("s3a://lake/sets/one/*/*", found)) == []
+    assert found.unnamed == ["s3://lake/sets/one/.."]
+    with pytest.raises(UnknownPlace, match="may lead anywhere"):
+        list(files_below("s3a://lake/sets/one"))

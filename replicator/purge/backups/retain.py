@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cmroot.errors import Error
-from cmroot.store.place import join, normal, store_for
+from cmroot.store.place import Place, join, normal
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.backups import Backup, Due, Late, backups, due, late, recorded
@@ -206,4 +206,4 @@ def _forget_ids(root: str) -> None:
         if directory.read_run().status == "running":
             continue
         if all(unit.backup in ("", "recycled") for unit in directory.units().values()):
-            store_for(root).remove_tree(directory.ids)
+            Place(directory.ids).remove_tree()

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cmroot.errors import Error
-from cmroot.store.checksum import checksum_stream
+from cmroot.store.checksum import checksum_at
 from cmroot.store.local import raise_unless_gone, staging_name
 from cmroot.store.naming import naming
-from cmroot.store.place import is_local, join, local_path, parent, store_for
+from cmroot.store.place import Place, is_local, local_path, parent
+from cmroot.store.resolve import located
 from cmroot.store.spelling import STAGING
 from replicator.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
@@ -119,7 +120,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _copy(work: FileWork) -> None:
-    with store_for(work.source).open_read(work.source) as source, _writing(work.target) as target:
+    with located(work.source).open_read() as source, _writing(work.target) as target:
         while chunk := source.read(1 << 22):
             target.write(chunk)
 
@@ -127,7 +128,7 @@ def _copy(work: FileWork) -> None:
 def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
     keys, expected = read_keys(task.found, work.uri)
     target, padded = _writing(work.target), task.format.type.startswith("char")
-    with store_for(work.source).open_read(work.source) as source:
+    with located(work.source).open_read() as source:
         match task.format.kind:
             case "parquet":
                 rows, left_out = rewrite_parquet(source, target, task.format.field, keys, padded)
@@ -149,11 +150,8 @@ def _rewrite(task: FilesTask, work: FileWork) -> FileDone:
         raise Unsupported(f"{rows:,} rows less {dropped:,} are not the {after:,} that were written")
     if is_local(work.source) and is_local(work.target):
         _as_accessible(work)
-    with store_for(work.source).open_read(work.source) as source:
-        checksum = checksum_stream(source)[0]
-    return FileDone(
-        work.partition, work.name, work.size, store_for(work.target).size(work.target), rows, dropped, checksum
-    )
+    checksum = checksum_at(work.source)[0]
+    return FileDone(work.partition, work.name, work.size, located(work.target).size(), rows, dropped, checksum)
 
 
 def _as_accessible(work: FileWork) -> None:
@@ -169,7 +167,7 @@ def _writing(place: str) -> Iterator[BinaryIO]:
     caller syncs. Written to a staging file under a name of its own, as another attempt of the task may be writing it,
     too."""
     if not is_local(place):
-        with store_for(place).open_write(place) as file:
+        with located(place).open_write() as file:
             yield file
         return
     path = local_path(place)
@@ -198,7 +196,7 @@ def sweep_staging(place: str) -> None:
 
 
 def _count(format_: FileFormat, place: str) -> int:
-    with store_for(place).open_read(place) as file:
+    with located(place).open_read() as file:
         match format_.kind:
             case "parquet":
                 return count_parquet(file)
@@ -214,11 +212,11 @@ def _count(format_: FileFormat, place: str) -> int:
 def read_keys(found: str, uri: str) -> tuple[pa.Array, list[int]]:
     """The ids that Spark found in a file, and the rows that it found of each; the parts are sorted by file, so few row
     groups are read."""
-    store, tables = store_for(found), []
-    for name in store.list(found):
+    tables = []
+    for name in Place(found).list():
         if not name.endswith(".parquet"):
             continue
-        with store.open_read(join(found, name)) as file:
+        with (Place(found) / name).open_read() as file:
             tables.append(_keys_of(pq.ParquetFile(file), uri))
     table = pa.concat_tables(tables)
     keys = table["key"].combine_chunks()

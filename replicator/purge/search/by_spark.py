@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from cmroot.store.checksum import checksum_stream
-from cmroot.store.place import join, store_for
+from cmroot.store.checksum import checksum_at
+from cmroot.store.place import join
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
 from replicator.core.spark import counted
@@ -111,8 +111,7 @@ def check_zone(session: Any, onboarded: Onboarded, storage: Storage) -> None:
 
 
 def _checksum(place: str) -> str:
-    with store_for(place).open_read(place) as file:
-        return checksum_stream(file)[0]
+    return checksum_at(place)[0]
 
 
 def _properties(onboarded: Onboarded, storage: Storage) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.store.place import is_local, join, local_path, store_for
+from cmroot.store.place import Place, is_local, local_path
 from replicator.errors import Refused
 from replicator.text.sql_text import SETTINGS, quoted_name, scalar_type
 
@@ -88,10 +88,9 @@ def read_ids(session: Any, text: str, snapshot: str | None) -> Ids:
 
 def _write(ids: pa.Table, snapshot: str) -> None:
     """As Spark would write them: read only when the run says that they are there."""
-    store = store_for(snapshot)
-    store.remove_tree(snapshot)
-    store.mkdirs(snapshot)
-    with store.open_write(join(snapshot, "ids.parquet")) as file:
+    place = Place(snapshot)
+    place.remove_tree()
+    with (place / "ids.parquet").open_write() as file:
         pq.write_table(ids, file)
 
 

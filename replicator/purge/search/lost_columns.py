@@ -14,7 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.errors import Error, FormatError
-from cmroot.store.place import join, store_for
+from cmroot.store.place import join
+from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
 from replicator.purge.parts import is_data
 from replicator.purge.rewrite.blocks import Input
@@ -59,7 +60,7 @@ def run_columns_task(task: ColumnsTask) -> str:
     """What the first file that has something else has; "" when none has. Reads only."""
     for place in task.places:
         try:
-            with store_for(place).open_read(place) as source:
+            with located(place).open_read() as source:
                 lost = _lost(task, source)
         except (Error, Unsupported, OSError, pa.ArrowException) as error:
             return f"{place}: {(str(error) or type(error).__name__).splitlines()[0][:300]}"

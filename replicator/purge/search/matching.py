@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cmroot.store.place import join, store_for
+from cmroot.store.place import Place
 from replicator.errors import Error
 from replicator.purge.onboarding import Onboarded
 from replicator.purge.search.ids import VIEW, Ids, hadoop_place
@@ -114,11 +114,10 @@ def write_found(found: Search, place: str) -> None:
 
 def read_counts(place: str) -> dict[str, int]:
     """What was found, by file as Spark calls it."""
-    store = store_for(place)
     counts: dict[str, int] = {}
-    for name in store.list(place):
+    for name in Place(place).list():
         if name.endswith(".parquet"):
-            with store.open_read(join(place, name)) as file:
+            with (Place(place) / name).open_read() as file:
                 for batch in pq.ParquetFile(file).iter_batches(columns=["file", "rows"]):
                     _add(counts, batch)
     return counts

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from cmroot.store.local import is_directory as is_local_directory
-from cmroot.store.place import is_local, join, local_path, normal, parent, store_for
+from cmroot.store.place import Place, is_local, join, local_path, normal, parent
 from replicator.errors import ConfigError
 from replicator.retention.config.hocon.parse import parse, parse_items
 from replicator.retention.config.hocon.resolve import resolve
@@ -79,10 +79,9 @@ class ConfigStore:
             version, prefix = version or "".join(prefix[1:2]) or None, prefix[2:]
         if prefix[-1:] in ((MAIN,), (INCLUDES,)):
             prefix = prefix[:-1]
-        store = store_for(place)
         version = version or _current(place, uri)
         if not is_directory(join(place, version)):
-            there = ", ".join(name for name in store.list(place) if is_directory(join(place, name))) or "none"
+            there = ", ".join(name for name in Place(place).list() if is_directory(join(place, name))) or "none"
             raise ConfigError(f"{place}: there is no version {version!r} of the store", hint=f"versions: {there}")
         return cls(place, version, prefix, dict(variables or {}))
 
@@ -131,13 +130,12 @@ class ConfigStore:
 
     def _nearest(self, key: Key) -> str:
         above = join(self.root, *key[:-1])
-        near = [name for name in store_for(above).list(above) if name.lower() == key[-1].lower()]
+        near = [name for name in Place(above).list() if name.lower() == key[-1].lower()]
         return f"names are case-sensitive: did you mean {text_of((*key[:-1], near[0]))}?" if near else ""
 
     def importers(self, tag: Key) -> Iterator[Key]:
         """The keys whose own `includes.conf` names a tag, in order; what they include includes is not looked at."""
-        store = store_for(self.root)
-        for name in store.find(self.root):
+        for name in Place(self.root).find():
             if name.rpartition("/")[2] == INCLUDES:
                 key = key_of(name.rpartition("/")[0])
                 if any(include == tag for include, _ in self.node(key).includes):
@@ -185,7 +183,7 @@ class ConfigStore:
 
     def _text(self, name: str) -> tuple[str, str] | None:
         try:
-            data = store_for(self.root).read_bytes(join(self.root, name))
+            data = (Place(self.root) / name).read_bytes()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return None
         return name, _decoded(data, name)
@@ -233,7 +231,7 @@ def _find(uri: str) -> tuple[str, Key]:
 
 def _current(place: str, uri: str) -> str:
     try:
-        text = _decoded(store_for(place).read_bytes(join(place, METADATA)), METADATA)
+        text = _decoded((Place(place) / METADATA).read_bytes(), METADATA)
     except FileNotFoundError:
         raise ConfigError(
             f"{join(place, METADATA)}: missing, so no version of the store is the current one",
@@ -249,4 +247,4 @@ def is_directory(place: str) -> bool:
     """Whether something lies in a place; object stores have no directories without."""
     if is_local(place):
         return is_local_directory(local_path(place))
-    return bool(store_for(place).list(place))
+    return bool(Place(place).list())
