@@ -100,7 +100,7 @@ class Place:
     def __post_init__(self) -> None:
         found = normal(self.text)
         if "\0" in found or ("/.." in found and "/../" in f"{found}/"):
-            raise UnknownPlace(f"{self.text!r}: NUL and `..` may lead anywhere", hint="give the path or URL itself")
+            raise UnknownPlace(f"{self.text!r}: has NUL or `..`, which may lead anywhere", hint="write it without")
         object.__setattr__(self, "normal", found)
 
     def __truediv__(self, name: str) -> Place:

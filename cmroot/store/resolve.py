@@ -46,7 +46,7 @@ def as_written(text: str) -> Place:
     """The place that a person means, in its normal form: on a local filesystem `..` leads where the system would go.
     UnknownPlace for a text that is no place."""
     dotted = is_local(text) and "/../" in f"{text}/" and "\0" not in text
-    return Place(resolved(text) if dotted else normal(text))
+    return Place(resolved(text) if dotted else Place(text).normal)
 
 
 def located(location: str) -> Place:

@@ -76,18 +76,6 @@ def name_of(place: str) -> str:
     return _without_slash(place).rpartition("/")[2]
 
 
-def same_store(a: str, b: str) -> bool:
-    """Whether one store holds both: two local places, or two URLs of the same scheme and bucket or host.
-
-    Two local places may still lie on two devices; `same_device` tells.
-    """
-    if scheme(a) != scheme(b):
-        return False
-    if is_local(a):
-        return True
-    return a.partition("://")[2].split("/", 1)[0] == b.partition("://")[2].split("/", 1)[0]
-
-
 def _without_slash(place: str) -> str:
     head, path = split_authority(place)
     return head + path.rstrip("/")

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from cmroot.store.place import is_local, normal
+from cmroot.store.place import is_local
+from cmroot.store.resolve import as_written
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.errors import ConfigError, Error
 from replicator.text.partition_filter import PartitionFilter, parse_partition_filter
@@ -255,7 +256,7 @@ def _fits_together(reading: _Reading, policy: Policy) -> None:
             raise reading.wrong(f"partitions.{table!r}", "is in none of its databases", "see `databases`")
     places = {"cmroot": policy.cmroot, "target_cmroot": policy.target_cmroot, "dumps": policy.dumps}
     for (key, place), (other, above) in [*combinations(places.items(), 2), *combinations(reversed(places.items()), 2)]:
-        if f"{normal(place)}/".startswith(f"{normal(above)}/"):
+        if as_written(place).is_below(as_written(above)):
             raise reading.wrong(key, f"lies in {other}: {place}", "each needs a directory of its own")
 
 
@@ -291,7 +292,7 @@ class _Reading:
         us, and two to who reads the target's locations."""
         if is_local(text) and not text.startswith(("/", "file:/", "local:/")):
             raise self.wrong(key, f"not an absolute path or URL: {text!r}", "write /a/b or s3a://bucket/a")
-        self.key(key, normal, text)
+        self.key(key, as_written, text)
         return text
 
     def external(self, text: str) -> str:

@@ -115,6 +115,8 @@ def test_a_policy_is_asked_for_by_its_name(tmp_path: Path) -> None:
         ({"cmroot": "cm"}, "policies.west.cmroot: not an absolute path or URL: 'cm'"),
         ({"cmroot": ""}, "policies.west.cmroot: not an absolute path"),
         ({"dumps": "/cm/dumps"}, "policies.west.dumps: lies in cmroot"),
+        ({"dumps": "/none/../cm/dumps"}, "policies.west.dumps: lies in cmroot"),
+        ({"cmroot": "s3a://b/../c"}, "policies.west.cmroot: 's3a://b/../c': has NUL or `..`"),
         ({"target_cmroot": "/cm"}, "lies in"),
         ({"cmroot": "/dumps/cm/"}, "policies.west.cmroot: lies in dumps"),
         ({"warehouse": "../w"}, "policies.west.warehouse: not an absolute path"),
