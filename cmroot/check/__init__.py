@@ -2,6 +2,6 @@
 ones."""
 
 from cmroot.check.check import Checked, Workers, check
-from cmroot.check.finding import DAMAGE, Finding
+from cmroot.check.finding import DAMAGE, RootFinding
 
-__all__ = ["DAMAGE", "Checked", "Finding", "Workers", "check"]
+__all__ = ["DAMAGE", "Checked", "RootFinding", "Workers", "check"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cmroot.check.finding import Finding
+from cmroot.check.finding import RootFinding
 from cmroot.errors import Error
 from cmroot.keep.versions import version_size
 from cmroot.store.checksum import checksum_at
@@ -16,7 +16,7 @@ from cmroot.store.resolve import located
 
 
 @dataclass(frozen=True)
-class LookTask:
+class AlternateSourceTask:
     """A kept entry, as a row of `cmroot.expire.kept.KEPT`."""
 
     row: dict[str, Any]
@@ -29,7 +29,7 @@ class VersionTask:
     rows: Sequence[dict[str, Any]]
 
 
-def look(task: LookTask) -> tuple[dict[str, Any], str]:
+def look(task: AlternateSourceTask) -> tuple[dict[str, Any], str]:
     """The row, and why the place that it was kept from has not these bytes; empty when it has."""
     row = task.row
     if not row["location"]:
@@ -45,7 +45,7 @@ def look(task: LookTask) -> tuple[dict[str, Any], str]:
     return row, f"{place} holds other bytes"
 
 
-def check_versions(task: VersionTask) -> list[Finding]:
+def check_versions(task: VersionTask) -> list[RootFinding]:
     """A finding for each version that its bucket has not got any more. Asks for its size, reads none."""
     findings = []
     for row in task.rows:
@@ -59,7 +59,7 @@ def check_versions(task: VersionTask) -> list[Finding]:
         except (Error, OSError) as error:
             wrong = f"cannot be asked for: {error}"
         findings.append(
-            Finding(
+            RootFinding(
                 "version",
                 f"{place} at version {row['version']}",
                 f"the version {wrong}",

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from cmroot.check.entries import PrefixTask, check_prefix, foreign
-from cmroot.check.finding import DAMAGE, FINDINGS, Finding, Found
+from cmroot.check.finding import DAMAGE, FINDINGS, RootFinding, RootFindings
 from cmroot.check.leftovers import leftovers
 from cmroot.check.required_contents import check_needed
 from cmroot.check.segments import check_segment
@@ -62,7 +62,7 @@ def check(root: str, engine: Workers, *, bytes: bool = True, limit: int = FINDIN
     Takes no lease: a run at work may have files in `incoming/`. Raises Superseded when the log was compacted
     meanwhile."""
     began = time.monotonic()
-    report, found = Checked("sound", root), Found(limit)
+    report, found = Checked("sound", root), RootFindings(limit)
     log = _check_log(root, engine, report, found)
     _check_entries(root, engine, report, found, bytes)
     pins = _check_pins(root, report, found)
@@ -79,13 +79,13 @@ def check(root: str, engine: Workers, *, bytes: bool = True, limit: int = FINDIN
     return report
 
 
-def _check_log(root: str, engine: Workers, report: Checked, found: Found) -> list[Segment] | None:
+def _check_log(root: str, engine: Workers, report: Checked, found: RootFindings) -> list[Segment] | None:
     """The log, when all of it can be believed."""
     sound = True
     try:
         segments(root)
     except FormatError as error:
-        found.add(Finding("log", join(root, "log"), error.message, error.hint))
+        found.add(RootFinding("log", join(root, "log"), error.message, error.hint))
         sound = False
     there, _ = finished(root)
     for each in engine.run(check_segment, there):
@@ -98,7 +98,7 @@ def _check_log(root: str, engine: Workers, report: Checked, found: Found) -> lis
     return there if sound else None
 
 
-def _check_entries(root: str, engine: Workers, report: Checked, found: Found, bytes: bool) -> None:
+def _check_entries(root: str, engine: Workers, report: Checked, found: RootFindings, bytes: bool) -> None:
     names = (Place(root) / "files").list()
     for finding in foreign(root, names):
         found.add(finding)
@@ -114,10 +114,10 @@ def _check_entries(root: str, engine: Workers, report: Checked, found: Found, by
         found.add_untold("damaged", each.damaged_count - len(each.damaged))
 
 
-def _check_pins(root: str, report: Checked, found: Found) -> Pins:
+def _check_pins(root: str, report: Checked, found: RootFindings) -> Pins:
     pins = read_pins(root)
     report.pins = len(pins.slots) + len(pins.holds) + len(pins.dumps)
     repair = "restore it from a copy of the root, or drop the pin by its name if nobody needs it"
     for path in pins.damaged:
-        found.add(Finding("pin", path, "cannot be understood, so nothing can expire", repair))
+        found.add(RootFinding("pin", path, "cannot be understood, so nothing can expire", repair))
     return pins

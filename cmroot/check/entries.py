@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from cmroot.check.finding import Finding
+from cmroot.check.finding import RootFinding
 from cmroot.keep.content import content_name, locate
 from cmroot.store.checksum import checksum_at
 from cmroot.store.entries import PREFIXES, content_of, list_entries
@@ -31,8 +31,8 @@ class PrefixChecked:
     entries: int
     bytes: int = 0
     bytes_read: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    damaged: list[tuple[tuple[str, int], Finding]] = field(default_factory=list)
+    findings: list[RootFinding] = field(default_factory=list)
+    damaged: list[tuple[tuple[str, int], RootFinding]] = field(default_factory=list)
     damaged_count: int = 0
 
 
@@ -50,7 +50,7 @@ def check_prefix(task: PrefixTask) -> PrefixChecked:
             continue
         except OSError as error:
             repair = "look at the disk for errors, then check again"
-            report.findings.append(Finding("unreadable", place, str(error), repair))
+            report.findings.append(RootFinding("unreadable", place, str(error), repair))
             continue
         report.bytes_read += holds[1] if task.bytes or there != size else 0
         if holds != (checksum, size):
@@ -62,8 +62,8 @@ def check_prefix(task: PrefixTask) -> PrefixChecked:
     return report
 
 
-def _damaged(place: str, holds: tuple[str, int]) -> Finding:
-    return Finding(
+def _damaged(place: str, holds: tuple[str, int]) -> RootFinding:
+    return RootFinding(
         "damaged",
         place,
         f"holds {holds[1]} bytes with xxh3_128 {holds[0]}",
@@ -71,7 +71,7 @@ def _damaged(place: str, holds: tuple[str, int]) -> Finding:
     )
 
 
-def _strange(root: str, prefix: str) -> Iterator[Finding]:
+def _strange(root: str, prefix: str) -> Iterator[RootFinding]:
     """Names that are none of this directory; at most as many as are shown."""
     directory = join(root, "files", prefix)
     reported = 0
@@ -81,14 +81,14 @@ def _strange(root: str, prefix: str) -> Iterator[Finding]:
             continue
         reported += 1
         if content is None:
-            yield Finding("stray", join(directory, name), "is no content name", "nothing reads it: move it away")
+            yield RootFinding("stray", join(directory, name), "is no content name", "nothing reads it: move it away")
         else:
             repair = f"move it to {locate(root, *content)}"
-            yield Finding("misplaced", join(directory, name), "lies where nobody looks for it", repair)
+            yield RootFinding("misplaced", join(directory, name), "lies where nobody looks for it", repair)
 
 
-def foreign(root: str, names: Iterable[str]) -> Iterator[Finding]:
+def foreign(root: str, names: Iterable[str]) -> Iterator[RootFinding]:
     """Of the names directly in `files/`, those that are none of the 256 directories."""
     for name in names:
         if name not in PREFIXES and not name.startswith("."):
-            yield Finding("stray", join(root, "files", name), "is no directory of kept files", "move it away")
+            yield RootFinding("stray", join(root, "files", name), "is no directory of kept files", "move it away")

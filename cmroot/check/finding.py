@@ -15,7 +15,7 @@ DAMAGE = frozenset({"damaged", "missing", "misplaced", "unreadable", "segment", 
 Content = tuple[str, int]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class RootFinding(msgspec.Struct, frozen=True):
     """One thing that is not as it should be: what, what is wrong with it, and what a repair would do. `needed_by`: who
     needs the bytes (`live`: the source has them now)."""
 
@@ -26,22 +26,22 @@ class Finding(msgspec.Struct, frozen=True):
     needed_by: str = ""
 
 
-class Found:
+class RootFindings:
     """The findings so far: the number of all, the first ones, and the damaged entries among them by the content that
     their name promises, so that more can be said of them later."""
 
     def __init__(self, limit: int) -> None:
-        self.damaged: dict[Content, Finding] = {}
+        self.damaged: dict[Content, RootFinding] = {}
         self._limit = limit
         self._counts: Counter[str] = Counter()
-        self._first: list[Finding] = []
+        self._first: list[RootFinding] = []
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: RootFinding) -> None:
         self._counts[finding.kind] += 1
         if len(self._first) < self._limit:
             self._first.append(finding)
 
-    def add_damaged(self, content: Content, finding: Finding) -> None:
+    def add_damaged(self, content: Content, finding: RootFinding) -> None:
         self._counts[finding.kind] += 1
         if len(self.damaged) < self._limit:
             self.damaged[content] = finding
@@ -55,7 +55,7 @@ class Found:
     def counts(self) -> dict[str, int]:
         return dict(sorted(self._counts.items()))
 
-    def reported(self) -> list[Finding]:
+    def reported(self) -> list[RootFinding]:
         """The gravest first, at most as many as the limit."""
         every = [*self._first, *self.damaged.values()]
         every.sort(key=lambda finding: (finding.kind not in DAMAGE, finding.kind, finding.what))

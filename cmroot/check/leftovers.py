@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cmroot.check.finding import Finding
+from cmroot.check.finding import RootFinding
 from cmroot.log.captured import finished
 from cmroot.store.place import Place
 
@@ -19,19 +19,19 @@ _LEFT = (
 )
 
 
-def leftovers(root: str) -> Iterator[Finding]:
+def leftovers(root: str) -> Iterator[RootFinding]:
     """What runs have left on their way, or runs that are at work now have there."""
     for directory, beginning, what, then in _LEFT:
         above = Place(root) / directory
         for name in above.list():
             if name.startswith(beginning) and not name.endswith(".origin"):
-                yield Finding("leftover", str(above / name), f"{what}, of a killed run or one at work", then)
+                yield RootFinding("leftover", str(above / name), f"{what}, of a killed run or one at work", then)
     there, covered = finished(root)
     known = {segment.place for segment in (*there, *(segment for segment, _ in covered))}
     log = Place(root) / "log"
     for name in log.list():
         if (place := str(log / name)) not in known:
-            yield Finding(
+            yield RootFinding(
                 "leftover",
                 place,
                 "an unfinished segment, of a killed run or one at work",

@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cmroot.check.alternate_sources import LookTask, VersionTask, check_versions, look
-from cmroot.check.finding import FINDINGS, Finding, Found
+from cmroot.check.alternate_sources import AlternateSourceTask, VersionTask, check_versions, look
+from cmroot.check.finding import FINDINGS, RootFinding, RootFindings
 from cmroot.expire.kept import IN_FILES, MISSING, VERSION, kept
 from cmroot.expire.retention import GOING
 from cmroot.keep.content import content_name, locate
@@ -37,7 +37,7 @@ class _Workers(Grouping, Protocol):
 
 
 def check_needed(
-    root: str, log: Sequence[Segment], pins: Pins, engine: _Workers, found: Found, *, ask_buckets: bool
+    root: str, log: Sequence[Segment], pins: Pins, engine: _Workers, found: RootFindings, *, ask_buckets: bool
 ) -> int:
     """Adds to `found` what is needed and not there, and to its damaged entries who needs them and what can be done.
     Returns how many contents their buckets keep by version; `ask_buckets`: whether they still do.
@@ -61,10 +61,10 @@ def check_needed(
 class _Absent:
     """What is not there, or not as it should be, while rows of all that is kept pass by."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: RootFindings) -> None:
         self.missing = 0
         self.versions = 0
-        self.versions_gone: list[Finding] = []
+        self.versions_gone: list[RootFinding] = []
         self.rows: list[dict[str, Any]] = []
         self._damaged = pa.array([checksum for checksum, _ in found.damaged], pa.string())
 
@@ -85,9 +85,9 @@ class _Absent:
         self.rows += batch.slice(0, max(0, FINDINGS - len(self.rows))).to_pylist()
 
 
-def _tell(root: str, absent: _Absent, engine: _Workers, found: Found) -> None:
+def _tell(root: str, absent: _Absent, engine: _Workers, found: RootFindings) -> None:
     reported = 0
-    for row, elsewhere in engine.run(look, map(LookTask, absent.rows)):
+    for row, elsewhere in engine.run(look, map(AlternateSourceTask, absent.rows)):
         content = row["checksum"], row["size"]
         if row["state"] == MISSING:
             reported += 1
@@ -100,9 +100,9 @@ def _tell(root: str, absent: _Absent, engine: _Workers, found: Found) -> None:
     found.add_untold("missing", absent.missing - reported)
 
 
-def _missing(root: str, row: dict[str, Any], elsewhere: str) -> Finding:
+def _missing(root: str, row: dict[str, Any], elsewhere: str) -> RootFinding:
     place = join(row["location"] or "", row["path"] or "")
-    return Finding(
+    return RootFinding(
         "missing",
         locate(root, row["checksum"], row["size"]),
         f"{content_name(row['checksum'], row['size'])} is not there; it was kept from {place}",

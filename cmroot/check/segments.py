@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
-from cmroot.check.finding import Finding
+from cmroot.check.finding import RootFinding
 from cmroot.errors import UNREADABLE, FormatError, Superseded
 from cmroot.log.captured import Segment
 
@@ -16,7 +16,7 @@ class SegmentChecked(msgspec.Struct, frozen=True):
 
     records: int = 0
     files: int = 0
-    finding: Finding | None = None
+    finding: RootFinding | None = None
 
 
 def check_segment(segment: Segment) -> SegmentChecked:
@@ -31,7 +31,7 @@ def check_segment(segment: Segment) -> SegmentChecked:
     except FormatError as error:
         wrong = error.message
     repair = "restore it from a copy of the root; until then consumers that need it must bootstrap"
-    return SegmentChecked(finding=Finding("segment", segment.place, wrong, repair))
+    return SegmentChecked(finding=RootFinding("segment", segment.place, wrong, repair))
 
 
 class _Positioned(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cmroot.expire.removal import Removed, Since, remove
+from cmroot.expire.removal import RemovedEntries, Since, remove
 from cmroot.expire.retention import DECIDED, NEVER, Rules, decide, needing
 from cmroot.lease import acquire
 from cmroot.log.captured import segments
@@ -64,7 +64,7 @@ class _Chooser:
         return decide(references, entries, self.rules).select(CHOSEN.names).cast(CHOSEN)
 
 
-def expedite(chosen: Chosen, *, now: Callable[[], float] = time.time) -> Removed:
+def expedite(chosen: Chosen, *, now: Callable[[], float] = time.time) -> RemovedEntries:
     """Remove those that nobody needs, under the lease, but for what came to be needed since. Safe to run twice.
 
     Raises LeaseHeld."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cmroot.errors import Error
-from cmroot.expire.expiry import Count, Expired, ExpiryPlan, GivenUp, Held
+from cmroot.expire.expiry import Count, Expired, ExpiryPlan, GivenUp, HeldByPin
 from cmroot.expire.plans import new_plan, sweep_plans, sweep_staging, write_part
 from cmroot.expire.removal import Since, remove
 from cmroot.expire.retention import DECIDED, GOING, NEVER, TALLY, Rules, decide, needing, tally
@@ -28,7 +28,17 @@ from cmroot.pins import DumpPin, Pins, Slot, give_up_slot, read_pins, seconds, u
 from cmroot.store.entries import foreign_names, list_entries
 from cmroot.store.place import Place
 
-__all__ = ["Count", "Expired", "ExpiryPlan", "GivenUp", "Held", "cutoff_position", "expire", "held_by", "plan_expiry"]
+__all__ = [
+    "Count",
+    "Expired",
+    "ExpiryPlan",
+    "GivenUp",
+    "HeldByPin",
+    "cutoff_position",
+    "expire",
+    "held_by",
+    "plan_expiry",
+]
 
 
 def plan_expiry(
@@ -105,7 +115,7 @@ def expire(root: str, plan: ExpiryPlan, *, now: Callable[[], float] = time.time)
     return Expired(plan, removed, lagging, dropped, time.monotonic() - began + plan.seconds)
 
 
-def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time) -> list[Held]:
+def held_by(root: str, engine: Grouping, *, now: Callable[[], float] = time.time) -> list[HeldByPin]:
     """What each slot, hold and dump holds back now, whatever its age; changes nothing, writes nothing. FormatError as
     from `plan_expiry`."""
     pins = read_pins(root).whole()
@@ -218,12 +228,12 @@ def _decide(root: str, log: list[Segment], engine: Grouping, rules: Rules, place
     return counts
 
 
-def _held(pins: Pins, rules: Rules, counts: _Counts, moment: float) -> list[Held]:
+def _held(pins: Pins, rules: Rules, counts: _Counts, moment: float) -> list[HeldByPin]:
     since = {f"slot {slot.name}": slot.confirmed for slot in pins.slots}
     since |= {f"hold {pin.name}": pin.created for pin in pins.holds}
     since |= {f"dump {pin.name}": pin.created for pin in pins.dumps}
     nothing = (Count(), Count())
     return [
-        Held(pin.reason, pin.position, moment - seconds(since[pin.reason]), *counts.pins.get(pin.reason, nothing))
+        HeldByPin(pin.reason, pin.position, moment - seconds(since[pin.reason]), *counts.pins.get(pin.reason, nothing))
         for pin in rules.pins
     ]

@@ -11,7 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from cmroot.expire.plans import PlanDirectory
-from cmroot.expire.removal import Removed
+from cmroot.expire.removal import RemovedEntries
 from cmroot.expire.retention import Rules
 
 
@@ -27,7 +27,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldByPin:
     """What a pin (`slot NAME`, `hold NAME`, `dump ID`) holds that the source does not have any more; `alone`: what
     would go without it. `position`: what it needs; `age_seconds`: since it was made, or a slot confirmed."""
 
@@ -83,7 +83,7 @@ class ExpiryPlan:
     rules: Rules
     kept: dict[str, Count]
     going: dict[str, Count]
-    held: list[Held]
+    held: list[HeldByPin]
     given_up: list[GivenUp]
     forgotten: list[str]
     unknown: int
@@ -139,7 +139,7 @@ class Expired:
     taken back because it was needed by then. `forgotten`: pins of dumps that are older than the retention."""
 
     plan: ExpiryPlan
-    removed: Removed
+    removed: RemovedEntries
     given_up: list[GivenUp]
     forgotten: list[str]
     seconds: float

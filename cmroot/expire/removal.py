@@ -34,7 +34,7 @@ _ALL_EVENTS = (1 << 63) - 1
 
 
 @dataclass
-class Removed:
+class RemovedEntries:
     """`entries` and `bytes` that were removed; `freed`: bytes of those whose inode had no other name. `taken_back`:
     planned, but needed by now. `missing`: gone already."""
 
@@ -88,10 +88,10 @@ def remove(
     lease: Lease,
     *,
     now: Callable[[], float] = time.time,
-) -> Removed:
+) -> RemovedEntries:
     """Remove the planned entries that are not needed now. One that was stored again after `cutoff_ns` (since 1970) is
     taken back too. Safe to run twice."""
-    removed = Removed()
+    removed = RemovedEntries()
     files = Place(root) / "files"
     for rows in planned:
         for start in range(0, rows.num_rows, BATCH):
@@ -111,7 +111,7 @@ def remove(
     return removed
 
 
-def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Removed) -> None:
+def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: RemovedEntries) -> None:
     columns = (rows[name].to_pylist() for name in ("checksum", "size"))
     for checksum, size in zip(*columns, strict=True):
         path = f"{directory}/{checksum[:2]}/{content_name(checksum, size)}"
@@ -133,7 +133,7 @@ def _unlink(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Remov
             removed.freed += status.st_size
 
 
-def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: Removed, lease: Lease) -> None:
+def _delete(directory: str, rows: pa.RecordBatch, cutoff_ns: int, removed: RemovedEntries, lease: Lease) -> None:
     """Asks for the lease again: the store may have taken longer over its answers than the lease lasts."""
     store = FsspecStore(directory)
     columns = (rows[name].to_pylist() for name in ("checksum", "size"))

@@ -32,9 +32,9 @@ from cmroot.keep.journal import (
     SENT,
     VERSION,
     DropCall,
+    InterceptSource,
     Journal,
     Owner,
-    Source,
     entries,
     flaw,
     outermost,
@@ -82,7 +82,7 @@ class Intercept:
         cls,
         root: str,
         drop: DropCall,
-        sources: Sequence[Source],
+        sources: Sequence[InterceptSource],
         owners: Sequence[Owner],
         *,
         stopped: threading.Event | None = None,
@@ -242,21 +242,21 @@ class Intercept:
 
     # ---- moving and removing --------------------------------------------------------------------------------------
 
-    def _move(self, source: Source) -> Source:
+    def _move(self, source: InterceptSource) -> InterceptSource:
         """The source as the journal is to name it: without an entry when it could not be moved."""
         refuse_root(self.root, source.place)
         if source.entry and not move_aside(local_path(source.place), self._entry(source), stays=self.journal.empties):
             return msgspec.structs.replace(source, entry="")
         return source
 
-    def _restore(self, sources: Iterable[Source]) -> None:
+    def _restore(self, sources: Iterable[InterceptSource]) -> None:
         for source in reversed(list(sources)):
             if source.entry and status_of(self._entry(source), follow=False) is not None:
                 refuse_root(self.root, source.place)
                 with naming(source.place):
                     move_back(self.root, self._entry(source), local_path(source.place))
 
-    def _remove(self, source: Source) -> bool:
+    def _remove(self, source: InterceptSource) -> bool:
         """Removes what is kept, and the directory; False when there is something that is not kept yet. Of what was
         never moved, only the kept files go when the place may be in use."""
         if source.entry:
@@ -265,7 +265,7 @@ class Intercept:
         alone = self._live and not self.journal.empties
         return remove_kept_below(source.place, source.place, self._kept, whole=alone) or not alone
 
-    def _entry(self, source: Source) -> str:
+    def _entry(self, source: InterceptSource) -> str:
         return (Place(self.place) / source.entry).local
 
     # ---- the intercept's own files -----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ INTERCEPTING, SENT, DONE = "taking", "sent", "done"
 """States of a journal: nothing is sent yet, so everything goes back; sent, and the outcome is not known; dropped."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class InterceptSource(msgspec.Struct, frozen=True):
     """A directory, or a single file, to take. `table`: the one that it goes with. `entry`: its name in the intercept,
     when it is moved there."""
 
@@ -75,7 +75,7 @@ class Journal(msgspec.Struct, frozen=True):
     db: str
     table: str
     created: str
-    sources: tuple[Source, ...]
+    sources: tuple[InterceptSource, ...]
     owners: tuple[Owner, ...]
     empties: bool = False
     about: dict[str, Any] = {}
@@ -119,9 +119,9 @@ def flaw(journal: Journal, name: str) -> str:
     return ""
 
 
-def outermost(sources: Iterable[Source]) -> list[Source]:
+def outermost(sources: Iterable[InterceptSource]) -> list[InterceptSource]:
     """Without those that lie below another, which takes them along."""
-    found: list[Source] = []
+    found: list[InterceptSource] = []
     for source in sorted(sources, key=lambda source: normal(source.place) + "/"):
         if not found or not _is_below(normal(source.place), normal(found[-1].place)):
             found.append(source)

@@ -19,7 +19,7 @@ from cmroot.store.place import Place
 from cmroot.store.resolve import as_written
 
 
-class Restored(msgspec.Struct, frozen=True):
+class FileRestored(msgspec.Struct, frozen=True):
     """A file that was put back: where, and where its bytes came from."""
 
     place: str
@@ -30,7 +30,7 @@ class Restored(msgspec.Struct, frozen=True):
 
 def restore_file(
     root: str, checksum: str, size: int, to: str, *, overwrite: bool = False, version: tuple[str, str] | None = None
-) -> Restored:
+) -> FileRestored:
     """Copy one content of a root to a place, hashed on the way and read back, written to a staging file and then
     renamed.
 
@@ -53,12 +53,12 @@ def restore_file(
     except ChecksumMismatch:
         place.remove()
         raise
-    return Restored(to, name, size, checksum)
+    return FileRestored(to, name, size, checksum)
 
 
 def _to_local(
     root: str, origin: str, checksum: str, size: int, to: str, overwrite: bool, version: tuple[str, str] | None
-) -> Restored:
+) -> FileRestored:
     LocalStore().mkdirs(os.path.dirname(to))
     staged = staging_name(to)
     name = origin
@@ -86,7 +86,7 @@ def _to_local(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(staged)
     sync_directory(os.path.dirname(to))
-    return Restored(to, name, size, checksum)
+    return FileRestored(to, name, size, checksum)
 
 
 @contextlib.contextmanager

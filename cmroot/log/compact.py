@@ -30,7 +30,7 @@ record is rewritten a few times in its life, not with every compaction."""
 
 
 @dataclass(frozen=True)
-class Run:
+class MergeGroup:
     """Adjacent segments that become one."""
 
     segments: tuple[Segment, ...]
@@ -63,9 +63,9 @@ class Compacted:
     seconds: float = 0.0
 
 
-def plan_compaction(log: Sequence[Segment]) -> list[Run]:
+def plan_compaction(log: Sequence[Segment]) -> list[MergeGroup]:
     """Which segments of a log (in order, without gap) become one, each run up to the size of a segment's parts."""
-    runs: list[Run] = []
+    runs: list[MergeGroup] = []
     run: list[tuple[float, Segment]] = []
     for segment in log:
         weight = _weight(segment)
@@ -82,12 +82,12 @@ def _weight(segment: Segment) -> float:
     return max(size / LINES_BYTES, segment.file_count / FILES_PART, len(segment.captures) / CAPTURES)
 
 
-def _worth_it(run: Sequence[tuple[float, Segment]]) -> list[Run]:
+def _worth_it(run: Sequence[tuple[float, Segment]]) -> list[MergeGroup]:
     start = 0
     while start < len(run) - 1 and run[start][0] > FAN * sum(weight for weight, _ in run[start + 1 :]):
         start += 1
     rest = tuple(segment for _, segment in run[start:])
-    return [Run(rest)] if len(rest) > 1 else []
+    return [MergeGroup(rest)] if len(rest) > 1 else []
 
 
 def compact(
@@ -112,7 +112,7 @@ def compact(
     return report
 
 
-def merge(root: str, run: Run, lease: Lease, *, clock: Callable[[], float] = time.time) -> Segment:
+def merge(root: str, run: MergeGroup, lease: Lease, *, clock: Callable[[], float] = time.time) -> Segment:
     """Write the one segment of a run, read it back, publish it. Streams; needs the lease. Raises FormatError when one
     of the run is damaged, and leaves all as it was."""
     for segment in run.segments:
@@ -126,7 +126,7 @@ def merge(root: str, run: Run, lease: Lease, *, clock: Callable[[], float] = tim
         return writer.finish_merged(int(clock()), before_publishing=lease.check)
 
 
-def _add(report: Compacted, run: Run, merged: Segment) -> None:
+def _add(report: Compacted, run: MergeGroup, merged: Segment) -> None:
     report.runs += 1
     report.merged += len(run.segments)
     report.records += merged.record_count

@@ -37,7 +37,7 @@ SAMPLE = 4
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedEntries:
     """The entries of one prefix (schema ENTRIES), and how many other names were there."""
 
     entries: pa.Table
@@ -50,7 +50,7 @@ def content_of(name: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
-def list_entries(root: str, prefix: str) -> Listed:
+def list_entries(root: str, prefix: str) -> ListedEntries:
     """The entries below `files/<prefix>/`, in no order; empty when there is no such directory."""
     rows: dict[str, list[Any]] = {name: [] for name in ENTRIES.names}
     place = Place(root) / "files" / prefix
@@ -63,7 +63,7 @@ def list_entries(root: str, prefix: str) -> Listed:
             continue
         for column, value in zip(rows.values(), (*content, size, changed_ns, links), strict=True):
             column.append(value)
-    return Listed(pa.table(rows, schema=ENTRIES), unknown)
+    return ListedEntries(pa.table(rows, schema=ENTRIES), unknown)
 
 
 def prefixes(root: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ ROUNDS = 5  # readings of the event log while it keeps moving; the last one ends
 
 
 @dataclass(frozen=True)
-class CaptureOptions:
+class CaptureSettings:
     """What is captured, and how.
 
     databases: captured from now on, beside those captured before. None at all: those captured before; with
@@ -63,7 +63,7 @@ class CaptureOptions:
     empty: Sequence[str] = ()
 
 
-def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureOptions, runtime: Runtime) -> Captured:
+def capture(source: MetastoreReader, root: ChangeRoot, options: CaptureSettings, runtime: Runtime) -> Captured:
     """Brings the captured log up to now. May run again at any time, also after a crash. Raises BootstrapNeeded for
     lost events, KeepError when a store can keep nothing, UsageError for `empty` objects that are not captured."""
     began = clocks.monotonic()

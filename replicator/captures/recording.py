@@ -56,7 +56,7 @@ class Captured(Report):
     status: str = "captured"
 
 
-class Followed(Report):
+class CapturesFollowed(Report):
     """All captures of a following: counts are added, places and what is missing are the newest one's."""
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ def impatient(uri: str) -> ThriftMetastore:
 
 
 @dataclass(frozen=True)
-class Checked(Report):
+class PolicyChecked(Report):
     """`status`: the worst of the findings. `backwards`: roles were turned, the target is the primary. `not_replicated`:
     tables that runs leave out, and what else the replicas say that they lack."""
 
@@ -77,7 +77,7 @@ def check(
     connect: Connect = impatient,
     clock: Callable[[], float] = clocks.time,
     room: Callable[[str], Room] = places.disk_room,
-) -> Checked:
+) -> PolicyChecked:
     """Checks one policy. others: the file's policies, for overlaps. connect: a metastore by its URI."""
     began = clocks.monotonic()
     run = _Check(policy, clock, room)
@@ -97,7 +97,7 @@ def check(
     status = worst(each.health for each in run.findings)
     backwards = direction is not None and direction.backwards
     seconds = round(clocks.monotonic() - began, 3)
-    return Checked(policy.name, status, backwards, run.findings, run.not_replicated, seconds)
+    return PolicyChecked(policy.name, status, backwards, run.findings, run.not_replicated, seconds)
 
 
 def _direction(policy: Policy, source: MetastoreReader, target: MetastoreReader, pairs: Sequence[Pair]) -> _Direction:

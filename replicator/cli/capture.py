@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.captures.recording import Captured, Followed
+from replicator.captures.recording import Captured, CapturesFollowed
 from replicator.cli.options import (
     Duration,
     Session,
@@ -94,7 +94,7 @@ def describe(captured: Captured) -> Iterable[str]:
 
 def _follow(session: Session, as_json: bool, given: Mapping[str, Any]) -> int:
     """Captures until a signal comes, which is the way it ends; an error that trying again cannot help is raised."""
-    total = Followed()
+    total = CapturesFollowed()
 
     def reported(captured: Captured) -> None:
         total.add(captured)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from replicator.checks.check import Checked
+from replicator.checks.check import PolicyChecked
 from replicator.checks.finding import NAGIOS, nagios_line
 from replicator.cli.options import Session, json_option, pass_session, policy_argument
 from replicator.cli.output import columns, emit, write
@@ -50,7 +50,7 @@ def check(session: Session, /, as_json: bool, nagios: bool, **given: Any) -> int
     return 0 if report.status in ("ok", "warning") and not report.not_replicated else FOUND
 
 
-def lines(report: Checked) -> Iterable[str]:
+def lines(report: PolicyChecked) -> Iterable[str]:
     rows: list[tuple[str, str, str]] = []
     for finding in report.findings:
         rows.append((finding.health, finding.name, finding.text))

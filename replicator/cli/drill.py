@@ -19,7 +19,7 @@ from replicator.cli.options import (
 from replicator.cli.output import aligned, columns, count_text, emit, note, shortened, took
 from replicator.commands.drill import drill as run
 from replicator.drills.drill_record import Asked, Drill, DrillPlan, ShownDrills
-from replicator.drills.sweep import Swept
+from replicator.drills.sweep import ShadowsSwept
 from replicator.text.quantity import duration_text
 
 NOT_ALL_GOOD = 3
@@ -90,7 +90,7 @@ def drill(session: Session, /, as_json: bool, **given: Any) -> int:
                 note(f"{path}: damaged, not shown")
             emit(done, as_json, _list_lines(done.drills))
             return 0
-        case Swept():
+        case ShadowsSwept():
             emit(done, as_json, _swept_lines(done))
             return NOT_ALL_GOOD if done.staying else 0
         case DrillPlan():
@@ -171,7 +171,7 @@ def _list_lines(drills: list[Drill]) -> Iterable[str]:
     return columns(head, rows, ("at event", "tables", "good", "queries", "first answer"))
 
 
-def _swept_lines(swept: Swept) -> Iterable[str]:
+def _swept_lines(swept: ShadowsSwept) -> Iterable[str]:
     return aligned(
         [
             (swept.status, swept.policy),

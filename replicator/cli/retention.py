@@ -25,7 +25,7 @@ from replicator.core.not_replicated import PARTIAL
 from replicator.errors import UsageError
 from replicator.retention.explain import Explained
 from replicator.retention.outcome import RetentionRun
-from replicator.retention.plan import Item
+from replicator.retention.plan import PlannedItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,7 +100,7 @@ def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json:
     return 0 if done.is_whole else PARTIAL
 
 
-def _item_line(item: Item) -> str:
+def _item_line(item: PlannedItem) -> str:
     removal = item.removal
     if item.access:
         return f"set {item.access} on {removal.path}: {removal.reason}"

@@ -25,7 +25,7 @@ from replicator.cli.renamed import renamed_option
 from replicator.cli.signals import Stopping
 from replicator.commands.sync import sync as run_sync
 from replicator.core.not_replicated import PARTIAL
-from replicator.policies.follow import Followed
+from replicator.policies.follow import RunsFollowed
 from replicator.policies.memory import Compared
 from replicator.policies.run import SyncRun
 
@@ -149,13 +149,13 @@ def _follow(session: Session, as_json: bool, **given: Any) -> int:
 
     with Stopping(GRACE) as stop:
         total = session.call(run_sync, once=False, stop=stop, reported=reported, failed=failed, **given)
-    assert isinstance(total, Followed)
+    assert isinstance(total, RunsFollowed)
     total.exit_code = stop.code
     emit(total, as_json, _followed_lines(total))
     return stop.code
 
 
-def _followed_lines(total: Followed) -> Iterable[str]:
+def _followed_lines(total: RunsFollowed) -> Iterable[str]:
     return aligned(
         [
             (total.status, f"{total.policy} after {count_text(total.rounds, 'run')}, {total.synced:,} of them loaded"),

@@ -71,7 +71,7 @@ def capture(options: CaptureOptions) -> Captured:
     if options.follow and options.empty:
         raise UsageError("--empty is about one capture", hint="capture once with it, then follow without")
     root = create_or_open(options.cmroot)
-    wanted = capturing.CaptureOptions(
+    wanted = capturing.CaptureSettings(
         names(options.db),
         everything=options.all_databases,
         scan=options.scan,

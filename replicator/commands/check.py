@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from replicator.checks import check as checks
-from replicator.checks.check import Checked
+from replicator.checks.check import PolicyChecked
 from replicator.commands.base import Options, verb
 
 
@@ -20,7 +20,7 @@ class CheckOptions(Options):
 
 
 @verb(CheckOptions)
-def check(options: CheckOptions) -> Checked:
+def check(options: CheckOptions) -> PolicyChecked:
     """Proves what can be proved of a policy before its first run, and at any time after: metastores, the notification
     log, clocks, rights, room, roles, lag, the last runs. Writes small hidden files where runs will write, and removes
     them. May run at any time, and again.

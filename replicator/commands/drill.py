@@ -13,8 +13,8 @@ from replicator.commands.base import Options, names, verb
 from replicator.commands.ranges import Jobs, Natural, Positive
 from replicator.drills import drill as drills
 from replicator.drills.drill_record import Drill, DrillPlan, Drills, ShownDrills
-from replicator.drills.queries import Asking, spark_on
-from replicator.drills.sweep import Swept, clean
+from replicator.drills.queries import QueryEngine, spark_on
+from replicator.drills.sweep import ShadowsSwept, clean
 from replicator.errors import UsageError
 from replicator.metastore.client import Metastore
 from replicator.policies.memory import Memory
@@ -50,7 +50,7 @@ class DrillOptions(Options):
 
 
 @verb(DrillOptions)
-def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | Swept:
+def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | ShadowsSwept:
     """Promotes a policy's replica into shadow databases, asks queries of them with Spark, and takes them down; measures
     how long the first good answer took. No data is copied, and replication goes on. May run again after a crash: it
     sweeps what was left.
@@ -67,7 +67,7 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | Swept:
     policy = options.settings.policy(options.policy)
     if options.listing:
         return Drills(Memory(open_existing(policy.target_cmroot), policy.name)).shown(policy.name, options.limit)
-    wanted = drills.DrillOptions(
+    wanted = drills.DrillSettings(
         databases=names(options.db),
         queries=options.queries,
         sample=options.sample,
@@ -83,7 +83,7 @@ def drill(options: DrillOptions) -> Drill | DrillPlan | ShownDrills | Swept:
         if options.dry_run:
             return drills.plan(policy, source, target, wanted)
 
-        def asking(metastore: Metastore) -> Asking:
+        def asking(metastore: Metastore) -> QueryEngine:
             return stack.enter_context(spark_on(metastore, options.master, options.own_spark, options.spark))
 
         return drills.drill(policy, source, target, asking, wanted)

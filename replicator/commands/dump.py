@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from cmroot.root import create_or_open, open_existing
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.recording import Captured
 from replicator.commands.base import names, point, verb
 from replicator.commands.of_policy import Selecting
@@ -80,7 +80,7 @@ def dump(options: DumpOptions) -> Dumped | DumpPlan:
     BootstrapNeeded when records of the range are gone; LeaseHeld while another run has the root."""
     if options.empty and not options.capture_first:
         raise UsageError("--empty is a word to the capture, and --no-capture leaves that out", hint="give one of them")
-    wanted = dumping.DumpOptions(
+    wanted = dumping.DumpSettings(
         options.settings.metastore_uri(options.source),
         names(options.db),
         options.patterns,
@@ -109,7 +109,7 @@ def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[st
         epochs = epochs_to_dump(metastore, databases, allow_replica=options.allow_replica, draining=options.draining)
     root = create_or_open(options.cmroot)
     whole = options.since is None and not (options.slot and confirmed(root.place, options.slot))
-    wanted = CaptureOptions(
+    wanted = CaptureSettings(
         databases,
         scan=options.scan,
         deep=options.deep,
@@ -121,7 +121,7 @@ def _captured(options: DumpOptions, runtime: Runtime) -> tuple[Captured, dict[st
         return capture(metastore, root, wanted, runtime), epochs
 
 
-def _planned(options: DumpOptions, wanted: dumping.DumpOptions) -> DumpPlan:
+def _planned(options: DumpOptions, wanted: dumping.DumpSettings) -> DumpPlan:
     with options.connected(options.source) as metastore:
         epochs_to_dump(metastore, wanted.databases, allow_replica=options.allow_replica)
         return preview(metastore, open_existing(options.cmroot), options.out, wanted)

@@ -15,12 +15,12 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.following import Stop
 from replicator.errors import UsageError
-from replicator.housekeeping.following import Followed, follow
+from replicator.housekeeping.following import HousekeepingFollowed, follow
 from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.opening import alone, copy_of, opened, time_of
 from replicator.housekeeping.run import Housekeeping
-from replicator.housekeeping.run import Options as Wanted
-from replicator.housekeeping.settings import Defaults
+from replicator.housekeeping.run import RunOptions as Wanted
+from replicator.housekeeping.settings import LifecycleDefaults
 from replicator.housekeeping.vacuum import Vacuumed, VacuumPlan
 from replicator.housekeeping.vacuum import vacuum as vacuum_table
 from replicator.text.period import parse_period
@@ -67,7 +67,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
     def wanted(self) -> Wanted:
         """Raises UsageError for a period that is none, or leaves no time, and for a time that is none."""
         given = self.settings.housekeeping
-        defaults = Defaults.given(
+        defaults = LifecycleDefaults.given(
             self.default_unreferenced or given.default_cleanup_delay,
             self.default_expired or given.default_expiration_delay,
             self.allow_immediate,
@@ -78,7 +78,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
 
 
 @verb(HousekeepingRunOptions)
-def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
+def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | HousekeepingFollowed:
     """Captures what has changed, schedules what that left behind or gave a time to live, and removes what is due. What
     goes is recycled into the root. May run again at any time; a killed run is completed by the next. A dry run tells,
     by the captured log as it is.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from cmroot.store.place import join
 from cmroot.store.resolve import as_written
-from replicator.checks.check import Checked, check
+from replicator.checks.check import PolicyChecked, check
 from replicator.commands.base import Options, verb
 from replicator.core.config import NAME, Config, parse_config
 from replicator.core.report import Report
@@ -55,7 +55,7 @@ class Initialized(Report):
 
     file: str
     policy: str
-    check: Checked | None = None
+    check: PolicyChecked | None = None
     status: str = "written"
 
 
@@ -81,7 +81,7 @@ def init(options: InitOptions) -> Initialized:
     return Initialized(str(file), options.policy, _checked(config, options.policy) if options.check else None)
 
 
-def _checked(config: Config, policy: str) -> Checked:
+def _checked(config: Config, policy: str) -> PolicyChecked:
     return check(config.policy(policy), others=list(config.policies.values()))
 
 

@@ -74,7 +74,7 @@ def load(options: LoadOptions) -> Loaded | LoadPlan:
     Raises FormatError for a dump that is unfinished or damaged; Refused for objects of others, and for a load that
     would take away more than it may; BootstrapNeeded for a range that does not begin where the target is; LeaseHeld
     while another load is at work on the target; FilesMissing when bytes are nowhere to be had."""
-    how = planning.LoadOptions(
+    how = planning.LoadSettings(
         warehouse=options.warehouse,
         cmroot=options.target_cmroot,
         rename=renames(options.rename_db),

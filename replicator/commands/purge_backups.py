@@ -14,9 +14,9 @@ from replicator.commands.ranges import Natural
 from replicator.commands.removing import Removing
 from replicator.errors import UsageError
 from replicator.purge.backups.backups import BackupList, list_backups
-from replicator.purge.backups.restore import Restored, restore_backup
+from replicator.purge.backups.restore import BackupRestored, restore_backup
 from replicator.purge.backups.retain import Retain, Retained
-from replicator.purge.options import RestoreOptions, RetainOptions, read_properties
+from replicator.purge.options import BackupRestoreSettings, RetainOptions, read_properties
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class PurgeUndoOptions(OfPolicy):
 
 
 @verb(PurgeUndoOptions)
-def purge_undo(options: PurgeUndoOptions) -> Restored:
+def purge_undo(options: PurgeUndoOptions) -> BackupRestored:
     """Puts a backup of a partition back: one metastore call, no copy while its directory is there. Rows that were
     erased are back then, too. What is replaced stays as trash. Safe to run twice: the second time it is there already.
 
@@ -79,7 +79,7 @@ def purge_undo(options: PurgeUndoOptions) -> Restored:
     if options.table.count(".") != 1:
         raise UsageError(f"{options.table!r} is no db.table", hint="e.g. sales.orders day=2026-03-01")
     with options.connected(options.metastore) as metastore:
-        asked = RestoreOptions(options.table, options.partition, options.backup, options.revert)
+        asked = BackupRestoreSettings(options.table, options.partition, options.backup, options.revert)
         return restore_backup(metastore, open_existing(options.cmroot), asked, dry_run=options.dry_run)
 
 

@@ -89,7 +89,7 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
 def _repaired(options: RepairOptions) -> Repaired | RepairPlan:
     assert isinstance(options.db, str)
     db, rename, mappings = options.db.lower(), renames(options.rename_db), pairs(options.map_location, "--map-location")
-    what = repairs.RepairOptions(
+    what = repairs.RepairSettings(
         db=db,
         tables=names(options.table),
         differing=repairs.differing_in(options.report, db) if options.report else options.differing,

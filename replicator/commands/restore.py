@@ -81,7 +81,7 @@ def restore(options: RestoreOptions) -> Restored | RestorePlan:
     exist then; Refused for a database that exists (unless forced); FilesMissing, before anything is done, for bytes
     that exist nowhere any more (unless that is allowed)."""
     db = options.db.lower()
-    what = planning.RestoreOptions(
+    what = planning.RestoreSettings(
         db=db,
         to=str(options.to),
         tables=planning.tables_of(db, names(options.table)),

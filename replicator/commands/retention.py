@@ -16,7 +16,7 @@ from replicator.retention.config.store import ConfigStore
 from replicator.retention.explain import Explained, explain_job, explain_key
 from replicator.retention.job_file import JobFile, read_job
 from replicator.retention.outcome import RetentionRun
-from replicator.retention.plan import Item
+from replicator.retention.plan import PlannedItem
 from replicator.retention.run import Retention
 
 
@@ -63,7 +63,7 @@ class RetentionRunOptions(Removing, JobOptions, OfPolicy):
     cmroot: str = field(default="", kw_only=False)
     metastore: str | None
     root: str | None = None
-    tell: Callable[[Item], None] | None = None
+    tell: Callable[[PlannedItem], None] | None = None
 
 
 @verb(RetentionRunOptions)

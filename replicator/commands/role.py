@@ -9,7 +9,7 @@ from typing import Literal
 from replicator.commands.base import Options, names, verb
 from replicator.commands.ranges import Natural
 from replicator.core.roles import Role
-from replicator.policies.roles import RoleChange, ShownRoles, change_role, shown_roles
+from replicator.policies.roles import RoleSet, ShownRoles, change_role, shown_roles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class RoleSetOptions(Options):
 
 
 @verb(RoleSetOptions)
-def role_set(options: RoleSetOptions) -> RoleChange:
+def role_set(options: RoleSetOptions) -> RoleSet:
     """Sets a database's role by hand, for repairs; switchover, failover and failback do it in the right order. May run
     again: the same role stays.
 

@@ -60,7 +60,7 @@ def switchover(options: SwitchoverOptions) -> RoleChanged:
     when the drain takes too long, and what capture and load raise."""
     if options.abort and options.dry_run:
         raise UsageError("--abort and --dry-run exclude each other", hint="give one of them")
-    wanted = switchover_steps.SwitchoverOptions(
+    wanted = switchover_steps.SwitchoverSettings(
         to=options.to or "",
         anyway=options.force,
         drain=options.drain_timeout,
@@ -109,7 +109,7 @@ def failover(options: FailoverOptions) -> RoleChanged:
 
     Raises Refused when there is no replica to promote, when a side is the primary already, or for what lies between two
     states without consent; LeaseHeld while the policy is at work or being turned."""
-    wanted = failovers.FailoverOptions(
+    wanted = failovers.FailoverSettings(
         force=options.force,
         accept_partial=options.allow_partial,
         look=options.look,
@@ -156,7 +156,7 @@ def failback(options: FailbackOptions) -> RoleChanged:
 
     Raises Refused where it is not known who is right, LeaseHeld while the policy is at work or being turned, and what
     capture and load raise."""
-    wanted = failbacks.FailbackOptions(patience=options.wait, reported=options.reported or nobody)
+    wanted = failbacks.FailbackSettings(patience=options.wait, reported=options.reported or nobody)
     with opened(options, options.policy, options.jobs) as sides:
         if options.switch and not options.dry_run:
             return failbacks.failback_and_switch(sides, wanted)

@@ -16,7 +16,7 @@ from replicator.core.following import Stop
 from replicator.errors import UsageError
 from replicator.policies import plan as plans
 from replicator.policies import steps
-from replicator.policies.follow import Followed, Listeners, follow_policy
+from replicator.policies.follow import Listeners, RunsFollowed, follow_policy
 from replicator.policies.run import SyncRun, sync_once
 from replicator.policies.sync_plan import SyncPlan, encode_plan, read_plan
 from replicator.replay.apply.brake import brake_of
@@ -59,7 +59,7 @@ class SyncOptions(Braked):
 
 
 @verb(SyncOptions)
-def sync(options: SyncOptions) -> SyncRun | Followed:
+def sync(options: SyncOptions) -> SyncRun | RunsFollowed:
     """Runs a policy: a bootstrap if it must, else what has changed since the last run; or follows it. May be killed
     anywhere and run again.
 
@@ -71,7 +71,7 @@ def sync(options: SyncOptions) -> SyncRun | Followed:
     again after all but UsageError and ConfigError."""
     if options.empty and not options.once:
         raise UsageError("--empty is about one run", hint="run once with it, then follow without")
-    wanted = steps.SyncOptions(
+    wanted = steps.SyncSettings(
         adopt=options.adopt, drop_left=options.drop_left, deep=options.deep, empty=options.empty, brake=options.limits
     )
     with opened(options, options.policy, options.jobs) as sides:
@@ -112,7 +112,7 @@ def plan(options: PlanOptions) -> SyncPlan:
     Raises what `sync` raises before it loads."""
     with opened(options, options.policy) as sides:
         brake = brake_of(options.settings.guard)
-        made = plans.make(sides, steps.SyncOptions(adopt=options.adopt, drop_left=options.drop_left, brake=brake))
+        made = plans.make(sides, steps.SyncSettings(adopt=options.adopt, drop_left=options.drop_left, brake=brake))
     if options.out is not None:
         as_written(options.out).write_bytes(encode_plan(made))
     return made

@@ -47,7 +47,7 @@ _NO_MARK = Mark(event=0, position=0, source="")
 
 
 @dataclass(frozen=True)
-class Sides:
+class DatabasePair:
     """One database on both sides."""
 
     source: Database
@@ -76,7 +76,7 @@ class MetadataComparison:
             )
             yield from self.tables(sides, sorted(wanted | found))
 
-    def itself(self, name: str) -> Sides | None:
+    def itself(self, name: str) -> DatabasePair | None:
         """Compares a database's own properties and its functions. None when the target does not have it."""
         sides = self.sides(name)
         if sides is not None:
@@ -85,18 +85,18 @@ class MetadataComparison:
             self._compare_functions(sides)
         return sides
 
-    def sides(self, name: str) -> Sides | None:
+    def sides(self, name: str) -> DatabasePair | None:
         """A database on both sides; None, and a difference, when the target does not have it. Raises ObjectNotFound
         when the source does not."""
         source = self._source.database(name)
         try:
-            return Sides(source, self._target.database(self._comparison.replica(name)))
+            return DatabasePair(source, self._target.database(self._comparison.replica(name)))
         except ObjectNotFound:
             self._count()
             self._differs(name, "database missing", source.location or name, None)
             return None
 
-    def tables(self, sides: Sides, names: Sequence[str]) -> Iterator[FilePair]:
+    def tables(self, sides: DatabasePair, names: Sequence[str]) -> Iterator[FilePair]:
         """Compares some tables of a database; a name that neither side has is none."""
         db = sides.source.name
         for batch in batched(names, TABLE_BATCH):
@@ -118,7 +118,7 @@ class MetadataComparison:
                 elif found:
                     self._differs(f"{db}.{name}", "table extra", None, f"{sides.target.name}.{name}")
 
-    def _left_out(self, sides: Sides, source: Table, target: Table | None) -> str:
+    def _left_out(self, sides: DatabasePair, source: Table, target: Table | None) -> str:
         """Why loads leave a table out; nothing when they do not."""
         if why := why_no_view(source, self._comparison.renamed | {sides.source.name: sides.target.name}):
             return why
@@ -132,14 +132,14 @@ class MetadataComparison:
     def _names(self, side: MetastoreReader, db: str) -> set[str]:
         return set(filter(self._patterns.match, side.table_names(db)))
 
-    def _compare_database(self, sides: Sides) -> None:
+    def _compare_database(self, sides: DatabasePair) -> None:
         placement = self._placement(sides, None, None)
         wanted = replica_database(sides.source, placement) if sides.source.location else sides.source
         wanted = msgspec.structs.replace(wanted, name=sides.target.name, location=sides.target.location)
         homes = Homes(None, sides.source.location, sides.target.location)
         self._compare(sides.source.name, _plain(wanted), _plain(sides.target), homes)
 
-    def _compare_functions(self, sides: Sides) -> None:
+    def _compare_functions(self, sides: DatabasePair) -> None:
         placement = self._placement(sides, None, None)
         here = {each.name: each for each in self._source.functions(sides.source.name)}
         wanted = {name: replica_function(each, placement) for name, each in here.items()}
@@ -156,7 +156,7 @@ class MetadataComparison:
                 self._compare(obj, _plain(wanted[name]), _plain(found[name]), homes)
                 self._look_for(obj, named_paths(here[name], wanted[name]))
 
-    def _table(self, sides: Sides, source: Table, target: Table) -> Iterator[FilePair]:
+    def _table(self, sides: DatabasePair, source: Table, target: Table) -> Iterator[FilePair]:
         """Compares one table; yields its files' places, or its partitions'."""
         name = f"{source.db}.{source.name}"
         shared = source.is_external and has_sources_data(target)  # then its places are right as they are
@@ -267,7 +267,7 @@ class MetadataComparison:
 
     # ---- each ------------------------------------------------------------------------------------------------------
 
-    def _placement(self, sides: Sides, source: str | None, target: str | None) -> Placement:
+    def _placement(self, sides: DatabasePair, source: str | None, target: str | None) -> Placement:
         """Where things have to be on the target, with the target's own table as the truth for where the table is."""
         own = ((source, target),) if source and target else ()
         names = self._comparison.renamed | {sides.source.name: sides.target.name}

@@ -27,7 +27,7 @@ from replicator.compare.verify import Verified, verify
 from replicator.core.not_replicated import INCOMPLETE, PROPERTY, NotReplicated, from_property, merged
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE
-from replicator.dumps.dump import DumpOptions, temporary_dump
+from replicator.dumps.dump import DumpSettings, temporary_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused, UsageError
@@ -35,7 +35,7 @@ from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.load import load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 from replicator.replay.apply.planning import planned as planned_load
 from replicator.replay.apply.pricing import describe, price
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE
@@ -46,7 +46,7 @@ REPAIR = "repair-"  # begins the id of a repair's dump, and so what a database s
 
 
 @dataclass(frozen=True)
-class RepairOptions:
+class RepairSettings:
     """What is repaired, and how.
 
     db: the database, by its source name. tables: only these, by their source names, without the database's own
@@ -76,12 +76,12 @@ class DecidedRepair:
     found."""
 
     comparison: Comparison
-    options: RepairOptions
+    options: RepairSettings
     point: Point
     found: Verified | None
     tables: list[str]
     reader: DumpReader | None
-    load: LoadOptions
+    load: LoadSettings
     lacking: list[NotReplicated]
 
     def described(self, target: Metastore, runtime: Runtime) -> RepairPlan:
@@ -116,7 +116,7 @@ class DecidedRepair:
 
 @contextmanager
 def planned(
-    root: ChangeRoot, comparison: Comparison, options: RepairOptions, runtime: Runtime
+    root: ChangeRoot, comparison: Comparison, options: RepairSettings, runtime: Runtime
 ) -> Iterator[DecidedRepair]:
     """Decides a repair; the plan holds for the length of the block. Changes nothing on the target.
 
@@ -130,7 +130,7 @@ def planned(
         found = verify(comparison, [options.db], runtime)
         names = found.differing
     tables = sorted({name.rpartition(".")[2] for name in names if name != options.db})
-    chosen = LoadOptions(
+    chosen = LoadSettings(
         warehouse=options.warehouse,
         cmroot=options.cmroot,
         rename=[(options.db, comparison.replica(options.db))],
@@ -186,7 +186,7 @@ def carry_out(plan: DecidedRepair, target: Metastore, runtime: Runtime) -> Repai
 
 
 def repair(
-    root: ChangeRoot, comparison: Comparison, target: Metastore, options: RepairOptions, runtime: Runtime
+    root: ChangeRoot, comparison: Comparison, target: Metastore, options: RepairSettings, runtime: Runtime
 ) -> Repaired:
     """Plans and does it; see `planned` and `carry_out` for what is raised. May run twice, and again after a crash.
     `target`: the comparison's, to be written to."""
@@ -245,7 +245,7 @@ def _checkpoint(root: ChangeRoot, comparison: Comparison, db: str) -> tuple[Poin
     )
 
 
-def _said(comparison: Comparison, options: RepairOptions) -> list[NotReplicated]:
+def _said(comparison: Comparison, options: RepairSettings) -> list[NotReplicated]:
     """What the replica says that it lacks of the tables that a repair is about; of the whole database anyway."""
     there = comparison.target.database(comparison.replica(options.db))
     said = from_property(there.parameters.get(PROPERTY), options.db)
@@ -254,8 +254,8 @@ def _said(comparison: Comparison, options: RepairOptions) -> list[NotReplicated]
 
 
 def _state(
-    root: ChangeRoot, comparison: Comparison, options: RepairOptions, tables: Sequence[str], point: Point
-) -> DumpOptions:
+    root: ChangeRoot, comparison: Comparison, options: RepairSettings, tables: Sequence[str], point: Point
+) -> DumpSettings:
     """The dump of the tables at a point. Its id says what is repaired, so that one that was killed knows its own."""
     filters = {name: each.text for name, each in comparison.patterns.partitions.items()}
     about = [
@@ -269,10 +269,10 @@ def _state(
     ]
     key = REPAIR + xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
     patterns = Patterns.of_names(tables, comparison.patterns.partitions)
-    return DumpOptions(comparison.source.uri, [options.db], patterns, until=point, id=key, empty=True)
+    return DumpSettings(comparison.source.uri, [options.db], patterns, until=point, id=key, empty=True)
 
 
-def _require_tables(reader: DumpReader, options: RepairOptions) -> None:
+def _require_tables(reader: DumpReader, options: RepairSettings) -> None:
     gone = sorted({*options.tables} - {table.name for table in reader.tables()})
     if gone and not options.drop_extra:
         raise ObjectNotFound(

@@ -17,7 +17,7 @@ from cmroot.store.place import join
 from replicator.compare.candidates import OWN, Batch, Candidate, Changed, changed_by_events, table_of
 from replicator.compare.comparison import Comparison
 from replicator.compare.differences import LIMIT, Difference
-from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
+from replicator.compare.verified import TableMemory, VerifiedTables, read_memory, write_memory
 from replicator.compare.verify import Verified, verify
 from replicator.core.batches import batched
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
@@ -126,7 +126,7 @@ class _Run:
         self._candidates: list[Candidate] = []
         self._compared = 0
         self._report = Sampled(level=comparison.level, databases=list(databases))
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, VerifiedTables] = {}
         self._saved, self._unsaved = clocks.monotonic(), False
         for db in databases:
             memory, warning = read_memory(place, comparison.replica(db))

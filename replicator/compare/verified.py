@@ -48,17 +48,17 @@ class TableMemory(NamedTuple):
 
 
 @dataclass
-class Memory:
+class VerifiedTables:
     """All tables of a database."""
 
     tables: dict[str, TableMemory] = field(default_factory=dict)
 
-    def of_tables(self, names: Set[str]) -> Memory:
+    def of_tables(self, names: Set[str]) -> VerifiedTables:
         """For the tables that there are now: those that went are forgotten, new ones were never compared."""
-        return Memory({name: self.tables.get(name, TableMemory()) for name in names})
+        return VerifiedTables({name: self.tables.get(name, TableMemory()) for name in names})
 
 
-def read_memory(place: str, database: str) -> tuple[Memory, str]:
+def read_memory(place: str, database: str) -> tuple[VerifiedTables, str]:
     """What is remembered, and a warning where it was lost: a file that is damaged, or of a version that is not known,
     counts as none."""
     file = _file(place, database)
@@ -69,14 +69,14 @@ def read_memory(place: str, database: str) -> tuple[Memory, str]:
             raise pa.ArrowInvalid("it is of another format or version")
         columns = [table[name].to_pylist() for name in SCHEMA.names]
     except FileNotFoundError:
-        return Memory(), ""
+        return VerifiedTables(), ""
     except (pa.ArrowException, KeyError, OSError) as error:
-        return Memory(), f"{file} cannot be read ({error}): every table of {database} counts as never compared"
+        return VerifiedTables(), f"{file} cannot be read ({error}): every table of {database} counts as never compared"
     rows = zip(*columns, strict=True)
-    return Memory({name: TableMemory(*rest) for name, *rest in rows}), ""
+    return VerifiedTables({name: TableMemory(*rest) for name, *rest in rows}), ""
 
 
-def write_memory(place: str, database: str, memory: Memory) -> None:
+def write_memory(place: str, database: str, memory: VerifiedTables) -> None:
     """Replaces the file by one rename."""
     rows = sorted(memory.tables.items())
     columns = [

@@ -38,7 +38,7 @@ class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uri: str
 
 
-class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OptionDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Values of options that neither the command line nor the environment gives."""
 
     source: str | None = None
@@ -106,7 +106,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file. `spark`: settings for Spark, full names as keys. `policies`: by name, read and valid."""
 
     metastores: dict[str, MetastoreConfig] = {}
-    defaults: Defaults = Defaults()
+    defaults: OptionDefaults = OptionDefaults()
     guard: GuardConfig = GuardConfig()
     housekeeping: HousekeepingConfig = HousekeepingConfig()
     retention: RetentionConfig = RetentionConfig()
@@ -184,7 +184,7 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{name}: {_as_key(str(error))}",
-            hint=f"tables: metastores.NAME (uri), defaults ({', '.join(Defaults.__struct_fields__)}), spark, "
+            hint=f"tables: metastores.NAME (uri), defaults ({', '.join(OptionDefaults.__struct_fields__)}), spark, "
             f"policies.NAME, guard ({', '.join(GuardConfig.__struct_fields__)}), "
             f"housekeeping ({', '.join(HousekeepingConfig.__struct_fields__)}), "
             f"purge ({', '.join(PurgeConfig.__struct_fields__)}), "

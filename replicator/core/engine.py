@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from replicator.core.grouping import Deciding, Reading, decide_local
+from replicator.core.grouping import BatchReader, Deciding, decide_local
 from replicator.core.spark import SparkEngine
 
 Task = TypeVar("Task")
@@ -83,7 +83,7 @@ class LocalEngine:
         schema: pa.Schema,
     ) -> Iterator[pa.RecordBatch]:
         """In memory: the rows of all sources at once."""
-        return decide_local(self.run, Reading(read, key), sources, Deciding(decide, schema))
+        return decide_local(self.run, BatchReader(read, key), sources, Deciding(decide, schema))
 
 
 class AutoEngine:

@@ -20,14 +20,14 @@ READ_AHEAD = 256 * 1024
 Pieces = Iterator[tuple[str, pa.RecordBatch]]
 
 
-class Run(Protocol):
+class EngineRun(Protocol):
     """An engine's `run`."""
 
     def __call__(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]: ...
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchReader:
     """Reads a source and cuts its batches by the key."""
 
     read: Callable[[Any], Iterator[pa.RecordBatch]]
@@ -85,7 +85,9 @@ class Deciding:
             yield from map(pack, answer.combine_chunks().to_batches())
 
 
-def decide_local(run: Run, reading: Reading, sources: Iterable[Any], deciding: Deciding) -> Iterator[pa.RecordBatch]:
+def decide_local(
+    run: EngineRun, reading: BatchReader, sources: Iterable[Any], deciding: Deciding
+) -> Iterator[pa.RecordBatch]:
     """Both halves in this process, with all rows in memory between them."""
     groups: dict[str, list[pa.RecordBatch]] = {}
     for pieces in run(reading.collect, sources):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from replicator.core.batches import batched
-from replicator.core.grouping import Deciding, Reading, by_partition, unpack
+from replicator.core.grouping import BatchReader, Deciding, by_partition, unpack
 from replicator.errors import Error
 
 Task = TypeVar("Task")
@@ -152,7 +152,7 @@ class SparkEngine:
         partitions = max(width, min(GROUP_TASKS, GROUP_TASKS // 16 * len(waiting)))
         grouped = (
             context.parallelize(waiting, len(waiting))
-            .mapPartitions(Reading(read, key).partition)
+            .mapPartitions(BatchReader(read, key).partition)
             .partitionBy(partitions, by_partition)
             .mapPartitions(Deciding(decide, schema).partition)
         )

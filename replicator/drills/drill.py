@@ -27,7 +27,7 @@ from replicator.core.roles import Role, mark_of
 from replicator.core.shadow import is_shadow
 from replicator.drills.build import build, tear_down
 from replicator.drills.drill_record import Drill, DrillPlan, Drills, Standing
-from replicator.drills.queries import Asking, ask, questions
+from replicator.drills.queries import QueryEngine, ask, questions
 from replicator.drills.shadows import Shadows
 from replicator.drills.sweep import sweep
 from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refused, UsageError
@@ -43,7 +43,7 @@ LONGEST_NAME = 128  # of a database, in the metastore's own tables
 
 
 @dataclass(frozen=True)
-class DrillOptions:
+class DrillSettings:
     """databases: only these, by their names on the replica's side; none: all. queries: one's own, as on the replica.
     sample: tables that are asked besides. prefix: of the shadows' names. keep: leave the shadows, until the next drill
     or `clean`. jobs: tables side by side."""
@@ -90,7 +90,7 @@ def _databases(policy: Policy, metastore: MetastoreReader, original: dict[str, s
     return [each for each in found if not is_shadow(each)]
 
 
-def plan(policy: Policy, source: Metastore, target: Metastore, options: DrillOptions) -> DrillPlan:
+def plan(policy: Policy, source: Metastore, target: Metastore, options: DrillSettings) -> DrillPlan:
     """What a drill would make: its databases and how many tables each has. Changes nothing."""
     replicas = find_replicas(policy, source, target)
     drill = _begin(policy, replicas, options, clocks.time)
@@ -102,8 +102,8 @@ def drill(
     policy: Policy,
     source: Metastore,
     target: Metastore,
-    asking: Callable[[Metastore], Asking],
-    options: DrillOptions,
+    asking: Callable[[Metastore], QueryEngine],
+    options: DrillSettings,
     *,
     clock: Callable[[], float] = clocks.time,
 ) -> Drill:
@@ -127,7 +127,7 @@ def drill(
         return run.to_its_end(asking, policy, options)
 
 
-def _begin(policy: Policy, replicas: Replicas, options: DrillOptions, clock: Callable[[], float]) -> Drill:
+def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Callable[[], float]) -> Drill:
     """The record of a drill that is about to begin. Raises Refused, UsageError."""
     chosen = {name.lower() for name in options.databases}
     unknown = sorted(chosen - {each.name for each in replicas.databases})
@@ -178,7 +178,7 @@ class _Run:
         self._replicas, self._metastore, self._drills = replicas, replicas.metastore, drills
         self._record, self._began, self._clock = record, began, clock
 
-    def to_its_end(self, asking: Callable[[Metastore], Asking], policy: Policy, options: DrillOptions) -> Drill:
+    def to_its_end(self, asking: Callable[[Metastore], QueryEngine], policy: Policy, options: DrillSettings) -> Drill:
         shadows = Shadows(self._record.id, policy.name, self._record.databases)
         self._drills.write(self._record)
         try:
@@ -218,7 +218,7 @@ class _Run:
 
     def _ask(
         self,
-        asking: Callable[[Metastore], Asking],
+        asking: Callable[[Metastore], QueryEngine],
         shadows: Shadows,
         names: dict[str, list[str]],
         own: Sequence[str],

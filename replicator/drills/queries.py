@@ -30,7 +30,7 @@ ROWS = 10  # of an answer that are kept
 TEXT = 1000  # characters of a value, or of an error
 
 
-class Asking(Protocol):
+class QueryEngine(Protocol):
     """What answers queries, reading only: `engine.SparkEngine`."""
 
     def answer(self, query: str, rows: int) -> list[list[Any]]:
@@ -41,7 +41,7 @@ class Asking(Protocol):
 @contextmanager
 def spark_on(
     metastore: Metastore, master: str | None = None, settings: Mapping[str, str] | None = None, session: Any = None
-) -> Iterator[Asking]:
+) -> Iterator[QueryEngine]:
     """Spark with a metastore's tables, for the length of a block: `session`'s, or this process's, or one that is
     started. Raises Error when it does not start, or has another catalog."""
 
@@ -88,7 +88,7 @@ def questions(
     return found
 
 
-def ask(asking: Asking, question: Question, changed: Callable[[str], bool]) -> Asked:
+def ask(asking: QueryEngine, question: Question, changed: Callable[[str], bool]) -> Asked:
     """`changed(replica)`: whether replication has changed a database (no name: any) since its shadow was made; asked
     only when the answer is not good."""
     began = clocks.monotonic()

@@ -22,7 +22,7 @@ EVERY_NAME = ""  # a prefix that every database has
 
 
 @dataclass
-class Swept(Report):
+class ShadowsSwept(Report):
     """`dropped`: shadow databases that went; `staying`: what keeps others there, as no drill made it."""
 
     policy: str
@@ -34,7 +34,7 @@ class Swept(Report):
 
 def clean(
     policy: Policy, source: Metastore, target: Metastore, *, jobs: int = 4, now: Callable[[], float] = clocks.time
-) -> Swept:
+) -> ShadowsSwept:
     """Takes down whatever drills of the policy left on either side, whatever it is called. Safe to run twice. Raises
     LeaseHeld while one is at work."""
     drills = Drills(Memory(create_or_open(policy.target_cmroot), policy.name))
@@ -59,10 +59,10 @@ def sweep(
     prefixes: Sequence[str],
     jobs: int,
     now: Callable[[], float],
-) -> Swept:
+) -> ShadowsSwept:
     """One side: shadows that records tell of, and those whose names have one of the prefixes. Who calls holds the lease
     of the drills, so none of them is in use. Safe to run twice."""
-    swept = Swept(policy.name)
+    swept = ShadowsSwept(policy.name)
     unfinished = [drill for drill in drills.unfinished() if drill.metastore == metastore.uri]
     recorded = {shadow: drill for drill in unfinished for shadow in drill.databases.values()}
     there = metastore.database_names()
@@ -80,7 +80,7 @@ def sweep(
     return swept
 
 
-def _close(drill: Drill, drills: Drills, swept: Swept, now: Callable[[], float]) -> None:
+def _close(drill: Drill, drills: Drills, swept: ShadowsSwept, now: Callable[[], float]) -> None:
     """A directory may be there without its database, where the drill was killed between the two."""
     if any(name.partition(".")[0] in drill.databases.values() for name in swept.staying):
         return

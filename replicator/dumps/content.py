@@ -34,7 +34,7 @@ PARTITIONS_PER_RECORD = 1000
 ENTRY_BATCH = 20_000
 
 
-class Content:
+class DumpContent:
     """One dump at work."""
 
     def __init__(

@@ -23,7 +23,7 @@ from replicator.core.report import Report
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.dumps import layout
-from replicator.dumps.content import Content
+from replicator.dumps.content import DumpContent
 from replicator.dumps.points import resolve_since, resolve_until, scope_of_dump
 from replicator.dumps.reached import covers, reached, scope_of, scope_text
 from replicator.dumps.reader import DumpReader
@@ -61,7 +61,7 @@ class Dumped(Report):
 
 
 @dataclass(frozen=True)
-class DumpOptions:
+class DumpSettings:
     """What is dumped, and how.
 
     source: URI of the metastore that is captured. since: an event id, a time, an earlier dump or a point of the log
@@ -84,7 +84,7 @@ class DumpOptions:
     keys: Keys | None = None
 
 
-def write_dump(root: ChangeRoot, out: str, options: DumpOptions, runtime: Runtime) -> Dumped:
+def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runtime) -> Dumped:
     """Writes a dump of what is captured. What it names is pinned in the root before anything is written.
 
     Raises UsageError for a range or pattern that fits nothing, BootstrapNeeded when records of the range are missing.
@@ -104,7 +104,7 @@ def write_dump(root: ChangeRoot, out: str, options: DumpOptions, runtime: Runtim
             )
         selection, clock = Selection(tuple(options.databases), options.patterns), runtime.clock
         with _manifest(root, end.position) as manifest, DumpWriter(out, options.id) as writer:
-            work = Content(root, manifest, writer, selection, begin, end, runtime.progress)
+            work = DumpContent(root, manifest, writer, selection, begin, end, runtime.progress)
             with pinned(root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock):
                 if begin is None:
                     work.bootstrap(empty=options.empty)
@@ -133,7 +133,7 @@ def write_dump(root: ChangeRoot, out: str, options: DumpOptions, runtime: Runtim
 
 
 def range_of_dump(
-    root: ChangeRoot, log: Sequence[Segment], options: DumpOptions
+    root: ChangeRoot, log: Sequence[Segment], options: DumpSettings
 ) -> tuple[layout.Point | None, layout.Point]:
     """Where a dump begins (None: a bootstrap) and ends."""
     since, until, slot = options.since, options.until, options.slot
@@ -148,7 +148,7 @@ def range_of_dump(
 
 @contextmanager
 def temporary_dump(
-    root: ChangeRoot, kind: str, options: DumpOptions, runtime: Runtime, directory: str | None
+    root: ChangeRoot, kind: str, options: DumpSettings, runtime: Runtime, directory: str | None
 ) -> Iterator[DumpReader]:
     """A dump for the length of a block, in a temporary directory of this kind; what it names is pinned in the root for
     as long. directory: where executors can read it, too (None: the system's)."""

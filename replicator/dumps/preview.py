@@ -12,7 +12,7 @@ from cmroot.root import ChangeRoot
 from replicator.captures.fold import open_manifest, read_records
 from replicator.captures.manifest import Manifest
 from replicator.core.report import Report
-from replicator.dumps.dump import DumpOptions, range_of_dump
+from replicator.dumps.dump import DumpSettings, range_of_dump
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
 
@@ -41,7 +41,7 @@ class DumpPlan(Report):
         return {name: value for name, value in super().to_dict().items() if name not in absent}
 
 
-def preview(source: MetastoreReader, root: ChangeRoot, out: str, options: DumpOptions) -> DumpPlan:
+def preview(source: MetastoreReader, root: ChangeRoot, out: str, options: DumpSettings) -> DumpPlan:
     """What a dump of what is captured by now would hold; the source is not captured first. Raises as `write_dump`."""
     with acquire(root.place, "dump"), open_manifest(root) as manifest:
         log = segments(root.place)

@@ -19,7 +19,7 @@ LOOK_BACK = 200  # ids; a row appears behind the reader only while its writer's 
 
 
 @dataclass(frozen=True)
-class Reading:
+class EventsRead:
     """What was read: `events` after the cursor in order, `late` rows behind it not seen before, the ids around the
     first hole, if there is one: (last id before it, first id after it), and whether there are more events."""
 
@@ -37,7 +37,7 @@ def read_events(
     settled: Callable[[], int | None] = lambda: None,
     *,
     limit: int | None = None,
-) -> Reading:
+) -> EventsRead:
     """Everything after `cursor`, up to the id that is newest now; with `limit`, some of it: after an outage the log
     may be larger than memory.
 
@@ -61,7 +61,7 @@ def read_events(
     late = [row for row in rows if row.id <= cursor and digest(row) not in seen] if seen else []
     last = events[-1].id if events else cursor
     remembered = {digest(row): row.id for row in rows if row.id > last - LOOK_BACK}
-    return Reading(events=events, late=late, hole=find_hole(cursor, events, newest), seen=remembered, more=more)
+    return EventsRead(events=events, late=late, hole=find_hole(cursor, events, newest), seen=remembered, more=more)
 
 
 def _fetch(

@@ -17,9 +17,9 @@ from replicator.gateways.messages import (
     STRING,
     STRUCT,
     Fields,
-    Header,
-    Listed,
+    ListValue,
     Mapped,
+    MessageHeader,
     find,
     flag,
     text,
@@ -165,7 +165,7 @@ def _refuse_ambiguous(name: str, fields: Fields) -> None:
 def _refuse_ambiguous_value(name: str, kind: int, value: Any) -> None:
     if kind == STRUCT:
         _refuse_ambiguous(name, value)
-    elif isinstance(value, Listed):
+    elif isinstance(value, ListValue):
         if value.items and value.type not in (STRING, STRUCT):
             raise NotUnderstood(f"{name} has a list of neither texts nor structs")
         for item in value.items:
@@ -174,7 +174,7 @@ def _refuse_ambiguous_value(name: str, kind: int, value: Any) -> None:
         raise NotUnderstood(f"{name} has a map of something else than texts")
 
 
-def without_deletion(header: Header, arguments: Fields) -> bytes:
+def without_deletion(header: MessageHeader, arguments: Fields) -> bytes:
     """The message of the same call that lets the server delete nothing. (Where it has no such option, as 2.3 for a
     truncation, it finds nothing to delete.)"""
     shape = SHAPES[header.name]

@@ -23,8 +23,15 @@ from replicator.errors import ObjectNotFound
 from replicator.gateways.believed import refusal_of
 from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
 from replicator.gateways.lines import one_line
-from replicator.gateways.messages import INTERNAL_ERROR, Fields, Header, application_error, declared_error, write_struct
-from replicator.gateways.targets import Outcome, Targets, Upstream, find_outcome, find_targets
+from replicator.gateways.messages import (
+    INTERNAL_ERROR,
+    Fields,
+    MessageHeader,
+    application_error,
+    declared_error,
+    write_struct,
+)
+from replicator.gateways.targets import DropOutcome, Targets, Upstream, find_outcome, find_targets
 
 GRACE = timedelta(seconds=10)
 """How long a call whose connection died may still be at work in the metastore before it counts as not done."""
@@ -85,7 +92,7 @@ class Drops:
         self._stopped.set()
         self._locks.wake()
 
-    def run(self, header: Header, arguments: Fields, forward: Forward) -> bytes:
+    def run(self, header: MessageHeader, arguments: Fields, forward: Forward) -> bytes:
         """The answer to a call of SHAPES. Raises UpstreamLost when nothing was taken and the connection died."""
         try:
             drop = understand(header.name, arguments)
@@ -149,7 +156,7 @@ class Drops:
 
     # ---- the call, and what became of it --------------------------------------------------------------------------
 
-    def _send(self, header: Header, drop: Drop, intercept: Intercept, message: bytes, forward: Forward) -> bytes:
+    def _send(self, header: MessageHeader, drop: Drop, intercept: Intercept, message: bytes, forward: Forward) -> bytes:
         try:
             intercept.sent()
         except (Error, OSError) as error:
@@ -184,7 +191,7 @@ class Drops:
             _tidy(intercept.journal.about)
         return bool(events)
 
-    def _announced(self, intercept: Intercept) -> Outcome:
+    def _announced(self, intercept: Intercept) -> DropOutcome:
         """The outcome of a call that succeeded: everything was dropped, and the events are there, or will be."""
         tables = intercept.tables
         deadline = time.monotonic() + ANNOUNCED_WITHIN
@@ -192,7 +199,7 @@ class Drops:
             outcome = find_outcome(self._upstream, intercept.journal, _kind(intercept))
             if outcome.announced == tables or time.monotonic() > deadline:
                 newest = self._upstream.current_event_id()
-                return Outcome({table: outcome.events.get(table, newest) for table in tables}, outcome.announced)
+                return DropOutcome({table: outcome.events.get(table, newest) for table in tables}, outcome.announced)
             time.sleep(PAUSE)
 
     def _found(self, intercept: Intercept, lost_since: float | None) -> dict[str, int]:
@@ -257,13 +264,13 @@ class Drops:
         if intercept.journal.events:
             _tidy(intercept.journal.about)
 
-    def _refuse(self, header: Header, message: str) -> bytes:
+    def _refuse(self, header: MessageHeader, message: str) -> bytes:
         self._counts.add(refused=1)
         log.warning("refused: %s", message)
         return refusal(header, message)
 
 
-def refusal(header: Header, message: str) -> bytes:
+def refusal(header: MessageHeader, message: str) -> bytes:
     """An error as the method declares it, so that clients show its text; else one of the protocol."""
     field = meta_exception_field(header.name)
     if field is None:

@@ -127,7 +127,7 @@ class Extent:
         return 0
 
 
-class Names:
+class MethodNames:
     """Looks for names of methods in bytes that pass, as they stand in the head of a message, wherever that lies.
 
     A server reads a value as its own declaration says, whatever the type before it on the wire is, so a call can hold

@@ -37,7 +37,7 @@ class Garbage(Exception):
 
 
 @dataclass(frozen=True)
-class Header:
+class MessageHeader:
     """What a message begins with: its kind, the method's name, and the caller's number of it. `size`: its bytes."""
 
     kind: int
@@ -65,7 +65,7 @@ Fields = tuple[Field, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListValue:
     """A list or a set."""
 
     type: int
@@ -81,7 +81,7 @@ class Mapped:
     items: tuple[tuple[Any, Any], ...]
 
 
-def parse_header(data: bytes | bytearray) -> Header | None:
+def parse_header(data: bytes | bytearray) -> MessageHeader | None:
     """The header at the beginning of what a peer has sent so far; None while it is not complete. Raises Garbage as soon
     as the bytes cannot be one."""
     if data[:2] != b"\x80\x01"[: len(data[:2])]:
@@ -99,7 +99,7 @@ def parse_header(data: bytes | bytearray) -> Header | None:
     except UnicodeDecodeError as error:
         raise Garbage("a method's name is not UTF-8") from error
     (sequence,) = _int(data[8 + length : 12 + length])
-    return Header(kind, name, sequence, 12 + length)
+    return MessageHeader(kind, name, sequence, 12 + length)
 
 
 def _guess(begin: bytes) -> str:
@@ -141,7 +141,7 @@ def _read_value(read: Read, kind: int, depth: int) -> Any:
     if kind in (LIST, SET):
         element = read(1)[0]
         count = _length(read, STRING_LIMIT // least(element))
-        return Listed(element, tuple([_read_value(read, element, depth + 1) for _ in range(count)]))
+        return ListValue(element, tuple([_read_value(read, element, depth + 1) for _ in range(count)]))
     if kind == MAP:
         key, value = read(2)
         count = _length(read, STRING_LIMIT)
@@ -251,13 +251,13 @@ def with_field(fields: Fields, number: int, kind: int, value: Any) -> Fields:
 # ---- answers of our own -------------------------------------------------------------------------------------------
 
 
-def application_error(header: Header | None, kind: int, message: str) -> bytes:
+def application_error(header: MessageHeader | None, kind: int, message: str) -> bytes:
     """A TApplicationException in answer to a call; without a header, to bytes that were none."""
-    said = header or Header(CALL, "", 0, 0)
+    said = header or MessageHeader(CALL, "", 0, 0)
     fields = (Field(1, STRING, message.encode()), Field(2, I32, _pack_int(kind)))
     return said.encode(EXCEPTION) + write_struct(fields)
 
 
-def declared_error(header: Header, field: int, message: str) -> bytes:
+def declared_error(header: MessageHeader, field: int, message: str) -> bytes:
     """An answer with the exception that the method declares in this field; Hive's have one shape, a text."""
     return header.encode(REPLY) + write_struct((Field(field, STRUCT, (Field(1, STRING, message.encode()),)),))

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from replicator.gateways.calls import SHAPES, intercepted, suspicious
 from replicator.gateways.drops import Counts, Drops, UpstreamLost, refusal
-from replicator.gateways.extent import Bytes, Extent, Names
+from replicator.gateways.extent import Bytes, Extent, MethodNames
 from replicator.gateways.lines import one_line
 from replicator.gateways.messages import (
     CALL,
@@ -28,7 +28,7 @@ from replicator.gateways.messages import (
     PROTOCOL_ERROR,
     Fields,
     Garbage,
-    Header,
+    MessageHeader,
     application_error,
     parse_header,
     read_from,
@@ -41,7 +41,7 @@ CALL_LIMIT = 16 << 20  # bytes of a call that is read whole: 100,000 partition n
 VALUES_LIMIT = 250_000  # of such a call: each costs some hundred bytes of memory
 LARGE, MANY = 256 * 1024, 5000  # bytes or values beyond which it waits for one of LARGE_AT_ONCE places
 LARGE_AT_ONCE = 8
-NAMES = Names(SHAPES)
+NAMES = MethodNames(SHAPES)
 
 log = logging.getLogger(__name__)
 log.addFilter(one_line)
@@ -85,7 +85,7 @@ class Connection:
         self._pending = bytearray()  # of the client, not yet looked at
         self._passing: Extent | None = None  # a call of which a part has been sent on
         self._passed = b""  # the end of that part
-        self._call: Header | None = None  # the last one that passed
+        self._call: MessageHeader | None = None  # the last one that passed
         self._waiting = False  # its answer has not begun
         self._answered = False  # its answer has begun, and its end is not known
         self._has_place = False  # among the large calls
@@ -134,7 +134,7 @@ class Connection:
 
     # ---- the client -----------------------------------------------------------------------------------------------
 
-    def _next_call(self) -> Header | None:
+    def _next_call(self) -> MessageHeader | None:
         """Relays until the client begins another call; None when there will be none."""
         while True:
             if self._pending and self._passing is None:
@@ -216,7 +216,7 @@ class Connection:
             raise _Closed("went away in the middle of a call")
         self._pending += self._view[:size]
 
-    def _parse(self) -> Header | None:
+    def _parse(self) -> MessageHeader | None:
         try:
             header = parse_header(self._pending)
             if header is not None and header.kind not in (CALL, ONEWAY):
@@ -227,7 +227,7 @@ class Connection:
 
     # ---- one call -------------------------------------------------------------------------------------------------
 
-    def _handle(self, header: Header) -> None:
+    def _handle(self, header: MessageHeader) -> None:
         self._call = header
         if suspicious(header.name) and not self._service.pass_unknown:
             self._read_call(header)
@@ -254,7 +254,7 @@ class Connection:
             self._poll.register(self._upstream.socket, select.POLLIN)
         return self._upstream
 
-    def _intercept(self, header: Header, upstream: ServerEnd) -> None:
+    def _intercept(self, header: MessageHeader, upstream: ServerEnd) -> None:
         try:
             arguments = self._read_call(header)
             self._since = None
@@ -267,7 +267,7 @@ class Connection:
         finally:
             self._leave_place()
 
-    def _read_call(self, header: Header) -> Fields:
+    def _read_call(self, header: MessageHeader) -> Fields:
         """The arguments of a call, read to their end. A call that is too large is refused."""
         size = self._whole(header)
         whole = bytes(self._pending[:size])
@@ -279,7 +279,7 @@ class Connection:
         del self._pending[:size]
         return fields
 
-    def _whole(self, header: Header) -> int:
+    def _whole(self, header: MessageHeader) -> int:
         """How many bytes a call has; they are there when it returns."""
         extent, at = Extent(), header.size
         try:
@@ -296,7 +296,7 @@ class Connection:
         except Garbage as error:
             self._refuse_garbage(header, error)
 
-    def _take_place(self, header: Header) -> None:
+    def _take_place(self, header: MessageHeader) -> None:
         if not self._has_place and not self._service.large.acquire(timeout=self._patience):
             self._refuse_large(header, "there are too many large calls at once")
         self._has_place = True
@@ -306,7 +306,7 @@ class Connection:
             self._service.large.release()
         self._has_place = False
 
-    def _pass(self, header: Header) -> None:
+    def _pass(self, header: MessageHeader) -> None:
         """Sends on what is there of a call; the rest follows as it comes."""
         self._passing, self._passed = Extent(), b""
         self._waiting = header.kind == CALL
@@ -339,19 +339,19 @@ class Connection:
         self._answer(application_error(self._call, PROTOCOL_ERROR, "the gateway takes one call at a time"))
         raise _Closed(f"sent more before {self._call.name} was answered")
 
-    def _refuse_hidden(self, header: Header, before: bytes, data: Bytes) -> None:
-        """A call that may be another one to the server; see `Names`."""
+    def _refuse_hidden(self, header: MessageHeader, before: bytes, data: Bytes) -> None:
+        """A call that may be another one to the server; see `MethodNames`."""
         if hidden := NAMES.find(before, data):
             self._service.counts.add(refused=1)
             message = f"a text in {header.name} is {hidden}: to the metastore it may be a call that deletes data"
             self._answer(application_error(header, PROTOCOL_ERROR, message))
             raise _Closed(message)
 
-    def _refuse_garbage(self, header: Header | None, error: Garbage) -> NoReturn:
+    def _refuse_garbage(self, header: MessageHeader | None, error: Garbage) -> NoReturn:
         self._answer(application_error(header, PROTOCOL_ERROR, f"the gateway cannot read this: {error}"))
         raise _Closed(f"garbage{f' in {header.name}' if header else ''}: {error}") from error
 
-    def _refuse_large(self, header: Header, why: str) -> NoReturn:
+    def _refuse_large(self, header: MessageHeader, why: str) -> NoReturn:
         self._service.counts.add(refused=1)
         message = f"{header.name} is too large to be read whole: {why}; nothing was dropped: name fewer partitions"
         self._answer(refusal(header, message))

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from cmroot.keep.journal import Journal, Owner, Source
+from cmroot.keep.journal import InterceptSource, Journal, Owner
 from cmroot.store.place import normal, parent
 from replicator.core.model import DEFAULT_PARTITION, NotificationEvent, Partition, Table, partition_name
 from replicator.errors import FormatError, ObjectNotFound
@@ -34,7 +34,7 @@ class Targets:
     """`sources`: what the server would delete. `partitions`: names of the partitions that a call drops one by one.
     `emptied`: directories that go besides, if nothing is in them then; in this order."""
 
-    sources: Sequence[Source] = ()
+    sources: Sequence[InterceptSource] = ()
     owners: Sequence[Owner] = ()
     partitions: Sequence[str] = ()
     emptied: Sequence[str] = ()
@@ -80,12 +80,12 @@ def _of_tables(upstream: Upstream, tables: Iterable[Table]) -> Targets:
         if not server_deletes(table):
             continue
         assert table.storage and table.storage.location
-        sources.append(Source(table.storage.location, table.name))
+        sources.append(InterceptSource(table.storage.location, table.name))
         if not table.is_partitioned:
             owners.append(Owner(table.name, "", table.storage.location))
             continue
         for partition, location in _located(table, _all_partitions(upstream, table)):
-            sources.append(Source(location, table.name))
+            sources.append(InterceptSource(location, table.name))
             owners.append(Owner(table.name, partition, location))
     return Targets(sources, owners)
 
@@ -96,7 +96,7 @@ def _of_partitions(upstream: Upstream, drop: Drop) -> Targets:
         return Targets()
     located = _located(table, _chosen(upstream, drop, table))
     return Targets(
-        [Source(location, table.name) for _, location in located],
+        [InterceptSource(location, table.name) for _, location in located],
         [Owner(table.name, name, location) for name, location in located],
         [name for name, _ in located],
         _above(table, [location for _, location in located]),
@@ -153,11 +153,11 @@ def _of_truncation(upstream: Upstream, drop: Drop) -> Targets:
         return Targets()
     if drop.names is None and not table.is_partitioned:
         location = table.storage.location
-        return Targets([Source(location, table.name)], [Owner(table.name, "", location)])
+        return Targets([InterceptSource(location, table.name)], [Owner(table.name, "", location)])
     partitions = _all_partitions(upstream, table) if drop.names is None else _chosen(upstream, drop, table)
     located = _located(table, partitions)
     return Targets(
-        [Source(location, table.name) for _, location in located],
+        [InterceptSource(location, table.name) for _, location in located],
         [Owner(table.name, name, location) for name, location in located],
         [name for name, _ in located],
     )
@@ -177,7 +177,7 @@ def _located(table: Table, partitions: Iterable[Partition]) -> list[tuple[str, s
 
 
 @dataclass
-class Outcome:
+class DropOutcome:
     """Of a drop that was sent: the tables it concerned that were really dropped (lost the partitions, were emptied), by
     the event that says so, or by the newest one; `announced`: those with an event of their own."""
 
@@ -185,10 +185,10 @@ class Outcome:
     announced: set[str] = field(default_factory=set)
 
 
-def find_outcome(upstream: MetastoreReader, journal: Journal, kind: str) -> Outcome:
+def find_outcome(upstream: MetastoreReader, journal: Journal, kind: str) -> DropOutcome:
     """What became of a drop, from the events since and from what exists. May be asked again. Of a truncation only an
     event tells."""
-    outcome = Outcome()
+    outcome = DropOutcome()
     tables = {source.table for source in journal.sources}
     newest = upstream.current_event_id()
     for event in _events(upstream, journal.before_event):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from replicator.gateways.drops import Reply, UpstreamLost
 from replicator.gateways.extent import Bytes, Extent
-from replicator.gateways.messages import REPLY, Garbage, Header, parse_header
+from replicator.gateways.messages import REPLY, Garbage, MessageHeader, parse_header
 
 CHUNK = 256 * 1024
 CONNECT_TIMEOUT = 20.0  # seconds
@@ -43,7 +43,7 @@ class ServerEnd:
             raise UpstreamLost("it closed the connection")
         return size
 
-    def ask(self, header: Header, message: bytes) -> Reply:
+    def ask(self, header: MessageHeader, message: bytes) -> Reply:
         """Sends a whole call, whose head is `header`, and reads the whole answer. Raises UpstreamLost.
 
         The call goes under a number that its client cannot know, and only an answer with that number counts: the rest

@@ -24,8 +24,8 @@ from replicator.housekeeping import writing
 from replicator.housekeeping.due import UNCAPTURED, Going, Staying, decide, look
 from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.items import DELETED, EXHAUSTED, FAILED, MAX_ATTEMPTS, SCHEDULED, Item
-from replicator.housekeeping.settings import Defaults
-from replicator.housekeeping.store import PAGE, Store
+from replicator.housekeeping.settings import LifecycleDefaults
+from replicator.housekeeping.store import PAGE, ItemStore
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.removal.removal import Refusal, Removal
 from replicator.removal.remove import Remover, measured
@@ -47,10 +47,10 @@ class Page:
 
 
 def plan(
-    store: Store,
+    store: ItemStore,
     metastore: MetastoreReader,
     remover: Remover,
-    defaults: Defaults,
+    defaults: LifecycleDefaults,
     now: int,
     *,
     sized: bool = False,
@@ -91,7 +91,7 @@ def _sized(page: Page, engine: AutoEngine) -> Page:
 class Cleaning:
     """Carries plans out. Safe to run twice: see the module."""
 
-    store: Store
+    store: ItemStore
     metastore: Metastore
     remover: Remover
     done: Housekept

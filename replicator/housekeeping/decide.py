@@ -38,7 +38,7 @@ from replicator.housekeeping.settings import (
     EXPIRED,
     NOTHING,
     UNREFERENCED,
-    Defaults,
+    LifecycleDefaults,
     LifecycleSettings,
     read_settings,
 )
@@ -67,7 +67,7 @@ class Decider:
     """Decides about one record. known: as of before it, while operations are iterated; now: when, in seconds since
     1970."""
 
-    defaults: Defaults
+    defaults: LifecycleDefaults
     now: int
     known: Known
     record: ChangeRecord
@@ -95,7 +95,7 @@ class Decider:
             case _:
                 return
 
-    def reconsidered(self, before: Defaults) -> Iterator[Operation]:
+    def reconsidered(self, before: LifecycleDefaults) -> Iterator[Operation]:
         """The defaults were others before: what that changes for every table that there is."""
         for database in self.known.databases():
             for name in self.known.table_names(database.name):

@@ -13,7 +13,7 @@ from cmroot.store.place import normal
 from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import ObjectNotFound
 from replicator.housekeeping.items import DISABLED, SKIPPED, Item, iso
-from replicator.housekeeping.settings import EXPIRED, Defaults, LifecycleSettings, read_settings
+from replicator.housekeeping.settings import EXPIRED, LifecycleDefaults, LifecycleSettings, read_settings
 from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.metastore.client import MetastoreReader
 from replicator.removal.removal import Removal, depth
@@ -22,7 +22,7 @@ UNCAPTURED = "the metastore says otherwise than the captured log: capture first"
 
 
 @dataclass(frozen=True)
-class Facts:
+class ObjectFacts:
     """What the metastore says about some items' objects. What is not in it does not exist. wishes: by table; filled:
     partitioned tables that have partitions."""
 
@@ -52,7 +52,7 @@ class Staying:
     refused: Removal | None = None
 
 
-def look(metastore: MetastoreReader, items: Sequence[Item], defaults: Defaults) -> Facts:
+def look(metastore: MetastoreReader, items: Sequence[Item], defaults: LifecycleDefaults) -> ObjectFacts:
     """A few calls for a page of items. Raises what the metastore raises: no answer is not "it does not exist"."""
     asked: dict[str, set[str]] = defaultdict(set)
     for one in items:
@@ -77,7 +77,7 @@ def look(metastore: MetastoreReader, items: Sequence[Item], defaults: Defaults) 
         except ObjectNotFound:
             tables.pop(key)
     settings = {key: read_settings(table, defaults) for key, table in tables.items()}
-    return Facts(tables, settings, partitions, _filled(metastore, items, tables))
+    return ObjectFacts(tables, settings, partitions, _filled(metastore, items, tables))
 
 
 def _filled(
@@ -95,7 +95,7 @@ def _filled(
     return frozenset(found)
 
 
-def decide(one: Item, facts: Facts, now: int, min_depth: int) -> Going | Staying:
+def decide(one: Item, facts: ObjectFacts, now: int, min_depth: int) -> Going | Staying:
     """Of an item that is due by the store."""
     if depth(one.place) < min_depth:
         why = f"{one.path} lies {depth(one.place)} deep, and nothing above depth {min_depth} is removed"
@@ -118,7 +118,7 @@ def decide(one: Item, facts: Facts, now: int, min_depth: int) -> Going | Staying
     return _expired_partition(one, facts) if one.partition else _expired_table(one, table, facts, settings.drops_table)
 
 
-def _expired_partition(one: Item, facts: Facts) -> Going | Staying:
+def _expired_partition(one: Item, facts: ObjectFacts) -> Going | Staying:
     live = facts.partitions.get((one.db, one.table, one.partition))
     if live is None:
         return Going(one, _removal(one, "path")) if one.begun else Staying(one, UNCAPTURED)
@@ -127,7 +127,7 @@ def _expired_partition(one: Item, facts: Facts) -> Going | Staying:
     return Going(one, _removal(one, "partition", drops=True), "partition")
 
 
-def _expired_table(one: Item, table: Table, facts: Facts, drops_table: bool) -> Going | Staying:
+def _expired_table(one: Item, table: Table, facts: ObjectFacts, drops_table: bool) -> Going | Staying:
     if not table.location or normal(table.location) != one.place:
         return Staying(one, UNCAPTURED)
     if not drops_table:
@@ -137,7 +137,7 @@ def _expired_table(one: Item, table: Table, facts: Facts, drops_table: bool) -> 
     return Going(one, _removal(one, "table", drops=True), "table")
 
 
-def _gone(one: Item, facts: Facts) -> bool:
+def _gone(one: Item, facts: ObjectFacts) -> bool:
     return bool(one.partition) and (one.db, one.table, one.partition) not in facts.partitions
 
 

@@ -28,7 +28,7 @@ from replicator.housekeeping.items import (
     slot_of,
 )
 from replicator.housekeeping.schema import item
-from replicator.housekeeping.store import PAGE, Store
+from replicator.housekeeping.store import PAGE, ItemStore
 from replicator.removal.live import spelled
 
 COLUMNS = (
@@ -123,7 +123,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def list_items(store: Store, wanted: Filter, *, size: int = PAGE, page: int = 0) -> tuple[list[Item], int]:
+def list_items(store: ItemStore, wanted: Filter, *, size: int = PAGE, page: int = 0) -> tuple[list[Item], int]:
     """A page of items by id, and how many there are in all. With a path, places are looked at one by one."""
     conditions = wanted.conditions()
     if wanted.path is not None:
@@ -131,7 +131,7 @@ def list_items(store: Store, wanted: Filter, *, size: int = PAGE, page: int = 0)
     return store.find(*conditions, offset=page * size, limit=size), store.count(*conditions)
 
 
-def _spellings(store: Store, path: str, conditions: list[ColumnElement[bool]]) -> list[str]:
+def _spellings(store: ItemStore, path: str, conditions: list[ColumnElement[bool]]) -> list[str]:
     """The places of items that are a path, however both are written and whichever links lead there."""
     real, text = spelled(normal(path)), normal(path).lower()
     return [place for place in store.places(*conditions) if place.lower() == text or _leads_to(place, real)]
@@ -145,20 +145,20 @@ def _leads_to(place: str, real: str) -> bool:
         return False
 
 
-def cancel(store: Store, ids: list[int], why: str, clock: Callable[[], float]) -> list[Item]:
+def cancel(store: ItemStore, ids: list[int], why: str, clock: Callable[[], float]) -> list[Item]:
     """Items that wait are not to go: DISABLED, with the reason. Raises ObjectNotFound or UsageError, and changes
     nothing, when one of them is not there or does not wait. May run twice: those that are DISABLED stay so."""
     return _change(store, ids, (SCHEDULED, FAILED, SKIPPED, EXHAUSTED, INVALID_CONFIG, DISABLED), DISABLED, why, clock)
 
 
-def rearm(store: Store, ids: list[int], clock: Callable[[], float]) -> list[Item]:
+def rearm(store: ItemStore, ids: list[int], clock: Callable[[], float]) -> list[Item]:
     """Items that were given up are tried again, with the next run and as if never before: SCHEDULED. Raises as
     `cancel`."""
     return _change(store, ids, (EXHAUSTED, FAILED, SKIPPED, DISABLED, SCHEDULED), SCHEDULED, "", clock)
 
 
 def _change(
-    store: Store, ids: list[int], states: tuple[str, ...], status: str, reason: str, clock: Callable[[], float]
+    store: ItemStore, ids: list[int], states: tuple[str, ...], status: str, reason: str, clock: Callable[[], float]
 ) -> list[Item]:
     now = int(clock())
     found = [one for some in batched(ids, 500) for one in store.find(item.c.id.in_(some))]

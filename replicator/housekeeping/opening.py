@@ -15,18 +15,18 @@ from cmroot.store.scratch import scratch
 from cmroot.waiting import patiently
 from replicator.errors import UsageError
 from replicator.housekeeping.run import JOB
-from replicator.housekeeping.store import Store, store_url
+from replicator.housekeeping.store import ItemStore, store_url
 
 
 @contextmanager
-def opened(root: str, url: str | None) -> Iterator[Store]:
+def opened(root: str, url: str | None) -> Iterator[ItemStore]:
     """The store at `url`, else the root's own. Raises UsageError where it has none, ConfigError for a wrong URL."""
-    with Store(store_url(root, url)) as store:
+    with ItemStore(store_url(root, url)) as store:
         yield store
 
 
 @contextmanager
-def alone(cmroot: str, url: str | None) -> Iterator[Store]:
+def alone(cmroot: str, url: str | None) -> Iterator[ItemStore]:
     """The store, while no run is at work; LeaseHeld when one is for longer than a minute."""
     root = open_existing(cmroot)
     with ExitStack() as stack:
@@ -38,7 +38,7 @@ def alone(cmroot: str, url: str | None) -> Iterator[Store]:
 
 
 @contextmanager
-def copy_of(store: Store, root: ChangeRoot) -> Iterator[Store]:
+def copy_of(store: ItemStore, root: ChangeRoot) -> Iterator[ItemStore]:
     """Items to try something out with; the store is only read."""
     with ExitStack() as stack:
         here = stack.enter_context(scratch("rehearsal"))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from cmroot.log.captured import segments
 from cmroot.store.scratch import scratch
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.core.runtime import Runtime
 from replicator.events.scope import captured_databases
 from replicator.housekeeping import writing
@@ -23,8 +23,8 @@ from replicator.housekeeping.clean import Cleaning, Page, plan
 from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.schedule import fold_path, schedule
 from replicator.housekeeping.schema import ACTIVE_ONLY, item
-from replicator.housekeeping.settings import UNREFERENCED, Defaults, outside_with_settings
-from replicator.housekeeping.store import Store
+from replicator.housekeeping.settings import UNREFERENCED, LifecycleDefaults, outside_with_settings
+from replicator.housekeeping.store import ItemStore
 from replicator.metastore.client import Metastore
 from replicator.removal.job import Job
 from replicator.removal.removal import Limits, refuse_counts
@@ -41,11 +41,11 @@ SHOWN = 10_000
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What a run does. databases: captured from now on, beside those captured before; everything: all that the
     metastore has. at: of a rehearsal, the moment for which it tells what is due, in seconds since 1970; None: now."""
 
-    defaults: Defaults = field(default_factory=Defaults)
+    defaults: LifecycleDefaults = field(default_factory=LifecycleDefaults)
     captures: bool = True
     databases: Sequence[str] = ()
     scan: bool = True
@@ -61,8 +61,8 @@ class Housekeeping(Job[Page, Housekept]):
     purpose: ClassVar[str] = JOB
 
     metastore: Metastore
-    store: Store
-    options: Options = field(default_factory=Options)
+    store: ItemStore
+    options: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +114,7 @@ class Housekeeping(Job[Page, Housekept]):
                 writing.set_state(work, "forgotten", day)
 
     def _capture(self) -> None:
-        chosen = CaptureOptions(self.options.databases, self.options.everything, self.options.scan)
+        chosen = CaptureSettings(self.options.databases, self.options.everything, self.options.scan)
         capture(self.metastore, self.root, chosen, Runtime(self.engine, self.progress, self.clock))
 
     def _schedule(self, fold: Path | None) -> None:

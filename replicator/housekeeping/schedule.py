@@ -34,8 +34,8 @@ from replicator.housekeeping.operations import (
     Switch,
     Trouble,
 )
-from replicator.housekeeping.settings import Defaults
-from replicator.housekeeping.store import Store
+from replicator.housekeeping.settings import LifecycleDefaults
+from replicator.housekeeping.store import ItemStore
 
 BATCH = 5000
 """Records, or partitions in them, that become durable together."""
@@ -56,8 +56,8 @@ class Scheduled:
 
 def schedule(
     root: ChangeRoot,
-    store: Store,
-    defaults: Defaults,
+    store: ItemStore,
+    defaults: LifecycleDefaults,
     *,
     clock: Callable[[], float] = clocks.time,
     fold: Path | None = None,
@@ -82,7 +82,7 @@ def schedule(
     return done
 
 
-def _reconsider(store: Store, known: Manifest, defaults: Defaults, now: int, done: Scheduled) -> None:
+def _reconsider(store: ItemStore, known: Manifest, defaults: LifecycleDefaults, now: int, done: Scheduled) -> None:
     """Defaults that are others than in the run before hold for the tables that are known, too."""
     before = store.state("defaults")
     if before == defaults.as_text():
@@ -90,7 +90,7 @@ def _reconsider(store: Store, known: Manifest, defaults: Defaults, now: int, don
     record = ChangeRecord(position=0, event=known.event or 0, time=now, change=EventsRead())
     decider = Decider(defaults, now, known, record)
     with store.transaction() as work:
-        for operation in decider.reconsidered(Defaults.from_text(before)) if before else ():
+        for operation in decider.reconsidered(LifecycleDefaults.from_text(before)) if before else ():
             _carry_out(work, operation, record.event, now, done)
         writing.set_state(work, "defaults", defaults.as_text())
 

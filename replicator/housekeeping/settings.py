@@ -61,7 +61,7 @@ def _has_settings(metastore: MetastoreReader, db: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Defaults:
+class LifecycleDefaults:
     """What holds where a table does not say. allow_immediate: zero and negative periods are meant."""
 
     unreferenced: Period = THREE_DAYS
@@ -72,7 +72,7 @@ class Defaults:
         return " ".join((self.unreferenced.text, self.expired.text, str(self.allow_immediate)))
 
     @classmethod
-    def given(cls, unreferenced: str, expired: str, allow_immediate: bool) -> Defaults:
+    def given(cls, unreferenced: str, expired: str, allow_immediate: bool) -> LifecycleDefaults:
         """Of periods as people write them. Raises UsageError, which names the option."""
         periods = []
         for text, option in ((unreferenced, "--default-unreferenced"), (expired, "--default-expired")):
@@ -85,7 +85,7 @@ class Defaults:
         return cls(periods[0], periods[1], allow_immediate)
 
     @classmethod
-    def from_text(cls, text: str) -> Defaults:
+    def from_text(cls, text: str) -> LifecycleDefaults:
         unreferenced, expired, immediate = text.split()
         return cls(parse_period(unreferenced), parse_period(expired), immediate == str(True))
 
@@ -109,7 +109,7 @@ class LifecycleSettings:
 NOTHING = LifecycleSettings()
 
 
-def read_settings(table: Table | None, defaults: Defaults) -> LifecycleSettings:
+def read_settings(table: Table | None, defaults: LifecycleDefaults) -> LifecycleSettings:
     """Never raises. A view has none, nor has a table whose files are listed in metadata of their own (Iceberg)."""
     if table is None or table.is_view or not any(key.startswith("beekeeper.") for key in table.parameters):
         return NOTHING
@@ -144,7 +144,7 @@ def _switch(given: Mapping[str, str], key: str) -> bool:
     return text == "true"
 
 
-def _period(given: Mapping[str, str], key: str, default: Period, defaults: Defaults) -> Period:
+def _period(given: Mapping[str, str], key: str, default: Period, defaults: LifecycleDefaults) -> Period:
     if key not in given:
         return default
     try:

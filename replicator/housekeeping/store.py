@@ -44,7 +44,7 @@ def store_url(root: str, url: str | None) -> str:
     return f"sqlite:///{join(local_path(root), FILE)}"
 
 
-class Store:
+class ItemStore:
     """Items by what is asked. Raises StoreUnreachable (try again), NoSpace, or Error with the database's words."""
 
     def __init__(self, url: str) -> None:
@@ -66,7 +66,7 @@ class Store:
     def close(self) -> None:
         self._engine.dispose()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> ItemStore:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,9 +124,9 @@ class Store:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
-    def copied(self, path: Path) -> Store:
+    def copied(self, path: Path) -> ItemStore:
         """A copy in an SQLite file, for trying out; this store is only read."""
-        copy = Store(f"sqlite:///{path}")
+        copy = ItemStore(f"sqlite:///{path}")
         if self._revision() is None:
             return copy
         if self._sqlite is not None:

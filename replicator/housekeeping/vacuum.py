@@ -17,7 +17,7 @@ from replicator.housekeeping import writing
 from replicator.housekeeping.items import FROM_VACUUM, Item
 from replicator.housekeeping.schema import ACTIVE_ONLY, item
 from replicator.housekeeping.settings import UNREFERENCED
-from replicator.housekeeping.store import Store
+from replicator.housekeeping.store import ItemStore
 from replicator.metastore.client import MetastoreReader
 from replicator.removal.live import LiveLocations
 from replicator.text.period import Period
@@ -47,7 +47,7 @@ class VacuumPlan(Vacuumed):
 
 def vacuum(
     metastore: MetastoreReader,
-    store: Store,
+    store: ItemStore,
     db: str,
     name: str,
     period: Period,

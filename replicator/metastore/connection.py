@@ -32,7 +32,7 @@ from replicator.errors import (
     ObjectNotFound,
     UsageError,
 )
-from replicator.metastore.greeting import WENT_AWAY, Silent, Strange, greet
+from replicator.metastore.greeting import WENT_AWAY, SilentPeer, Strange, greet
 
 DEFAULT_PORT = 9083
 CONNECT_TIMEOUT = 20.0  # seconds
@@ -202,8 +202,8 @@ class Connections:
                 if (host, port) not in self._known:
                     connection.greet(min(self._timeout, FIRST_ANSWER))
                     self._known.add((host, port))
-            except (TTransportException, TProtocolException, OSError, EOFError, Silent, Strange) as error:
-                strange, silent = strange or isinstance(error, Strange), silent or isinstance(error, Silent)
+            except (TTransportException, TProtocolException, OSError, EOFError, SilentPeer, Strange) as error:
+                strange, silent = strange or isinstance(error, Strange), silent or isinstance(error, SilentPeer)
                 reasons.append(f"{host}:{port}: {_shortened(getattr(error, 'inner', None) or error)}")
                 if connection is not None:
                     connection.transport.close()

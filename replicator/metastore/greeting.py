@@ -19,7 +19,7 @@ _LOOKED_AT = 64
 _PAUSE = 0.01
 
 
-class Silent(Exception):
+class SilentPeer(Exception):
     """Something took the connection, and said nothing in time."""
 
 
@@ -35,7 +35,7 @@ def greet(connection: socket.socket, within: float) -> None:
         connection.sendall(CALL)
         said = _beginning(connection, deadline)
     except TimeoutError:
-        raise Silent(f"no answer within {within:g} s, though something listens there") from None
+        raise SilentPeer(f"no answer within {within:g} s, though something listens there") from None
     except OSError as error:
         raise ConnectionResetError(f"{WENT_AWAY}: {error.strerror or error}") from error
     if said[:2] != CALL[:2]:

@@ -29,7 +29,7 @@ _COLUMNS = ["db", "table", "partition", "location", "path", "size", "mtime_ns", 
 
 
 @dataclass(frozen=True)
-class LookTask:
+class AvailabilityTask:
     """File entries to look for: those of `parts` whose location falls to `share` of `shares`. `root`: the `$cmroot`."""
 
     parts: Sequence[str]
@@ -39,7 +39,7 @@ class LookTask:
 
 
 @dataclass
-class Tally:
+class FileTally:
     """A number of files, and their bytes."""
 
     files: int = 0
@@ -55,26 +55,26 @@ class Available:
     """Files of a state by where their bytes are. `named`: the first missing ones, each `file` (where it was), `object`,
     `bytes` and `reason`."""
 
-    source: Tally = field(default_factory=Tally)
-    cmroot: Tally = field(default_factory=Tally)
-    version: Tally = field(default_factory=Tally)
-    missing: Tally = field(default_factory=Tally)
+    source: FileTally = field(default_factory=FileTally)
+    cmroot: FileTally = field(default_factory=FileTally)
+    version: FileTally = field(default_factory=FileTally)
+    missing: FileTally = field(default_factory=FileTally)
     named: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: Available) -> None:
         for name in ("source", "cmroot", "version", "missing"):
-            theirs: Tally = getattr(other, name)
+            theirs: FileTally = getattr(other, name)
             getattr(self, name).count(theirs.files, theirs.bytes)
         self.named = (self.named + other.named)[:SHOWN]
 
     @property
-    def found(self) -> Tally:
+    def found(self) -> FileTally:
         """All that can be copied."""
         kinds = (self.source, self.cmroot, self.version)
-        return Tally(sum(each.files for each in kinds), sum(each.bytes for each in kinds))
+        return FileTally(sum(each.files for each in kinds), sum(each.bytes for each in kinds))
 
 
-def look(task: LookTask) -> Available:
+def look(task: AvailabilityTask) -> Available:
     """Looks for each file of a task. Changes nothing; may run twice."""
     found = Available()
     for location, rows in _by_location(task).items():
@@ -96,7 +96,7 @@ def look(task: LookTask) -> Available:
     return found
 
 
-def _by_location(task: LookTask) -> Mapping[str, list[dict[str, Any]]]:
+def _by_location(task: AvailabilityTask) -> Mapping[str, list[dict[str, Any]]]:
     """The rows of a share. One location is listed by one task only."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for table in _tables(task.parts):

@@ -24,15 +24,15 @@ from replicator.core.not_replicated import NotReplicated
 from replicator.core.report import Report
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE, SUPPORTED, FormatChoice
-from replicator.dumps.dump import DumpOptions, temporary_dump
+from replicator.dumps.dump import DumpSettings, temporary_dump
 from replicator.dumps.layout import Point
 from replicator.dumps.reader import DumpReader
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.events.scope import Patterns
 from replicator.metastore.client import MetastoreReader
-from replicator.pitr.available import Available, LookTask, look
+from replicator.pitr.available import AvailabilityTask, Available, look
 from replicator.pitr.recovery_points import moment, moment_text
-from replicator.replay.apply.planning import LoadOptions, plan_load
+from replicator.replay.apply.planning import LoadSettings, plan_load
 from replicator.replay.apply.pricing import describe
 from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import RESTORING, SOURCE
@@ -42,7 +42,7 @@ OUTSIDE = "external-data"  # in the new database's directory; no table has a hyp
 
 
 @dataclass(frozen=True)
-class RestoreOptions:
+class RestoreSettings:
     """What is restored, and where to.
 
     db, tables: what (no tables: all of the database). to: the event id or time. into: the database that is made (None:
@@ -110,7 +110,7 @@ class DecidedRestore:
     key: str
     reader: DumpReader
     tables: list[str]
-    options: LoadOptions
+    options: LoadSettings
     available: Available
     load: dict[str, Any]
     warnings: list[str]
@@ -163,7 +163,7 @@ def tables_of(db: str, tables: Sequence[str]) -> list[str]:
 
 @contextmanager
 def planned(
-    root: ChangeRoot, target: MetastoreReader, options: RestoreOptions, runtime: Runtime
+    root: ChangeRoot, target: MetastoreReader, options: RestoreSettings, runtime: Runtime
 ) -> Iterator[DecidedRestore]:
     """Decides a restore; the plan holds for the length of the block. Changes nothing on the target.
 
@@ -174,7 +174,7 @@ def planned(
     into = (options.into or f"{options.db}_restored_{point.event}").lower()
     key = _key(root, options, point)
     existing = _existing(target, into, options, key)
-    state = DumpOptions(
+    state = DumpSettings(
         str(log[-1].metadata.get("source", "")),
         [options.db],
         Patterns.parse([re.escape(name) for name in options.tables]),
@@ -186,7 +186,7 @@ def planned(
         tables = _tables(reader, options, point)
         location = _location(target, into, existing, options)
         live = existing is not None and relative(location, reader.metadata.locations[options.db]) == ""
-        chosen = LoadOptions(
+        chosen = LoadSettings(
             warehouse=options.warehouse,
             cmroot=options.cmroot,
             rename=[(options.db, into)],
@@ -213,13 +213,13 @@ def planned(
         )
 
 
-def _key(root: ChangeRoot, options: RestoreOptions, point: Point) -> str:
+def _key(root: ChangeRoot, options: RestoreSettings, point: Point) -> str:
     """What is restored, in 32 hex digits: the log never changes, so neither does the state that this names."""
     about = [root.id, options.db, sorted(set(options.tables)), point.position]
     return xxhash.xxh3_128_hexdigest(json.dumps(about).encode())
 
 
-def _existing(target: MetastoreReader, into: str, options: RestoreOptions, key: str) -> Database | None:
+def _existing(target: MetastoreReader, into: str, options: RestoreSettings, key: str) -> Database | None:
     """The target's database of this name. Raises Refused, unless forced, or when this restore has begun it."""
     try:
         there = target.database(into)
@@ -235,7 +235,7 @@ def _existing(target: MetastoreReader, into: str, options: RestoreOptions, key: 
     return there
 
 
-def _location(target: MetastoreReader, into: str, existing: Database | None, options: RestoreOptions) -> str:
+def _location(target: MetastoreReader, into: str, existing: Database | None, options: RestoreSettings) -> str:
     """Where the database lies, or will. Raises Refused for a new one in a directory that holds something."""
     if existing is not None and existing.location:
         return existing.location
@@ -249,7 +249,7 @@ def _location(target: MetastoreReader, into: str, existing: Database | None, opt
     return place
 
 
-def _tables(reader: DumpReader, options: RestoreOptions, point: Point) -> list[str]:
+def _tables(reader: DumpReader, options: RestoreSettings, point: Point) -> list[str]:
     """Names of the restored tables. Raises ObjectNotFound when one that was asked for did not exist."""
     names = sorted(table.name for table in reader.tables())
     gone = sorted(set(options.tables) - set(names))
@@ -274,7 +274,7 @@ def _look(reader: DumpReader, root: ChangeRoot, runtime: Runtime) -> Available:
     buckets = reader.buckets() if metadata.files else []
     engine = runtime.engines.for_work(metadata.files)
     shares = max(1, -(-engine.parallelism // max(1, len(buckets))))
-    tasks = [LookTask([place], root.place, share, shares) for place, _ in buckets for share in range(shares)]
+    tasks = [AvailabilityTask([place], root.place, share, shares) for place, _ in buckets for share in range(shares)]
     with runtime.progress.task("look for files", total=len(tasks)) as advance:
         for report in engine.run(look, tasks):
             found.add(report)

@@ -23,7 +23,7 @@ _TELLING = (b'"events_lost"', b'"create_database"')  # kinds as they stand in a 
 
 
 @dataclass(frozen=True)
-class Gap:
+class LogGap:
     """Events after `after` and before `next` were lost. `position`: of the record that says so; `known`: when the last
     capture before it ended, in seconds; `exact`: the end of the capture that repaired it."""
 
@@ -35,13 +35,13 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Retained:
+class RecoveryWindow:
     """The moments of one database that can be determined: from `begin` to `end`, without those inside of `gaps`."""
 
     db: str
     begin: Point
     end: Point
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[LogGap, ...] = ()
 
     def __str__(self) -> str:
         return (
@@ -54,7 +54,7 @@ def moment_text(point: Point) -> str:
     return datetime.fromtimestamp(point.time, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def retained(log: Sequence[Segment], db: str) -> Retained:
+def retained(log: Sequence[Segment], db: str) -> RecoveryWindow:
     """What a log can tell of a database. Reads every record's line once. Raises UsageError for an empty log,
     ObjectNotFound for a database that was never captured."""
     end = resolve_until(log, None)
@@ -65,14 +65,14 @@ def retained(log: Sequence[Segment], db: str) -> Retained:
         for record in _telling(segment, after, there.position):
             lost, begun = record.change.lost, record.change.creates
             if lost:
-                gaps.append(Gap(lost.start - 1, lost.stop, record.position, known, there))
+                gaps.append(LogGap(lost.start - 1, lost.stop, record.position, known, there))
             if begin is None and isinstance(begun, Database) and begun.name == db:
                 here = Point(record.position, record.event, record.time)
                 begin = there if record.observed else here  # observed: the first record of a walk
         known = max(known, there.time)
     if begin is None:
         raise ObjectNotFound(f"database {db} was never captured", hint="see `replicator show` of the $cmroot's log")
-    return Retained(db, begin, end, tuple(gaps))
+    return RecoveryWindow(db, begin, end, tuple(gaps))
 
 
 def _captures(log: Sequence[Segment]) -> Iterator[tuple[Segment, int, Point]]:
@@ -115,7 +115,7 @@ def moment(log: Sequence[Segment], db: str, text: str) -> Point:
     return point
 
 
-def _lost(text: str, gap: Gap) -> MomentLost:
+def _lost(text: str, gap: LogGap) -> MomentLost:
     last, first = f"event {gap.after}", f"event {gap.exact.event}"
     return MomentLost(
         f"--to {text}: events {gap.after + 1} to {gap.next - 1} were lost: no state between {last} "
@@ -124,7 +124,7 @@ def _lost(text: str, gap: Gap) -> MomentLost:
     )
 
 
-def _before(text: str, kept: Retained) -> UsageError:
+def _before(text: str, kept: RecoveryWindow) -> UsageError:
     return UsageError(
         f"--to {text}: {kept.db} is captured since event {kept.begin.event} ({moment_text(kept.begin)})",
         hint=f"choose a moment within {kept}",

@@ -23,7 +23,7 @@ from replicator.core.roles import after_restore, mark_of
 from replicator.core.runtime import Runtime
 from replicator.errors import FilesMissing, ObjectExists, Refused
 from replicator.metastore.client import Metastore
-from replicator.pitr.plan import DecidedRestore, RestoreOptions, planned
+from replicator.pitr.plan import DecidedRestore, RestoreSettings, planned
 from replicator.pitr.recovery_points import moment_text
 from replicator.replay.apply.load import load
 from replicator.replay.places.placement import uri
@@ -147,7 +147,7 @@ def _plain(database: Database) -> dict[str, str]:
     return own_parameters(database.parameters) | after_restore(mark_of(database.parameters, name), name).parameters()
 
 
-def restore(root: ChangeRoot, target: Metastore, options: RestoreOptions, runtime: Runtime) -> Restored:
+def restore(root: ChangeRoot, target: Metastore, options: RestoreSettings, runtime: Runtime) -> Restored:
     """Plans and does it; see `planned` and `carry_out` for what is raised. May run again after a crash."""
     began = clocks.monotonic()
     with planned(root, target, options, runtime) as plan:

@@ -29,7 +29,7 @@ class DumpBatch:
 
 
 @dataclass(frozen=True)
-class Work:
+class RunWork:
     """`batches` in order. `current`: databases that are at the log's end already. `passed`: pieces whose databases no
     record since their checkpoint concerns, so that the checkpoint can move without a dump. `left`: replicas of
     databases that are in the policy no more. `lost`: replicas whose source is gone, and whose drop no record tells.
@@ -52,11 +52,11 @@ def decide(
     remembered: Mapping[str, str],
     rescoped: bool,
     narrower: Collection[str] = (),
-) -> Work:
+) -> RunWork:
     """`first`, `end`: the positions that the captured log reaches from and to. remembered: databases (by the policy's
     names) that the last run had, and what they were called on the target. rescoped: the patterns for tables are others
     than the last run's. narrower: databases (of the source) that came to their checkpoint with less than these."""
-    work = Work(rescoped=rescoped)
+    work = RunWork(rescoped=rescoped)
     bootstraps: dict[str, list[str]] = {}
     groups: dict[int, list[str]] = {}
     for pair in pairs:

@@ -23,7 +23,7 @@ from replicator.errors import LeaseHeld, MetastoreError, MetastoreUnreachable, R
 from replicator.policies.direction import Sides
 from replicator.policies.memory import Compared
 from replicator.policies.run import Remembering, SyncRun, record_unreached, sync_once
-from replicator.policies.steps import SyncOptions
+from replicator.policies.steps import SyncSettings
 from replicator.policies.verifying import Background, compare_now
 
 AWAY_WAIT = timedelta(seconds=10)  # the longest while a metastore is away: a try costs nothing, and lag grows
@@ -40,7 +40,7 @@ class Scan(Enum):
 
 
 @dataclass
-class Followed(Report):
+class RunsFollowed(Report):
     """All rounds together. `rounds`: runs that came to their end, `synced` of them loaded something; `skipped`: times
     at which the source had no new event and a scan was not due; `failures`: runs that failed, `last_error` the newest
     one's. `last`: the newest run that loaded something. `compared`: the newest verification, of `sampled` tables in
@@ -122,7 +122,7 @@ class Listeners:
 
 
 def follow(
-    total: Followed,
+    total: RunsFollowed,
     once: Callable[[Scan], SyncRun],
     newest_event: Callable[[bool], int],
     listeners: Listeners,
@@ -175,8 +175,8 @@ def _longest_wait(error: Exception) -> timedelta:
 
 
 def follow_policy(
-    sides: Sides, options: SyncOptions, listeners: Listeners, *, schedule: timedelta, stop: Stop
-) -> Followed:
+    sides: Sides, options: SyncSettings, listeners: Listeners, *, schedule: timedelta, stop: Stop
+) -> RunsFollowed:
     """Runs a policy again and again, with its verification beside; arguments as `sync_once` and `follow`. `schedule`:
     from the begin of one run to the next. options: of a round that looks at everything. Terminated in the middle of a
     run, which the next one completes, ends it as `interrupted`. Raises as `follow`."""
@@ -195,7 +195,7 @@ def follow_policy(
             sides.runtime.engines.stop()  # Spark may have died: the next round that needs it gets a new session
         listeners.failed(error, wait)
 
-    total = Followed(sides.policy.name)
+    total = RunsFollowed(sides.policy.name)
     with ExitStack() as stack:
         if sides.policy.verify is not None:
             remembering.background = Background(compare, pause=schedule.total_seconds())

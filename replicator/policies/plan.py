@@ -36,7 +36,7 @@ from replicator.policies.run import (
     sweep,
     tidy,
 )
-from replicator.policies.steps import SYNC, Steps, SyncOptions
+from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.sync_plan import Cost, PlannedLoad, SyncPlan
 from replicator.replay.apply.brake import Brake, excess
 from replicator.replay.apply.planning import planned
@@ -46,7 +46,7 @@ from replicator.replay.apply.weighing import DROPPED
 _NO_CHANGES = frozenset({"warnings", "files", "bytes", "not_replicated"})
 
 
-def make(sides: Sides, options: SyncOptions = SYNC) -> SyncPlan:
+def make(sides: Sides, options: SyncSettings = SYNC) -> SyncPlan:
     """Captures, writes the dumps, and compares. The target is not changed; the source's `$cmroot` gets what a run would
     write there. Raises what a run raises before it loads."""
     policy, kept = sides.policy, Remembering(sides.policy)
@@ -101,7 +101,7 @@ def apply(plan: SyncPlan, sides: Sides, brake: Brake | None = None) -> SyncRun:
     Raises Refused, before anything is changed, when the policy, the roles, the target's checkpoints or what it holds
     are not as they were; the details say what moved."""
     began, clock = clocks.monotonic(), sides.runtime.clock
-    kept, options = Remembering(sides.policy), SyncOptions(adopt=plan.adopt, drop_left=plan.drop_left, brake=brake)
+    kept, options = Remembering(sides.policy), SyncSettings(adopt=plan.adopt, drop_left=plan.drop_left, brake=brake)
     report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])
     with kept.memory.lease("apply") as lease, recorded(report, kept, lease, clock):
         refuse_role_change(kept.memory, options)

@@ -168,7 +168,7 @@ def shown_roles(metastore: MetastoreReader, databases: Sequence[str] = ()) -> Sh
 
 
 @dataclass(frozen=True)
-class RoleChange(Report):
+class RoleSet(Report):
     """A role set by hand. `status`: set, unchanged, or planned (a dry run). `consequence`: what it means for data;
     empty where the change can do no harm by itself."""
 
@@ -182,7 +182,7 @@ class RoleChange(Report):
 
 def change_role(
     metastore: Metastore, db: str, role: Role, epoch: int | None, *, force: bool = False, dry_run: bool = False
-) -> RoleChange:
+) -> RoleSet:
     """Sets a role as a person says; epoch None: the next one for primary and fenced, else the one it has. Safe to run
     twice. Raises Refused, without `force`, for what can lose data, and as `set_role`."""
     before = read_role(metastore, db, repair=force)
@@ -197,7 +197,7 @@ def change_role(
     if not dry_run and (before != after or force):
         after = set_role(metastore, db, after, expect=before, force=force)
     status: Literal["set", "unchanged", "planned"] = "unchanged" if before == after and not force else "set"
-    return RoleChange("planned" if dry_run else status, metastore.uri, db, before, after, means)
+    return RoleSet("planned" if dry_run else status, metastore.uri, db, before, after, means)
 
 
 def _next_epoch(before: RoleMark, wanted: Role) -> int:

@@ -25,10 +25,10 @@ from replicator.dumps.layout import Point
 from replicator.errors import BootstrapNeeded, Error, LeaseHeld, Refused
 from replicator.metastore.client import MetastoreReader
 from replicator.policies.direction import Direction, Sides, find_direction
-from replicator.policies.dump_batches import DumpBatch, Work
+from replicator.policies.dump_batches import DumpBatch, RunWork
 from replicator.policies.memory import Compared, Memory, RememberedScope, Run, RunKind, iso
 from replicator.policies.out_of_scope import OutOfScope, drop, plan_database, plan_tables
-from replicator.policies.steps import SYNC, Steps, SyncOptions
+from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.verifying import Background, compare_some, reported
 from replicator.replay.apply.load import Loaded
 
@@ -109,7 +109,7 @@ class Remembering:
         self.background: Background | None = None  # what verifies while this process follows the policy
 
 
-def sync_once(sides: Sides, options: SyncOptions = SYNC, remembering: Remembering | None = None) -> SyncRun:
+def sync_once(sides: Sides, options: SyncSettings = SYNC, remembering: Remembering | None = None) -> SyncRun:
     """One run: bootstraps if it must, else increments; nothing new makes no dump. May be killed anywhere and run again.
 
     remembering: of an earlier run of this process. Raises LeaseHeld while another run of the policy is at work,
@@ -120,7 +120,7 @@ def sync_once(sides: Sides, options: SyncOptions = SYNC, remembering: Rememberin
         return run_once(sides, lease, kept, options)
 
 
-def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncOptions) -> SyncRun:
+def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSettings) -> SyncRun:
     """As `sync_once`, for who holds the policy's lease: a drain of a switchover, say."""
     began, clock = clocks.monotonic(), sides.runtime.clock
     report = SyncRun(sides.policy.name, run=uuid.uuid4().hex[:12])
@@ -179,7 +179,7 @@ def look(sides: Sides, remembered: RememberedScope | None) -> Direction:
     return direction
 
 
-def refuse_role_change(memory: Memory, options: SyncOptions) -> None:
+def refuse_role_change(memory: Memory, options: SyncSettings) -> None:
     unfinished = None if options.draining else memory.unfinished_role_change()
     if unfinished is not None:
         raise Refused(
@@ -201,7 +201,7 @@ def _finish(steps: Steps, report: SyncRun, again: Callable[[], Direction]) -> Di
     return steps.direction
 
 
-def _replicate(steps: Steps, work: Work, epochs: dict[str, int], report: SyncRun) -> list[int]:
+def _replicate(steps: Steps, work: RunWork, epochs: dict[str, int], report: SyncRun) -> list[int]:
     """Dumps and loads every piece; the positions where they end."""
     if not work.batches:
         return []
@@ -232,7 +232,7 @@ def _dump_and_load(steps: Steps, batch: DumpBatch, epochs: dict[str, int], repor
     return dumped
 
 
-def find_out_of_scope(steps: Steps, work: Work) -> list[OutOfScope]:
+def find_out_of_scope(steps: Steps, work: RunWork) -> list[OutOfScope]:
     """What left the policy's scope, as it would be dropped; raises Refused for what roles protect."""
     direction = steps.direction
     gone = [*work.left, *work.lost, *direction.renamed]
@@ -310,7 +310,7 @@ def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
 def remember_scope(
     memory: Memory,
     direction: Direction,
-    work: Work,
+    work: RunWork,
     before: RememberedScope | None,
     report: SyncRun,
     clock: Callable[[], float],

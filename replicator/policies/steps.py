@@ -16,7 +16,7 @@ from cmroot.lease import acquire
 from cmroot.log.captured import Segment, segments
 from cmroot.pins import Slot, confirm_slot, create_slot, drop_slot, find_slot, iso, unpin_dump
 from cmroot.waiting import patiently
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
 from replicator.captures.uncaptured import sight_at
@@ -26,7 +26,7 @@ from replicator.core.policy import METADATA
 from replicator.core.roles import Role, mark_of, may_load_into
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import AS_THEY_ARE
-from replicator.dumps.dump import Dumped, DumpOptions, write_dump
+from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.dumps.layout import INCREMENTAL, Point
 from replicator.dumps.points import point_at, resolve_until
 from replicator.dumps.reached import SCOPE, covers, reached
@@ -38,16 +38,16 @@ from replicator.dumps.slots import BOOTSTRAP
 from replicator.errors import BootstrapNeeded, Error, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.policies.direction import Direction, Pair
-from replicator.policies.dump_batches import DumpBatch, Work, decide
+from replicator.policies.dump_batches import DumpBatch, RunWork, decide
 from replicator.policies.dumps import PolicyDumps, new_dump_id
 from replicator.policies.memory import RememberedScope
 from replicator.policies.roles import epochs_to_dump, establish
 from replicator.replay.apply.brake import Brake
 from replicator.replay.apply.claim import CLAIM
 from replicator.replay.apply.load import Loaded, load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION, SOURCE, Mark
-from replicator.replay.places.retired import Swept, has_retired, sweep_retired
+from replicator.replay.places.retired import RetiredSwept, has_retired, sweep_retired
 from replicator.replay.places.stays import Stays
 from replicator.replay.plan.difference import ByDifference
 
@@ -57,7 +57,7 @@ CHECKPOINT = frozenset({LAST_ID, POSITION, SOURCE, LOADING, PROPERTY, SCOPE, CLA
 
 
 @dataclass(frozen=True)
-class SyncOptions:
+class SyncSettings:
     """What the caller of a run consents to, and how it works.
 
     adopt: tables and databases of the target that replication did not make become replicas; what is equal stays, what
@@ -76,14 +76,14 @@ class SyncOptions:
     patience: timedelta = timedelta(seconds=60)
 
 
-SYNC = SyncOptions()
+SYNC = SyncSettings()
 """A run without any consent."""
 
 
 class Steps:
     """One run at work on a policy with a direction. `warnings`: what a person should know of it."""
 
-    def __init__(self, direction: Direction, options: SyncOptions, runtime: Runtime) -> None:
+    def __init__(self, direction: Direction, options: SyncSettings, runtime: Runtime) -> None:
         self.direction, self.options, self.runtime = direction, options, runtime
         self.policy = direction.policy
         self.dumps = PolicyDumps(direction.policy.dumps, direction.policy.name)
@@ -132,7 +132,7 @@ class Steps:
                 hint="patterns match whole names of databases; see `databases` in docs/policies.md",
             )
 
-        chosen = CaptureOptions(
+        chosen = CaptureSettings(
             there,
             scan=self.options.scan,
             compare=self.options.compare,
@@ -169,7 +169,7 @@ class Steps:
                 found.append(each)
         return found
 
-    def decide(self, remembered: RememberedScope | None) -> Work:
+    def decide(self, remembered: RememberedScope | None) -> RunWork:
         """What is to be dumped; ranges of the log that hold nothing of a piece's databases make no dump."""
         log = segments(self.direction.root.place)
         end = resolve_until(log, None).position
@@ -212,7 +212,7 @@ class Steps:
         begin = None if batch.begin is None else _point(log, batch.begin)
         out = self.dumps.place_of(resolve_until(log, None).event, id)
 
-        chosen = DumpOptions(
+        chosen = DumpSettings(
             self.direction.source.uri,
             batch.databases,
             self.direction.patterns,
@@ -239,12 +239,12 @@ class Steps:
         """Those that sign the policy's dumps; a run that was killed finds its own again in a directory of all."""
         return read_keys(self.policy.key_file) if self.policy.key_file else None
 
-    def load_options(self, reader: DumpReader) -> LoadOptions:
+    def load_options(self, reader: DumpReader) -> LoadSettings:
         """A bootstrap keeps what the target has and what is equal; what replication did not make, only with consent, or
         where turned roles say that the side is a replica now."""
         bootstrap, names = reader.metadata.kind != INCREMENTAL, reader.metadata.scope.databases
         turned = all(pair.target is None or pair.turned for pair in self.direction.pairs if pair.name in names)
-        return LoadOptions(
+        return LoadSettings(
             warehouse=self.direction.warehouse,
             cmroot=self.direction.target_root.place,
             rename=self.direction.renames(names),
@@ -270,7 +270,7 @@ class Steps:
         ]
         for root, side in sides:
 
-            def once(root: str = root, side: Metastore = side) -> Swept:
+            def once(root: str = root, side: Metastore = side) -> RetiredSwept:
                 with acquire(root, "sweep what snapshots replaced") as lease:
                     delay = self.policy.publish_delay
                     return sweep_retired(root, side, delay, now=self.runtime.clock, check=lease.check)
@@ -298,7 +298,7 @@ class Steps:
                 self.warnings.append(f"the load of {place} was interrupted and cannot be ended: {error}")
         return done
 
-    def advance(self, work: Work, end: Point) -> None:
+    def advance(self, work: RunWork, end: Point) -> None:
         """Moves the checkpoints of databases that nothing up to `end` concerns: status and lag tell them from those
         that wait. Refuses what a load would refuse."""
         chosen = {name: batch.begin for batch in work.passed for name in batch.databases}
@@ -329,7 +329,7 @@ class Steps:
 
     # ---- the slot -------------------------------------------------------------------------------------------------
 
-    def protect(self, work: Work) -> None:
+    def protect(self, work: RunWork) -> None:
         """Before anything is dumped: the policy's slot is there, and behind nothing that a piece begins at."""
         root, name = self.direction.root.place, self.policy.slot
         log = segments(root)

@@ -34,9 +34,9 @@ from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.retain import Retain
-from replicator.purge.contents import Content, erased_contents, older_contents
+from replicator.purge.contents import ErasedContent, erased_contents, older_contents
 from replicator.purge.copies import copies, directories_of, is_below
-from replicator.purge.onboarding import Gap, Onboarded, WhiteList
+from replicator.purge.onboarding import Onboarded, PurgeGap, WhiteList
 from replicator.purge.options import CertifyOptions, PurgeOptions, RetainOptions
 from replicator.purge.parts import look_at, parts_of
 from replicator.purge.run import described, warehouse_of
@@ -45,7 +45,7 @@ from replicator.purge.search.ids import Ids, open_ids, read_ids
 from replicator.purge.search.searching import look_at_all, searched
 from replicator.purge.state import PURGE, RunDirectory, Unit, runs
 from replicator.removal.audit import AuditLog, begin_audit
-from replicator.removal.legal import Held, read_holds
+from replicator.removal.legal import ResolvedHold, read_holds
 from replicator.replay.places.replica import LAST_ID
 
 
@@ -211,7 +211,9 @@ def _ids(session: Any, options: PurgeOptions, directories: Sequence[RunDirectory
     return read_ids(session, options.ids, None)
 
 
-def _rows_left(metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine) -> tuple[int, list[Gap]]:
+def _rows_left(
+    metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: AutoEngine
+) -> tuple[int, list[PurgeGap]]:
     """Rows with an id, and what was not searched for them."""
     parts = list(parts_of(metastore, table.table))
     try:
@@ -224,7 +226,7 @@ def _rows_left(metastore: MetastoreReader, ids: Ids, table: Onboarded, engines: 
     except Exception as error:
         if not matching.is_sparks(error):
             raise
-        return 0, [Gap(table.name, f"not searched: {matching.failed(error).message}")]
+        return 0, [PurgeGap(table.name, f"not searched: {matching.failed(error).message}")]
 
 
 def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[str]) -> Iterator[Holding]:
@@ -248,15 +250,15 @@ def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[
 
 def _expedite(
     place: str,
-    contents: dict[tuple[str, int], Content],
+    contents: dict[tuple[str, int], ErasedContent],
     root: str,
     engines: AutoEngine,
     certificate: Certificate,
     clock: Callable[[], float],
 ) -> None:
-    held = [Held(hold) for hold in read_holds(root, clock())]
+    held = [ResolvedHold(hold) for hold in read_holds(root, clock())]
 
-    def is_held(each: Content) -> bool:
+    def is_held(each: ErasedContent) -> bool:
         path = resolved(each.path) if held else ""
         return any(hold.covers(_name(each), path) for hold in held)
 
@@ -266,12 +268,12 @@ def _expedite(
     certificate.expedited_bytes += gone.bytes
 
 
-def _name(content: Content) -> str:
+def _name(content: ErasedContent) -> str:
     return f"{content.table}/{content.partition}" if content.partition else content.table
 
 
 def _kept(
-    what: str, place: str, name: str, contents: dict[tuple[str, int], Content], engines: AutoEngine
+    what: str, place: str, name: str, contents: dict[tuple[str, int], ErasedContent], engines: AutoEngine
 ) -> Iterator[Holding]:
     rows = look_at_contents(place, contents, engines.for_work(len(contents))).rows
     for row in rows.select(["checksum", "size", "bytes", "reason", "keep", "released"]).to_pylist():
@@ -298,7 +300,10 @@ def _swapped(directories: Iterable[RunDirectory]) -> dict[str, list[Unit]]:
 
 
 def _replica(
-    replica: Replica, swapped: Mapping[str, list[Unit]], contents: dict[tuple[str, int], Content], engines: AutoEngine
+    replica: Replica,
+    swapped: Mapping[str, list[Unit]],
+    contents: dict[tuple[str, int], ErasedContent],
+    engines: AutoEngine,
 ) -> Iterator[Holding]:
     """How far it is, and its copies of what was purged at the source."""
     ours = {name: units for name, units in swapped.items() if replica.replicates(*_split(name))}
@@ -327,7 +332,7 @@ def _left_at(
     what: str,
     where: str,
     swapped: Mapping[str, list[Unit]],
-    contents: dict[tuple[str, int], Content],
+    contents: dict[tuple[str, int], ErasedContent],
     engines: AutoEngine,
     target_name: Callable[[str], str],
 ) -> Iterator[Holding]:

@@ -12,7 +12,7 @@ import msgspec
 from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import Metastore
-from replicator.purge.state import Counted, Run, RunDirectory
+from replicator.purge.state import Counted, PurgeRun, RunDirectory
 from replicator.purge.swapping import STATISTICS_OF_SPARK
 
 _ROWS, _SIZE = "numRows", "totalSize"
@@ -25,7 +25,7 @@ _Sums = tuple[int, int, int]
 _NOTHING = (0, 0, 0)
 
 
-def settle_counts(metastore: Metastore, directory: RunDirectory, run: Run, name: str) -> Run:
+def settle_counts(metastore: Metastore, directory: RunDirectory, run: PurgeRun, name: str) -> PurgeRun:
     """After the swaps of a table ("db.table"): its counts become what they are now, and extremes that Spark keeps go. A
     count that cannot be right goes. The run, with what it has counted. Safe to run twice, and after a kill."""
     units = [unit for unit in directory.units().values() if unit.table == name and unit.state == "DONE"]
@@ -50,7 +50,7 @@ def settle_counts(metastore: Metastore, directory: RunDirectory, run: Run, name:
     return run
 
 
-def _counted(run: Run, name: str, now: dict[str, str], sums: _Sums) -> _Sums | None:
+def _counted(run: PurgeRun, name: str, now: dict[str, str], sums: _Sums) -> _Sums | None:
     """What of the sums the counts have in them already. None: nobody knows, as somebody else has counted since; where
     nothing was swapped after that, his counts are right."""
     last = run.counted.get(name)

@@ -61,7 +61,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(f"(?:{pattern})", re.IGNORECASE)
 
 
-class Gap(msgspec.Struct, frozen=True):
+class PurgeGap(msgspec.Struct, frozen=True):
     """A table on the white list that no purge reaches, and why: what it says of people stays. `invalid`: it is
     described, but wrongly."""
 
@@ -83,36 +83,36 @@ class Onboarded:
         return f"{self.table.db}.{self.table.name}"
 
 
-def onboard(table: Table, field_path: str = "") -> Onboarded | Gap:
+def onboard(table: Table, field_path: str = "") -> Onboarded | PurgeGap:
     """What becomes of a white-listed table. field_path: where in the descriptor the column's name stands, unless the
     table's own properties say so; without either, the only value of the descriptor."""
     name = f"{table.db}.{table.name}"
     if table.is_view:
-        return Gap(name, "a view: it has no data of its own")
+        return PurgeGap(name, "a view: it has no data of its own")
     text = table.parameters.get(DESCRIPTOR)
     if text is None:
-        return Gap(name, f"not onboarded: its properties have no {DESCRIPTOR}")
+        return PurgeGap(name, f"not onboarded: its properties have no {DESCRIPTOR}")
     if why := _foreign(table):
-        return Gap(name, why)
+        return PurgeGap(name, why)
     own = next((table.parameters[key] for key in FIELD_PATH_ALIASES if table.parameters.get(key)), "")
     try:
         field = _column(text, own or field_path)
     except ValueError as error:
-        return Gap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
+        return PurgeGap(name, f"{DESCRIPTOR} is invalid: {error}", invalid=True)
     parts = tuple(part for part in field.lower().split(".") if part)
     for key in table.partition_keys:
         if parts[:1] == (key.name.lower(),):
-            return Gap(name, f"{field} is a partition key: drop its partitions instead", invalid=True)
+            return PurgeGap(name, f"{field} is a partition key: drop its partitions instead", invalid=True)
     try:
         columns = {column.name.lower(): column.type for column in data_columns(table)}
     except ValueError as error:
-        return Gap(name, str(error), invalid=True)
+        return PurgeGap(name, str(error), invalid=True)
     if not parts or parts[0] not in columns:
-        return Gap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
+        return PurgeGap(name, f"{DESCRIPTOR} names {field!r}, and the table has no such column", invalid=True)
     try:
         return Onboarded(table, parts, type_at(columns[parts[0]], parts[1:]))
     except ValueError as error:
-        return Gap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
+        return PurgeGap(name, f"{DESCRIPTOR} names {field!r}: {error}", invalid=True)
 
 
 def _foreign(table: Table) -> str:

@@ -84,7 +84,7 @@ class RetainOptions:
 
 
 @dataclass(frozen=True)
-class RestoreOptions:
+class BackupRestoreSettings:
     """The newest backup of a partition ("" for an unpartitioned table), or the newest that was swapped out at or before
     `moment` (ISO 8601, or a run's id). undo: what the last restore replaced."""
 

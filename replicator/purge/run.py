@@ -27,13 +27,13 @@ from replicator.metastore.client import Metastore
 from replicator.purge.backups.old_versions import parse_name
 from replicator.purge.counting import settle_counts
 from replicator.purge.leftovers import remove_leftovers
-from replicator.purge.onboarding import Gap, Onboarded, WhiteList, onboard
+from replicator.purge.onboarding import Onboarded, PurgeGap, WhiteList, onboard
 from replicator.purge.options import PurgeOptions
 from replicator.purge.search import matching
 from replicator.purge.search.ids import Ids, open_ids, read_ids, split_ids
-from replicator.purge.state import PURGE, Run, RunDirectory, Unit, new_run, runs
+from replicator.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
-from replicator.purge.tables import TableDone, Work
+from replicator.purge.tables import TableDone, TableWork
 from replicator.removal.job import Job
 from replicator.removal.report import Removals
 
@@ -105,7 +105,7 @@ class Purge(Job[Onboarded, Purged]):
                     )
                 self.done.ids = ids.count
                 self.done.gaps = [msgspec.to_builtins(gap) for gap in gaps]
-                self._work = Work(self.metastore, self.remover, directory, run, ids, self.options)
+                self._work = TableWork(self.metastore, self.remover, directory, run, ids, self.options)
                 self._refuse_excess()
                 yield
         except Refused:
@@ -129,7 +129,7 @@ class Purge(Job[Onboarded, Purged]):
         self.check()
         remove_leftovers(self.root.place, self.metastore, self.live, self.check)
 
-    def _begin(self) -> tuple[RunDirectory, Run]:
+    def _begin(self) -> tuple[RunDirectory, PurgeRun]:
         """The run to do: one that was killed, or a new one."""
         request = self.options.request(self.metastore.uri)
         for directory in runs(self.root.place) if not self.rehearses else ():
@@ -148,7 +148,7 @@ class Purge(Job[Onboarded, Purged]):
             directory.write_run(run)
         return directory, run
 
-    def _name(self, run: Run) -> None:
+    def _name(self, run: PurgeRun) -> None:
         """The audit goes by the name of the run's directory."""
         self.done.run = run.id
         self.remover = replace(self.remover, audit=replace(self.remover.audit, run=run.id))
@@ -176,7 +176,7 @@ class Purge(Job[Onboarded, Purged]):
                 details={"bytes": size},
             )
 
-    def _ids(self, session: Any, directory: RunDirectory, run: Run) -> tuple[Ids, Run]:
+    def _ids(self, session: Any, directory: RunDirectory, run: PurgeRun) -> tuple[Ids, PurgeRun]:
         """Those of a resumed run are its own, from when it began."""
         try:
             if self.rehearses:
@@ -193,7 +193,7 @@ class Purge(Job[Onboarded, Purged]):
         return ids, run
 
 
-def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Callable[[], float]) -> Run:
+def settle(metastore: Metastore, directory: RunDirectory, run: PurgeRun, clock: Callable[[], float]) -> PurgeRun:
     """What a killed run left in between: a swap that happened and was not recorded is recorded, and the counts of its
     table change. What was staged for one that did not happen goes with the other leftovers. Safe to run twice."""
     if run.request["metastore"] != metastore.uri:
@@ -228,7 +228,9 @@ def settle(metastore: Metastore, directory: RunDirectory, run: Run, clock: Calla
     return run
 
 
-def described(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions) -> tuple[list[Onboarded], list[Gap]]:
+def described(
+    metastore: Metastore, whitelist: WhiteList, options: PurgeOptions
+) -> tuple[list[Onboarded], list[PurgeGap]]:
     """Tables to purge and those that are white-listed and cannot be."""
     onboarded, gaps = [], []
     id_table = split_ids(options.ids)[0].lower()
@@ -242,7 +244,7 @@ def described(metastore: Metastore, whitelist: WhiteList, options: PurgeOptions)
                 continue  # the requests themselves
             match onboard(table, options.field_path):
                 case Onboarded() as found if why:
-                    gaps.append(Gap(found.name, why))
+                    gaps.append(PurgeGap(found.name, why))
                 case Onboarded() as found:
                     onboarded.append(found)
                 case gap:

@@ -113,7 +113,7 @@ class Counted(msgspec.Struct, frozen=True):
     after: dict[str, str]
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class PurgeRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run. stamp: 13 digits, part of the directories it makes. status: running until it has ended; `abandoned`:
     another request came after it was killed. tables: those it has finished. request: what it was asked, as JSON that
     two equal requests share. counted: the last change of each partitioned table's own counts."""
@@ -149,14 +149,14 @@ class RunDirectory:
     def found(self, table: str, attempt: int) -> str:
         return join(self.place, "found", f"{table}-{attempt}")
 
-    def write_run(self, run: Run) -> None:
+    def write_run(self, run: PurgeRun) -> None:
         body = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
         (Place(self.place) / "run.json").write_bytes(body)
 
-    def read_run(self) -> Run:
+    def read_run(self) -> PurgeRun:
         path = Place(self.place) / "run.json"
         try:
-            run = msgspec.json.decode(path.read_bytes(), type=Run)
+            run = msgspec.json.decode(path.read_bytes(), type=PurgeRun)
         except UNREADABLE as error:
             raise FormatError(f"{path}: {error}", hint="restore it from a copy of the root") from error
         if run.version != VERSION:
@@ -207,10 +207,10 @@ class RunDirectory:
             number += 1
 
 
-def new_run(root: str, request: dict[str, Any], clock: Callable[[], float]) -> tuple[RunDirectory, Run]:
+def new_run(root: str, request: dict[str, Any], clock: Callable[[], float]) -> tuple[RunDirectory, PurgeRun]:
     """Writes nothing yet."""
     stamp = f"{int(clock() * 1000):013d}"
-    run = Run(
+    run = PurgeRun(
         id=f"{stamp}-{uuid.uuid4().hex[:8]}", stamp=stamp, status="running", started=iso(clock()), request=request
     )
     return RunDirectory(root, run.id), run

@@ -20,9 +20,9 @@ from replicator.core.batches import batched
 from replicator.errors import Error, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.purge.counting import settle_counts
-from replicator.purge.onboarding import Gap, Onboarded
+from replicator.purge.onboarding import Onboarded, PurgeGap
 from replicator.purge.options import PurgeOptions
-from replicator.purge.parts import Part, look_at, new_location, parts_of
+from replicator.purge.parts import PurgePart, look_at, new_location, parts_of
 from replicator.purge.rewrite.formats import FileFormat, Unsupported, format_of
 from replicator.purge.search import matching
 from replicator.purge.search.by_spark import stage_by_spark
@@ -32,7 +32,7 @@ from replicator.purge.search.placing import Matched, Unplaced, by_part, place_of
 from replicator.purge.search.proving import prove
 from replicator.purge.search.searching import look_at_all, searched
 from replicator.purge.staging import Staged, Staging, stage
-from replicator.purge.state import Run, RunDirectory, Unit
+from replicator.purge.state import PurgeRun, RunDirectory, Unit
 from replicator.purge.swapping import drop_column_statistics, flip, purged
 from replicator.removal.legal import LegalHold, read_holds
 from replicator.removal.removal import Removal, forbidden
@@ -60,7 +60,7 @@ class TableDone:
     bytes_rewritten: int = 0
     error: str = ""
     units: list[dict[str, Any]] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[PurgeGap] = field(default_factory=list)
 
     def add(self, units: Iterable[Unit]) -> None:
         """Partitions that need no other attempt."""
@@ -79,24 +79,24 @@ class TableDone:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TableSearch:
     """One search of a table: all its partitions as they were before it, and the digest of each location."""
 
     number: int
     onboarded: Onboarded
-    parts: dict[str, Part]
+    parts: dict[str, PurgePart]
     digests: dict[str, str]
     found: Search
 
 
 @dataclass
-class Work:
+class TableWork:
     """A run at work on its tables."""
 
     metastore: Metastore
     remover: Remover
     directory: RunDirectory
-    run: Run
+    run: PurgeRun
     ids: Ids
     options: PurgeOptions
 
@@ -121,7 +121,7 @@ class Work:
         (Place(self.directory.place) / "found").remove_tree()
         return done
 
-    def _tried(self, onboarded: Onboarded, act: Callable[[Attempt], list[Unit]], done: TableDone) -> None:
+    def _tried(self, onboarded: Onboarded, act: Callable[[TableSearch], list[Unit]], done: TableDone) -> None:
         """Searches and acts, again while there are units that must be tried again."""
         for number in range(1, self.options.attempts + 1):
             last = number == self.options.attempts
@@ -153,15 +153,15 @@ class Work:
                 self.directory.write_units(exhausted)
                 done.add(exhausted)
 
-    def _searched(self, onboarded: Onboarded, parts: list[Part], number: int, done: TableDone) -> Attempt:
+    def _searched(self, onboarded: Onboarded, parts: list[PurgePart], number: int, done: TableDone) -> TableSearch:
         """parts: all of the table."""
         done.partitions = max(done.partitions, len(parts))
         looked = look_at_all(self.remover.engine, parts)
         found, done.gaps = searched(self.ids, onboarded, parts, looked)
         digests = {location: each.digest for location, each in looked.items()}
-        return Attempt(number, onboarded, {part.name: part for part in parts}, digests, found)
+        return TableSearch(number, onboarded, {part.name: part for part in parts}, digests, found)
 
-    def _attempt(self, attempt: Attempt, ended: set[str], done: TableDone) -> list[Unit]:
+    def _attempt(self, attempt: TableSearch, ended: set[str], done: TableDone) -> list[Unit]:
         """Units that must be tried again. ended: those of earlier attempts that need no other, to which this adds."""
         place = self.directory.found(attempt.onboarded.name, attempt.number)
         matching.write_found(attempt.found, place)
@@ -193,7 +193,7 @@ class Work:
         self._last = max(self._last + 1, int(self.remover.clock() * 1000))
         return f"{self._last:013d}"
 
-    def _plan(self, attempt: Attempt, done: TableDone) -> list[Unit]:
+    def _plan(self, attempt: TableSearch, done: TableDone) -> list[Unit]:
         """Nothing is to be tried again."""
         found, onboarded = attempt.found, attempt.onboarded
         matched = by_part(list(attempt.parts.values()), matching.ask_counts(found), escaped=found.escaped)
@@ -226,7 +226,9 @@ class Work:
 
     # ---- one batch of its partitions ------------------------------------------------------------------------------
 
-    def _batch(self, attempt: Attempt, units: list[Unit], matched: Matched, found: str, done: TableDone) -> list[Unit]:
+    def _batch(
+        self, attempt: TableSearch, units: list[Unit], matched: Matched, found: str, done: TableDone
+    ) -> list[Unit]:
         """Writes, compares, swaps and records. Units that must be tried again. found: where the matches are."""
         onboarded, digests = attempt.onboarded, attempt.digests
         again: list[Unit] = []
@@ -308,7 +310,7 @@ class Work:
         done.add(ended)
         return again
 
-    def _forbidden(self, unit: Unit, part: Part, holds: Sequence[LegalHold]) -> str:
+    def _forbidden(self, unit: Unit, part: PurgePart, holds: Sequence[LegalHold]) -> str:
         removal = Removal(
             path=part.location,
             what="partition" if part.name else "table",
@@ -343,7 +345,7 @@ class Work:
         )
 
 
-def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> FileFormat:
+def _format_of(onboarded: Onboarded, part: PurgePart, files: Collection[str]) -> FileFormat:
     """files: names below the location. Raises Unsupported."""
     if "" in files:
         raise Unsupported(f"{part.location} is a file, and a purge swaps directories")

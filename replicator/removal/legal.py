@@ -66,7 +66,7 @@ class LegalHoldChanged(Report):
         return {"status": self.status, "root": self.root, **said}
 
 
-class Held:
+class ResolvedHold:
     """A legal hold with the real place that it names, looked up once for any number of questions. Raises as `resolved`
     when nobody can tell where its place leads."""
 

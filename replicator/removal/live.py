@@ -41,7 +41,7 @@ create index place_object on place (db, tbl, part);
 """
 
 
-class Reference:
+class LiveReference:
     """What refers to a place. `object`: "db", "db.table" or "db.table/partition"."""
 
     __slots__ = ("db", "kind", "part", "path", "table")
@@ -105,7 +105,7 @@ class LiveLocations:
             self._walk()
         return self._database
 
-    def references(self, path: str) -> Iterator[Reference]:
+    def references(self, path: str) -> Iterator[LiveReference]:
         """Everything that would lose data, or its place, if the path went: what is at it or below it, and the data that
         it lies in. Of what lies above, a database's directory and a partitioned table's own do not count: they hold
         what is not theirs. Call `refresh` before, when it must hold now."""
@@ -113,14 +113,14 @@ class LiveLocations:
         columns = "path, kind, db, tbl, part"
         at_or_below = f"select {columns} from place where path = ? or (path > ? and path < ?)"
         for row in database.execute(at_or_below, (place, place + "/", place + "0")):  # "0" follows "/"
-            yield Reference(*row)
+            yield LiveReference(*row)
         for names in batched(_above(place), _ABOVE):
             marks = ",".join("?" * len(names))
             query = f"select {columns} from place where kind = ? and path in ({marks})"
             for row in database.execute(query, (DATA, *names)):
-                yield Reference(*row)
+                yield LiveReference(*row)
 
-    def blocking(self, path: str, *, object: str = "", partition: str = "") -> Reference | None:
+    def blocking(self, path: str, *, object: str = "", partition: str = "") -> LiveReference | None:
         """The first reference that forbids a path's removal. `object` ("db.table") and `partition`: what goes with it,
         whose own references do not count; an object without partition covers all its partitions."""
         for found in self.references(path):
@@ -298,7 +298,7 @@ class Unregistered(LiveLocations):
     def close(self) -> None:
         pass
 
-    def references(self, path: str) -> Iterator[Reference]:
+    def references(self, path: str) -> Iterator[LiveReference]:
         return iter(())
 
     def follows(self, db: str) -> str:

@@ -14,7 +14,7 @@ from cmroot.errors import Error
 from cmroot.store.place import split_authority
 from cmroot.store.resolve import resolved, touches
 from replicator.errors import Refused
-from replicator.removal.legal import Held, LegalHold
+from replicator.removal.legal import LegalHold, ResolvedHold
 
 MIN_DEPTH = 2
 """Names below the store's root or bucket that a path must have: nothing like `/warehouse` or `s3://bucket/db` goes."""
@@ -109,7 +109,7 @@ class _Rules:
     def __init__(self, limits: Limits, holds: Sequence[LegalHold]) -> None:
         self._min_depth = limits.min_depth
         self._protected = [(place, resolved(place)) for place in limits.protected]
-        self._held = [Held(hold) for hold in holds]
+        self._held = [ResolvedHold(hold) for hold in holds]
 
     def against(self, removal: Removal) -> str:
         try:

@@ -172,14 +172,14 @@ class RemovalTask(msgspec.Struct, frozen=True):
     removals: Sequence[Removal]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RemovalOutcome(msgspec.Struct, frozen=True):
     """A removal with the files and bytes that really went; `error`: why it failed."""
 
     removal: Removal
     error: str = ""
 
 
-def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[Outcome]:
+def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[RemovalOutcome]:
     """Each file is in the audit before its last trace goes. May run twice. Raises LeaseHeld when it was given up."""
     found = []
     with task.audit.recorder() as recorder:
@@ -188,8 +188,8 @@ def run_removal_task(task: RemovalTask, fence: Fence = OPEN) -> list[Outcome]:
             try:
                 recycled = recycle_tree(task.root, normal(removal.path), record=recorder.of(removal))
             except (Error, OSError) as error:
-                found.append(Outcome(removal, str(error)))
+                found.append(RemovalOutcome(removal, str(error)))
                 continue
             files, size = len(recycled), sum(each.kept.size for each in recycled)
-            found.append(Outcome(msgspec.structs.replace(removal, files=files, bytes=size)))
+            found.append(RemovalOutcome(msgspec.structs.replace(removal, files=files, bytes=size)))
     return found

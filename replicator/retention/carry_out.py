@@ -24,7 +24,7 @@ from replicator.retention.config.settings import Settings
 from replicator.retention.datasets import explained
 from replicator.retention.dropping import Dropped, Dropper
 from replicator.retention.outcome import RetentionRun
-from replicator.retention.plan import Item
+from replicator.retention.plan import PlannedItem
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Executor:
     dropper: Dropper | None
     done: RetentionRun
 
-    def carry_out(self, batch: Sequence[Item]) -> None:
+    def carry_out(self, batch: Sequence[PlannedItem]) -> None:
         """What was judged and allowed: removes, drops, sets. Each is looked at once more. Safe to run twice."""
         went = self._remove([item for item in batch if item.access is None and not item.drops])
         self._prune(went)
@@ -48,7 +48,7 @@ class Executor:
             if item.access is not None:
                 self._set(item)
 
-    def _remove(self, items: Sequence[Item]) -> list[Item]:
+    def _remove(self, items: Sequence[PlannedItem]) -> list[PlannedItem]:
         """Those that went."""
         still = []
         for item in items:
@@ -72,7 +72,7 @@ class Executor:
         self.done.removed += len(went)
         return went
 
-    def _prune(self, gone: Sequence[Item]) -> None:
+    def _prune(self, gone: Sequence[PlannedItem]) -> None:
         """Directories that are empty now, up to the dataset's own."""
         if self.job.truth("gobblin.retention.delete.empty.directories", default=True):
             for item in gone:
@@ -82,7 +82,7 @@ class Executor:
                 except (Error, OSError) as error:
                     self.done.fail(above, f"an emptied directory stays: {explained(error)}")
 
-    def _drop(self, items: Sequence[Item]) -> None:
+    def _drop(self, items: Sequence[PlannedItem]) -> None:
         dropper = self.dropper
         assert dropper  # partitions are found in a metastore only
         kept, changed = dropper.unchanged(items)
@@ -109,7 +109,7 @@ class Executor:
         for item, why in dropped.failed:
             self.done.fail(item.removal.name, why)
 
-    def _set(self, item: Item) -> None:
+    def _set(self, item: PlannedItem) -> None:
         assert item.access
         path = item.removal.path
         try:
@@ -126,7 +126,7 @@ class Executor:
             self.done.fail(path, explained(error))
 
 
-def _remove_empty_parents(item: Item, live: LiveLocations) -> None:
+def _remove_empty_parents(item: PlannedItem, live: LiveLocations) -> None:
     """Up to the dataset's own directory, which stays. A directory that something refers to stays, too.
     Raises what the metastore raises, and as `remove_if_empty`."""
     if not item.top or not is_local(item.removal.path):

@@ -20,7 +20,7 @@ from replicator.retention.config.names import FINDERS, known
 from replicator.retention.config.settings import Settings
 from replicator.retention.config.store import ConfigStore, Key, text_of
 from replicator.retention.job_file import STORE_URI, JobFile
-from replicator.retention.listing import Found, glob, glob_regex
+from replicator.retention.listing import PassedOver, glob, glob_regex
 from replicator.retention.tables import names_of, tables_of
 
 _FINDER = ("gobblin.retention.dataset.profile.class", "gobblin.retention.dataset.finder.class")
@@ -63,7 +63,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetFinder:
     """A dataset finder with the settings it reads."""
 
     kind: str
@@ -88,11 +88,11 @@ def find_datasets(job: JobFile, metastore: MetastoreReader | None, root: str | N
             yield Failed(source.settings.name, explained(error))
 
 
-def sources(job: JobFile) -> Iterator[Source | Failed]:
+def sources(job: JobFile) -> Iterator[DatasetFinder | Failed]:
     """The finders: one named by the job, or one for each key of the store that names a tag of the job."""
     named = job.settings.text(*_FINDER)
     if named:
-        yield Source(known(named, FINDERS, "dataset finder", job.settings.origin(*_FINDER)), job.settings)
+        yield DatasetFinder(known(named, FINDERS, "dataset finder", job.settings.origin(*_FINDER)), job.settings)
         return
     tags = job.settings.texts("gobblin.retention.tag")
     if not tags:
@@ -107,7 +107,7 @@ def sources(job: JobFile) -> Iterator[Source | Failed]:
     yield from _tagged(job.store, [_tag(job.store, tag) for tag in tags])
 
 
-def _tagged(store: ConfigStore, tags: Iterable[Key]) -> Iterator[Source | Failed]:
+def _tagged(store: ConfigStore, tags: Iterable[Key]) -> Iterator[DatasetFinder | Failed]:
     seen: set[Key] = set()
     for tag in tags:
         importers = list(store.importers(tag))
@@ -122,7 +122,7 @@ def _tagged(store: ConfigStore, tags: Iterable[Key]) -> Iterator[Source | Failed
                 kind = known(
                     settings.required(*reversed(_FINDER)), FINDERS, "dataset finder", settings.origin(*_FINDER)
                 )
-                yield Source(kind, settings, tag)
+                yield DatasetFinder(kind, settings, tag)
             except Error as error:
                 yield Failed(text_of(key), explained(error))
 
@@ -138,7 +138,7 @@ def _tag(store: ConfigStore, text: str) -> Key:
 
 
 def _datasets(
-    job: JobFile, source: Source, metastore: MetastoreReader | None, root: str | None
+    job: JobFile, source: DatasetFinder, metastore: MetastoreReader | None, root: str | None
 ) -> Iterator[Dataset | Failed]:
     if source.kind == "hive":
         if metastore is None:
@@ -148,7 +148,7 @@ def _datasets(
     root = (
         root if root is not None else source.settings.text("writer.fs.uri") or job.settings.text("writer.fs.uri") or ""
     )
-    found = Found()
+    found = PassedOver()
     for path in _paths(job, source, root, found):
         key = _key(path, root)
         try:
@@ -161,7 +161,7 @@ def _datasets(
         yield Failed(path, "stays: its name is not UTF-8, so no configuration can name it (rename it)")
 
 
-def _paths(job: JobFile, source: Source, root: str, found: Found) -> Iterator[str]:
+def _paths(job: JobFile, source: DatasetFinder, root: str, found: PassedOver) -> Iterator[str]:
     if source.kind == "paths":
         full = "gobblin.configBased.fullDatasetPath"
         yield join(root or "/", source.settings.required(full)) if root else source.settings.required(full)
@@ -215,7 +215,7 @@ def _key(path: str, root: str) -> str:
     return split_authority(normal(path))[1] if not is_local(path) else normal(path)
 
 
-def _settings(job: JobFile, source: Source, key: str) -> Settings:
+def _settings(job: JobFile, source: DatasetFinder, key: str) -> Settings:
     if job.store is None:
         return source.settings
     if source.kind == "paths":
@@ -223,7 +223,7 @@ def _settings(job: JobFile, source: Source, key: str) -> Settings:
     return job.store.resolve(job.store.key(key)).settings
 
 
-def _hive(job: JobFile, source: Source, metastore: MetastoreReader) -> Iterator[Dataset | Failed]:
+def _hive(job: JobFile, source: DatasetFinder, metastore: MetastoreReader) -> Iterator[Dataset | Failed]:
     asked = job.settings if job.settings.find("hive.dataset") is not None else source.settings
     from_store = job.settings.truth("gobblin.config.management.store.enabled", default=False)
     folder = asked.text("hive.dataset.tableFolderAllowlistFilter")

@@ -20,7 +20,7 @@ from replicator.core.model import Partition, Table, partition_name
 from replicator.errors import MetastoreError, ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.removal.audit import AuditLog
-from replicator.retention.plan import Item
+from replicator.retention.plan import PlannedItem
 
 DIRECTORY = "retention"
 _NOTE = "dropping-"
@@ -32,8 +32,8 @@ class Dropped:
     those that the metastore refused to drop, and why."""
 
     count: int = 0
-    changed: list[tuple[Item, str]] = field(default_factory=list)
-    failed: list[tuple[Item, str]] = field(default_factory=list)
+    changed: list[tuple[PlannedItem, str]] = field(default_factory=list)
+    failed: list[tuple[PlannedItem, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Dropper:
     root: str
     audit: AuditLog
 
-    def unchanged(self, items: Sequence[Item]) -> tuple[list[Item], list[tuple[Item, str]]]:
+    def unchanged(self, items: Sequence[PlannedItem]) -> tuple[list[PlannedItem], list[tuple[PlannedItem, str]]]:
         """Those whose partition lies where the plan saw it, and the others with why not. A partition that is gone is
         neither."""
         kept, changed = [], []
@@ -56,7 +56,7 @@ class Dropper:
                 changed.append((item, f"it lies at {now or 'no place'} by now"))
         return kept, changed
 
-    def drop(self, items: Sequence[Item]) -> Dropped:
+    def drop(self, items: Sequence[PlannedItem]) -> Dropped:
         """Drops the partitions that are where the plan saw them, in batches. Safe to run twice. Raises MetastoreError
         when the metastore went away; what it refuses is reported."""
         done = Dropped()
@@ -86,7 +86,7 @@ class Dropper:
                 )
         return done
 
-    def note(self, items: Sequence[Item]) -> str:
+    def note(self, items: Sequence[PlannedItem]) -> str:
         """Durable before the first file goes; `forget` it after the drop."""
         place = Place(self.root) / DIRECTORY / f"{_NOTE}{uuid.uuid4().hex}"
         place.write_bytes(msgspec.json.encode(list(items)))
@@ -111,7 +111,7 @@ class Dropper:
                     note.remove()
         return done
 
-    def _read(self, items: Sequence[Item]) -> Iterator[tuple[Item, Partition]]:
+    def _read(self, items: Sequence[PlannedItem]) -> Iterator[tuple[PlannedItem, Partition]]:
         for name, of_table in groupby(items, lambda item: item.removal.object):
             wanted = {item.removal.partition: item for item in of_table}
             db, _, table = name.partition(".")
@@ -122,7 +122,7 @@ class Dropper:
             except ObjectNotFound:
                 continue
 
-    def _replace(self, db: str, table: str, items: Sequence[Item]) -> None:
+    def _replace(self, db: str, table: str, items: Sequence[PlannedItem]) -> None:
         """Partitions of another table that take the place of the dropped ones, where it has them."""
         for replacement, group in groupby(items, lambda item: item.replacement):
             if replacement is not None:
@@ -146,9 +146,9 @@ def _is_empty(path: str) -> bool:
         return True
 
 
-def _decode(data: bytes, place: str) -> list[Item]:
+def _decode(data: bytes, place: str) -> list[PlannedItem]:
     try:
-        return msgspec.json.decode(data, type=list[Item])
+        return msgspec.json.decode(data, type=list[PlannedItem])
     except UNREADABLE as error:
         raise FormatError(
             f"{place}: {error}", hint="drop by hand the partitions whose directories are empty, then remove this file"

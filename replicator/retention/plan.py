@@ -19,14 +19,14 @@ from replicator.retention.config.names import RETENTIONS
 from replicator.retention.config.older_policies import retention_policy
 from replicator.retention.config.settings import Settings
 from replicator.retention.datasets import Dataset, FileDataset, HiveDataset
-from replicator.retention.selection import Policy, selection_policy
+from replicator.retention.selection import SelectionPolicy, selection_policy
 from replicator.retention.tables import partition_finder
-from replicator.retention.versions import Listed, Pair, Version, path_finder
+from replicator.retention.versions import FinderWithPolicy, ListedVersions, Version, path_finder
 
 PREFIX = "gobblin.retention"
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedItem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to do. `drops`: the partition goes from the metastore, too; `keeps_data`: only from there. `access`:
     nothing is removed. `mtime`: what the path must still have. `replacement`: ("db", "table") whose partition of the
     same values takes this one's place."""
@@ -70,7 +70,7 @@ class DatasetPlan:
     name: str
     versions: int = 0
     ignored: int = 0
-    items: list[Item] = field(default_factory=list)
+    items: list[PlannedItem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
@@ -109,21 +109,29 @@ class Planner:
                     continue
                 planned.add(version.path)
                 removal = Removal(path=version.path, what="version", reason=why)
-                plan.items.append(Item(dataset=dataset.name, removal=removal, mtime=version.mtime, top=dataset.path))
+                plan.items.append(
+                    PlannedItem(dataset=dataset.name, removal=removal, mtime=version.mtime, top=dataset.path)
+                )
             self._plan_access(plan, pair, listed, versions, set(chosen), "")
         return plan
 
     def _plan_access(
-        self, plan: DatasetPlan, pair: Pair, listed: Listed, versions: list[Version], gone: set[int], object: str
+        self,
+        plan: DatasetPlan,
+        pair: FinderWithPolicy,
+        listed: ListedVersions,
+        versions: list[Version],
+        gone: set[int],
+        object: str,
     ) -> None:
         policies, warnings = access_policies(pair)
         plan.warnings += warnings
         for number, (access, why) in wanted_access(policies, listed, versions, self.now).items():
             if number not in gone and versions[number].path:
                 removal = Removal(path=versions[number].path, what="access", reason=why, object=object)
-                plan.items.append(Item(dataset=plan.name, removal=removal, access=access))
+                plan.items.append(PlannedItem(dataset=plan.name, removal=removal, access=access))
 
-    def _tell(self, plan: DatasetPlan, listed: Listed, name: str) -> None:
+    def _tell(self, plan: DatasetPlan, listed: ListedVersions, name: str) -> None:
         plan.versions += len(listed.versions)
         plan.ignored += listed.ignored
         plan.unnamed = list(dict.fromkeys([*plan.unnamed, *listed.unnamed]))  # several finders see the same
@@ -150,7 +158,7 @@ class Planner:
         if not table.is_partitioned:
             raise ConfigError(f"{dataset.name} has no partitions", hint="leave it out by hive.dataset.blacklist")
         assert self.metastore
-        pair = Pair(own, dataset.settings)
+        pair = FinderWithPolicy(own, dataset.settings)
         listed = partition_finder(pair)(self.metastore, table)
         self._tell(plan, listed, dataset.name)
         policy_class = "org.apache.gobblin.data.management.policy.SelectBeforeTimeBasedPolicy"
@@ -163,7 +171,7 @@ class Planner:
 
     def _partitions(
         self, dataset: HiveDataset, reasons: dict[str, tuple[str, float | None]], replacement: tuple[str, str] | None
-    ) -> Iterator[Item]:
+    ) -> Iterator[PlannedItem]:
         """Their locations, in batches."""
         assert self.metastore
         table = dataset.table
@@ -180,7 +188,7 @@ class Planner:
                     reason=why,
                     drops=True,
                 )
-                yield Item(
+                yield PlannedItem(
                     dataset=dataset.name,
                     removal=removal,
                     drops=True,
@@ -207,30 +215,30 @@ def _replacement(own: Settings, dataset: HiveDataset) -> tuple[str, str] | None:
     return None if found == (dataset.table.db.lower(), dataset.table.name.lower()) else found
 
 
-def pairs(settings: Settings, kind: str = "glob") -> Iterator[tuple[Pair, Policy]]:
+def pairs(settings: Settings, kind: str = "glob") -> Iterator[tuple[FinderWithPolicy, SelectionPolicy]]:
     """Version finders with their policies, by the first rule that fits: the alias, an older policy, the dataset's own,
     a list of several. Raises ConfigError when none does."""
     alias = settings.below(f"{PREFIX}.versionAndPolicy.alias")
     own = settings.below(PREFIX)
     if alias is not None:
-        yield Pair(alias), selection_policy(Pair(alias))
+        yield FinderWithPolicy(alias), selection_policy(FinderWithPolicy(alias))
         return
     finder = settings.text(f"{PREFIX}.version.finder.class")
     if own is not None and finder and settings.text(f"{PREFIX}.retention.policy.class"):
-        yield Pair(own, settings), retention_policy(settings)
+        yield FinderWithPolicy(own, settings), retention_policy(settings)
         return
     if own is not None and finder:
-        pair = Pair(own, settings)
+        pair = FinderWithPolicy(own, settings)
         yield pair, selection_policy(pair)
         return
     parts = settings.objects(f"{PREFIX}.dataset.partitions")
     if parts:
         for each in parts:
-            yield Pair(each), selection_policy(Pair(each))
+            yield FinderWithPolicy(each), selection_policy(FinderWithPolicy(each))
         return
     if own is not None and kind in _FIXED:
         version, policy = _FIXED[kind]
-        yield Pair(_with_finder(own, version), settings), retention_policy(settings, policy)
+        yield FinderWithPolicy(_with_finder(own, version), settings), retention_policy(settings, policy)
         return
     raise settings.missing(f"{PREFIX}.version.finder.class")
 

@@ -24,7 +24,7 @@ from replicator.retention.datasets import Dataset, Failed, explained, find_datas
 from replicator.retention.dropping import DIRECTORY, Dropper
 from replicator.retention.job_file import JobFile
 from replicator.retention.outcome import RetentionPlan, RetentionRun
-from replicator.retention.plan import DatasetPlan, Item, Planner
+from replicator.retention.plan import DatasetPlan, PlannedItem, Planner
 from replicator.retention.spool import Spool
 
 UNNAMED = 20  # names of a dataset that are not UTF-8 and are listed one by one
@@ -39,7 +39,7 @@ NO_EFFECT = {
 
 
 @dataclass(kw_only=True)
-class Retention(Job[list[Item], RetentionRun]):
+class Retention(Job[list[PlannedItem], RetentionRun]):
     """job: which datasets, and what goes of them. prefix: what absolute paths of the configuration lie below. tell: of
     a rehearsal, called with each item, which is not in the report then."""
 
@@ -48,7 +48,7 @@ class Retention(Job[list[Item], RetentionRun]):
 
     job: JobFile
     prefix: str | None = None
-    tell: Callable[[Item], None] | None = None
+    tell: Callable[[PlannedItem], None] | None = None
 
     @property
     def guard(self) -> Limits:
@@ -71,10 +71,10 @@ class Retention(Job[list[Item], RetentionRun]):
             self._judge(plan)
             yield
 
-    def pages(self) -> Iterator[list[Item]]:
+    def pages(self) -> Iterator[list[PlannedItem]]:
         return self._allowed.batches(BATCH)
 
-    def show(self, page: list[Item]) -> None:
+    def show(self, page: list[PlannedItem]) -> None:
         assert isinstance(self.done, RetentionPlan)
         for item in page:
             if self.tell:
@@ -82,7 +82,7 @@ class Retention(Job[list[Item], RetentionRun]):
             else:
                 self.done.items.append(item.as_json())
 
-    def carry_out(self, page: list[Item]) -> None:
+    def carry_out(self, page: list[PlannedItem]) -> None:
         self._executor.carry_out(page)
 
     # ---- planning -------------------------------------------------------------------------------------------------
@@ -138,14 +138,14 @@ class Retention(Job[list[Item], RetentionRun]):
             self.done.files, self.done.bytes = files, size
         refuse_counts(count, size, self.limits, self.done.versions, "versions")
 
-    def _measured(self, batch: list[Item]) -> list[Item]:
+    def _measured(self, batch: list[PlannedItem]) -> list[PlannedItem]:
         """With the files and bytes of what goes, where they count."""
         if not self.rehearses and self.limits.max_bytes is None:
             return batch
         sizes = iter(measured([item.removal for item in batch if item.moves_data], self.engine))
         return [msgspec.structs.replace(item, removal=next(sizes)) if item.moves_data else item for item in batch]
 
-    def _judged(self, batch: list[Item]) -> tuple[list[Item], list[Refusal]]:
+    def _judged(self, batch: list[PlannedItem]) -> tuple[list[PlannedItem], list[Refusal]]:
         """What may be done, in the order of the batch, and what may not."""
         look = self.remover.look([item.removal for item in batch if item.moves_data])
         holds = read_holds(self.root.place, self.clock())

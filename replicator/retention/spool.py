@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 import msgspec
 
 from replicator.core.batches import batched
-from replicator.retention.plan import Item
+from replicator.retention.plan import PlannedItem
 
 
 class Spool:
@@ -19,18 +19,18 @@ class Spool:
         self._file = TemporaryFile()  # noqa: SIM115  open as long as the plan is needed
         self.count = 0
 
-    def add(self, item: Item) -> None:
+    def add(self, item: PlannedItem) -> None:
         self._file.write(msgspec.json.encode(item) + b"\n")
         self.count += 1
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[PlannedItem]:
         """From the first to the last; one reader at a time."""
         self._file.seek(0)
         for line in self._file:
-            yield msgspec.json.decode(line, type=Item)
+            yield msgspec.json.decode(line, type=PlannedItem)
         self._file.seek(0, 2)
 
-    def batches(self, size: int) -> Iterator[list[Item]]:
+    def batches(self, size: int) -> Iterator[list[PlannedItem]]:
         return batched(self, size)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from cmroot.lease import Lease
 from cmroot.log.captured import segments
 from cmroot.pins import Hold, hold, iso, read_pins
 from cmroot.waiting import patiently
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.core.roles import Role
 from replicator.dumps.layout import Point
 from replicator.dumps.points import resolve_until
@@ -28,7 +28,7 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.policies.direction import Direction, Pair, Sides, patterns_of
 from replicator.policies.memory import Memory, RoleChange
 from replicator.policies.run import Remembering, run_once
-from replicator.policies.steps import SyncOptions
+from replicator.policies.steps import SyncSettings
 from replicator.policies.unreplicated import Unreplicated
 from replicator.turnover.failover import LastFailover, last_failover
 from replicator.turnover.role_change import (
@@ -47,7 +47,7 @@ from replicator.turnover.role_change import (
     unfinished,
 )
 from replicator.turnover.switchover import switchover
-from replicator.turnover.switchover_steps import SwitchoverOptions
+from replicator.turnover.switchover_steps import SwitchoverSettings
 
 VERB = "failback"
 STEPS = ("fence", "own", "demote", "difference", "slots")
@@ -56,7 +56,7 @@ SETTLE = timedelta(seconds=60)  # how long to wait for the lease of the old side
 
 
 @dataclass(frozen=True)
-class FailbackOptions:
+class FailbackSettings:
     """How a failback is made. patience: how long to wait for a run that is at work. reported: is given each step
     when it is done."""
 
@@ -64,13 +64,13 @@ class FailbackOptions:
     reported: Reporter = nobody
 
 
-def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: bool = False) -> RoleChanged:
+def failback(sides: Sides, options: FailbackSettings | None = None, *, dry_run: bool = False) -> RoleChanged:
     """Takes the old primary in, or completes what an earlier call began. May be killed anywhere and run again.
 
     dry_run: lists its own changes, as far as they are captured or announced, and changes nothing. Raises LeaseHeld
     while the policy is at work or being turned, Refused where it is not known who is right, and what capture and load
     raise."""
-    began, options = clocks.monotonic(), options or FailbackOptions()
+    began, options = clocks.monotonic(), options or FailbackSettings()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
         change = unfinished(kept.memory, VERB)
@@ -100,12 +100,12 @@ def failback(sides: Sides, options: FailbackOptions | None = None, *, dry_run: b
     return report
 
 
-def failback_and_switch(sides: Sides, options: FailbackOptions) -> RoleChanged:
+def failback_and_switch(sides: Sides, options: FailbackSettings) -> RoleChanged:
     """A failback, then a switchover to the side that came back; both are completed by running it again. Returns the
     switchover, with what the failback found and copied. Raises what either raises."""
     back = failback(sides, options)
     to = "source" if back.primary == "target" else "target"
-    done = switchover(sides, SwitchoverOptions(to=to, patience=options.patience, reported=options.reported))
+    done = switchover(sides, SwitchoverSettings(to=to, patience=options.patience, reported=options.reported))
     done.own, done.files_copied, done.bytes_copied = back.own, back.files_copied, back.bytes_copied
     return done
 
@@ -227,7 +227,7 @@ class _Failback:
         direction = self.direction()
         databases = [pair.replica for pair in self._old(direction)]
         if databases:
-            chosen = CaptureOptions(databases, repair=True, keeper=self.sides.policy.keeper)
+            chosen = CaptureSettings(databases, repair=True, keeper=self.sides.policy.keeper)
             patiently(lambda: capture(direction.target, direction.target_root, chosen, self.sides.runtime), SETTLE)
         found, unknown = self._counted(direction)
         end = resolve_until(segments(direction.target_root.place), None)
@@ -308,7 +308,7 @@ class _Failback:
 
     def difference(self) -> Details:
         """A run of the new direction: a bootstrap, loaded by difference."""
-        run = run_once(self.sides, self.lease, self.kept, SyncOptions(draining=True))
+        run = run_once(self.sides, self.lease, self.kept, SyncSettings(draining=True))
         if run.reverse != self.reverse:
             raise Refused(
                 f"policy {self.sides.policy.name}: roles say another direction than this failback has",

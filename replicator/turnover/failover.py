@@ -51,7 +51,7 @@ STEPS = ("fence", "finish", "loss", "promote", "slots")
 
 
 @dataclass(frozen=True)
-class FailoverOptions:
+class FailoverSettings:
     """How a failover is made. force: the loss is accepted. accept_partial: tables that an interrupted load has left
     between two states are, too. look: the loss report lists the lost side's directories, too.
     limit: how long anything of the lost side may take to answer. reading: how long its log
@@ -68,7 +68,7 @@ class FailoverOptions:
 
 
 def failover(
-    sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverOptions | None = None
+    sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverSettings | None = None
 ) -> RoleChanged:
     """Promotes the replica, or completes what an earlier call began. May be killed anywhere and run again.
 
@@ -77,7 +77,7 @@ def failover(
 
     Raises LeaseHeld while the policy is at work or being turned, Refused when there is no replica to promote, when a
     side is the primary already, or for what lies between two states without consent."""
-    began, options = clocks.monotonic(), options or FailoverOptions()
+    began, options = clocks.monotonic(), options or FailoverSettings()
     if not options.force:
         report = _only_reported(sides, short_timeouts, options)
         report.seconds = round(clocks.monotonic() - began, 3)
@@ -106,7 +106,7 @@ def failover(
     return report
 
 
-def _only_reported(sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverOptions) -> RoleChanged:
+def _only_reported(sides: Sides, short_timeouts: tuple[Metastore, Metastore], options: FailoverSettings) -> RoleChanged:
     memory = _memory(sides.policy, options)
     seen = look(sides, short_timeouts, memory)
     work = _Failover(sides, options, seen, memory, None)
@@ -119,7 +119,7 @@ def _only_reported(sides: Sides, short_timeouts: tuple[Metastore, Metastore], op
     return report
 
 
-def _memory(policy: Policy, options: FailoverOptions) -> Memory:
+def _memory(policy: Policy, options: FailoverSettings) -> Memory:
     """The policy's memory; on the surviving side where the other one, which has it, is gone. Makes no root: a place
     that is empty now may be a disk that is not mounted."""
     try:
@@ -182,7 +182,9 @@ class _Failover:
 
     turn: RoleChange
 
-    def __init__(self, sides: Sides, options: FailoverOptions, seen: Seen, memory: Memory, lease: Lease | None) -> None:
+    def __init__(
+        self, sides: Sides, options: FailoverSettings, seen: Seen, memory: Memory, lease: Lease | None
+    ) -> None:
         self.sides, self.options, self.seen, self.memory, self.lease = sides, options, seen, memory, lease
 
     @property

@@ -13,11 +13,11 @@ from replicator.policies.memory import Memory
 from replicator.replay.places.replica import RESTORING
 from replicator.text.quantity import count_text
 from replicator.turnover.role_change import RoleChanged, StepReport, highest_epoch, side
-from replicator.turnover.switchover_steps import SwitchoverOptions
+from replicator.turnover.switchover_steps import SwitchoverSettings
 
 
 def check_switchover(
-    sides: Sides, direction: Direction, memory: Memory, report: RoleChanged, options: SwitchoverOptions
+    sides: Sides, direction: Direction, memory: Memory, report: RoleChanged, options: SwitchoverSettings
 ) -> None:
     """What is in the way goes to the report's `problems`; how far the replica is behind is reported. With `anyway`,
     tables that differed when they were last compared are only warned of."""

@@ -41,18 +41,18 @@ from replicator.turnover.role_change import (
     steps_of,
     unfinished,
 )
-from replicator.turnover.switchover_steps import STEPS, SwitchoverOptions, SwitchoverSteps
+from replicator.turnover.switchover_steps import STEPS, SwitchoverSettings, SwitchoverSteps
 
 VERB = "switchover"
 
 
-def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_run: bool = False) -> RoleChanged:
+def switchover(sides: Sides, options: SwitchoverSettings | None = None, *, dry_run: bool = False) -> RoleChanged:
     """Turns a policy round, or completes what an earlier call began. May be killed anywhere and run again.
 
     dry_run: the same check, and no more. Raises LeaseHeld while the policy is at work or being turned, Refused for what
     the check finds (nothing is changed then), NotReached when the drain takes too long (the turn is not over: run it
     again, or abort it), and what capture and load raise."""
-    began, options = clocks.monotonic(), options or SwitchoverOptions()
+    began, options = clocks.monotonic(), options or SwitchoverSettings()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience) as lease:
         change = unfinished(kept.memory, VERB)
@@ -92,10 +92,10 @@ def switchover(sides: Sides, options: SwitchoverOptions | None = None, *, dry_ru
     return report
 
 
-def abort(sides: Sides, options: SwitchoverOptions | None = None) -> RoleChanged:
+def abort(sides: Sides, options: SwitchoverSettings | None = None) -> RoleChanged:
     """Takes a switchover back that has not promoted the replica: the fenced side is the primary again, at a higher
     epoch. Safe to run twice. Raises Refused when there is none, or when it is too late: then it is to be completed."""
-    began, options = clocks.monotonic(), options or SwitchoverOptions()
+    began, options = clocks.monotonic(), options or SwitchoverSettings()
     kept = Remembering(sides.policy)
     with patiently(lambda: kept.memory.lease(VERB), options.patience):
         change = unfinished(kept.memory, VERB)
@@ -158,7 +158,7 @@ def _refused(report: RoleChanged) -> Refused:
     )
 
 
-def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: SwitchoverOptions, report: RoleChanged) -> None:
+def _catch_up(sides: Sides, lease: Lease, kept: Remembering, options: SwitchoverSettings, report: RoleChanged) -> None:
     """An ordinary run, before anybody has to stop writing."""
     began = clocks.monotonic()
     run = run_once(sides, lease, kept, SYNC)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from cmroot.lease import Lease
 from cmroot.log.captured import segments
 from cmroot.waiting import patiently
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.core.roles import Role
 from replicator.dumps.points import resolve_until
 from replicator.errors import Error, NotReached, Refused
@@ -20,7 +20,7 @@ from replicator.policies.direction import Direction, Sides
 from replicator.policies.memory import RoleChange
 from replicator.policies.roles import read_role
 from replicator.policies.run import Remembering, SyncRun, run_once
-from replicator.policies.steps import SyncOptions, concerned
+from replicator.policies.steps import SyncSettings, concerned
 from replicator.policies.unreplicated import Unreplicated
 from replicator.turnover.role_change import (
     Action,
@@ -40,7 +40,7 @@ SEEN = 10_000  # events that are looked at for one that concerns the policy
 
 
 @dataclass(frozen=True)
-class SwitchoverOptions:
+class SwitchoverSettings:
     """How a switchover is made. to: the side that shall be the primary, source or target as the policy names them
     (empty: the one that is not), so that a second call does not turn back. anyway: also where the check finds tables
     that differ, or a run misses directories. drain: how long the last changes may take. patience: how long to wait for
@@ -57,7 +57,7 @@ class SwitchoverSteps:
     """One switchover at work. `change.reverse`: the direction before it, which all names here follow."""
 
     def __init__(
-        self, sides: Sides, options: SwitchoverOptions, change: RoleChange, lease: Lease, kept: Remembering
+        self, sides: Sides, options: SwitchoverSettings, change: RoleChange, lease: Lease, kept: Remembering
     ) -> None:
         self.sides, self.options, self.turn, self.lease, self.kept = sides, options, change, lease, kept
         self.fenced, self.promoted = change.epoch + 1, change.epoch + 2
@@ -92,7 +92,7 @@ class SwitchoverSteps:
         rounds = files = size = 0
         while True:
             self.fence()
-            run = run_once(self.sides, self.lease, self.kept, SyncOptions(draining=True))
+            run = run_once(self.sides, self.lease, self.kept, SyncSettings(draining=True))
             rounds, files, size = rounds + 1, files + run.files_copied, size + run.bytes_copied
             if not run.moved and self._quiet(run):
                 return {"rounds": rounds, "files_copied": files, "bytes_copied": size, "to_event": run.to_event}
@@ -172,7 +172,7 @@ class SwitchoverSteps:
         direction = self.direction()
         position = self._verified()
         databases = [pair.source for pair in direction.matching if pair.source is not None]
-        chosen = CaptureOptions([each.name for each in databases], repair=True, keeper=self.sides.policy.keeper)
+        chosen = CaptureSettings([each.name for each in databases], repair=True, keeper=self.sides.policy.keeper)
         try:
             patiently(
                 lambda: capture(direction.source, direction.root, chosen, self.sides.runtime), timedelta(seconds=60)

@@ -22,7 +22,7 @@ from cmroot.store.local import LocalStore
 from replicator.core.runtime import Runtime
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.load import Loaded, load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _one(tree: Tree, runs: int, directory: Path, client: ThriftMetastore, spark:
 
     def ours(number: int) -> float:
         target = directory / f"load-{tree.db}-{number}"
-        options = LoadOptions(warehouse=str(target), rename=[(tree.db, f"{tree.db}_{number}")])
+        options = LoadSettings(warehouse=str(target), rename=[(tree.db, f"{tree.db}_{number}")])
         ground.settle(directory)
         with _syncs() as spent:
             loaded = load(str(dump), client, options, Runtime(engine))

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.recording import Captured
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
-from replicator.dumps.dump import Dumped, DumpOptions, write_dump
+from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
@@ -125,13 +125,13 @@ def captured(
     client: ThriftMetastore, root: str, databases: Sequence[str], engine: AutoEngine
 ) -> tuple[ChangeRoot, Captured]:
     opened = create_or_open(root)
-    return opened, capture(client, opened, CaptureOptions(databases), Runtime(engine))
+    return opened, capture(client, opened, CaptureSettings(databases), Runtime(engine))
 
 
 def dumped(
     client: ThriftMetastore, root: ChangeRoot, out: Path, databases: Sequence[str], since: str | None = None
 ) -> Dumped:
-    return write_dump(root, str(out), DumpOptions(client.uri, databases, since=since), Runtime(engine()))
+    return write_dump(root, str(out), DumpSettings(client.uri, databases, since=since), Runtime(engine()))
 
 
 def settle(directory: Path) -> None:

@@ -27,8 +27,8 @@ from replicator.core.spark import SparkEngine
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import plan
 from replicator.housekeeping.items import Item
-from replicator.housekeeping.settings import THREE_DAYS, UNREFERENCED, Defaults
-from replicator.housekeeping.store import PAGE, Store, store_url
+from replicator.housekeeping.settings import THREE_DAYS, UNREFERENCED, LifecycleDefaults
+from replicator.housekeeping.store import PAGE, ItemStore, store_url
 from replicator.metastore.thrift import connect
 from replicator.removal.audit import begin_audit
 from replicator.removal.live import LiveLocations
@@ -66,7 +66,7 @@ def _row(uri: str, place: Path, url: str | None, count: int, runs: int) -> list[
     shutil.rmtree(place, ignore_errors=True)
     root = create_or_open(str(place))
     where = store_url(root.place, url)
-    with Store(where) as store:
+    with ItemStore(where) as store:
         store.prepare(root)
         scheduling = timed(lambda: _schedule(store, str(place.parent), count))
     answers: list[dict[str, float]] = []
@@ -94,7 +94,7 @@ def _row(uri: str, place: Path, url: str | None, count: int, runs: int) -> list[
     ]
 
 
-def _schedule(store: Store, home: str, count: int) -> None:
+def _schedule(store: ItemStore, home: str, count: int) -> None:
     now = int(time.time())
     for start in range(0, count, STEP):
         items = []
@@ -138,12 +138,12 @@ def measured(uri: str, place: str, url: str) -> dict[str, float]:
     """Plans everything once; peaks in MB, time in seconds."""
     root = create_or_open(place)
     engine = AutoEngine(LocalEngine(), SparkEngine(), "local")
-    with connect(uri) as client, Store(url) as store:
+    with connect(uri) as client, ItemStore(url) as store:
         idle = _peak()
         began = time.monotonic()
         with LiveLocations(client) as live:
             remover = Remover(root.place, begin_audit(root.place, "housekeeping"), live, Limits(), engine)
-            going = sum(len(page.going) for page in plan(store, client, remover, Defaults(), int(time.time())))
+            going = sum(len(page.going) for page in plan(store, client, remover, LifecycleDefaults(), int(time.time())))
         return {"going": going, "plan": time.monotonic() - began, "idle": idle, "peak": _peak()}
 
 

@@ -13,7 +13,7 @@ from benchmarks.measure import Outcome, interleaved, ratio, s, timed
 from replicator.core.runtime import Runtime
 from replicator.metastore.values import partition_to_thrift
 from replicator.replay.apply.load import load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 
 PARTITIONS = {"full": 20_000, "small": 3_000}
 WANTED = 1.3
@@ -62,7 +62,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
             place = warehouse / f"wide_{number}.db" / "t"
             place.mkdir(parents=True)
             _directories(place, values)
-            options = LoadOptions(
+            options = LoadSettings(
                 warehouse=str(warehouse),
                 cmroot=str(directory / f"target-cmroot-{number}"),
                 rename=[("wide", f"wide_{number}")],

@@ -22,7 +22,7 @@ from replicator.events.decode import decode
 from replicator.metastore.client import EVENT_BATCH
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.apply.load import Loaded, load
-from replicator.replay.apply.planning import LoadOptions, plan_load
+from replicator.replay.apply.planning import LoadSettings, plan_load
 
 EVENTS = {"full": 100_000, "small": 6_000}
 TABLES = {"full": 200, "small": 30}
@@ -68,7 +68,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
 
         def ours(number: int) -> float:
             warehouse = directory / f"load-{number}"
-            options = LoadOptions(
+            options = LoadSettings(
                 warehouse=str(warehouse),
                 cmroot=str(directory / f"target-cmroot-{number}"),
                 rename=[("mixed", f"mixed_{number}")],

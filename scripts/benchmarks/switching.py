@@ -19,7 +19,7 @@ from replicator.policies.direction import Sides
 from replicator.policies.roles import read_role
 from replicator.policies.run import sync_once
 from replicator.turnover.role_change import RoleChanged, StepReport
-from replicator.turnover.switchover import SwitchoverOptions, switchover
+from replicator.turnover.switchover import SwitchoverSettings, switchover
 
 TABLES = {"full": 500, "small": 20}  # beside the one that is written to
 TURNS = {"full": 6, "small": 2}  # there and back, and so on
@@ -40,7 +40,7 @@ def run(size: str, runs: int, directory: Path) -> Outcome:
         with writer.at_work():
             for _ in range(TURNS[size]):
                 time.sleep(WRITES)
-                turns.append(switchover(sides, SwitchoverOptions(reported=writer.reported)))
+                turns.append(switchover(sides, SwitchoverSettings(reported=writer.reported)))
                 writer.move()
         sync_once(sides)
         lost = [writer.lost(side) for side in (source, target)]

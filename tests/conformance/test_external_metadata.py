@@ -12,7 +12,7 @@ from policies import Replication
 
 from cmroot.root import open_existing
 from replicator.compare.comparison import Comparison
-from replicator.compare.repair import RepairOptions, repair
+from replicator.compare.repair import RepairSettings, repair
 from replicator.compare.verify import Verified, verify
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table
 
@@ -150,7 +150,7 @@ def test_a_repair_and_a_turned_policy_leave_the_data_where_it_is(pair: Replicati
     a = pair.db("a")
     pair.replica("a").alter("landing", note="by hand")
     before = everything(pair.here / "lake")
-    options = RepairOptions(a.name, cmroot=pair.keys["target_cmroot"])
+    options = RepairSettings(a.name, cmroot=pair.keys["target_cmroot"])
 
     root, both = open_existing(pair.keys["cmroot"]), Comparison(pair.source, pair.target)
     done = repair(root, both, pair.target, options, local_runtime())

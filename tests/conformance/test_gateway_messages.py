@@ -17,7 +17,7 @@ from thrift.transport.TTransport import TMemoryBuffer
 from replicator.core.model import NotificationEvent
 from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, intercepted, suspicious, understand, without_deletion
 from replicator.gateways.drops import refusal
-from replicator.gateways.extent import Extent, Names
+from replicator.gateways.extent import Extent, MethodNames
 from replicator.gateways.messages import (
     BOOL,
     BYTE,
@@ -33,9 +33,9 @@ from replicator.gateways.messages import (
     Field,
     Fields,
     Garbage,
-    Header,
-    Listed,
+    ListValue,
     Mapped,
+    MessageHeader,
     application_error,
     declared_error,
     find,
@@ -68,7 +68,7 @@ def values(kind: int, depth: int) -> st.SearchStrategy[Any]:
             )
         )
     return inner.flatmap(
-        lambda each: st.lists(values(each, depth - 1), max_size=3).map(lambda items: Listed(each, tuple(items)))
+        lambda each: st.lists(values(each, depth - 1), max_size=3).map(lambda items: ListValue(each, tuple(items)))
     )
 
 
@@ -82,7 +82,7 @@ def structs(depth: int = 2) -> st.SearchStrategy[Fields]:
     ).map(tuple)
 
 
-def parsed(data: bytes) -> tuple[Header, Fields]:
+def parsed(data: bytes) -> tuple[MessageHeader, Fields]:
     header = parse_header(data)
     assert header is not None
     read, position = read_from(data, header.size)
@@ -152,7 +152,7 @@ def test_any_bytes_end_where_they_are_read_to_end(data: bytes, cuts: list[int]) 
 
 @given(st.binary(max_size=30), st.binary(max_size=30), st.lists(st.integers(min_value=0), max_size=6))
 def test_the_name_of_a_deleting_call_is_found_wherever_it_is_cut(before: bytes, after: bytes, cuts: list[int]) -> None:
-    names = Names(SHAPES)
+    names = MethodNames(SHAPES)
     for name in ("drop_table", "truncate_table_req"):
         data = before + len(name).to_bytes(4, "big") + name.encode() + after
         seen, found = b"", []
@@ -165,11 +165,11 @@ def test_the_name_of_a_deleting_call_is_found_wherever_it_is_cut(before: bytes, 
 
 @given(st.text(min_size=1, max_size=40), st.integers(-(2**31), 2**31 - 1), st.data())
 def test_a_header_is_found_however_its_bytes_arrive(name: str, sequence: int, data: st.DataObject) -> None:
-    encoded = Header(1, name, sequence, 0).encode()
+    encoded = MessageHeader(1, name, sequence, 0).encode()
     cut = data.draw(st.integers(0, len(encoded) - 1))
     assert parse_header(encoded[:cut]) is None
     header = parse_header(encoded + b"rest")
-    assert header == Header(1, name, sequence, len(encoded))
+    assert header == MessageHeader(1, name, sequence, len(encoded))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_length_that_cannot_be_allocates_nothing() -> None:
 # ---- against the bindings: what a client sends is what is understood ----------------------------------------------
 
 
-def sent(name: str, *arguments: Any) -> tuple[Header, Fields]:
+def sent(name: str, *arguments: Any) -> tuple[MessageHeader, Fields]:
     """The message of a call as Hive's own bindings write it."""
     buffer = TMemoryBuffer()
     client = ThriftHiveMetastore.Client(TBinaryProtocol(buffer))
@@ -291,7 +291,7 @@ def test_requests_of_newer_servers_are_understood() -> None:
         ("drop_database_req", database, 4),
         ("drop_partition_req", partition, 6),
     ):
-        _, rest = parsed(without_deletion(Header(1, name, 5, 0), arguments))
+        _, rest = parsed(without_deletion(MessageHeader(1, name, 5, 0), arguments))
         assert flag(find(rest, 1, STRUCT), number) is False
 
 
@@ -307,7 +307,7 @@ def test_a_truncation_asks_newer_servers_to_leave_the_files() -> None:
     assert understand("truncate_table_req", whole) == Drop("truncate_table_req", "truncate", "sales", "t")
     some = struct({1: struct({1: "sales", 2: "t", 3: ["p=1"]})})
     assert understand("truncate_table_req", some).names == ("p=1",)
-    _, rest = parsed(without_deletion(Header(1, "truncate_table_req", 5, 0), some))
+    _, rest = parsed(without_deletion(MessageHeader(1, "truncate_table_req", 5, 0), some))
     properties = find(find(find(rest, 1, STRUCT), 6, STRUCT), 1, MAP)
     assert properties.items == ((b"truncateSkipDataDeletion", b"true"),)
     assert not understand("truncate_table_req", rest).deletes
@@ -333,7 +333,7 @@ def test_what_is_not_understood_says_why(name: str, arguments: dict[int, Any], w
 
 
 TWICE = (*struct({1: "sales", 2: "t", 3: False}), Field(3, BOOL, b"\1"))
-LYING = (*struct({1: "sales", 2: "t", 4: False}), Field(3, LIST, Listed(I64, (bytes(8),))))
+LYING = (*struct({1: "sales", 2: "t", 4: False}), Field(3, LIST, ListValue(I64, (bytes(8),))))
 UNION = struct({1: "s", 2: "t", 3: struct({1: ["p=1"], 2: [struct({1: b"x"})]}), 4: False})
 CONTEXT_LYING = Field(4, STRUCT, (Field(1, MAP, Mapped(I64, I64, ((bytes(8), bytes(8)),))),))
 
@@ -366,7 +366,7 @@ DECLARED = [name for name in SHAPES if hasattr(getattr(ThriftHiveMetastore, f"{n
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_refusal_is_an_error_that_its_method_declares(name: str) -> None:
-    output = refusal(Header(1, name, 7, 0), "no space")
+    output = refusal(MessageHeader(1, name, 7, 0), "no space")
     client = ThriftHiveMetastore.Client(TBinaryProtocol(TMemoryBuffer(output)))
     with pytest.raises(ttypes.MetaException, match="no space"):
         getattr(client, f"recv_{name}")()
@@ -389,7 +389,7 @@ def test_only_an_alteration_that_says_so_is_a_truncation(type: str, message: str
 
 
 def test_errors_are_what_the_bindings_raise() -> None:
-    header = Header(1, "drop_table", 7, 0)
+    header = MessageHeader(1, "drop_table", 7, 0)
     for data, kind in (
         (declared_error(header, 2, "no space"), ttypes.MetaException),
         (application_error(header, 6, "no space"), Exception),

@@ -21,7 +21,7 @@ from replicator.gateways.messages import (
     STRUCT,
     Fields,
     Garbage,
-    Header,
+    MessageHeader,
     find,
     parse_header,
     read_struct,
@@ -61,7 +61,7 @@ class Newer:
                 answer, fields = _message(upstream)
                 client.sendall(answer.encode() + write_struct(fields))
 
-    def _truncate(self, header: Header, arguments: Fields) -> bytes:
+    def _truncate(self, header: MessageHeader, arguments: Fields) -> bytes:
         request = find(arguments, 1, STRUCT) if header.name == "truncate_table_req" else arguments
         db, table, names = text(request, 1) or "", text(request, 2) or "", texts(request, 3)
         if self.fails:
@@ -94,7 +94,7 @@ class Newer:
         self._listener.close()
 
 
-def _message(connection: socket.socket) -> tuple[Header, Fields]:
+def _message(connection: socket.socket) -> tuple[MessageHeader, Fields]:
     def read(size: int) -> bytes:
         data = b""
         while len(data) < size:

@@ -12,9 +12,9 @@ from plain_tables import PlainDatabase
 from policies import Replication
 
 from cmroot.root import open_existing
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.compare.comparison import Comparison
-from replicator.compare.repair import RepairOptions, repair
+from replicator.compare.repair import RepairSettings, repair
 from replicator.compare.sampling import Budget, verify_sample
 from replicator.compare.verify import verify
 from replicator.core.model import partition_spec
@@ -77,7 +77,7 @@ def test_only_wanted_partitions_come_and_verify_repair_and_samples_see_no_others
     assert sampled.status == "same"
     damaged = pair.replica("a").home / "t" / "p=2027" / "newer"
     damaged.write_text("rotten")
-    options = RepairOptions(a.name, cmroot=pair.keys["target_cmroot"])
+    options = RepairSettings(a.name, cmroot=pair.keys["target_cmroot"])
     repaired = repair(open_existing(pair.keys["cmroot"]), both, pair.target, options, runtime)
     assert (repaired.status, repaired.files_copied, replicated(pair)) == ("repaired", 1, {"p=2027": ["newer"]})
 
@@ -88,7 +88,7 @@ def test_what_waits_outside_of_a_filter_is_no_lag(pair: Replication) -> None:
     a.add("t", {"2020": {"big": "x" * 1000}})
     a.write("t/p=2026", {"small": "y"})
     root = open_existing(pair.keys["cmroot"])
-    capture(pair.source, root, CaptureOptions([a.name]), local_runtime())
+    capture(pair.source, root, CaptureSettings([a.name]), local_runtime())
     (found,) = lag(pair.policy, pair.source, pair.target).tables
     assert (found.table, found.bytes) == (f"{a.name}.t", 1)
 

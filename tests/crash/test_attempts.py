@@ -29,7 +29,7 @@ from replicator.purge.rewrite.files import FilesTask, FileWork, run_files_task
 from replicator.purge.rewrite.files import sweep_staging as sweep_purge
 from replicator.purge.rewrite.formats import FileFormat
 from replicator.removal.audit import begin_audit
-from replicator.removal.live import LiveLocations, Reference
+from replicator.removal.live import LiveLocations, LiveReference
 from replicator.removal.removal import Limits, Removal
 from replicator.removal.remove import Remover
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
@@ -204,7 +204,7 @@ class Unreferenced(LiveLocations):
     def refresh(self) -> None:
         pass
 
-    def references(self, path: str) -> Iterator[Reference]:
+    def references(self, path: str) -> Iterator[LiveReference]:
         return iter(())
 
     def follows(self, db: str) -> str:

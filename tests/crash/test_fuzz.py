@@ -20,7 +20,7 @@ from replication_fixture import Answer, ReplicationFixture, command
 import replicator.errors
 from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept
-from cmroot.keep.journal import DropCall, Owner, Source
+from cmroot.keep.journal import DropCall, InterceptSource, Owner
 from replicator.gateways.drops import Counts, Drops
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
@@ -267,7 +267,7 @@ def begun(fixture: ReplicationFixture, state: str) -> Path:
     intercept = Intercept.begin(
         str(fixture.cmroot),
         DropCall(before_event=fixture.source.metastore.current_event_id(), call="drop_table", db=fixture.db, table="t"),
-        [Source(place, "t")],
+        [InterceptSource(place, "t")],
         [Owner("t", "", place)],
     )
     intercept.protect()

@@ -26,7 +26,7 @@ from plain_tables import PlainDatabase
 from raw_thrift import RawClient
 
 from cmroot.keep.content import locate
-from cmroot.keep.journal import Journal, Source, write_journal
+from cmroot.keep.journal import InterceptSource, Journal, write_journal
 from cmroot.log.intercepted import read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from replicator.errors import FormatError
@@ -338,7 +338,7 @@ def by_hand(root: Path, here: Path, **changes: Any) -> Path:
     intercept = root / "taking" / id
     (intercept / "0").mkdir(parents=True)
     (intercept / "0" / "authorized_keys").write_text("mine")
-    source = Source(f"file:{here / 'elsewhere'}", "t", "0")
+    source = InterceptSource(f"file:{here / 'elsewhere'}", "t", "0")
     journal = Journal(1, id, "taking", 0, "drop_table", "sales", "t", "2026-01-01T00:00:00+00:00", (source,), ())
     write_journal(str(intercept), msgspec.structs.replace(journal, **changes))
     return intercept
@@ -357,7 +357,7 @@ def test_a_journal_made_by_hand_moves_and_removes_nothing(
     inside = f"file:{source_metastore.warehouse}/t"
 
     def source(place: str, entry: str) -> dict[str, Any]:
-        return {"sources": (Source(place, "t", entry),)}
+        return {"sources": (InterceptSource(place, "t", entry),)}
 
     made = [
         by_hand(root, tmp_path),

@@ -14,7 +14,7 @@ from cmroot.root import ChangeRoot
 from replicator.cli.main import run
 from replicator.errors import LeaseHeld
 from replicator.purge.backups.restore import restore_backup
-from replicator.purge.options import RestoreOptions
+from replicator.purge.options import BackupRestoreSettings
 from replicator.purge.state import runs
 
 
@@ -107,7 +107,7 @@ def test_who_comes_after_a_killed_purge_settles_its_counts(warehouse: Warehouse,
         warehouse.sql(f"CREATE TABLE {db}.more AS SELECT 110L AS member")
         assert warehouse.purge(root, f"{db}.more:member", db).status == "done"
         assert counted(warehouse, db) == ("389", "389")
-        restore_backup(warehouse.metastore, root, RestoreOptions(f"{db}.t", "k=0"))
+        restore_backup(warehouse.metastore, root, BackupRestoreSettings(f"{db}.t", "k=0"))
         assert counted(warehouse, db) == ("390", "390")
 
 

@@ -21,7 +21,7 @@ import replicator
 from cmroot.pins import Slot, create_slot, drop_slot, give_up_slot
 from cmroot.root import create_or_open
 from replicator.checks import places
-from replicator.checks.check import Checked, check
+from replicator.checks.check import PolicyChecked, check
 from replicator.checks.finding import NAGIOS, Figure, Finding, nagios_line, worst
 from replicator.checks.metastores import judge_clock, judge_reach
 from replicator.checks.places import Probed, Room, clock_ahead, judge_store_clocks
@@ -55,7 +55,7 @@ class Scene:
     def policy(self) -> Policy:
         return parse_config({"policies": {"west": self.values}}, "test").policy("west")
 
-    def check(self, **options: Any) -> Checked:
+    def check(self, **options: Any) -> PolicyChecked:
         def reach(uri: str) -> ThriftMetastore:
             return ThriftMetastore(uri, timeout=20, retries=0)
 
@@ -94,7 +94,7 @@ def scene(source_metastore: Running, target_metastore: Running, tmp_path: Path) 
     yield Scene(tmp_path, source_metastore, target_metastore, db, values)
 
 
-def healths(checked: Checked) -> dict[str, str]:
+def healths(checked: PolicyChecked) -> dict[str, str]:
     return {finding.name: finding.health for finding in checked.findings if finding.health != "ok"}
 
 

@@ -19,14 +19,14 @@ from replication_fixture import command
 import replicator
 from cmroot.log.captured import segments
 from cmroot.root import create_or_open
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.fold import read_records
 from replicator.checks.check import check
 from replicator.core.model import VIEW, Column, Storage, Table
 from replicator.core.roles import Role, RoleMark
-from replicator.drills.drill import DrillOptions, drill
+from replicator.drills.drill import DrillSettings, drill
 from replicator.drills.drill_record import Drill, Drills
-from replicator.drills.queries import Asking, spark_on
+from replicator.drills.queries import QueryEngine, spark_on
 from replicator.drills.shadows import Shadows, cannot_show, may_drop
 from replicator.errors import Error, Refused, UsageError
 from replicator.metastore.client import Metastore
@@ -35,7 +35,7 @@ from replicator.metastore.thrift import connect
 from replicator.policies.roles import read_role, set_role
 
 ROW = "1\x01one\n"  # two columns, as a text table has them
-QUIET = DrillOptions(sample=0)
+QUIET = DrillSettings(sample=0)
 
 
 @pytest.fixture
@@ -60,16 +60,16 @@ def view(db: PlainDatabase, name: str, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def spark(target_metastore: Running) -> Iterator[Asking]:
+def spark(target_metastore: Running) -> Iterator[QueryEngine]:
     with connect(target_metastore.uri) as metastore, spark_on(metastore, "local[2]") as asking:
         yield asking
 
 
-def nobody(metastore: Metastore) -> Asking:
+def nobody(metastore: Metastore) -> QueryEngine:
     raise AssertionError("no query was to be asked")
 
 
-def rehearse(pair: Replication, options: DrillOptions = QUIET, asking: Any = nobody) -> Drill:
+def rehearse(pair: Replication, options: DrillSettings = QUIET, asking: Any = nobody) -> Drill:
     return drill(pair.policy, pair.source, pair.target, asking, options)
 
 
@@ -79,7 +79,7 @@ def shadows_there(pair: Replication) -> list[str]:
     return found + [path.name for path in (pair.here / "target").glob("drill_*") if path.stem not in found]
 
 
-def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication, spark: Asking) -> None:
+def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication, spark: QueryEngine) -> None:
     name = f"{pair.name}_a"
     view(pair.db("a"), "v", f"SELECT t.a, p.b FROM {name}.t JOIN {name}.parts p ON t.a = p.a")
     pair.sync()
@@ -87,14 +87,14 @@ def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication,
     own = f"SELECT max(b) FROM {name}.parts WHERE p = 'y';"
     seen: dict[str, Any] = {}
 
-    def asking(metastore: Metastore) -> Asking:
+    def asking(metastore: Metastore) -> QueryEngine:
         (shadow,) = shadows_there(pair)
         seen["t"], seen["v"] = metastore.table(shadow, "t"), metastore.table(shadow, "v")
         (seen["parts"],) = metastore.partitions(shadow, "parts", ["p=x", "p=y"])
         seen["functions"] = metastore.function_names(shadow)
         return spark
 
-    done = rehearse(pair, DrillOptions(queries=[own]), asking)
+    done = rehearse(pair, DrillSettings(queries=[own]), asking)
 
     assert (done.status, done.torn_down, done.skipped, done.staying) == ("done", True, {}, [])
     assert (done.tables, done.views, done.partitions, done.functions) == (3, 1, 2, 1)
@@ -136,8 +136,10 @@ def test_a_drill_shows_the_replica_asks_it_and_leaves_nothing(pair: Replication,
     assert Drills(pair.memory).read() == ([done], [])
 
 
-def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(pair: Replication, spark: Asking) -> None:
-    def asking(metastore: Metastore) -> Asking:
+def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(
+    pair: Replication, spark: QueryEngine
+) -> None:
+    def asking(metastore: Metastore) -> QueryEngine:
         source = pair.db("a")
         source.drop("t")
         source.drop_partitions("parts", ["x"])
@@ -146,7 +148,7 @@ def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(pa
         assert pair.sync().status == "synced"
         return spark
 
-    done = rehearse(pair, DrillOptions(), asking)
+    done = rehearse(pair, DrillSettings(), asking)
     outcomes = {each.query.rpartition("`.")[2]: each.outcome for each in done.queries}
     assert outcomes["`outside`"] == "good" and outcomes["`t`"] == "changed"
     assert (done.status, done.moved, done.torn_down) == ("done", [f"{pair.name}_a"], True)
@@ -158,7 +160,7 @@ def test_replication_goes_on_during_a_drill_and_what_it_changes_is_told_apart(pa
 
 
 def test_queries_that_fail_change_something_or_contradict_statistics_make_it_incomplete(
-    pair: Replication, spark: Asking
+    pair: Replication, spark: QueryEngine
 ) -> None:
     pair.db("a").alter("t", numRows="4")
     pair.sync()
@@ -172,7 +174,7 @@ def test_queries_that_fail_change_something_or_contradict_statistics_make_it_inc
         f"SELECT nothing FROM {table}",
         f"WITH n AS (SELECT a FROM {table}) SELECT count(*) FROM n -- a comment",
     ]
-    done = rehearse(pair, DrillOptions(queries=queries), lambda metastore: spark)
+    done = rehearse(pair, DrillSettings(queries=queries), lambda metastore: spark)
     assert [each.outcome for each in done.queries[:6]] == ["failed"] * 5 + ["good"]
     (wrong,) = [each for each in done.queries if each.outcome == "different"]
     assert (wrong.rows, wrong.expected) == ([[3]], 4)
@@ -182,7 +184,7 @@ def test_queries_that_fail_change_something_or_contradict_statistics_make_it_inc
 
 def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair: Replication) -> None:
     before = pair.replica().everything()
-    kept = rehearse(pair, DrillOptions(sample=0, keep=True))
+    kept = rehearse(pair, DrillSettings(sample=0, keep=True))
     (shadow,) = kept.databases.values()
     assert not kept.torn_down and shadow in shadows_there(pair)
     with RawClient(pair.target_uri) as client:  # with data, cascading: as a person's client does
@@ -195,7 +197,7 @@ def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair:
             assert not output.failed, output.message
     assert pair.replica().everything() == before
 
-    again = rehearse(pair, DrillOptions(sample=0, keep=True))
+    again = rehearse(pair, DrillSettings(sample=0, keep=True))
     assert again.status == "done"
     third = rehearse(pair)
     assert any(again.databases[f"{pair.name}_a"] in text for text in third.warnings)
@@ -204,7 +206,7 @@ def test_whoever_drops_a_shadow_drops_no_data_and_the_next_drill_tidies_up(pair:
 
 
 def test_what_somebody_made_in_a_kept_shadow_stays_and_is_told(pair: Replication) -> None:
-    kept = rehearse(pair, DrillOptions(sample=0, keep=True))
+    kept = rehearse(pair, DrillSettings(sample=0, keep=True))
     (shadow,) = kept.databases.values()
     mine = PlainDatabase(pair.target, shadow, pair.here / "target")
     mine.table("mine", {"own": "own"})
@@ -259,12 +261,12 @@ def drilled(
 
 def test_shadows_are_part_of_no_policy_whichever_way_it_runs(pair: Replication) -> None:
     pair.keys["databases"] = [f"{pair.name}_.*", f"drill_.*_{pair.name}_.*"]
-    kept = rehearse(pair, DrillOptions(sample=0, keep=True))
+    kept = rehearse(pair, DrillSettings(sample=0, keep=True))
     (shadow,) = kept.databases.values()
     run = pair.sync()
     assert (run.status, run.databases, run.left) == ("nothing", [f"{pair.name}_a"], [])
     everything = create_or_open(str(pair.here / "everything"))
-    capture(pair.target, everything, CaptureOptions(), local_runtime())
+    capture(pair.target, everything, CaptureSettings(), local_runtime())
     captured = {record.change.touched_db for each in segments(everything.place) for record in read_records(each)}
     assert f"{pair.name}_a" in captured and shadow not in captured
     for metastore, role, more in ((pair.source, Role.REPLICA, 1), (pair.target, Role.PRIMARY, 2)):
@@ -331,7 +333,7 @@ def test_what_goes_away_while_it_is_shown_leaves_no_directory_in_the_replicas_wa
 
 
 def test_the_last_call_of_a_killed_drill_may_come_through_while_it_is_swept(drilled: Replication) -> None:
-    kept = rehearse(drilled, DrillOptions(sample=0, keep=True))
+    kept = rehearse(drilled, DrillSettings(sample=0, keep=True))
     (shadow,) = kept.databases.values()
     made = drilled.target.table(shadow, "u")
     drilled.target.drop_table(shadow, "u")
@@ -356,7 +358,7 @@ def test_what_cannot_be_drilled_is_refused(drilled: Replication) -> None:
     answer = command(*config, "drill", pair.name, "--db", "nosuch")
     assert (answer.code, answer.error) == (2, "UsageError") and f"{pair.name}_a" in str(answer.output["hint"])
     with pytest.raises(UsageError, match="too long"):
-        rehearse(pair, DrillOptions(sample=0, prefix="d" * 120))
+        rehearse(pair, DrillSettings(sample=0, prefix="d" * 120))
     assert command(*config, "drill", pair.name, "--prefix", "Bad-").code == 2
     other = Replication.beside(pair)
     with pytest.raises(Refused, match=r"is a complete replica yet"):
@@ -380,11 +382,11 @@ def test_a_dry_run_says_what_would_be_shown_and_the_list_what_was(drilled: Repli
 def test_a_drill_that_fails_takes_its_shadows_down_and_says_why(drilled: Replication) -> None:
     pair = drilled
 
-    def broken(metastore: Metastore) -> Asking:
+    def broken(metastore: Metastore) -> QueryEngine:
         raise Error("Spark did not start")
 
     with pytest.raises(Error, match="did not start"):
-        rehearse(pair, DrillOptions(), broken)
+        rehearse(pair, DrillSettings(), broken)
     (found,) = [f for f in check(pair.policy).findings if f.name == "drill"]
     assert found.health == "warning" and "did not start" in found.text
     record = Drills(pair.memory).read()[0][0]

@@ -18,8 +18,8 @@ from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import read_role, set_role
-from replicator.turnover.failback import FailbackOptions, failback
-from replicator.turnover.failover import FailoverOptions, failover
+from replicator.turnover.failback import FailbackSettings, failback
+from replicator.turnover.failover import FailoverSettings, failover
 from replicator.turnover.role_change import RoleChanged
 
 BIG = "x" * 10_000
@@ -47,11 +47,11 @@ def fail_over(pair: Replication) -> RoleChanged:
         server.bind(("127.0.0.1", 0))
         gone = f"thrift://127.0.0.1:{server.getsockname()[1]}"
     with ThriftMetastore(gone, timeout=2.0, retries=0) as nobody:
-        return failover(replace(pair.sides(), source=nobody), (nobody, pair.target), FailoverOptions(force=True))
+        return failover(replace(pair.sides(), source=nobody), (nobody, pair.target), FailoverSettings(force=True))
 
 
 def come_back(pair: Replication, **more: Any) -> RoleChanged:
-    return failback(pair.sides(), FailbackOptions(patience=pair.policy.schedule * 0), **more)
+    return failback(pair.sides(), FailbackSettings(patience=pair.policy.schedule * 0), **more)
 
 
 def sources(pair: Replication) -> set[str]:

@@ -20,12 +20,12 @@ from policies import Replication
 from replication_fixture import command
 
 from cmroot.root import open_existing
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.errors import LeaseHeld, MetastoreUnreachable, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.roles import read_role
-from replicator.turnover.failover import FailoverOptions, failover, last_failover
+from replicator.turnover.failover import FailoverSettings, failover, last_failover
 from replicator.turnover.role_change import RoleChanged
 
 
@@ -69,7 +69,7 @@ def turn(
         ThriftMetastore(pair.source.uri, timeout=seconds, retries=0) as one,
         ThriftMetastore(pair.target.uri, timeout=60.0, retries=0) as other,
     ):
-        return failover(pair.sides(clock=clock), (one, other), FailoverOptions(**options))
+        return failover(pair.sides(clock=clock), (one, other), FailoverSettings(**options))
 
 
 def interrupt(pair: Replication, fault: Fault) -> None:
@@ -80,7 +80,7 @@ def interrupt(pair: Replication, fault: Fault) -> None:
 
 def captured(pair: Replication) -> None:
     """A capture without a load."""
-    capture(pair.source, open_existing(str(pair.here / "cmroot")), CaptureOptions(), local_runtime())
+    capture(pair.source, open_existing(str(pair.here / "cmroot")), CaptureSettings(), local_runtime())
 
 
 def replicas(pair: Replication) -> set[str]:

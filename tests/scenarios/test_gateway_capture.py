@@ -77,7 +77,7 @@ def test_drops_between_captures_leave_a_log_that_adds_up(fixture: ReplicationFix
 def test_a_capture_waits_for_what_is_not_decided(fixture: ReplicationFixture) -> None:
     """A drop under way, as the capture sees it: its event is left for the next one."""
     from cmroot.keep.intercept import Intercept
-    from cmroot.keep.journal import Owner, Source
+    from cmroot.keep.journal import InterceptSource, Owner
 
     metastore = fixture.source.metastore
     location = metastore.table(fixture.db, "t").location
@@ -85,7 +85,7 @@ def test_a_capture_waits_for_what_is_not_decided(fixture: ReplicationFixture) ->
     intercept = Intercept.begin(
         str(fixture.cmroot),
         DropCall(before_event=metastore.current_event_id(), call="drop_table", db=fixture.db, table="t"),
-        [Source(location, "t")],
+        [InterceptSource(location, "t")],
         [Owner("t", "", location)],
     )
     intercept.protect()

@@ -26,7 +26,7 @@ import replicator
 from cmroot.keep.store_lock import removing
 from cmroot.root import create_or_open
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
-from replicator.gateways.messages import BOOL, I64, LIST, STRING, Field, Fields, Listed
+from replicator.gateways.messages import BOOL, I64, LIST, STRING, Field, Fields, ListValue
 from replicator.gateways.relay import MANY as MANY_VALUES
 from replicator.gateways.relay import Timeouts
 from replicator.gateways.server import opened, parse_listen
@@ -331,7 +331,7 @@ def test_being_stopped_does_not_wait_for_what_does_not_end(source_metastore: Run
 # ---- what is too large, and what is logged ---------------------------------------------------------------------------
 
 
-MANY = Field(9, LIST, Listed(BOOL, (b"\1",) * 300_000))
+MANY = Field(9, LIST, ListValue(BOOL, (b"\1",) * 300_000))
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_a_call_that_is_read_whole_has_a_limit(guard: Guarded, arguments: Fields
 
 def test_a_call_of_thousands_of_values_is_not_too_large(guard: Guarded) -> None:
     guard.database.table("t", FILES)
-    more = Field(9, LIST, Listed(STRING, (b"",) * (MANY_VALUES + 1)))
+    more = Field(9, LIST, ListValue(STRING, (b"",) * (MANY_VALUES + 1)))
     assert not guard.client.send(message("drop_table", (*struct({1: guard.db, 2: "t", 3: True}), more))).failed
     assert guard.taken() == {"t/one": FILES["one"], "t/two": FILES["two"]}
 

@@ -18,8 +18,8 @@ from replicator.errors import FormatError, UsageError
 from replicator.housekeeping import writing
 from replicator.housekeeping.items import DELETED, Item, iso
 from replicator.housekeeping.schema import HEAD, item
-from replicator.housekeeping.settings import DEFAULT_EVENTS, EXPIRED, UNREFERENCED, Defaults, read_settings
-from replicator.housekeeping.store import Store, store_url
+from replicator.housekeeping.settings import DEFAULT_EVENTS, EXPIRED, UNREFERENCED, LifecycleDefaults, read_settings
+from replicator.housekeeping.store import ItemStore, store_url
 from replicator.text.period import parse_period
 
 DAY = 86_400
@@ -38,9 +38,9 @@ def root(tmp_path: Path) -> ChangeRoot:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, root: ChangeRoot) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, root: ChangeRoot) -> Iterator[ItemStore]:
     url = request.getfixturevalue("postgres").database() if request.param == "postgresql" else None
-    with Store(store_url(root.place, url)) as opened:
+    with ItemStore(store_url(root.place, url)) as opened:
         opened.prepare(root)
         yield opened
 
@@ -50,12 +50,12 @@ def path(place: str, **more: Any) -> Item:
     return Item(path=f"file:{place}", place=place, cleanup=made["created"] + DAY, **made)
 
 
-def put(store: Store, *items: Item, **more: Any) -> int:
+def put(store: ItemStore, *items: Item, **more: Any) -> int:
     with store.transaction() as work:
         return writing.put(work, items, P1D, **more)
 
 
-def test_a_store_is_prepared_once_and_belongs_to_one_root(store: Store, root: ChangeRoot, tmp_path: Path) -> None:
+def test_a_store_is_prepared_once_and_belongs_to_one_root(store: ItemStore, root: ChangeRoot, tmp_path: Path) -> None:
     store.prepare(root)
     store.check()
     with pytest.raises(UsageError, match="another"):
@@ -66,7 +66,7 @@ def test_a_store_is_prepared_once_and_belongs_to_one_root(store: Store, root: Ch
         store.prepare(root)
 
 
-def test_migrations_make_exactly_the_tables_of_the_schema(store: Store) -> None:
+def test_migrations_make_exactly_the_tables_of_the_schema(store: ItemStore) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
@@ -78,7 +78,7 @@ def test_migrations_make_exactly_the_tables_of_the_schema(store: Store) -> None:
     assert differences == []
 
 
-def test_an_object_has_one_open_item_and_its_time_begins_once(store: Store) -> None:
+def test_an_object_has_one_open_item_and_its_time_begins_once(store: ItemStore) -> None:
     partition = {"lifecycle": EXPIRED, "partition": "p=1"}
     assert (
         put(store, path("/w/t/p=1", created=100, **partition), path("/w/t/p=2", lifecycle=EXPIRED, partition="p=2"))
@@ -94,7 +94,7 @@ def test_an_object_has_one_open_item_and_its_time_begins_once(store: Store) -> N
     assert put(store, path("/w/new", created=950, **partition)) == 1, "the one before is that of an object that is gone"
 
 
-def test_due_items_come_by_time_each_once_whatever_changes_meanwhile(store: Store) -> None:
+def test_due_items_come_by_time_each_once_whatever_changes_meanwhile(store: ItemStore) -> None:
     put(store, *(path(f"/w/t/{number}", created=number % 7) for number in range(50)))
     put(store, path("/w/later", created=DAY), path("/w/t", lifecycle=EXPIRED, created=0))
     seen: list[Item] = []
@@ -109,7 +109,7 @@ def test_due_items_come_by_time_each_once_whatever_changes_meanwhile(store: Stor
 
 
 @pytest.mark.parametrize("name", ["t", "t" * (HEAD - 4), "t" * (HEAD - 3), "t" * (HEAD - 2), "t" * (HEAD + 50), "ü%_"])
-def test_what_waits_below_a_path_is_found(store: Store, name: str) -> None:
+def test_what_waits_below_a_path_is_found(store: ItemStore, name: str) -> None:
     above = f"/w/{name}"
     put(store, path(above), path(f"{above}/in/it", created=10), path(f"{above}2/beside", created=10), path(f"{above}!"))
     items = {one.place: one for one in store.find()}
@@ -118,7 +118,7 @@ def test_what_waits_below_a_path_is_found(store: Store, name: str) -> None:
     assert store.waiting_below(asked, DAY + 50) == {}, "it is due itself"
 
 
-def test_a_rename_takes_items_and_paths_that_moved_along(store: Store) -> None:
+def test_a_rename_takes_items_and_paths_that_moved_along(store: ItemStore) -> None:
     put(store, path("/w/t/p=1", lifecycle=EXPIRED, partition="p=1"), path("/w/t/old"), path("/w/tt/old"))
     with store.transaction() as work:
         assert writing.follow(work, ("d", "t", None), ("e", "u", None), ("file:/w/t", "file:/x/u"), 5) == 3
@@ -131,7 +131,7 @@ def test_a_rename_takes_items_and_paths_that_moved_along(store: Store) -> None:
     assert put(store, path("/x/u/p=1", lifecycle=EXPIRED, partition="p=1", db="e", table="u")) == 0, "the same item"
 
 
-def test_old_items_are_forgotten_when_they_have_ended(store: Store) -> None:
+def test_old_items_are_forgotten_when_they_have_ended(store: ItemStore) -> None:
     put(store, path("/w/a"), path("/w/b"))
     with store.transaction() as work:
         writing.disable(work, "d", "t", UNREFERENCED, "no more", 100)
@@ -198,7 +198,7 @@ def test_properties_as_owners_write_them() -> None:
             "d": "beekeeper.expired.data.table.deletion.enabled",
         }
         parameters = {names.get(key, key): value for key, value in given.items()}
-        return read_settings(Table(db="d", name="t", kind=kind, parameters=parameters), Defaults())
+        return read_settings(Table(db="d", name="t", kind=kind, parameters=parameters), LifecycleDefaults())
 
     both = settings(u="TRUE", e=" true ")
     assert (both.unreferenced.text, both.expired.text, both.events) == ("P3D", "P30D", DEFAULT_EVENTS)

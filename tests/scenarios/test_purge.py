@@ -13,7 +13,7 @@ from purges import DESCRIPTOR, Warehouse
 from replicator.errors import ObjectNotFound
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.restore import restore_backup
-from replicator.purge.options import RestoreOptions, RetainOptions
+from replicator.purge.options import BackupRestoreSettings, RetainOptions
 
 
 def test_rows_with_an_id_go_and_all_others_stay(warehouse: Warehouse) -> None:
@@ -56,10 +56,10 @@ def test_a_backup_can_be_put_back_and_that_undone_and_goes_in_the_end(warehouse:
     assert warehouse.purge(root, warehouse.ids, "b").rows_erased == 10
     after = warehouse.rows("b.t")
     for _ in range(2):
-        back = restore_backup(metastore, root, RestoreOptions("b.t", "k=0"))
+        back = restore_backup(metastore, root, BackupRestoreSettings("b.t", "k=0"))
         assert back.status == "restored" and "10 rows" in back.warnings[0]
         assert warehouse.rows("b.t") == before
-        assert restore_backup(metastore, root, RestoreOptions("b.t", "k=0", undo=True)).status == "restored"
+        assert restore_backup(metastore, root, BackupRestoreSettings("b.t", "k=0", undo=True)).status == "restored"
         assert warehouse.rows("b.t") == after
 
     # a writer that had begun before the swap ends after it: its rows are in no table, and are brought there
@@ -77,7 +77,7 @@ def test_a_backup_can_be_put_back_and_that_undone_and_goes_in_the_end(warehouse:
     assert warehouse.retain(root, week).removed == []
 
     # what was recycled comes back from $cmroot
-    back = restore_backup(metastore, root, RestoreOptions("b.t", "k=0"))
+    back = restore_backup(metastore, root, BackupRestoreSettings("b.t", "k=0"))
     assert back.from_cmroot and warehouse.rows("b.t") == sorted([*before, (5000, "late", 0)], key=str)
     with pytest.raises(ObjectNotFound):
-        restore_backup(metastore, root, RestoreOptions("b.t", "k=7"))
+        restore_backup(metastore, root, BackupRestoreSettings("b.t", "k=7"))

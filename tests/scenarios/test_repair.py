@@ -18,19 +18,19 @@ from plain_tables import KEYS, PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.listing import list_tree
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.compare import repair as repairs
 from replicator.compare.comparison import Comparison
-from replicator.compare.repair import RepairOptions
+from replicator.compare.repair import RepairSettings
 from replicator.compare.repaired import Repaired
 from replicator.compare.verify import Verified, verify
 from replicator.core.model import Column
-from replicator.dumps.dump import Dumped, DumpOptions, write_dump
+from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.errors import BootstrapNeeded, ObjectNotFound, Refused
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.replay.apply.load import Loaded, load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 from replicator.replay.plan.difference import ByDifference
 
 RUNTIME = local_runtime()
@@ -54,22 +54,22 @@ class Shop:
 
     def catch_up(self, **options: Any) -> Loaded:
         """Captures, dumps and loads: a bootstrap, then increments."""
-        capture(self.source.metastore, self.root, CaptureOptions([self.source.name]), RUNTIME)
+        capture(self.source.metastore, self.root, CaptureSettings([self.source.name]), RUNTIME)
         place, since = self.work / f"dump{len(self.dumps)}", self.dumps[-1].dump if self.dumps else None
         self.dumps.append(
             write_dump(
-                self.root, str(place), DumpOptions(self.source.metastore.uri, [self.source.name], since=since), RUNTIME
+                self.root, str(place), DumpSettings(self.source.metastore.uri, [self.source.name], since=since), RUNTIME
             )
         )
         return self.load(self.dumps[-1].dump, **options)
 
     def load(self, dump: str, **options: Any) -> Loaded:
-        chosen = LoadOptions(cmroot=str(self.cmroot), rename=[(self.source.name, self.target.name)], **options)
+        chosen = LoadSettings(cmroot=str(self.cmroot), rename=[(self.source.name, self.target.name)], **options)
         return load(dump, self.target.metastore, chosen, RUNTIME)
 
-    def options(self, **changes: Any) -> RepairOptions:
+    def options(self, **changes: Any) -> RepairSettings:
         known = {"db": self.source.name, "cmroot": str(self.cmroot)}
-        return RepairOptions(**{**known, **changes})
+        return RepairSettings(**{**known, **changes})
 
     def repair(self, how: Comparison | None = None, **changes: Any) -> Repaired:
         both = how or self.comparison
@@ -212,7 +212,7 @@ def test_a_table_that_does_not_differ_is_not_read(shop: Shop) -> None:
 
 def test_bytes_come_from_the_kept_ones_where_the_source_has_moved_on(shop: Shop) -> None:
     shop.source.write("sales", {"f1": "1ne" * 100})
-    capture(shop.source.metastore, shop.root, CaptureOptions(), RUNTIME)
+    capture(shop.source.metastore, shop.root, CaptureSettings(), RUNTIME)
     (shop.target.home / "sales/f1").unlink()
 
     repaired = shop.repair()

@@ -403,11 +403,11 @@ def test_a_load_that_goes_on_while_its_target_becomes_primary_stops_and_leaves_i
 ) -> None:
 
     from replicator.replay.apply.load import load
-    from replicator.replay.apply.planning import LoadOptions
+    from replicator.replay.apply.planning import LoadSettings
 
     established(fixture)
     assert fixture.dump().code == 0
-    options = LoadOptions(warehouse=str(fixture.warehouse))
+    options = LoadSettings(warehouse=str(fixture.warehouse))
     with pytest.raises(Refused, match="is the primary"):
         load(str(fixture.last), promoting(moment), options, local_runtime())
     assert target_role(fixture) == RoleMark(PRIMARY, 9)

@@ -15,18 +15,18 @@ from plain_tables import SERVERS_OWN, PlainDatabase
 
 from cmroot.lease import acquire
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.cli.main import run
 from replicator.compare.comparison import Comparison
 from replicator.compare.sampling import Budget, Sampled, memory_of, verify_sample
-from replicator.compare.verified import Memory, TableMemory, read_memory, write_memory
-from replicator.dumps.dump import Dumped, DumpOptions, write_dump
+from replicator.compare.verified import TableMemory, VerifiedTables, read_memory, write_memory
+from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.errors import LeaseHeld
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.load import load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 
 RUNTIME = local_runtime()
 TABLES = ("a", "b", "c", "d", "e")
@@ -46,13 +46,13 @@ class Replica:
     dumps: list[Dumped] = field(default_factory=list)
 
     def catch_up(self) -> None:
-        capture(self.source.metastore, self.root, CaptureOptions([self.source.name]), RUNTIME)
+        capture(self.source.metastore, self.root, CaptureSettings([self.source.name]), RUNTIME)
         place, since = str(self.work / f"dump{len(self.dumps)}"), self.dumps[-1].dump if self.dumps else None
         dumped = write_dump(
-            self.root, place, DumpOptions(self.source.metastore.uri, [self.source.name], since=since), RUNTIME
+            self.root, place, DumpSettings(self.source.metastore.uri, [self.source.name], since=since), RUNTIME
         )
         self.dumps.append(dumped)
-        options = LoadOptions(cmroot=str(self.work / "target-cmroot"), rename=[(self.source.name, self.target.name)])
+        options = LoadSettings(cmroot=str(self.work / "target-cmroot"), rename=[(self.source.name, self.target.name)])
         load(place, self.target.metastore, options, RUNTIME)
 
     def sample(self, tables: int | None = None, size: int | None = None, **how: Any) -> Sampled:
@@ -229,7 +229,7 @@ def test_a_clock_that_went_back_makes_no_age_negative(replica: Replica) -> None:
 
 def test_a_million_tables_are_one_small_file(tmp_path: Path) -> None:
     names = [f"a_table_of_the_warehouse_{number}" for number in range(100_000)]
-    memory = Memory({name: TableMemory(1.7e9 + number, "same", number, 0) for number, name in enumerate(names)})
+    memory = VerifiedTables({name: TableMemory(1.7e9 + number, "same", number, 0) for number, name in enumerate(names)})
     write_memory(str(tmp_path), "db", memory)
     assert [each.name for each in tmp_path.iterdir()] == ["db.parquet"]
     assert (tmp_path / "db.parquet").stat().st_size < 30 * len(names)

@@ -21,7 +21,7 @@ from replicator.metastore.embedded.running import Running
 from replicator.policies.roles import read_role, set_role
 from replicator.turnover.role_change import Reporter, RoleChanged, StepReport, nobody
 from replicator.turnover.switchover import abort, switchover
-from replicator.turnover.switchover_steps import SwitchoverOptions
+from replicator.turnover.switchover_steps import SwitchoverSettings
 
 NAMES = ("check", "catch up", "fence", "drain", "verify", "promote", "demote", "late", "slots")
 
@@ -32,7 +32,7 @@ def pair(two_databases: Replication) -> Replication:
 
 
 def turn(pair: Replication, reported: Reporter = nobody, **more: Any) -> RoleChanged:
-    return switchover(pair.sides(**more), SwitchoverOptions(patience=pair.policy.schedule * 0, reported=reported))
+    return switchover(pair.sides(**more), SwitchoverSettings(patience=pair.policy.schedule * 0, reported=reported))
 
 
 def roles(pair: Replication) -> dict[str, str]:
@@ -163,13 +163,13 @@ def test_a_policy_that_was_never_run_cannot_be_switched_over(
 
 
 def test_tables_that_differed_in_their_last_comparison_are_repaired_first(pair: Replication) -> None:
-    from replicator.compare.verified import Memory, TableMemory, write_memory
+    from replicator.compare.verified import TableMemory, VerifiedTables, write_memory
 
     place = str(pair.here / "target/.cmroot/verified")
-    write_memory(place, f"{pair.name}_a", Memory({"t": TableMemory(verified=1.0, outcome="different")}))
+    write_memory(place, f"{pair.name}_a", VerifiedTables({"t": TableMemory(verified=1.0, outcome="different")}))
     with pytest.raises(Refused, match="repair it first"):
         turn(pair)
-    done = switchover(pair.sides(), SwitchoverOptions(anyway=True))
+    done = switchover(pair.sides(), SwitchoverSettings(anyway=True))
     assert any("repair it first" in text for text in done.warnings)
 
 
@@ -238,7 +238,7 @@ def test_a_drain_that_finds_no_end_can_be_run_again_or_taken_back(pair: Replicat
 
     busy = replace(pair.sides(), source=Busy())  # type: ignore[arg-type]
     with pytest.raises(NotReached, match="still writes") as raised:
-        switchover(busy, SwitchoverOptions(drain=pair.policy.schedule * 0))
+        switchover(busy, SwitchoverSettings(drain=pair.policy.schedule * 0))
     assert "--abort" in raised.value.hint and raised.value.exit_code == 75
     assert roles(pair)["a"] == "fenced at epoch 2"
     assert abort(pair.sides()).status == "aborted"

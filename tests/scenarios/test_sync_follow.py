@@ -23,7 +23,7 @@ from replicator.errors import ConfigError, LeaseHeld, MetastoreUnreachable
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
-from replicator.policies.follow import Followed, Listeners, Pace, Scan, follow
+from replicator.policies.follow import Listeners, Pace, RunsFollowed, Scan, follow
 from replicator.policies.run import SyncRun
 
 PATIENCE = 60.0
@@ -212,7 +212,7 @@ def test_failures_wait_twice_as_long_each_time_up_to_a_minute_and_a_success_forg
         return SyncRun("p")
 
     follow(
-        Followed("p"),
+        RunsFollowed("p"),
         once,
         lambda reverse: int(turning.now),
         Listeners(lambda run: None, lambda error, wait: None),
@@ -265,7 +265,7 @@ def test_quiet_rounds_are_not_made_until_a_scan_is_due_and_every_failure_is_trie
         return next(events)
 
     unreached: list[str] = []
-    total = Followed("p")
+    total = RunsFollowed("p")
     follow(
         total,
         once,
@@ -289,7 +289,7 @@ def test_what_trying_again_cannot_mend_ends_the_following() -> None:
 
     with pytest.raises(ConfigError):
         follow(
-            Followed("p"),
+            RunsFollowed("p"),
             once,
             lambda reverse: 1,
             Listeners(lambda run: None, lambda error, wait: None),

@@ -16,7 +16,7 @@ from engines import local_runtime
 
 from cmroot.root import ChangeRoot, create_or_open
 from cmroot.store.place import local_path
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.compare import compare_files, verify
 from replicator.compare.comparison import Comparison
 from replicator.compare.differences import Difference, Differences, Homes, compare
@@ -37,14 +37,14 @@ from replicator.core.model import (
 )
 from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
-from replicator.dumps.dump import DumpOptions, write_dump
+from replicator.dumps.dump import DumpSettings, write_dump
 from replicator.errors import ObjectNotFound
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.status import status
 from replicator.replay.apply.load import load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 
 RUNTIME = local_runtime()
 COLUMNS = (Column(name="a", type="int", comment="the first"), Column(name="b", type="string"))
@@ -195,10 +195,10 @@ def replicate(
         elsewhere = source_metastore.warehouse.parent / f"elsewhere-{db}"
         mappings = [(f"file:{elsewhere}", f"file:{place}/mapped")] if mapped else []
         root = create_or_open(str(place / "cmroot"))
-        capture(source, root, CaptureOptions([db]), RUNTIME)
+        capture(source, root, CaptureSettings([db]), RUNTIME)
         dump = str(place / "dump")
-        write_dump(root, dump, DumpOptions(source.uri, [db]), RUNTIME)
-        options = LoadOptions(cmroot=str(place / "target-cmroot"), rename=renames, map_locations=mappings)
+        write_dump(root, dump, DumpSettings(source.uri, [db]), RUNTIME)
+        options = LoadSettings(cmroot=str(place / "target-cmroot"), rename=renames, map_locations=mappings)
         load(dump, target, options, RUNTIME)
         return Replica(source, target, db, f"{db}_copy" if rename else db, root, {"rename": renames})
 
@@ -553,7 +553,7 @@ def test_status_tells_how_far_a_target_is_and_the_lag(replicate: Replicate) -> N
 
     home = Path(local_path(replica.source.database(replica.db).location or ""))
     replica.source.add_partitions(replica.db, "days", [partition(home, "2026-01-01")])
-    capture(replica.source, root, CaptureOptions(), RUNTIME)
+    capture(replica.source, root, CaptureSettings(), RUNTIME)
     event = replica.source.next_events(now.event, 10)[0]
     later = status(replica.target, replica.name, source=replica.source, root=root, clock=lambda: event.time + 7.5)
     assert (later.status, later.lag_events, later.lag_seconds, later.lag_bytes) == ("behind", 1, 7.5, 14)

@@ -14,15 +14,15 @@ from engines import local_runtime
 from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.cli.main import run
-from replicator.dumps.dump import Dumped, DumpOptions, write_dump
+from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.errors import NotReached, UsageError
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.policies.wait import FIRST, LONGEST, Goal, Waited, wait
 from replicator.replay.apply.load import load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 
 RUNTIME = local_runtime()
 MINUTE = timedelta(minutes=1)
@@ -56,11 +56,11 @@ class Replication:
 
     def catch_up(self) -> int:
         """The target's event afterwards."""
-        capture(self.source, self.root, CaptureOptions([self.shop.name]), RUNTIME)
+        capture(self.source, self.root, CaptureSettings([self.shop.name]), RUNTIME)
         place, since = str(self.work / f"dump{len(self.dumps)}"), self.dumps[-1].dump if self.dumps else None
-        dumped = write_dump(self.root, place, DumpOptions(self.source.uri, [self.shop.name], since=since), RUNTIME)
+        dumped = write_dump(self.root, place, DumpSettings(self.source.uri, [self.shop.name], since=since), RUNTIME)
         self.dumps.append(dumped)
-        options = LoadOptions(cmroot=str(self.work / "target-cmroot"))
+        options = LoadSettings(cmroot=str(self.work / "target-cmroot"))
         return load(place, self.target, options, RUNTIME).to_event
 
     def wait(self, goal: Goal, time: Turned, timeout: timedelta = MINUTE, db: str = "") -> Waited:

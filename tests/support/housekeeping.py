@@ -16,9 +16,9 @@ from replicator.core.model import Table
 from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.items import Item
 from replicator.housekeeping.listing import Filter, list_items
-from replicator.housekeeping.run import Housekeeping, Options
-from replicator.housekeeping.settings import Defaults
-from replicator.housekeeping.store import Store, store_url
+from replicator.housekeeping.run import Housekeeping, RunOptions
+from replicator.housekeeping.settings import LifecycleDefaults
+from replicator.housekeeping.store import ItemStore, store_url
 from replicator.metastore.client import Metastore
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.removal.audit import AuditRow, read_audit
@@ -100,9 +100,9 @@ class LifecycleFixture:
         **defaults: Any,
     ) -> Housekept:
         """A run so many days from now."""
-        options = Options(Defaults(**defaults), captures, [self.db.name])
+        options = RunOptions(LifecycleDefaults(**defaults), captures, [self.db.name])
         with (
-            Store(self.url) as store,
+            ItemStore(self.url) as store,
             Housekeeping(
                 root=self.root,
                 metastore=metastore or self.metastore,
@@ -116,7 +116,7 @@ class LifecycleFixture:
             return housekeeping.run(dry_run=rehearse)
 
     def items(self, **wanted: Any) -> list[Item]:
-        with Store(self.url) as store:
+        with ItemStore(self.url) as store:
             return list_items(store, Filter(**wanted))[0]
 
     def states(self, **wanted: Any) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from replicator.policies.direction import Sides
 from replicator.policies.memory import Memory
 from replicator.policies.roles import read_role, set_role
 from replicator.policies.run import Remembering, SyncRun, sync_once
-from replicator.policies.steps import SyncOptions
+from replicator.policies.steps import SyncSettings
 
 _numbers = itertools.count(1)
 
@@ -77,7 +77,7 @@ class Replication:
         **options: Any,
     ) -> SyncRun:
         sides = replace(self.sides(clock=clock or time.time), others=others)
-        return sync_once(sides, SyncOptions(**options), remembering)
+        return sync_once(sides, SyncSettings(**options), remembering)
 
     def sides(self, **more: Any) -> Sides:
         """more: fields of the runtime."""

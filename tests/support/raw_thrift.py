@@ -17,9 +17,9 @@ from replicator.gateways.messages import (
     STRUCT,
     Field,
     Fields,
-    Header,
-    Listed,
+    ListValue,
     Mapped,
+    MessageHeader,
     parse_header,
     read_struct,
     text,
@@ -91,7 +91,7 @@ class RawClient:
 
 
 def message(name: str, arguments: Fields) -> bytes:
-    return Header(CALL, name, next(_numbers), 0).encode() + write_struct(arguments)
+    return MessageHeader(CALL, name, next(_numbers), 0).encode() + write_struct(arguments)
 
 
 def struct(numbered: dict[int, Any]) -> Fields:
@@ -107,7 +107,7 @@ def _typed(value: Any) -> tuple[int, Any]:
         return STRING, value
     if isinstance(value, list):
         kinds = [_typed(item) for item in value]
-        return LIST, Listed(kinds[0][0] if kinds else STRING, tuple(item for _, item in kinds))
+        return LIST, ListValue(kinds[0][0] if kinds else STRING, tuple(item for _, item in kinds))
     if isinstance(value, dict):
         return MAP, Mapped(STRING, STRING, tuple((key.encode(), each.encode()) for key, each in value.items()))
     return STRUCT, value

@@ -22,19 +22,19 @@ from engines import local_engine, local_runtime
 from spark_sql import SparkSql
 
 from cmroot.root import ChangeRoot, create_or_open
-from replicator.captures.capture import CaptureOptions, capture
+from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.recording import Captured
 from replicator.compare.comparison import Comparison
 from replicator.compare.verify import verify
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Partition, Storage, Table, partition_name
 from replicator.core.runtime import Runtime
-from replicator.dumps.dump import Dumped, DumpOptions, write_dump
+from replicator.dumps.dump import Dumped, DumpSettings, write_dump
 from replicator.events.scope import Patterns
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
 from replicator.replay.apply.load import Loaded, load
-from replicator.replay.apply.planning import LoadOptions
+from replicator.replay.apply.planning import LoadSettings
 
 OURS = ("replicator.", "repl.")
 SPARK = {
@@ -154,7 +154,7 @@ class Pair:
     # ---- replication ----------------------------------------------------------------------------------------------
 
     def capture(self, **options: Any) -> Captured:
-        chosen = CaptureOptions(**{"databases": [self.db], **options})
+        chosen = CaptureSettings(**{"databases": [self.db], **options})
         return capture(self.source, self.root, chosen, Runtime(self.engine))
 
     def dump(
@@ -164,13 +164,13 @@ class Pair:
         if captures:
             self.capture(**options)
         self.dumps += 1
-        chosen = DumpOptions(self.source.uri, [self.db], Patterns.parse(self.include), since, until)
+        chosen = DumpSettings(self.source.uri, [self.db], Patterns.parse(self.include), since, until)
         return write_dump(self.root, str(self.work / f"dump{self.dumps}"), chosen, Runtime(self.engine))
 
     def load(self, dump: Dumped | str, **options: Any) -> Loaded:
         place = dump if isinstance(dump, str) else dump.dump
         rename = [(self.db, self.rename)] if self.rename else []
-        chosen = LoadOptions(**{"rename": rename, "map_locations": self.mappings, **options})
+        chosen = LoadSettings(**{"rename": rename, "map_locations": self.mappings, **options})
         return load(place, self.target, chosen, Runtime(self.engine))
 
     def bootstrap(self, **options: Any) -> Loaded:

@@ -22,7 +22,7 @@ from cmroot.errors import FormatError, LeaseHeld, Superseded
 from cmroot.lease import acquire
 from cmroot.log import compact as compacting
 from cmroot.log.captured import COVERED_MARGIN, FILES_PART, MARKER, Segment, SegmentWriter, segments, sweep_log
-from cmroot.log.compact import Run, compact, plan_compaction
+from cmroot.log.compact import MergeGroup, compact, plan_compaction
 from cmroot.log.part_reading import PartsReader
 from cmroot.log.parts import LINES, PARQUET, Marker, Part
 from cmroot.root import create_or_open
@@ -364,7 +364,7 @@ def test_any_plan_merges_neighbours_within_the_limit(weights: list[float]) -> No
     log = [_Sized(number, weight) for number, weight in enumerate(weights)]
     seen: list[int] = []
     for run in plan_compaction(log):
-        assert isinstance(run, Run) and len(run.segments) > 1
+        assert isinstance(run, MergeGroup) and len(run.segments) > 1
         members = [segment.first for segment in run.segments]
         assert members == list(range(run.first, run.last + 1))
         assert sum(weights[each] for each in members) <= 1.001
@@ -394,10 +394,10 @@ def test_merging_needs_no_more_memory_for_more_segments(local_root: str) -> None
     tracemalloc.start()
     try:
         with acquire(local_root, "compact") as lease:
-            compacting.merge(local_root, Run(tuple(listed[:2])), lease)
+            compacting.merge(local_root, MergeGroup(tuple(listed[:2])), lease)
             few = tracemalloc.get_traced_memory()[1]
             tracemalloc.reset_peak()
-            compacting.merge(local_root, Run(tuple(segments(local_root))), lease)
+            compacting.merge(local_root, MergeGroup(tuple(segments(local_root))), lease)
             many = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -16,7 +16,7 @@ from steps import at_every_step
 from cmroot.errors import FormatError, KeepError, NotWritable
 from cmroot.keep.content import is_kept, locate
 from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
-from cmroot.keep.journal import DropCall, Owner, Source
+from cmroot.keep.journal import DropCall, InterceptSource, Owner
 from cmroot.log.intercepted import JOURNAL, read_intercepted, undecided_since
 from cmroot.root import create_or_open
 from cmroot.store.checksum import checksum_file
@@ -37,7 +37,10 @@ class Ground:
             (Place(self.table) / name).write_bytes(data)
 
     def begin(self, stopped: threading.Event | None = None, **more: object) -> Intercept:
-        sources = [Source(self.table, "t"), *(Source(join(self.table, f"p={number}"), "t") for number in (1, 2))]
+        sources = [
+            InterceptSource(self.table, "t"),
+            *(InterceptSource(join(self.table, f"p={number}"), "t") for number in (1, 2)),
+        ]
         owners = [Owner("t", f"p={number}", join(self.table, f"p={number}")) for number in (1, 2)]
         drop = DropCall(before_event=7, call="drop_table", db="db", table="t", **more)  # type: ignore[arg-type]
         return Intercept.begin(self.root, drop, sources, owners, stopped=stopped)
@@ -241,7 +244,7 @@ def test_of_several_tables_only_those_that_were_dropped_stay(tmp_path: Path) -> 
     ground = Ground(str(tmp_path / "cmroot"), str(tmp_path / "w"))
     for name in ("dropped", "there"):
         (Place(ground.table) / name / "file").write_bytes(name.encode())
-    sources = [Source(join(ground.table, name), name) for name in ("dropped", "there")]
+    sources = [InterceptSource(join(ground.table, name), name) for name in ("dropped", "there")]
     intercept = Intercept.begin(
         ground.root,
         DropCall(before_event=1, call="drop_database", db="db", table=""),

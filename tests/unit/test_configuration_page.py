@@ -14,7 +14,7 @@ from replicator.core import config
 PAGE = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
 TABLES = {
     "metastores.NAME": config.MetastoreConfig,
-    "defaults": config.Defaults,
+    "defaults": config.OptionDefaults,
     "guard": config.GuardConfig,
     "housekeeping": config.HousekeepingConfig,
     "retention": config.RetentionConfig,

@@ -52,7 +52,7 @@ from replicator.replay.apply.orphans import _by_place, begun_places
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.work import Work
 from replicator.replay.copy.files import fold_entries
-from replicator.replay.places.clearing import Kept
+from replicator.replay.places.clearing import SparedPlace
 from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import Placement
 from replicator.replay.places.replica import OWN, POSITION, SOURCE, Mark, replica_partition, replica_table
@@ -100,7 +100,7 @@ class Warehouse:
         top = f"{plain(place)}/"
         return {path.removeprefix(top): text for path, text in self.files.items() if path.startswith(top)}
 
-    def delete(self, place: str | None, kept: Sequence[Kept] = ()) -> None:
+    def delete(self, place: str | None, kept: Sequence[SparedPlace] = ()) -> None:
         for path in self.below(place):
             if not any(each.covers(f"{plain(place)}/{path}") for each in kept):
                 del self.files[f"{plain(place)}/{path}"]

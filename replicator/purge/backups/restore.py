@@ -23,8 +23,8 @@ from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.backups import Backup, backups, late, recorded
 from replicator.purge.counting import settle_counts
-from replicator.purge.options import RestoreOptions
-from replicator.purge.parts import Part, is_data, look_at, parts_of
+from replicator.purge.options import BackupRestoreSettings
+from replicator.purge.parts import PurgePart, is_data, look_at, parts_of
 from replicator.purge.state import PURGE, Unit, new_run
 from replicator.purge.swapping import Figures, drop_column_statistics, flip, purged
 from replicator.removal.audit import begin_audit
@@ -32,7 +32,7 @@ from replicator.removal.bring_back import bring_back
 
 
 @dataclass
-class Restored(Report):
+class BackupRestored(Report):
     """location: where the partition lies now; replaced: where it lay, which stays as trash. backup: when that was
     swapped out. rows: those it has again, -1 where nobody counted."""
 
@@ -52,11 +52,11 @@ class Restored(Report):
 def restore_backup(
     metastore: Metastore,
     root: ChangeRoot,
-    options: RestoreOptions,
+    options: BackupRestoreSettings,
     *,
     dry_run: bool = False,
     clock: Callable[[], float] = clocks.time,
-) -> Restored:
+) -> BackupRestored:
     """Puts a backup back.
 
     Raises ObjectNotFound when there is none, Refused when the partition changes meanwhile, FilesMissing when bytes of a
@@ -76,8 +76,10 @@ def restore_backup(
         (part,) = parts
         when = iso(backup.unit.time)
         if normal(part.location) == normal(backup.place):
-            return Restored("unchanged", table, partition, part.location, "", when)
-        reported = Restored("planned", table, partition, backup.place, part.location, when, rows=backup.unit.rows or -1)
+            return BackupRestored("unchanged", table, partition, part.location, "", when)
+        reported = BackupRestored(
+            "planned", table, partition, backup.place, part.location, when, rows=backup.unit.rows or -1
+        )
         _warn(reported, backup, undo)
         if dry_run:
             return reported
@@ -135,7 +137,7 @@ def restore_backup(
     return reported
 
 
-def _chosen(known: Iterable[Backup], options: RestoreOptions) -> Backup:
+def _chosen(known: Iterable[Backup], options: BackupRestoreSettings) -> Backup:
     """Newest first. What is the table's own is none."""
     moment = options.moment
     found = [each for each in known if each.unit.backup in ("kept", "recycled") and each.trash == options.undo]
@@ -160,7 +162,7 @@ def _until(found: list[Backup], moment: str) -> list[Backup]:
     return [each for each in found if int(each.unit.time) <= limit]
 
 
-def _warn(reported: Restored, backup: Backup, undo: bool) -> None:
+def _warn(reported: BackupRestored, backup: Backup, undo: bool) -> None:
     if backup.unit.matched and not undo:
         reported.warnings.append(
             f"{backup.unit.matched:,} rows that run {backup.directory.id} erased are back: purge again, or undo this"
@@ -183,7 +185,7 @@ def _brought_back(root: str, backup: Backup) -> int:
     return back.files + len(back.there)
 
 
-def _matched(known: Iterable[Backup], part: Part) -> int:
+def _matched(known: Iterable[Backup], part: PurgePart) -> int:
     """Rows that a purge had erased and a restore brought back, where this is what it brought back."""
     here = normal(part.location)
     return next(
@@ -191,6 +193,6 @@ def _matched(known: Iterable[Backup], part: Part) -> int:
     )
 
 
-def _rows(part: Part) -> int:
+def _rows(part: PurgePart) -> int:
     text = part.obj.parameters.get("numRows", "")
     return int(text) if text.isdecimal() else 0

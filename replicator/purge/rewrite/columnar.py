@@ -42,7 +42,7 @@ Rewrite = Callable[..., Counts]
 
 
 @dataclass
-class Tally:
+class RowTally:
     """The same while they are counted."""
 
     rows: int = 0
@@ -83,7 +83,7 @@ def rewrite_parquet(
     path = _path(file.schema_arrow, field)
     wanted = _as_type(keys, _type_at(file.schema_arrow, path))
     options = _as_written(footer, bare, file.schema_arrow)
-    tally, origins = Tally(), list[int]()
+    tally, origins = RowTally(), list[int]()
     with target as out:
         held = _HeldEnd(out)
         writer = pq.ParquetWriter(held, file.schema_arrow, **options)
@@ -100,7 +100,7 @@ def rewrite_parquet(
 
 
 def _bundles(
-    batches: Iterator[pa.RecordBatch], path: tuple[str, ...], keys: pa.Array, padded: bool, tally: Tally
+    batches: Iterator[pa.RecordBatch], path: tuple[str, ...], keys: pa.Array, padded: bool, tally: RowTally
 ) -> Iterator[pa.Table]:
     """What stays, in tables of at most about GROUP_BYTES; counted on the way."""
     waiting: list[pa.RecordBatch] = []

@@ -56,7 +56,7 @@ def count_sequence(source: BinaryIO) -> int:
 
 
 @dataclass(frozen=True)
-class Header:
+class SequenceHeader:
     """notes: the file's own metadata."""
 
     value_class: str
@@ -65,7 +65,7 @@ class Header:
     notes: Mapping[str, str]
 
 
-def read_header(file: Input) -> Header:
+def read_header(file: Input) -> SequenceHeader:
     """Up to the sync marker. Raises Unsupported, FormatError."""
     magic = file.take(4)
     if magic[:3] != _MAGIC:
@@ -80,7 +80,7 @@ def read_header(file: Input) -> Header:
     if in_blocks and codec is None:
         raise FormatError("blocks are compressed, and nothing says how")
     many = read_int(file) if version >= _WITH_METADATA else 0
-    return Header(value_class, in_blocks, codec, {read_text(file): read_text(file) for _ in range(many)})
+    return SequenceHeader(value_class, in_blocks, codec, {read_text(file): read_text(file) for _ in range(many)})
 
 
 class _SequenceFile:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
-from replicator.purge.onboarding import Gap, Onboarded
-from replicator.purge.parts import Looked, Part, looks_tasks, run_looks_task
+from replicator.purge.onboarding import Onboarded, PurgeGap
+from replicator.purge.parts import Looked, PurgePart, looks_tasks, run_looks_task
 from replicator.purge.search import matching
 from replicator.purge.search.ids import Ids
 from replicator.purge.search.matching import Search
@@ -19,7 +19,7 @@ REPORTED = 100
 """Partitions of a table that are named as not searched; the rest is counted."""
 
 
-def look_at_all(engines: AutoEngine, parts: Sequence[Part]) -> dict[str, Looked]:
+def look_at_all(engines: AutoEngine, parts: Sequence[PurgePart]) -> dict[str, Looked]:
     """What lies at each location. To be asked before a search, so that a change that comes after is noticed."""
     engine = engines.for_work(len(parts))
     tasks = looks_tasks(parts)
@@ -27,8 +27,8 @@ def look_at_all(engines: AutoEngine, parts: Sequence[Part]) -> dict[str, Looked]
 
 
 def searched(
-    ids: Ids, onboarded: Onboarded, parts: Sequence[Part], looked: Mapping[str, Looked]
-) -> tuple[Search, list[Gap]]:
+    ids: Ids, onboarded: Onboarded, parts: Sequence[PurgePart], looked: Mapping[str, Looked]
+) -> tuple[Search, list[PurgeGap]]:
     """The query, and what it does not reach of the table. Raises LossyIds.
 
     Spark's own readers take all partitions for files of the table's format and pass over sub-directories; where that
@@ -44,7 +44,7 @@ def _format_key(storage: Storage) -> tuple[str | None, str | None]:
     return storage.serde.library, storage.input_format
 
 
-def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, deep: bool) -> Iterable[Gap]:
+def _gaps(table: str, parts: Sequence[PurgePart], looked: Mapping[str, Looked], *, deep: bool) -> Iterable[PurgeGap]:
     gaps = []
     for part in parts:
         each = looked[part.location]
@@ -56,7 +56,7 @@ def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, de
         if each.unread:
             reasons.append(f"files that no reader takes for rows: {each.unread}")
         if reasons:
-            gaps.append(Gap(f"{table}/{part.name}".rstrip("/"), f"not searched: {'; '.join(reasons)}"))
+            gaps.append(PurgeGap(f"{table}/{part.name}".rstrip("/"), f"not searched: {'; '.join(reasons)}"))
     yield from gaps[:REPORTED]
     if len(gaps) > REPORTED:
-        yield Gap(table, f"not searched: the like in {len(gaps) - REPORTED:,} more partitions")
+        yield PurgeGap(table, f"not searched: the like in {len(gaps) - REPORTED:,} more partitions")

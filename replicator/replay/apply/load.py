@@ -28,7 +28,7 @@ from replicator.replay.apply.claim import Claims
 from replicator.replay.apply.cloning import Cloning
 from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.orphans import clear_orphans
-from replicator.replay.apply.planning import LoadOptions, compare, plan_load, roots_of
+from replicator.replay.apply.planning import LoadSettings, compare, plan_load, roots_of
 from replicator.replay.apply.post_commit import prove
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.prune import prune
@@ -62,7 +62,7 @@ class Loaded(LoadCounts):
     commit_seconds: float = 0.0
 
 
-def load(dump: str, target: Metastore, options: LoadOptions, runtime: Runtime) -> Loaded:
+def load(dump: str, target: Metastore, options: LoadSettings, runtime: Runtime) -> Loaded:
     """Replays a finished dump. May run twice, and again after a crash at any point.
 
     Raises FormatError for a dump that is unfinished or damaged; Refused and BootstrapNeeded as `make_plan` says; before

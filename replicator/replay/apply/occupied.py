@@ -10,7 +10,7 @@ from replicator.dumps.layout import BOOTSTRAP
 from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.apply.work import exists
-from replicator.replay.places.neighbours import Holder, Neighbours
+from replicator.replay.places.neighbours import Neighbours, Occupant
 from replicator.replay.places.placement import relative
 from replicator.replay.places.replica import SOURCE
 from replicator.replay.plan.plan import Plan, TablePlan
@@ -49,7 +49,7 @@ def _new_place(step: TablePlan) -> str | None:
     return None if same else step.table.location
 
 
-def _made_with_it(plan: Plan, target: MetastoreReader, other: Holder) -> bool:
+def _made_with_it(plan: Plan, target: MetastoreReader, other: Occupant) -> bool:
     """Whether a table is one that loads like this one made: as the source has both, so has the target."""
     if other.db not in plan.placement.databases.values():
         return False

@@ -44,7 +44,7 @@ from replicator.replay.plan.target import (
 
 
 @dataclass(frozen=True)
-class LoadOptions:
+class LoadSettings:
     """How a load is made.
 
     warehouse, cmroot: the target's own (None: its default database's directory, and `.cmroot` in it).
@@ -84,7 +84,7 @@ class LoadOptions:
     take_over: bool = False
 
 
-def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions) -> Plan:
+def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadSettings) -> Plan:
     """Decides what a load does; changes nothing. The dump's parts are verified first."""
     reader.verify()
     placement = _placement(reader.metadata, target, options)
@@ -141,7 +141,7 @@ def plan_load(reader: DumpReader, target: MetastoreReader, options: LoadOptions)
     return plan
 
 
-def planned(reader: DumpReader, target: Metastore, options: LoadOptions, runtime: Runtime) -> Replay:
+def planned(reader: DumpReader, target: Metastore, options: LoadSettings, runtime: Runtime) -> Replay:
     """`plan_load`, for who looks at what a load would do."""
     plan, roots = plan_load(reader, target, options), roots_of(reader, target, options)
     return Replay(plan, reader, target, roots, runtime, Neighbours(target))
@@ -154,7 +154,7 @@ def compare(replay: Replay) -> None:
         isolate(replay.plan, differing_objects(replay))
 
 
-def _by_snapshots(options: LoadOptions, there: Mapping[str, TargetDatabase], *, bootstrap: bool) -> bool:
+def _by_snapshots(options: LoadSettings, there: Mapping[str, TargetDatabase], *, bootstrap: bool) -> bool:
     """Whether a load publishes by snapshots. Raises BootstrapNeeded where it is to keep the source's layout, and the
     target does not."""
     databases = [each.database for each in there.values() if each.database is not None]
@@ -174,22 +174,22 @@ def _entries(reader: DumpReader) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([batch])
 
 
-def warehouse_of(target: MetastoreReader, options: LoadOptions) -> str:
+def warehouse_of(target: MetastoreReader, options: LoadSettings) -> str:
     """The target's, as asked for or as its metastore says."""
     return normal(options.warehouse or default_warehouse(target))
 
 
-def root_of(target: MetastoreReader, options: LoadOptions) -> str:
+def root_of(target: MetastoreReader, options: LoadSettings) -> str:
     """The target's `$cmroot`, as asked for or below its warehouse."""
     return str(as_written(options.cmroot or join(warehouse_of(target, options), ".cmroot")))
 
 
-def roots_of(reader: DumpReader, target: MetastoreReader, options: LoadOptions) -> Roots:
+def roots_of(reader: DumpReader, target: MetastoreReader, options: LoadSettings) -> Roots:
     """Both `$cmroot`s of a load."""
     return Roots(options.source_root or reader.metadata.root, root_of(target, options))
 
 
-def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: LoadOptions) -> Placement:
+def _placement(metadata: layout.DumpMetadata, target: MetastoreReader, options: LoadSettings) -> Placement:
     renames = dict(options.rename)
     unknown = set(renames) - set(metadata.scope.databases)
     if unknown:

@@ -32,7 +32,7 @@ from replicator.replay.copy.emptied import remove_above
 from replicator.replay.copy.left import LeftTask, run_left_task
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.by_name import BY_NAME, lies_by_name, not_noted, noted
-from replicator.replay.places.clearing import Clearing, Kept, clear
+from replicator.replay.places.clearing import Clearing, SparedPlace, clear
 from replicator.replay.places.neighbours import Free, Leaving, Name, Neighbours
 from replicator.replay.places.placement import is_published, relative
 from replicator.replay.places.replica import has_sources_data
@@ -322,7 +322,7 @@ def around_root(root: str, clearing: Clearing) -> Clearing:
     place = resolved(root)
     if not is_within(place, resolved(clearing.directory)):
         return clearing
-    return Clearing(clearing.directory, (*clearing.kept, Kept(place)))
+    return Clearing(clearing.directory, (*clearing.kept, SparedPlace(place)))
 
 
 def leaving_partitions(table: Table, names: Iterable[str]) -> Leaving:

@@ -56,7 +56,7 @@ OPEN = Fence("")
 
 
 @dataclass
-class Asking(Fence):
+class AskingFence(Fence):
     """For attempts in this process: whether whoever runs them may still change anything. `ask` raises LeaseHeld."""
 
     ask: Callable[[], None] = lambda: None
@@ -101,7 +101,7 @@ def fenced(
             yield task
 
     if engine.name == "local":  # threads that are waited for
-        yield from engine.run(_Fenced(function, Asking("", ask=ask)), asked())
+        yield from engine.run(_Fenced(function, AskingFence("", ask=ask)), asked())
         return
     note = uuid.uuid4().hex
     place = Place(root) / _NOTES / note

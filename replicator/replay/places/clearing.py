@@ -18,7 +18,7 @@ from replicator.replay.places.placement import PUBLISHED, is_published
 
 
 @dataclass(frozen=True)
-class Kept:
+class SparedPlace:
     """A place that stays, resolved. `key`: of a partitioned table's own directory, which holds no data but that of
     partitions, only the directories that begin with `<key>=` stay ("": all of it)."""
 
@@ -37,7 +37,7 @@ class Clearing:
     long as they are empty then."""
 
     directory: str
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[SparedPlace, ...] = ()
     above: int = 0
 
 
@@ -79,7 +79,7 @@ def _holds_published(directory: str) -> bool:
     return bool(located(place).find())
 
 
-def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence[Kept]) -> int:
+def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence[SparedPlace]) -> int:
     """`spellings`: of the directory, its real one among them, as `kept` may have either."""
     try:
         entries = sorted(os.scandir(directory), key=lambda each: each.name)

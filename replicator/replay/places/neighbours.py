@@ -27,7 +27,7 @@ from replicator.core.shadow import is_shadow
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import PARTITION_BATCH, MetastoreReader
 from replicator.replay.places.by_name import is_noted, lies_by_name, published_name
-from replicator.replay.places.clearing import Clearing, Kept, begins_partition
+from replicator.replay.places.clearing import Clearing, SparedPlace, begins_partition
 from replicator.replay.places.replica import SOURCE
 
 Name = tuple[str, str]
@@ -36,7 +36,7 @@ _TABLES = 500  # read at a time
 
 
 @dataclass(frozen=True)
-class Holder:
+class Occupant:
     """A table or partition and its place, in one of its spellings. `key`: the first partition key of a partitioned
     table, which has no data of its own. `source`: of which root's id it is a replica, "" of none."""
 
@@ -68,7 +68,7 @@ class Free:
     """What may be cleared, and the places that may not with who has them."""
 
     clearings: list[Clearing] = field(default_factory=list)
-    held: list[tuple[str, Holder]] = field(default_factory=list)
+    held: list[tuple[str, Occupant]] = field(default_factory=list)
 
 
 class Neighbours:
@@ -78,7 +78,7 @@ class Neighbours:
     def __init__(self, target: MetastoreReader, *, shadows: bool = False) -> None:
         """shadows: whether what drills made counts. It shows the replica's own files, and goes with them."""
         self._target, self._shadows = target, shadows
-        self._at: dict[str, list[Holder]] = {}
+        self._at: dict[str, list[Occupant]] = {}
         self._places: dict[Name, set[str]] = {}  # of a table and its partitions
         self._depth: dict[Name, int] = {}  # number of partition keys
         self._sources: dict[Name, str] = {}
@@ -114,14 +114,16 @@ class Neighbours:
             if above is not None:
                 answer.held.append((place, above))
             else:
-                answer.clearings.append(Clearing(place, tuple({Kept(each.place, each.key): None for each in holders})))
+                answer.clearings.append(
+                    Clearing(place, tuple({SparedPlace(each.place, each.key): None for each in holders}))
+                )
         return answer
 
-    def others(self, places: Sequence[str], leaving: Leaving = Leaving()) -> dict[str, list[Holder]]:
+    def others(self, places: Sequence[str], leaving: Leaving = Leaving()) -> dict[str, list[Occupant]]:
         """By place, who has something at, in or above it, without those that leave. A partitioned table's own directory
         counts where the place is above it; below it only its partitions do."""
         self._refresh()
-        found: dict[str, list[Holder]] = {}
+        found: dict[str, list[Occupant]] = {}
         asked: dict[Name, dict[str, list[str]]] = {}  # table -> partition -> places
         for place in dict.fromkeys(places):
             mine = found.setdefault(place, [])
@@ -141,7 +143,7 @@ class Neighbours:
                 found[place].append(holder)
         return found
 
-    def touching(self, place: str) -> list[Holder]:
+    def touching(self, place: str) -> list[Occupant]:
         """Who has something at, in or above a place, every partitioned table's own directory included."""
         self._refresh()
         return [each for real in _spellings(place) for each in (*self._at_or_below(real), *self._above(real))]
@@ -155,7 +157,7 @@ class Neighbours:
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
-    def _at_or_below(self, real: str) -> Iterator[Holder]:
+    def _at_or_below(self, real: str) -> Iterator[Occupant]:
         yield from self._at.get(real, ())
         top = real.rstrip("/") + "/"
         if self._sorted is None:
@@ -165,14 +167,14 @@ class Neighbours:
                 return
             yield from self._at.get(self._sorted[index], ())
 
-    def _above(self, real: str) -> Iterator[Holder]:
+    def _above(self, real: str) -> Iterator[Occupant]:
         while (above := parent(real)) != real:
             yield from self._at.get(above, ())
             real = above
 
     def _asked_by_name(
         self, name: Name, belows: Mapping[str, Sequence[str]], leaving: Leaving
-    ) -> Iterator[tuple[str, Holder]]:
+    ) -> Iterator[tuple[str, Occupant]]:
         """Of places in a table's directory, those that a partition has which lies there by its name."""
         depth = self._depth.get(name, 0)
         wanted: dict[str, list[str]] = {}
@@ -180,14 +182,14 @@ class Neighbours:
             parts = below.split("/")
             if len(parts) < depth:  # above the partitions of some of the keys: whoever they are
                 for place in places:
-                    yield place, Holder(*name, below, _spellings(place)[0], source=self._sources[name])
+                    yield place, Occupant(*name, below, _spellings(place)[0], source=self._sources[name])
             elif depth and not leaving.has(*name, partition := "/".join(parts[:depth])):
                 wanted.setdefault(partition, []).extend(places)
         for partition, each in self._partitions(name, list(wanted)):
             for place in wanted.get(partition, ()):
                 for spelt in _spellings(each.location) if each.location else ():
                     if any(is_within(real, spelt) or is_within(spelt, real) for real in _spellings(place)):
-                        yield place, Holder(*name, partition, spelt, source=self._sources.get(name, ""))
+                        yield place, Occupant(*name, partition, spelt, source=self._sources.get(name, ""))
 
     def _partitions(self, name: Name, names: Sequence[str]) -> Iterator[tuple[str, Partition]]:
         with contextlib.suppress(ObjectNotFound):
@@ -241,7 +243,7 @@ class Neighbours:
         self._depth[name] = len(table.partition_keys)
         self._sources[name] = table.parameters.get(SOURCE, "")
         if table.location:
-            self._add(Holder(*name, "", "", key), table.location)
+            self._add(Occupant(*name, "", "", key), table.location)
         if table.is_partitioned and not is_noted(table, role):
             with contextlib.suppress(ObjectNotFound):
                 names = self._target.partition_names(*name)
@@ -253,16 +255,16 @@ class Neighbours:
                 ):
                     self.by_name.add(name)
 
-    def _of(self, place: str, name: Name) -> Iterator[Holder]:
+    def _of(self, place: str, name: Name) -> Iterator[Occupant]:
         return (each for each in self._at[place] if (each.db, each.table) == name)
 
     def _add_partition(self, table: Table, partition: Partition) -> None:
         if partition.location:
             name = partition_name(table.partition_keys, partition.values)
             if not lies_by_name(table, name, partition.location):
-                self._add(Holder(table.db, table.name, name, ""), partition.location)
+                self._add(Occupant(table.db, table.name, name, ""), partition.location)
 
-    def _add(self, holder: Holder, location: str) -> None:
+    def _add(self, holder: Occupant, location: str) -> None:
         for place in _spellings(location):
             if place not in self._at:
                 self._sorted = None

@@ -28,7 +28,7 @@ from cmroot.store.resolve import folded, located, resolved, touches
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import MetastoreReader
 from replicator.replay.places.clearing import clear
-from replicator.replay.places.neighbours import Holder, Leaving, Name, Neighbours
+from replicator.replay.places.neighbours import Leaving, Name, Neighbours, Occupant
 from replicator.replay.places.placement import PUBLISHED
 from replicator.replay.places.replica import LOADING
 
@@ -100,13 +100,13 @@ def has_retired(root: str) -> bool:
 
 
 @dataclass
-class Swept:
+class RetiredSwept:
     """Directories and files taken away; `held`: directories that stay, as something lies in them, and who has them;
     `whose`: the tables that they were of."""
 
     directories: int = 0
     files: int = 0
-    held: list[tuple[str, Holder]] = field(default_factory=list)
+    held: list[tuple[str, Occupant]] = field(default_factory=list)
     whose: dict[str, Name] = field(default_factory=dict)
 
 
@@ -117,11 +117,11 @@ def sweep_retired(
     *,
     now: Callable[[], float],
     check: Callable[[], None] = lambda: None,
-) -> Swept:
+) -> RetiredSwept:
     """Takes away what was superseded longer than `delay` ago. Under the lease of the target's root, while no load is at
     work, which `check` asks again before each note. May run twice, and again after a crash. Raises FormatError for a
     damaged note."""
-    swept = Swept()
+    swept = RetiredSwept()
     due = []
     loads = (Place(root) / _NOTES).list()
     loading = _loading(target) if loads else set()
@@ -148,7 +148,7 @@ def sweep_retired(
     return swept
 
 
-def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Retired], swept: Swept) -> None:
+def _sweep_note(root: str, neighbours: Neighbours, noted: Sequence[Retired], swept: RetiredSwept) -> None:
     free = neighbours.free([each.directory for each in noted], Leaving())
     clearings, holders = {each.directory: each for each in free.clearings}, dict(free.held)
     for each in noted:

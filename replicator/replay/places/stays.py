@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from replicator.core.not_replicated import NotReplicated, renamed
-from replicator.replay.places.neighbours import Holder, Name
+from replicator.replay.places.neighbours import Name, Occupant
 
 REPORTED = 10  # directories that a warning names
 
@@ -25,7 +25,7 @@ class Stays:
             first, reason, count = self._found.get(table, (place, why, 0))
             self._found[table] = first, reason, count + 1
 
-    def add_held(self, held: Sequence[tuple[str, Holder]], whose: Mapping[str, Name], source: str) -> Iterator[str]:
+    def add_held(self, held: Sequence[tuple[str, Occupant]], whose: Mapping[str, Name], source: str) -> Iterator[str]:
         """whose: the tables that the directories were of. Warnings of those that another replica of the source (its
         root's id) has: at the source they stay for that, too."""
         shared = []
@@ -47,7 +47,7 @@ class Stays:
         return renamed(named, sources)
 
 
-def reported(held: Sequence[tuple[str, Holder]]) -> Iterator[str]:
+def reported(held: Sequence[tuple[str, Occupant]]) -> Iterator[str]:
     """Warnings, of which many become one."""
     for place, holder in held[:REPORTED]:
         yield f"the files in {place} were left: {holder} has them, too"

@@ -23,7 +23,7 @@ from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
 from replicator.replay.plan.renames import passing_name
 from replicator.replay.plan.squash import Lineage, Squashed
-from replicator.replay.plan.target import Part, TargetDatabase, applied_position, table_position
+from replicator.replay.plan.target import TargetDatabase, TargetPart, applied_position, table_position
 from replicator.text.quantity import count_text
 
 
@@ -56,7 +56,7 @@ def make_plan(plan: Plan, target: Mapping[str, TargetDatabase]) -> Plan:
     return plan
 
 
-def looked_at(squashed: Squashed, placement: Placement) -> dict[str, Part]:
+def looked_at(squashed: Squashed, placement: Placement) -> dict[str, TargetPart]:
     """What of the target's databases, by their names there, `make_plan` looks at for a range that is no bootstrap: each
     table under every name that it had in the range, all of a database that is dropped."""
     names: dict[str, set[str]] = {name: set() for name in placement.databases.values()}
@@ -67,7 +67,7 @@ def looked_at(squashed: Squashed, placement: Placement) -> dict[str, Part]:
     dropped = {placement.database(db) for db in squashed.dropped_at}
     functions = {placement.database(db) for db, _ in squashed.functions}
     return {
-        db: Part(tables=None if db in dropped else frozenset(some), functions=db in functions or db in dropped)
+        db: TargetPart(tables=None if db in dropped else frozenset(some), functions=db in functions or db in dropped)
         for db, some in names.items()
     }
 

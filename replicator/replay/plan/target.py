@@ -62,7 +62,7 @@ class TargetDatabase:
 
 
 @dataclass(frozen=True)
-class Part:
+class TargetPart:
     """What of a database is read: the tables of these names (None: all), and whether its functions are."""
 
     tables: frozenset[str] | None = None
@@ -71,7 +71,7 @@ class Part:
 
 def read_target(target: MetastoreReader, databases: Sequence[str]) -> dict[str, TargetDatabase]:
     """The target's side of some databases (by their target names), whole."""
-    return {name: read_part(target, each, Part()) for name, each in read_databases(target, databases).items()}
+    return {name: read_part(target, each, TargetPart()) for name, each in read_databases(target, databases).items()}
 
 
 def read_databases(target: MetastoreReader, databases: Sequence[str]) -> dict[str, TargetDatabase]:
@@ -83,11 +83,11 @@ def read_databases(target: MetastoreReader, databases: Sequence[str]) -> dict[st
         except ObjectNotFound:
             found[name] = TargetDatabase(None)
         if found[name].source is None:
-            found[name] = read_part(target, found[name], Part())
+            found[name] = read_part(target, found[name], TargetPart())
     return found
 
 
-def read_part(target: MetastoreReader, there: TargetDatabase, part: Part) -> TargetDatabase:
+def read_part(target: MetastoreReader, there: TargetDatabase, part: TargetPart) -> TargetDatabase:
     """A database with this part of what is in it; names that it does not have are left out."""
     if there.database is None:
         return there

@@ -12,7 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from replicator.errors import ConfigError
-from replicator.retention.config.hocon.values import Fields, Items, Joined, Origin, Raw, Reference, Scalar, join, merge
+from replicator.retention.config.hocon.values import (
+    Fields,
+    Items,
+    Joined,
+    Origin,
+    Raw,
+    Scalar,
+    Substitution,
+    join,
+    merge,
+)
 
 Read = Callable[[str, Origin], tuple[str, str] | None]
 """Answers an `include` at an origin: the file's name, as it is to be shown, and its text; None: it may be missing."""
@@ -113,7 +123,7 @@ class _Parser:
             self._at += 2
             self._skip()
             added = self._value(full)
-            value = Joined((Reference(self._alternatives(full), True, origin), Items((added,), origin)), origin)
+            value = Joined((Substitution(self._alternatives(full), True, origin), Items((added,), origin)), origin)
         elif self._looking_at(":") or self._looking_at("="):
             self._at += 1
             self._skip()
@@ -215,7 +225,7 @@ class _Parser:
         self._depth -= 1
         return Items(tuple(items), origin)
 
-    def _reference(self, origin: Origin) -> Reference:
+    def _reference(self, origin: Origin) -> Substitution:
         self._at += 2
         optional = self._looking_at("?")
         self._at += optional
@@ -224,7 +234,7 @@ class _Parser:
         if not self._looking_at("}"):
             raise self._error("expected `}` at the end of a substitution")
         self._at += 1
-        return Reference(self._alternatives(path, written=True), optional, origin)
+        return Substitution(self._alternatives(path, written=True), optional, origin)
 
     def _alternatives(self, path: tuple[str, ...], written: bool = False) -> tuple[tuple[str, ...], ...]:
         """What is written in an included file is looked for below its own place first, then from the root."""
