@@ -23,7 +23,7 @@ from replicator.captures.intercepts import Intercepts
 from replicator.captures.left_out import left_out
 from replicator.captures.manifest import Manifest
 from replicator.captures.recording import Captured, Recording
-from replicator.captures.uncaptured import Key, Sight, parse_name
+from replicator.captures.unlistable import Key, Sight, parse_name
 from replicator.captures.walk import refresh_tables, walk_database
 from replicator.core.model import Database, NotificationEvent
 from replicator.core.runtime import Runtime

@@ -15,10 +15,10 @@ from cmroot.store.place import normal
 from replicator.captures.intercepts import not_known
 from replicator.captures.inventory import DataObject, KnownFile
 from replicator.captures.keeping import Keepers
-from replicator.captures.listing import ListedObjects, ListTask, list_objects, nothing_left, uncaptured_files
+from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
 from replicator.captures.recording import Recording
 from replicator.captures.renames import followed
-from replicator.captures.uncaptured import Empty, Key, Sight, Uncaptured, gathered
+from replicator.captures.unlistable import Empty, Key, Sight, Uncaptured, gathered
 from replicator.captures.unnamed import not_text, remember, remembered
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
@@ -164,7 +164,7 @@ class Contents:
         remember(self._log.manifest, self._unnamed)
         self._log.report.not_replicated += remembered(self._log.manifest)
 
-    def _record_listing(self, listed: ListedObjects) -> None:
+    def _record_listing(self, listed: Listed) -> None:
         for index, obj in enumerate(listed.objects):
             names = listed.unnamed.get(index)
             key = (obj.db, obj.table, obj.partition)

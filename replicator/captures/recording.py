@@ -17,7 +17,7 @@ from cmroot.log.captured import SegmentWriter, segments
 from cmroot.root import ChangeRoot
 from replicator.captures.manifest import Manifest
 from replicator.captures.renames import Rename
-from replicator.captures.uncaptured import Sight, sight_at
+from replicator.captures.unlistable import Sight, sight_at
 from replicator.core.not_replicated import INCOMPLETE, NotReplicated
 from replicator.core.report import Report
 from replicator.events.lines import encode

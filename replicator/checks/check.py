@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cmroot.errors import Error
 from cmroot.store.place import join
-from replicator.checks import formats, lacking, metastores, places, policy_health, proofs
+from replicator.checks import lacking, metastores, places, policy_health, proofs, unsupported
 from replicator.checks.finding import Finding, Health, worst
 from replicator.checks.places import Probed, Room, reported
 from replicator.core.not_replicated import NotReplicated, merged
@@ -190,8 +190,8 @@ class _Check:
         self._look("lag", lambda: policy_health.judge_lag(self.policy, list(self._lags(direction))))
 
     def _formats(self, direction: _Direction) -> list[Finding]:
-        self.not_replicated, unseen = formats.find_left_out(self.policy, direction.pairs, direction.source)
-        return formats.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
+        self.not_replicated, unseen = unsupported.find_left_out(self.policy, direction.pairs, direction.source)
+        return unsupported.judge_formats(self.not_replicated, unseen, direction.pairs, direction.target)
 
     def _lacking(self, direction: _Direction) -> Finding:
         said = lacking.said_lacking(direction.pairs)

@@ -29,8 +29,8 @@ from replicator.cli.options import (
 from replicator.cli.output import aligned, count_text, emit, note, shortened, size_text, write
 from replicator.cli.signals import Stopping
 from replicator.commands.housekeeping import housekeeping_run, housekeeping_vacuum
-from replicator.housekeeping.following import HousekeepingFollowed
 from replicator.housekeeping.housekept import Housekept
+from replicator.housekeeping.repetition import Followed
 
 GRACE = timedelta(seconds=30)  # that a run has to come to its end when the program is to stop
 
@@ -116,7 +116,7 @@ def _follow(session: Session, as_json: bool, given: dict[str, Any]) -> int:
     with Stopping(GRACE) as stop:
         done = session.call(housekeeping_run, stop=stop, tell=tell, tell_failure=tell_failure, **given)
         code = stop.code
-    assert isinstance(done, HousekeepingFollowed)
+    assert isinstance(done, Followed)
     lines = [f"stopped after {count_text(done.rounds, 'run')}; {count_text(done.removed, 'item')} removed"]
     emit({**done.to_dict(), "exit_code": code}, as_json, lines)
     return code

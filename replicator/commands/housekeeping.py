@@ -15,9 +15,9 @@ from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.following import Stop
 from replicator.errors import UsageError
-from replicator.housekeeping.following import HousekeepingFollowed, follow
 from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.opening import alone, copy_of, opened, time_of
+from replicator.housekeeping.repetition import Followed, follow
 from replicator.housekeeping.run import Housekeeping
 from replicator.housekeeping.run import RunOptions as Wanted
 from replicator.housekeeping.settings import LifecycleDefaults
@@ -78,7 +78,7 @@ class HousekeepingRunOptions(Removing, OfPolicy):
 
 
 @verb(HousekeepingRunOptions)
-def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | HousekeepingFollowed:
+def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
     """Captures what has changed, schedules what that left behind or gave a time to live, and removes what is due. What
     goes is recycled into the root. May run again at any time; a killed run is completed by the next. A dry run tells,
     by the captured log as it is.

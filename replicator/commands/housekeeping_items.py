@@ -11,7 +11,7 @@ from cmroot.root import open_existing
 from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between, Natural
-from replicator.housekeeping.listing import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
+from replicator.housekeeping.item_queries import Filter, ItemPage, ItemsChanged, cancel, list_items, rearm
 from replicator.housekeeping.opening import alone, opened, time_of
 
 

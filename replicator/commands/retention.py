@@ -12,7 +12,7 @@ from replicator.commands.base import Options, opened_root, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.config import parse_settings
-from replicator.retention.config.store import ConfigStore
+from replicator.retention.config.config_store import ConfigStore
 from replicator.retention.explain import Explained, explain_job, explain_key
 from replicator.retention.job_file import JobFile, read_job
 from replicator.retention.outcome import RetentionRun

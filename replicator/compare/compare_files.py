@@ -19,7 +19,7 @@ from cmroot.store.resolve import located
 from replicator.compare.differences import Difference, Differences
 from replicator.core.delta_log import is_whole, named_files
 from replicator.errors import FormatError
-from replicator.replay.copy.emptied import empty_directories
+from replicator.replay.copy.pruned_directories import empty_directories
 
 SIZE = "size"
 CHECKSUM = "checksum"

@@ -23,10 +23,10 @@ from replicator.core.report import Report
 from replicator.core.runtime import Runtime
 from replicator.core.table_format import SUPPORTED, FormatChoice
 from replicator.dumps import layout
-from replicator.dumps.content import DumpContent
 from replicator.dumps.points import resolve_since, resolve_until, scope_of_dump
 from replicator.dumps.reached import covers, reached, scope_of, scope_text
 from replicator.dumps.reader import DumpReader
+from replicator.dumps.rows import Content
 from replicator.dumps.selection import Selection
 from replicator.dumps.signing import Keys
 from replicator.dumps.slots import begin_of, confirmed, pinned, refuse_wider
@@ -104,7 +104,7 @@ def write_dump(root: ChangeRoot, out: str, options: DumpSettings, runtime: Runti
             )
         selection, clock = Selection(tuple(options.databases), options.patterns), runtime.clock
         with _manifest(root, end.position) as manifest, DumpWriter(out, options.id) as writer:
-            work = DumpContent(root, manifest, writer, selection, begin, end, runtime.progress)
+            work = Content(root, manifest, writer, selection, begin, end, runtime.progress)
             with pinned(root.place, dump=writer.id, place=writer.place, slot=slot, begin=begin, end=end, clock=clock):
                 if begin is None:
                     work.bootstrap(empty=options.empty)

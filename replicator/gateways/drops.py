@@ -22,7 +22,7 @@ from cmroot.store.emptied import remove_if_empty
 from replicator.errors import ObjectNotFound
 from replicator.gateways.believed import refusal_of
 from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, meta_exception_field, understand, without_deletion
-from replicator.gateways.lines import one_line
+from replicator.gateways.log_lines import one_line
 from replicator.gateways.messages import (
     INTERNAL_ERROR,
     Fields,

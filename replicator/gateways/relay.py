@@ -20,7 +20,7 @@ from typing import NoReturn
 from replicator.gateways.calls import SHAPES, intercepted, suspicious
 from replicator.gateways.drops import Counts, Drops, UpstreamLost, refusal
 from replicator.gateways.extent import Bytes, Extent, MethodNames
-from replicator.gateways.lines import one_line
+from replicator.gateways.log_lines import one_line
 from replicator.gateways.messages import (
     CALL,
     INTERNAL_ERROR,

@@ -12,7 +12,7 @@ from cmroot.names import LARGEST
 from cmroot.pins import find_slot
 from cmroot.root import FORMAT, ChangeRoot, open_existing
 from cmroot.store.resolve import as_written
-from replicator.captures.uncaptured import sight_at
+from replicator.captures.unlistable import sight_at
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, merged
 from replicator.core.policy import Policy
 from replicator.core.report import Report

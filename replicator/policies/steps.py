@@ -19,7 +19,7 @@ from cmroot.waiting import patiently
 from replicator.captures.capture import CaptureSettings, capture
 from replicator.captures.fold import read_records
 from replicator.captures.recording import Captured
-from replicator.captures.uncaptured import sight_at
+from replicator.captures.unlistable import sight_at
 from replicator.compare.repair import REPAIR
 from replicator.core.not_replicated import PROPERTY, NotReplicated, from_property, with_property
 from replicator.core.policy import METADATA

@@ -34,11 +34,11 @@ from replicator.events.scope import Patterns
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.purge.backups.backups import backups
 from replicator.purge.backups.retain import Retain
-from replicator.purge.contents import ErasedContent, erased_contents, older_contents
 from replicator.purge.copies import copies, directories_of, is_below
+from replicator.purge.erased_contents import Content, erased_contents, older_contents
 from replicator.purge.onboarding import Onboarded, PurgeGap, WhiteList
 from replicator.purge.options import CertifyOptions, PurgeOptions, RetainOptions
-from replicator.purge.parts import look_at, parts_of
+from replicator.purge.partitions import look_at, parts_of
 from replicator.purge.run import described, warehouse_of
 from replicator.purge.search import matching
 from replicator.purge.search.ids import Ids, open_ids, read_ids
@@ -250,7 +250,7 @@ def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[
 
 def _expedite(
     place: str,
-    contents: dict[tuple[str, int], ErasedContent],
+    contents: dict[tuple[str, int], Content],
     root: str,
     engines: AutoEngine,
     certificate: Certificate,
@@ -258,7 +258,7 @@ def _expedite(
 ) -> None:
     held = [ResolvedHold(hold) for hold in read_holds(root, clock())]
 
-    def is_held(each: ErasedContent) -> bool:
+    def is_held(each: Content) -> bool:
         path = resolved(each.path) if held else ""
         return any(hold.covers(_name(each), path) for hold in held)
 
@@ -268,12 +268,12 @@ def _expedite(
     certificate.expedited_bytes += gone.bytes
 
 
-def _name(content: ErasedContent) -> str:
+def _name(content: Content) -> str:
     return f"{content.table}/{content.partition}" if content.partition else content.table
 
 
 def _kept(
-    what: str, place: str, name: str, contents: dict[tuple[str, int], ErasedContent], engines: AutoEngine
+    what: str, place: str, name: str, contents: dict[tuple[str, int], Content], engines: AutoEngine
 ) -> Iterator[Holding]:
     rows = look_at_contents(place, contents, engines.for_work(len(contents))).rows
     for row in rows.select(["checksum", "size", "bytes", "reason", "keep", "released"]).to_pylist():
@@ -300,10 +300,7 @@ def _swapped(directories: Iterable[RunDirectory]) -> dict[str, list[Unit]]:
 
 
 def _replica(
-    replica: Replica,
-    swapped: Mapping[str, list[Unit]],
-    contents: dict[tuple[str, int], ErasedContent],
-    engines: AutoEngine,
+    replica: Replica, swapped: Mapping[str, list[Unit]], contents: dict[tuple[str, int], Content], engines: AutoEngine
 ) -> Iterator[Holding]:
     """How far it is, and its copies of what was purged at the source."""
     ours = {name: units for name, units in swapped.items() if replica.replicates(*_split(name))}
@@ -332,7 +329,7 @@ def _left_at(
     what: str,
     where: str,
     swapped: Mapping[str, list[Unit]],
-    contents: dict[tuple[str, int], ErasedContent],
+    contents: dict[tuple[str, int], Content],
     engines: AutoEngine,
     target_name: Callable[[str], str],
 ) -> Iterator[Holding]:

@@ -20,7 +20,7 @@ from cmroot.store.resolve import located
 from cmroot.text import shown
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Table
-from replicator.purge.parts import SIBLING, PurgePart
+from replicator.purge.partitions import SIBLING, Part
 
 Key = tuple[str, int]
 """Checksum and size of a content."""
@@ -69,7 +69,7 @@ def copies(places: Iterable[str], contents: Collection[Key], engines: AutoEngine
                 yield copy
 
 
-def directories_of(table: Table, parts: Sequence[PurgePart], home: str) -> Iterator[str]:
+def directories_of(table: Table, parts: Sequence[Part], home: str) -> Iterator[str]:
     """Where files of a table may lie: its directory, those of these partitions, those that a purge has put beside them,
     and where its database (at `home`) puts it; a large one by the directories in it. Those that are not there are left
     out. A directory that lies in another may come, too."""

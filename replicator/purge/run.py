@@ -26,7 +26,6 @@ from replicator.errors import ObjectNotFound, Refused
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.old_versions import parse_name
 from replicator.purge.counting import settle_counts
-from replicator.purge.leftovers import remove_leftovers
 from replicator.purge.onboarding import Onboarded, PurgeGap, WhiteList, onboard
 from replicator.purge.options import PurgeOptions
 from replicator.purge.search import matching
@@ -34,8 +33,9 @@ from replicator.purge.search.ids import Ids, open_ids, read_ids, split_ids
 from replicator.purge.state import PURGE, PurgeRun, RunDirectory, Unit, new_run, runs
 from replicator.purge.swapping import drop_column_statistics, locations_now
 from replicator.purge.tables import TableDone, TableWork
+from replicator.purge.unswapped import remove_leftovers
 from replicator.removal.job import Job
-from replicator.removal.report import Removals
+from replicator.removal.removal_report import Removals
 
 
 @dataclass

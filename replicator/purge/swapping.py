@@ -15,7 +15,7 @@ import msgspec
 from replicator.core.model import Partition, Skew, Storage, Table
 from replicator.errors import CommitOutcomeUnknown, MetastoreError, ObjectNotFound
 from replicator.metastore.client import Metastore
-from replicator.purge.parts import PurgePart, parts_of
+from replicator.purge.partitions import Part, parts_of
 
 STATISTICS_OF_SPARK = "spark.sql.statistics."
 _STALE = ("COLUMN_STATS_ACCURATE", "rawDataSize", "numFilesErasureCoded")
@@ -30,7 +30,7 @@ class Figures:
     bytes: int
 
 
-def purged(part: PurgePart, new: str, figures: Figures, now: float) -> Table | Partition:
+def purged(part: Part, new: str, figures: Figures, now: float) -> Table | Partition:
     """The same table or partition at its new location. Statistics of columns are left out: a smallest or largest value
     may be one that was erased."""
     parameters = {
@@ -97,7 +97,7 @@ class Flipped:
     event: int = 0
 
 
-def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[PurgePart, Table | Partition]]) -> Flipped:
+def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[Part, Table | Partition]]) -> Flipped:
     """Changes those whose metadata are as they were read. Settles by looking when an answer is lost: so it may run
     twice."""
     changed: dict[str, str] = {}
@@ -130,12 +130,12 @@ def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[PurgePart, 
     return Flipped([], changed | {name: "the metastore refused to change it" for name in wanted if name not in changed})
 
 
-def same(now: PurgePart, before: PurgePart) -> bool:
+def same(now: Part, before: Part) -> bool:
     """Whether a part is what it was; a server's note of when it was last read does not count."""
     return _steady(now) == _steady(before)
 
 
-def _steady(part: PurgePart) -> Table | Partition:
+def _steady(part: Part) -> Table | Partition:
     return msgspec.structs.replace(part.obj, last_access_time=0)
 
 

@@ -22,7 +22,8 @@ from replicator.metastore.client import Metastore
 from replicator.purge.counting import settle_counts
 from replicator.purge.onboarding import Onboarded, PurgeGap
 from replicator.purge.options import PurgeOptions
-from replicator.purge.parts import PurgePart, look_at, new_location, parts_of
+from replicator.purge.partition_rewrite import Staged, Staging, stage
+from replicator.purge.partitions import Part, look_at, new_location, parts_of
 from replicator.purge.rewrite.formats import FileFormat, Unsupported, format_of
 from replicator.purge.search import matching
 from replicator.purge.search.by_spark import stage_by_spark
@@ -31,7 +32,6 @@ from replicator.purge.search.matching import LossyIds, Search
 from replicator.purge.search.placing import Matched, Unplaced, by_part, place_of
 from replicator.purge.search.proving import prove
 from replicator.purge.search.searching import look_at_all, searched
-from replicator.purge.staging import Staged, Staging, stage
 from replicator.purge.state import PurgeRun, RunDirectory, Unit
 from replicator.purge.swapping import drop_column_statistics, flip, purged
 from replicator.removal.legal import LegalHold, read_holds
@@ -84,7 +84,7 @@ class TableSearch:
 
     number: int
     onboarded: Onboarded
-    parts: dict[str, PurgePart]
+    parts: dict[str, Part]
     digests: dict[str, str]
     found: Search
 
@@ -153,7 +153,7 @@ class TableWork:
                 self.directory.write_units(exhausted)
                 done.add(exhausted)
 
-    def _searched(self, onboarded: Onboarded, parts: list[PurgePart], number: int, done: TableDone) -> TableSearch:
+    def _searched(self, onboarded: Onboarded, parts: list[Part], number: int, done: TableDone) -> TableSearch:
         """parts: all of the table."""
         done.partitions = max(done.partitions, len(parts))
         looked = look_at_all(self.remover.engine, parts)
@@ -310,7 +310,7 @@ class TableWork:
         done.add(ended)
         return again
 
-    def _forbidden(self, unit: Unit, part: PurgePart, holds: Sequence[LegalHold]) -> str:
+    def _forbidden(self, unit: Unit, part: Part, holds: Sequence[LegalHold]) -> str:
         removal = Removal(
             path=part.location,
             what="partition" if part.name else "table",
@@ -345,7 +345,7 @@ class TableWork:
         )
 
 
-def _format_of(onboarded: Onboarded, part: PurgePart, files: Collection[str]) -> FileFormat:
+def _format_of(onboarded: Onboarded, part: Part, files: Collection[str]) -> FileFormat:
     """files: names below the location. Raises Unsupported."""
     if "" in files:
         raise Unsupported(f"{part.location} is a file, and a purge swaps directories")

@@ -31,8 +31,8 @@ from replicator.metastore.client import Metastore
 from replicator.removal.audit import begin_audit
 from replicator.removal.live import LiveLocations, Unregistered
 from replicator.removal.removal import Limits
+from replicator.removal.removal_report import Removals
 from replicator.removal.remove import Remover
-from replicator.removal.report import Removals
 
 Page = TypeVar("Page")
 Done = TypeVar("Done", bound=Removals)

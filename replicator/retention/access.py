@@ -18,8 +18,8 @@ import msgspec
 from cmroot.store.naming import naming
 from cmroot.store.place import is_local, local_path
 from replicator.errors import ConfigError, Error
-from replicator.retention.selection import SelectionPolicy, selection_policy
-from replicator.retention.versions import FinderWithPolicy, ListedVersions, Version
+from replicator.retention.dataset_versions import Listed, Pair, Version
+from replicator.retention.selection_policies import Policy, selection_policy
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -37,11 +37,11 @@ class Access(msgspec.Struct, frozen=True):
 @dataclass(frozen=True)
 class AccessPolicy:
     name: str
-    policy: SelectionPolicy
+    policy: Policy
     access: Access
 
 
-def access_policies(pair: FinderWithPolicy) -> tuple[list[AccessPolicy], list[str]]:
+def access_policies(pair: Pair) -> tuple[list[AccessPolicy], list[str]]:
     """The policies of `accessControl.policies`, in their order, and what is doubtful in them. Raises ConfigError."""
     control = pair.own.below("accessControl")
     found: list[AccessPolicy] = []
@@ -63,12 +63,12 @@ def access_policies(pair: FinderWithPolicy) -> tuple[list[AccessPolicy], list[st
             raise ConfigError(
                 f"{own.name}: sets neither mode nor owner nor group", hint="set one, or remove the policy"
             )
-        found.append(AccessPolicy(name, selection_policy(FinderWithPolicy(own)), access))
+        found.append(AccessPolicy(name, selection_policy(Pair(own)), access))
     return found, warnings
 
 
 def wanted_access(
-    policies: Sequence[AccessPolicy], listed: ListedVersions, versions: Sequence[Version], now: datetime
+    policies: Sequence[AccessPolicy], listed: Listed, versions: Sequence[Version], now: datetime
 ) -> dict[int, tuple[Access, str]]:
     """Number of a version (newest first) -> what it is to have, and why. Of several policies the last one stands."""
     found: dict[int, tuple[Access, str]] = {}

@@ -20,7 +20,7 @@ from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Refusal
 from replicator.removal.remove import Remover
 from replicator.retention.access import is_set, set_access
-from replicator.retention.config.settings import Settings
+from replicator.retention.config.job_settings import Settings
 from replicator.retention.datasets import explained
 from replicator.retention.dropping import Dropped, Dropper
 from replicator.retention.outcome import RetentionRun

@@ -15,13 +15,13 @@ from replicator.core.model import Table
 from replicator.core.roles import follows, mark_of
 from replicator.errors import ConfigError, Error, UsageError
 from replicator.metastore.client import MetastoreReader
-from replicator.retention.config.hocon.values import Origin
-from replicator.retention.config.names import FINDERS, known
-from replicator.retention.config.settings import Settings
-from replicator.retention.config.store import ConfigStore, Key, text_of
+from replicator.retention.config.class_names import FINDERS, known
+from replicator.retention.config.config_store import ConfigStore, Key, text_of
+from replicator.retention.config.hocon.hocon_values import Origin
+from replicator.retention.config.job_settings import Settings
+from replicator.retention.globs import Found, glob, glob_regex
+from replicator.retention.hive_tables import names_of, tables_of
 from replicator.retention.job_file import STORE_URI, JobFile
-from replicator.retention.listing import PassedOver, glob, glob_regex
-from replicator.retention.tables import names_of, tables_of
 
 _FINDER = ("gobblin.retention.dataset.profile.class", "gobblin.retention.dataset.finder.class")
 _PATTERN = ("gobblin.dataset.pattern", "gobblin.retention.dataset.pattern")
@@ -148,7 +148,7 @@ def _datasets(
     root = (
         root if root is not None else source.settings.text("writer.fs.uri") or job.settings.text("writer.fs.uri") or ""
     )
-    found = PassedOver()
+    found = Found()
     for path in _paths(job, source, root, found):
         key = _key(path, root)
         try:
@@ -161,7 +161,7 @@ def _datasets(
         yield Failed(path, "stays: its name is not UTF-8, so no configuration can name it (rename it)")
 
 
-def _paths(job: JobFile, source: DatasetFinder, root: str, found: PassedOver) -> Iterator[str]:
+def _paths(job: JobFile, source: DatasetFinder, root: str, found: Found) -> Iterator[str]:
     if source.kind == "paths":
         full = "gobblin.configBased.fullDatasetPath"
         yield join(root or "/", source.settings.required(full)) if root else source.settings.required(full)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from replicator.core.report import Rows
-from replicator.retention.config.hocon.values import Fields, Origin, Raw, Scalar
-from replicator.retention.config.settings import Settings, shown
-from replicator.retention.config.store import Resolved, text_of
+from replicator.retention.config.config_store import Resolved, text_of
+from replicator.retention.config.hocon.hocon_values import Fields, Origin, Raw, Scalar
+from replicator.retention.config.job_settings import Settings, shown
 
 
 @dataclass(frozen=True)

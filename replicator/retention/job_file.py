@@ -13,11 +13,11 @@ from pathlib import Path
 from cmroot.store.place import is_local, name_of
 from cmroot.store.resolve import as_written
 from replicator.errors import ConfigError
+from replicator.retention.config.config_store import STORE, ConfigStore, is_directory
+from replicator.retention.config.hocon.hocon_values import Fields, Origin, Raw, Scalar, merge, merge_fields
 from replicator.retention.config.hocon.parse import parse
-from replicator.retention.config.hocon.resolve import resolve
-from replicator.retention.config.hocon.values import Fields, Origin, Raw, Scalar, merge, merge_fields
-from replicator.retention.config.settings import Settings
-from replicator.retention.config.store import STORE, ConfigStore, is_directory
+from replicator.retention.config.hocon.substitutions import resolve
+from replicator.retention.config.job_settings import Settings
 from replicator.text import java_properties
 
 STORE_URI = "gobblin.config.management.store.uri"

@@ -7,7 +7,7 @@ from typing import Any
 
 from replicator.core.report import Rows
 from replicator.removal.removal import Refusal
-from replicator.removal.report import Removals
+from replicator.removal.removal_report import Removals
 
 REPORTED = 1000  # refusals that a result lists; the record has all
 

@@ -14,14 +14,14 @@ from replicator.errors import ConfigError
 from replicator.metastore.client import Metastore
 from replicator.removal.removal import Removal
 from replicator.retention.access import Access, access_policies, wanted_access
-from replicator.retention.config.hocon.values import Fields, Origin, Scalar
-from replicator.retention.config.names import RETENTIONS
+from replicator.retention.config.class_names import RETENTIONS
+from replicator.retention.config.hocon.hocon_values import Fields, Origin, Scalar
+from replicator.retention.config.job_settings import Settings
 from replicator.retention.config.older_policies import retention_policy
-from replicator.retention.config.settings import Settings
+from replicator.retention.dataset_versions import Listed, Pair, Version, path_finder
 from replicator.retention.datasets import Dataset, FileDataset, HiveDataset
-from replicator.retention.selection import SelectionPolicy, selection_policy
-from replicator.retention.tables import partition_finder
-from replicator.retention.versions import FinderWithPolicy, ListedVersions, Version, path_finder
+from replicator.retention.hive_tables import partition_finder
+from replicator.retention.selection_policies import Policy, selection_policy
 
 PREFIX = "gobblin.retention"
 
@@ -116,13 +116,7 @@ class Planner:
         return plan
 
     def _plan_access(
-        self,
-        plan: DatasetPlan,
-        pair: FinderWithPolicy,
-        listed: ListedVersions,
-        versions: list[Version],
-        gone: set[int],
-        object: str,
+        self, plan: DatasetPlan, pair: Pair, listed: Listed, versions: list[Version], gone: set[int], object: str
     ) -> None:
         policies, warnings = access_policies(pair)
         plan.warnings += warnings
@@ -131,7 +125,7 @@ class Planner:
                 removal = Removal(path=versions[number].path, what="access", reason=why, object=object)
                 plan.items.append(PlannedItem(dataset=plan.name, removal=removal, access=access))
 
-    def _tell(self, plan: DatasetPlan, listed: ListedVersions, name: str) -> None:
+    def _tell(self, plan: DatasetPlan, listed: Listed, name: str) -> None:
         plan.versions += len(listed.versions)
         plan.ignored += listed.ignored
         plan.unnamed = list(dict.fromkeys([*plan.unnamed, *listed.unnamed]))  # several finders see the same
@@ -158,7 +152,7 @@ class Planner:
         if not table.is_partitioned:
             raise ConfigError(f"{dataset.name} has no partitions", hint="leave it out by hive.dataset.blacklist")
         assert self.metastore
-        pair = FinderWithPolicy(own, dataset.settings)
+        pair = Pair(own, dataset.settings)
         listed = partition_finder(pair)(self.metastore, table)
         self._tell(plan, listed, dataset.name)
         policy_class = "org.apache.gobblin.data.management.policy.SelectBeforeTimeBasedPolicy"
@@ -215,30 +209,30 @@ def _replacement(own: Settings, dataset: HiveDataset) -> tuple[str, str] | None:
     return None if found == (dataset.table.db.lower(), dataset.table.name.lower()) else found
 
 
-def pairs(settings: Settings, kind: str = "glob") -> Iterator[tuple[FinderWithPolicy, SelectionPolicy]]:
+def pairs(settings: Settings, kind: str = "glob") -> Iterator[tuple[Pair, Policy]]:
     """Version finders with their policies, by the first rule that fits: the alias, an older policy, the dataset's own,
     a list of several. Raises ConfigError when none does."""
     alias = settings.below(f"{PREFIX}.versionAndPolicy.alias")
     own = settings.below(PREFIX)
     if alias is not None:
-        yield FinderWithPolicy(alias), selection_policy(FinderWithPolicy(alias))
+        yield Pair(alias), selection_policy(Pair(alias))
         return
     finder = settings.text(f"{PREFIX}.version.finder.class")
     if own is not None and finder and settings.text(f"{PREFIX}.retention.policy.class"):
-        yield FinderWithPolicy(own, settings), retention_policy(settings)
+        yield Pair(own, settings), retention_policy(settings)
         return
     if own is not None and finder:
-        pair = FinderWithPolicy(own, settings)
+        pair = Pair(own, settings)
         yield pair, selection_policy(pair)
         return
     parts = settings.objects(f"{PREFIX}.dataset.partitions")
     if parts:
         for each in parts:
-            yield FinderWithPolicy(each), selection_policy(FinderWithPolicy(each))
+            yield Pair(each), selection_policy(Pair(each))
         return
     if own is not None and kind in _FIXED:
         version, policy = _FIXED[kind]
-        yield FinderWithPolicy(_with_finder(own, version), settings), retention_policy(settings, policy)
+        yield Pair(_with_finder(own, version), settings), retention_policy(settings, policy)
         return
     raise settings.missing(f"{PREFIX}.version.finder.class")
 

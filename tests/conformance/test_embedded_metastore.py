@@ -28,7 +28,7 @@ from replicator.metastore import java
 from replicator.metastore.embedded import jars
 from replicator.metastore.embedded import running as embedded
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.embedded.server import began, free_port
+from replicator.metastore.embedded.server_process import began, free_port
 
 MetastoreFactory = Callable[..., Running]
 

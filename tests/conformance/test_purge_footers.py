@@ -21,8 +21,8 @@ from pyarrow import orc
 
 from replicator.purge.rewrite import columnar, parquet_footer
 from replicator.purge.rewrite.columnar import rewrite_orc, rewrite_parquet
-from replicator.purge.rewrite.compact import BINARY, I32, LIST, STRUCT, Struct, given, read_struct, write_struct
 from replicator.purge.rewrite.formats import Unsupported
+from replicator.purge.rewrite.thrift_compact import BINARY, I32, LIST, STRUCT, Struct, given, read_struct, write_struct
 
 ROWS = 1000
 IDS = pa.array([0, 5, 999, 123456], pa.int64())

@@ -16,7 +16,7 @@ from stores import s3_server
 from cmroot.errors import UnknownPlace
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
-from replicator.retention.listing import PassedOver, files_below, glob
+from replicator.retention.globs import Found, files_below, glob
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +75,10 @@ def test_an_object_whose_name_leads_elsewhere_is_noted_and_never_followed(lake: 
     """A bucket takes the name `..`: what it holds is no version, and what lies above is not listed through it."""
     for name in ("sets/one/a", "sets/one/../other/b", "sets/one//c", "else/d"):
         lake.pipe(f"lake/{name}", b"1")
-    found = PassedOver()
+    found = Found()
     assert [each.path for each in files_below("s3a://lake/sets/one", found)] == ["s3a://lake/sets/one/a"]
     assert found.unnamed == ["s3a://lake/sets/one/.."]
-    found = PassedOver()
+    found = Found()
     assert list(glob("s3a://lake/sets/one/*/*", found)) == []
     assert found.unnamed == ["s3://lake/sets/one/.."]
     with pytest.raises(UnknownPlace, match="may lead anywhere"):

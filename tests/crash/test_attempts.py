@@ -25,16 +25,16 @@ from cmroot.root import create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine, Result, Task
 from replicator.core.spark import SparkEngine
 from replicator.errors import LeaseHeld
-from replicator.purge.rewrite.files import FilesTask, FileWork, run_files_task
-from replicator.purge.rewrite.files import sweep_staging as sweep_purge
 from replicator.purge.rewrite.formats import FileFormat
+from replicator.purge.rewrite.rewrite_task import FilesTask, FileWork, run_files_task
+from replicator.purge.rewrite.rewrite_task import sweep_staging as sweep_purge
 from replicator.removal.audit import begin_audit
 from replicator.removal.live import LiveLocations, LiveReference
 from replicator.removal.removal import Limits, Removal
 from replicator.removal.remove import Remover
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.apply.work import RecycleTask, run_recycle_task
-from replicator.replay.copy.files import run_copy_task
+from replicator.replay.copy.copy_task import run_copy_task
 from replicator.replay.copy.staging import fenced, sweep_staging
 from replicator.replay.places.clearing import Clearing
 

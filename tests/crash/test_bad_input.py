@@ -28,7 +28,7 @@ from cmroot.keep.content import is_kept, locate
 from cmroot.store.checksum import checksum_file
 from replicator.core.model import Database, Table
 from replicator.metastore.embedded.running import Running
-from replicator.metastore.embedded.server import free_port
+from replicator.metastore.embedded.server_process import free_port
 
 TEXT = "1\x01one\n2\x01two\n"
 

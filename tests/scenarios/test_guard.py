@@ -34,8 +34,8 @@ from replicator.removal.job import Job
 from replicator.removal.legal import LegalHold, add_hold, read_holds, release_hold
 from replicator.removal.live import LiveLocations
 from replicator.removal.removal import Limits, Removal, judge, refuse_excess
+from replicator.removal.removal_report import Removals
 from replicator.removal.remove import Remover
-from replicator.removal.report import Removals
 
 NOW = 1_700_000_000.0
 

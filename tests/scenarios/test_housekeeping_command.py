@@ -21,7 +21,7 @@ from housekeeping import ALL_EVENTS, ENGINE, EXPIRED, UNREFERENCED, LifecycleFix
 import replicator
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
-from replicator.housekeeping.following import HousekeepingFollowed
+from replicator.housekeeping.repetition import Followed
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.pitr.upkeep import expire_root
 
@@ -362,7 +362,7 @@ def test_following_from_python_ends_when_it_is_told_to(fixture: LifecycleFixture
 
     uri, root = fixture.metastore.uri, fixture.root.place
     done = replicator.housekeeping_run(uri, root, tell=lambda run: end_after(runs, run), **asked)
-    assert isinstance(done, HousekeepingFollowed) and (done.rounds, done.failures) == (1, 0)
+    assert isinstance(done, Followed) and (done.rounds, done.failures) == (1, 0)
     assert runs == [(done.last,)] and done.to_dict()["databases"] == [fixture.db.name]
     stop.clear()
     done = replicator.housekeeping_run(
@@ -372,9 +372,5 @@ def test_following_from_python_ends_when_it_is_told_to(fixture: LifecycleFixture
         tell_failure=lambda error, seconds: end_after(failures, type(error).__name__, seconds),
         **asked,
     )
-    assert isinstance(done, HousekeepingFollowed) and (done.rounds, done.failures, failures) == (
-        0,
-        1,
-        [("StoreUnreachable", 1.0)],
-    )
+    assert isinstance(done, Followed) and (done.rounds, done.failures, failures) == (0, 1, [("StoreUnreachable", 1.0)])
     assert done.to_dict() == {"rounds": 0, "removed": 0, "failures": 1, "status": "stopped"}

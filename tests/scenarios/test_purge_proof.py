@@ -12,7 +12,7 @@ import pytest
 from purges import DESCRIPTOR, Warehouse
 from pyarrow import orc
 
-from replicator.purge.rewrite import files
+from replicator.purge.rewrite import rewrite_task
 from replicator.purge.search import proving
 
 FORMATS = {
@@ -59,14 +59,14 @@ def changed(path: Path) -> None:
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes the rewriting of files wrong in a way that no count shows."""
-    right = files._rewrite
+    right = rewrite_task._rewrite
 
-    def rewrite(task: files.FilesTask, work: files.FileWork) -> files.FileDone:
+    def rewrite(task: rewrite_task.FilesTask, work: rewrite_task.FileWork) -> rewrite_task.FileDone:
         done = right(task, work)
         changed(Path(work.target.removeprefix("file:")))
         return done
 
-    return lambda: monkeypatch.setattr(files, "_rewrite", rewrite)
+    return lambda: monkeypatch.setattr(rewrite_task, "_rewrite", rewrite)
 
 
 def test_a_row_that_was_changed_is_found_in_every_format(warehouse: Warehouse, wrong: Callable[[], None]) -> None:

@@ -17,8 +17,8 @@ import pytest
 from pyarrow import orc
 
 from replicator.purge.rewrite.compression import decompressed
-from replicator.purge.rewrite.files import FilesTask, FileWork, carry, run_files_task
 from replicator.purge.rewrite.formats import FileFormat
+from replicator.purge.rewrite.rewrite_task import FilesTask, FileWork, carry, run_files_task
 
 TEXT = FileFormat("text", field=("id",), type="bigint")
 

@@ -15,14 +15,14 @@ from replicator.errors import ConfigError
 from replicator.retention.access import parse_mode
 from replicator.retention.config.datetimes import Unreadable, date_pattern
 from replicator.retention.config.hocon.parse import parse
-from replicator.retention.config.hocon.resolve import resolve
+from replicator.retention.config.hocon.substitutions import resolve
+from replicator.retention.config.job_settings import Settings
 from replicator.retention.config.lookback import fixed, parse_lookback
 from replicator.retention.config.older_policies import retention_policy
-from replicator.retention.config.settings import Settings
-from replicator.retention.listing import PassedOver, glob
-from replicator.retention.selection import SelectionPolicy, selection_policy
-from replicator.retention.tables import parse_names
-from replicator.retention.versions import TIME, FinderWithPolicy, Version
+from replicator.retention.dataset_versions import TIME, Pair, Version
+from replicator.retention.globs import Found, glob
+from replicator.retention.hive_tables import parse_names
+from replicator.retention.selection_policies import Policy, selection_policy
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ANGELES = ZoneInfo("America/Los_Angeles")
@@ -33,8 +33,8 @@ def settings(text: str) -> Settings:
     return Settings(resolve(parse(text, "main.conf")), "the dataset")
 
 
-def policy(text: str) -> SelectionPolicy:
-    return selection_policy(FinderWithPolicy(settings(text)))
+def policy(text: str) -> Policy:
+    return selection_policy(Pair(settings(text)))
 
 
 def aged(*days: float) -> list[Version]:
@@ -313,7 +313,7 @@ def test_globs_are_hadoops_and_links_are_told_and_not_followed(tmp_path: Path) -
     for name in ("a/1", "a/2", "b/1", ".c/1", "a+b/1", "a/1/deep"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    found = PassedOver()
+    found = Found()
 
     def names(pattern: str) -> list[str]:
         return sorted(str(Path(each.path).relative_to(tmp_path)) for each in glob(f"{tmp_path}/{pattern}", found))

@@ -14,8 +14,8 @@ from plain_tables import PlainDatabase
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.model import Table
 from replicator.housekeeping.housekept import Housekept
+from replicator.housekeeping.item_queries import Filter, list_items
 from replicator.housekeeping.items import Item
-from replicator.housekeeping.listing import Filter, list_items
 from replicator.housekeeping.run import Housekeeping, RunOptions
 from replicator.housekeeping.settings import LifecycleDefaults
 from replicator.housekeeping.store import ItemStore, store_url

@@ -106,6 +106,24 @@ HALLS = {"replicator.cli", "replicator.commands"}
 """One module a command."""
 
 
+def test_a_module_name_says_where_it_is() -> None:
+    """But for doors, which are called as what they lead to, and for what each of several rooms has one of."""
+    below: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        if path.name != "__init__.py" and not module.startswith(DOORS) and "migrations" not in module:
+            below.setdefault(module.rpartition(".")[2], set()).add(module.rpartition(".")[0])
+    assert {name for name, rooms in below.items() if len(rooms) > 1} == OF_SEVERAL
+
+
+DOORS = ("replicator.cli", "replicator.commands")
+OF_SEVERAL = {
+    *("check", "finding", "plan", "reader", "restore", "run"),  # what each of these rooms has one of
+    *("errors", "kept", "pins", "removal"),  # of the root, which stands alone, and of those who work on it
+    *("entries", "objects", "roles"),  # the same things, on two floors
+}
+"""Names that several rooms have."""
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "replicator/cli").rglob("*.py")), ids=lambda path: path.name)
 def test_the_command_line_imports_at_the_top(path: Path) -> None:
     functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS))

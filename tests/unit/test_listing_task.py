@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cmroot.keep.keepers import NoKeeper
-from replicator.captures import listing
+from replicator.captures import object_listing
 from replicator.captures.inventory import DataObject
-from replicator.captures.listing import ListTask, list_objects
+from replicator.captures.object_listing import ListTask, list_objects
 
 
 def test_a_task_whose_outcome_grows_large_leaves_whole_objects_to_others(
@@ -22,7 +22,7 @@ def test_a_task_whose_outcome_grows_large_leaves_whole_objects_to_others(
         for name in ("a", "b"):
             (directory / name).write_text(f"{number}{name}")
         objects.append(DataObject(1, number + 1, "db", "t", directory.name, str(directory), 1))
-    monkeypatch.setattr(listing, "ROWS", 3)
+    monkeypatch.setattr(object_listing, "ROWS", 3)
     listed = list_objects(ListTask(objects, [{}] * 4, NoKeeper()))
     assert (listed.objects, listed.postponed) == (objects[:2], objects[2:])
     assert listed.rows["partition"].to_pylist() == ["day=0", "day=0", "day=1", "day=1"]

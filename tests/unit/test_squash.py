@@ -51,7 +51,7 @@ from replicator.replay.apply.commit import Commit
 from replicator.replay.apply.orphans import _by_place, begun_places
 from replicator.replay.apply.prepare import Preparation
 from replicator.replay.apply.work import Work
-from replicator.replay.copy.files import fold_entries
+from replicator.replay.copy.copy_task import fold_entries
 from replicator.replay.places.clearing import SparedPlace
 from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import Placement

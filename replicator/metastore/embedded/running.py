@@ -24,9 +24,9 @@ import msgspec
 from replicator.core.report import Report
 from replicator.errors import FormatError, MetastoreStartError
 from replicator.metastore.binding import LOOPBACK
-from replicator.metastore.embedded.server import (
+from replicator.metastore.embedded.server_process import (
     INSTANCE,
-    ServerRuntime,
+    Runtime,
     answers,
     began,
     end,
@@ -168,7 +168,7 @@ def _reached(host: str) -> str:
 
 
 def _start(
-    runtime: ServerRuntime, directory: Path, host: str, port: int, settings: Mapping[str, str], timeout: timedelta
+    runtime: Runtime, directory: Path, host: str, port: int, settings: Mapping[str, str], timeout: timedelta
 ) -> Running:
     instance, log = uuid.uuid4().hex, directory / "metastore.log"
     pid = spawn(runtime, directory, port, {**settings, INSTANCE: instance}, host=host)

@@ -21,7 +21,16 @@ from pathlib import Path
 
 from replicator.errors import MetastoreStartError
 from replicator.metastore.embedded.jars import hive_version
-from replicator.metastore.embedded.server import INSTANCE, ServerRuntime, began, end, free_port, last_lines, spawn, wait
+from replicator.metastore.embedded.server_process import (
+    INSTANCE,
+    Runtime,
+    began,
+    end,
+    free_port,
+    last_lines,
+    spawn,
+    wait,
+)
 from replicator.metastore.java import cache_directory
 
 FORMAT = 2  # of the template; a change to what is below makes it another one
@@ -42,7 +51,7 @@ connect 'jdbc:derby:{database};shutdown=true';
 """
 
 
-def new_database(runtime: ServerRuntime, database: Path) -> None:
+def new_database(runtime: Runtime, database: Path) -> None:
     """Make an empty metastore database at `database`, whole or not at all."""
     aside = database.with_name(f".{database.name}.new")
     shutil.rmtree(aside, ignore_errors=True)  # of a start that was killed; the caller holds the directory's lock
@@ -50,7 +59,7 @@ def new_database(runtime: ServerRuntime, database: Path) -> None:
     os.replace(aside, database)
 
 
-def template(runtime: ServerRuntime) -> Path:
+def template(runtime: Runtime) -> Path:
     """The directory of this machine's template, which is made when it is not there yet."""
     derby = next(runtime.jars.glob("derby-*.jar")).stem
     kept = cache_directory(runtime.env) / "templates" / f"hive-{hive_version(runtime.jars)}-{derby}-{FORMAT}"
@@ -73,7 +82,7 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _make(runtime: ServerRuntime, kept: Path) -> None:
+def _make(runtime: Runtime, kept: Path) -> None:
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new.") as aside:
         directory, port, instance = Path(aside), free_port(), uuid.uuid4().hex
         settings = {
@@ -98,7 +107,7 @@ def _make(runtime: ServerRuntime, kept: Path) -> None:
         os.replace(directory / "metastore_db", kept)
 
 
-def _repair(runtime: ServerRuntime, directory: Path) -> None:
+def _repair(runtime: Runtime, directory: Path) -> None:
     script = directory / "repair.sql"
     script.write_text(_REPAIRS.format(database=directory / "metastore_db", lock_tables=_lock_tables(runtime.jars)))
     done = subprocess.run(

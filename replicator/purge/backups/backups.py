@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from cmroot.store.listing import FileState
 from replicator.core.report import Rows
 from replicator.purge.options import RetainOptions
-from replicator.purge.parts import Look, is_data
+from replicator.purge.partitions import Look, is_data
 from replicator.purge.state import RunDirectory, Unit, runs
 from replicator.text.quantity import time_text
 

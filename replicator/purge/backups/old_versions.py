@@ -15,7 +15,7 @@ from replicator.core.model import Table
 from replicator.errors import ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.purge.options import RetainOptions
-from replicator.purge.parts import PurgePart, look_at, parts_of
+from replicator.purge.partitions import Part, look_at, parts_of
 from replicator.removal.removal import Removal
 
 _NAME = re.compile(r"(?P<db>.+?)__(?P<table>.+)_(?P<kind>backup|staging|trash)_(?P<stamp>\d{13})")
@@ -36,7 +36,7 @@ class OldVersion:
     """One partition of a version that is beyond policy."""
 
     table: Table
-    part: PurgePart
+    part: Part
     removal: Removal
 
 
@@ -75,7 +75,7 @@ def _why(name: Name, newer: int, options: RetainOptions, now: float) -> str:
     return f"backup of the old tool, {said}" if age >= options.days else ""
 
 
-def _removal(table: Table, part: PurgePart, name: Name, why: str) -> Removal:
+def _removal(table: Table, part: Part, name: Name, why: str) -> Removal:
     look = look_at(part.location)
     return Removal(
         path=part.location,

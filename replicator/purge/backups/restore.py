@@ -24,7 +24,7 @@ from replicator.metastore.client import Metastore
 from replicator.purge.backups.backups import Backup, backups, late, recorded
 from replicator.purge.counting import settle_counts
 from replicator.purge.options import BackupRestoreSettings
-from replicator.purge.parts import PurgePart, is_data, look_at, parts_of
+from replicator.purge.partitions import Part, is_data, look_at, parts_of
 from replicator.purge.state import PURGE, Unit, new_run
 from replicator.purge.swapping import Figures, drop_column_statistics, flip, purged
 from replicator.removal.audit import begin_audit
@@ -185,7 +185,7 @@ def _brought_back(root: str, backup: Backup) -> int:
     return back.files + len(back.there)
 
 
-def _matched(known: Iterable[Backup], part: PurgePart) -> int:
+def _matched(known: Iterable[Backup], part: Part) -> int:
     """Rows that a purge had erased and a restore brought back, where this is what it brought back."""
     here = normal(part.location)
     return next(
@@ -193,6 +193,6 @@ def _matched(known: Iterable[Backup], part: PurgePart) -> int:
     )
 
 
-def _rows(part: PurgePart) -> int:
+def _rows(part: Part) -> int:
     text = part.obj.parameters.get("numRows", "")
     return int(text) if text.isdecimal() else 0

@@ -17,16 +17,16 @@ from replicator.errors import ObjectNotFound
 from replicator.metastore.client import Metastore
 from replicator.purge.backups.backups import Backup, Due, Late, backups, due, late, recorded
 from replicator.purge.backups.old_versions import OldVersion, drop_version, old_versions
-from replicator.purge.leftovers import leftovers, remove_empty_sibling, remove_leftovers
 from replicator.purge.options import RetainOptions
-from replicator.purge.parts import Look, look_at
-from replicator.purge.rewrite.files import FileWork, carry
+from replicator.purge.partitions import Look, look_at
+from replicator.purge.rewrite.rewrite_task import FileWork, carry
 from replicator.purge.run import settle
 from replicator.purge.state import PURGE, runs
 from replicator.purge.swapping import locations_now
+from replicator.purge.unswapped import leftovers, remove_empty_sibling, remove_leftovers
 from replicator.removal.job import Job
 from replicator.removal.removal import Judged, Removal, refuse_excess
-from replicator.removal.report import Removals
+from replicator.removal.removal_report import Removals
 
 
 @dataclass

@@ -26,10 +26,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from replicator.purge.rewrite import orc_footer, parquet_footer
-from replicator.purge.rewrite.compact import Struct, elements, given
 from replicator.purge.rewrite.formats import OnlyBySpark, Unsupported
 from replicator.purge.rewrite.orc_stripes import GMT, TIMESTAMP, with_zone, zones_and_blooms
 from replicator.purge.rewrite.parquet_footer import Bare
+from replicator.purge.rewrite.thrift_compact import Struct, elements, given
 
 BATCH = 1 << 16
 """Rows decoded at once."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from replicator.purge.rewrite.compact import (
+from replicator.purge.rewrite.formats import Unsupported
+from replicator.purge.rewrite.thrift_compact import (
     BINARY,
     I32,
     LIST,
@@ -23,7 +24,6 @@ from replicator.purge.rewrite.compact import (
     read_struct,
     write_struct,
 )
-from replicator.purge.rewrite.formats import Unsupported
 
 MAGIC = b"PAR1"
 # fields of FileMetaData

@@ -20,7 +20,7 @@ from cmroot.errors import FormatError
 from replicator.purge.rewrite.blocks import Codec, Input, hadoop_codec
 from replicator.purge.rewrite.columnar import Counts
 from replicator.purge.rewrite.formats import FileFormat, Unsupported
-from replicator.purge.rewrite.lines import row_keys
+from replicator.purge.rewrite.line_files import row_keys
 
 _MAGIC = b"SEQ"
 _WITH_METADATA = 6

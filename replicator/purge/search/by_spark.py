@@ -20,13 +20,13 @@ from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
 from replicator.core.spark import counted
 from replicator.purge.onboarding import Onboarded, data_columns
-from replicator.purge.parts import is_data, look_at
+from replicator.purge.partition_rewrite import Staged, Staging
+from replicator.purge.partitions import is_data, look_at
 from replicator.purge.rewrite.formats import Unsupported, check_by_spark
 from replicator.purge.search import matching
 from replicator.purge.search.ids import hadoop_place
 from replicator.purge.search.lost_columns import lost_columns
 from replicator.purge.search.reading import by_serde
-from replicator.purge.staging import Staged, Staging
 from replicator.text.sql_text import quoted_text
 
 _INSTANTS = "LazyBinaryColumnarSerDe"

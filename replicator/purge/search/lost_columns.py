@@ -17,11 +17,11 @@ from cmroot.errors import Error, FormatError
 from cmroot.store.place import join
 from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
-from replicator.purge.parts import is_data
+from replicator.purge.partition_rewrite import Staging
+from replicator.purge.partitions import is_data
 from replicator.purge.rewrite.blocks import Input
 from replicator.purge.rewrite.formats import Unsupported
 from replicator.purge.rewrite.sequence import read_header, read_int, read_text
-from replicator.purge.staging import Staging
 
 FILES = 200
 _RCFILE, _COLUMNS = b"RCF\x01", "hive.io.rcfile.column.number"

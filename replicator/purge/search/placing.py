@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from cmroot.store.place import normal, parent
-from replicator.purge.parts import PurgePart
+from replicator.purge.partitions import Part
 
 Matched = dict[str, dict[str, tuple[str, int]]]
 """By part: the name of a file below its location -> (how Spark calls it, matching rows)."""
@@ -22,7 +22,7 @@ def place_of(file: str, *, escaped: bool) -> str:
     return normal(unquote(file) if escaped else file)
 
 
-def by_part(parts: Sequence[PurgePart], counts: Mapping[str, int], *, escaped: bool) -> Matched:
+def by_part(parts: Sequence[Part], counts: Mapping[str, int], *, escaped: bool) -> Matched:
     """Which part each file lies in: the nearest location above it. Raises Unplaced for one in none."""
     locations = {normal(part.location): part.name for part in parts}
     found: Matched = {}

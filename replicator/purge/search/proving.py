@@ -17,11 +17,11 @@ import xxhash
 from cmroot.store.place import join, normal
 from replicator.purge.copies import is_below
 from replicator.purge.onboarding import Onboarded, data_columns, is_sparks
-from replicator.purge.parts import is_data, look_at
+from replicator.purge.partition_rewrite import Staging
+from replicator.purge.partitions import is_data, look_at
 from replicator.purge.search import matching
 from replicator.purge.search.placing import place_of
 from replicator.purge.search.reading import by_path, by_serde, settings
-from replicator.purge.staging import Staging
 from replicator.text.sql_text import quoted_name
 
 WHOLE = 128 << 20

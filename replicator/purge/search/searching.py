@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Storage
 from replicator.purge.onboarding import Onboarded, PurgeGap
-from replicator.purge.parts import Looked, PurgePart, looks_tasks, run_looks_task
+from replicator.purge.partitions import Looked, Part, looks_tasks, run_looks_task
 from replicator.purge.search import matching
 from replicator.purge.search.ids import Ids
 from replicator.purge.search.matching import Search
@@ -19,7 +19,7 @@ REPORTED = 100
 """Partitions of a table that are named as not searched; the rest is counted."""
 
 
-def look_at_all(engines: AutoEngine, parts: Sequence[PurgePart]) -> dict[str, Looked]:
+def look_at_all(engines: AutoEngine, parts: Sequence[Part]) -> dict[str, Looked]:
     """What lies at each location. To be asked before a search, so that a change that comes after is noticed."""
     engine = engines.for_work(len(parts))
     tasks = looks_tasks(parts)
@@ -27,7 +27,7 @@ def look_at_all(engines: AutoEngine, parts: Sequence[PurgePart]) -> dict[str, Lo
 
 
 def searched(
-    ids: Ids, onboarded: Onboarded, parts: Sequence[PurgePart], looked: Mapping[str, Looked]
+    ids: Ids, onboarded: Onboarded, parts: Sequence[Part], looked: Mapping[str, Looked]
 ) -> tuple[Search, list[PurgeGap]]:
     """The query, and what it does not reach of the table. Raises LossyIds.
 
@@ -44,7 +44,7 @@ def _format_key(storage: Storage) -> tuple[str | None, str | None]:
     return storage.serde.library, storage.input_format
 
 
-def _gaps(table: str, parts: Sequence[PurgePart], looked: Mapping[str, Looked], *, deep: bool) -> Iterable[PurgeGap]:
+def _gaps(table: str, parts: Sequence[Part], looked: Mapping[str, Looked], *, deep: bool) -> Iterable[PurgeGap]:
     gaps = []
     for part in parts:
         each = looked[part.location]

@@ -18,8 +18,8 @@ from replicator.core.batches import batched
 from replicator.core.model import Partition
 from replicator.dumps.layout import INCREMENTAL
 from replicator.replay.apply.work import Replay
+from replicator.replay.copy.copy_task import entries, file_in, fold_entries, slashed
 from replicator.replay.copy.copying import Roots, remove_file
-from replicator.replay.copy.files import entries, file_in, fold_entries, slashed
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.clearing import Clearing
 from replicator.replay.places.neighbours import Free, Leaving

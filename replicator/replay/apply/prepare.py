@@ -36,7 +36,7 @@ from replicator.replay.plan.published import (
     with_path,
     without_path,
 )
-from replicator.replay.plan.renames import PASSING, passing_name, rename_order
+from replicator.replay.plan.rename_order import PASSING, passing_name, rename_order
 from replicator.replay.plan.squash import PartitionFate
 from replicator.replay.plan.target import NEW, applied_position
 

@@ -13,7 +13,7 @@ from replicator.replay.apply.planning import compare
 from replicator.replay.apply.transfer import run_files
 from replicator.replay.apply.weighing import Gone, Weight, shown, weigh
 from replicator.replay.apply.work import Replay
-from replicator.replay.copy.files import COMPARE, CopyReport
+from replicator.replay.copy.copy_task import COMPARE, CopyReport
 from replicator.replay.plan.plan import Plan
 from replicator.replay.plan.squash import surviving_partitions
 

@@ -29,7 +29,7 @@ from replicator.replay.apply.work import (
     to_recycle,
 )
 from replicator.replay.copy.copying import Roots, remove_file
-from replicator.replay.copy.emptied import sweep_empty
+from replicator.replay.copy.pruned_directories import sweep_empty
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.clearing import Clearing, to_clear
 from replicator.replay.places.neighbours import Leaving, Name

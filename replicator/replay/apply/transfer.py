@@ -12,8 +12,8 @@ from cmroot.store.place import is_local, local_path
 from cmroot.store.resolve import located
 from replicator.errors import FilesMissing, Refused
 from replicator.replay.apply.work import Replay
+from replicator.replay.copy.copy_task import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
 from replicator.replay.copy.copying import Roots
-from replicator.replay.copy.files import COMPARE, COPY, PROBE, REMOVE, CopyReport, CopyTask, run_copy_task
 from replicator.replay.copy.logs import LogTask, run_log_task
 from replicator.replay.copy.staging import fenced, sweep_staging
 from replicator.replay.plan.plan import Plan

@@ -20,7 +20,7 @@ from replicator.metastore.client import PARTITION_BATCH
 from replicator.replay.apply.prepare import clears, goings
 from replicator.replay.apply.prune import surplus
 from replicator.replay.apply.work import Replay, leaving_partitions, places_of
-from replicator.replay.copy.files import entries, fold_entries
+from replicator.replay.copy.copy_task import entries, fold_entries
 from replicator.replay.places.clearing import Clearing, to_clear
 from replicator.replay.places.neighbours import Leaving
 from replicator.replay.places.placement import is_published

@@ -28,8 +28,8 @@ from replicator.metastore.checked import checked
 from replicator.metastore.client import PARTITION_BATCH, Metastore, MetastoreReader
 from replicator.replay.apply.claim import Claims
 from replicator.replay.copy.copying import Roots
-from replicator.replay.copy.emptied import remove_above
 from replicator.replay.copy.left import LeftTask, run_left_task
+from replicator.replay.copy.pruned_directories import remove_above
 from replicator.replay.copy.staging import OPEN, Fence, fenced
 from replicator.replay.places.by_name import BY_NAME, lies_by_name, not_noted, noted
 from replicator.replay.places.clearing import Clearing, SparedPlace, clear

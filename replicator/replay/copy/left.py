@@ -10,7 +10,7 @@ from cmroot.store.listing import list_tree
 from cmroot.store.place import is_local, join, local_path
 from cmroot.store.resolve import resolved
 from replicator.replay.copy.copying import Roots, remove_file
-from replicator.replay.copy.emptied import sweep_empty
+from replicator.replay.copy.pruned_directories import sweep_empty
 from replicator.replay.copy.staging import OPEN, Fence
 from replicator.replay.copy.stamps import is_published
 from replicator.replay.places.clearing import Clearing

@@ -21,7 +21,7 @@ from replicator.replay.places.replica import (
 from replicator.replay.places.view_text import NO_VIEW, why_no_view
 from replicator.replay.plan.plan import LeftOut, Name, Plan, TablePlan
 from replicator.replay.plan.refusing import refuse_occupied, refuse_source_location, refuse_table
-from replicator.replay.plan.renames import passing_name
+from replicator.replay.plan.rename_order import passing_name
 from replicator.replay.plan.squash import Lineage, Squashed
 from replicator.replay.plan.target import TargetDatabase, TargetPart, applied_position, table_position
 from replicator.text.quantity import count_text

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import re
 
-from replicator.retention.config.hocon.values import Scalar
+from replicator.retention.config.class_names import RETENTIONS, known
+from replicator.retention.config.hocon.hocon_values import Scalar
+from replicator.retention.config.job_settings import Settings
 from replicator.retention.config.lookback import fixed, parse_lookback
-from replicator.retention.config.names import RETENTIONS, known
-from replicator.retention.config.settings import Settings
-from replicator.retention.selection import MOST, SelectionPolicy, before, beyond, combine
-from replicator.retention.versions import TIME
+from replicator.retention.dataset_versions import TIME
+from replicator.retention.selection_policies import MOST, Policy, before, beyond, combine
 from replicator.text.period import Period
 
 
-def retention_policy(whole: Settings, name: str | None = None) -> SelectionPolicy:
+def retention_policy(whole: Settings, name: str | None = None) -> Policy:
     """The older policies say what is removed, too. Raises ConfigError."""
     key = "gobblin.retention.retention.policy.class"
     text = name if name is not None else whole.required(key)
     match known(text, RETENTIONS, "retention policy", whole.origin(key)):
         case "time":
             back = _legacy_duration(whole)
-            return SelectionPolicy(TIME, lambda versions, now: before(versions, back, now))
+            return Policy(TIME, lambda versions, now: before(versions, back, now))
         case "newest":
             keys = ("gobblin.retention.versions.retained", "gobblin.retention.newestK.versions.retained")
             left = whole.number(*keys)
@@ -29,17 +29,15 @@ def retention_policy(whole: Settings, name: str | None = None) -> SelectionPolic
                 raise whole.missing(keys[1])
             if not 1 <= left <= MOST:
                 raise whole.wrong(keys[1], whole.find(*keys), f"is {left}, not between 1 and {MOST:,}")
-            return SelectionPolicy("order", lambda versions, now: beyond(versions, left))
+            return Policy("order", lambda versions, now: beyond(versions, left))
         case "combine":
             return _legacy_combined(whole)
         case "all":
-            return SelectionPolicy(
-                "", lambda versions, now: dict.fromkeys(range(len(versions)), "DeleteAllRetentionPolicy")
-            )
+            return Policy("", lambda versions, now: dict.fromkeys(range(len(versions)), "DeleteAllRetentionPolicy"))
         case "predicate":
             return _predicate(whole)
         case _:
-            return SelectionPolicy("", lambda versions, now: {})
+            return Policy("", lambda versions, now: {})
 
 
 def _legacy_duration(whole: Settings) -> Period:
@@ -57,7 +55,7 @@ def _legacy_duration(whole: Settings) -> Period:
         raise whole.wrong(keys[0], whole.find(*keys), f"is no duration: {error}") from error
 
 
-def _legacy_combined(whole: Settings) -> SelectionPolicy:
+def _legacy_combined(whole: Settings) -> Policy:
     prefix = "gobblin.retention.combine."
     names = whole.texts(f"{prefix}retention.policy.classes") or []
     listed = whole.below("gobblin.retention.combine.retention.policy.class")
@@ -68,7 +66,7 @@ def _legacy_combined(whole: Settings) -> SelectionPolicy:
     return combine([retention_policy(whole, name) for name in names], operation, whole.name)
 
 
-def _predicate(whole: Settings) -> SelectionPolicy:
+def _predicate(whole: Settings) -> Policy:
     """The one predicate that was shipped: paths in which the pattern is found stay."""
     key, pattern = (
         "org.apache.gobblin.retention.retention.policy.predicate.class",
@@ -81,6 +79,4 @@ def _predicate(whole: Settings) -> SelectionPolicy:
     except re.error as error:
         raise whole.wrong(pattern, whole.find(pattern), f"is no regular expression: {error}") from error
     why = f"{wanted.pattern} is not found in its path"
-    return SelectionPolicy(
-        "", lambda versions, now: {n: why for n, each in enumerate(versions) if not wanted.search(each.path)}
-    )
+    return Policy("", lambda versions, now: {n: why for n, each in enumerate(versions) if not wanted.search(each.path)})

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from replicator.errors import ConfigError
-from replicator.retention.config.hocon.values import (
+from replicator.retention.config.hocon.hocon_values import (
     Fields,
     Items,
     Joined,
     Origin,
     Raw,
+    Reference,
     Scalar,
-    Substitution,
     join,
     merge,
 )
@@ -123,7 +123,7 @@ class _Parser:
             self._at += 2
             self._skip()
             added = self._value(full)
-            value = Joined((Substitution(self._alternatives(full), True, origin), Items((added,), origin)), origin)
+            value = Joined((Reference(self._alternatives(full), True, origin), Items((added,), origin)), origin)
         elif self._looking_at(":") or self._looking_at("="):
             self._at += 1
             self._skip()
@@ -225,7 +225,7 @@ class _Parser:
         self._depth -= 1
         return Items(tuple(items), origin)
 
-    def _reference(self, origin: Origin) -> Substitution:
+    def _reference(self, origin: Origin) -> Reference:
         self._at += 2
         optional = self._looking_at("?")
         self._at += optional
@@ -234,7 +234,7 @@ class _Parser:
         if not self._looking_at("}"):
             raise self._error("expected `}` at the end of a substitution")
         self._at += 1
-        return Substitution(self._alternatives(path, written=True), optional, origin)
+        return Reference(self._alternatives(path, written=True), optional, origin)
 
     def _alternatives(self, path: tuple[str, ...], written: bool = False) -> tuple[tuple[str, ...], ...]:
         """What is written in an included file is looked for below its own place first, then from the root."""

@@ -15,11 +15,11 @@ from cmroot.store.local import Child
 from cmroot.store.place import join, name_of
 from cmroot.store.resolve import located
 from replicator.errors import ConfigError, Error
+from replicator.retention.config.class_names import VERSIONS, known
 from replicator.retention.config.datetimes import DEFAULT_ZONE, DatePattern, Unreadable, date_pattern
+from replicator.retention.config.job_settings import Settings
 from replicator.retention.config.lookback import parse_lookback
-from replicator.retention.config.names import VERSIONS, known
-from replicator.retention.config.settings import Settings
-from replicator.retention.listing import PassedOver, children, files_below, glob, glob_regex
+from replicator.retention.globs import Found, children, files_below, glob, glob_regex
 from replicator.text.period import Period
 
 TIME, MARK, NONE = "time", "mark", "none"
@@ -42,7 +42,7 @@ class Version:
 
 
 @dataclass
-class ListedVersions:
+class Listed:
     """All versions of a dataset by one finder. `by`: what they are ordered by. `ignored`: how many names had no time,
     and why, for the first ones. `doubts`: about the settings. `unnamed`: what stays, as its name is not UTF-8."""
 
@@ -69,7 +69,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class FinderWithPolicy:
+class Pair:
     """The settings of one version finder with its policy. `own`: keys as `version.finder.class`; `whole`: the
     dataset's, for older spellings; None in an element of `dataset.partitions`."""
 
@@ -98,11 +98,11 @@ class FinderWithPolicy:
             raise self.own.wrong(key, self.own.find(key), f"is no lookback: {error}") from error
 
 
-Finder = Callable[[str, datetime], ListedVersions]
+Finder = Callable[[str, datetime], Listed]
 """(the dataset's directory, now) -> its versions."""
 
 
-def path_finder(pair: FinderWithPolicy) -> Finder:
+def path_finder(pair: Pair) -> Finder:
     """The finder that the settings name. Raises ConfigError, before anything is listed, for settings that cannot be."""
     kind = pair.class_of("version.finder.class", VERSIONS, "version finder")
     match kind:
@@ -127,9 +127,7 @@ def path_finder(pair: FinderWithPolicy) -> Finder:
         case "files":
             return lambda dataset, now: _files(dataset)
         case "single":
-            return lambda dataset, now: ListedVersions(
-                NONE, [Version(dataset, dataset)] if located(dataset).child() else []
-            )
+            return lambda dataset, now: Listed(NONE, [Version(dataset, dataset)] if located(dataset).child() else [])
         case "unix" | "watermark":
             regex = pair.text("version.watermark.regex", "gobblin.retention.watermark.regex")
             try:
@@ -147,7 +145,7 @@ def path_finder(pair: FinderWithPolicy) -> Finder:
             )
 
 
-def _glob_of(pair: FinderWithPolicy, *older: str) -> str | None:
+def _glob_of(pair: Pair, *older: str) -> str | None:
     pattern = pair.text("version.globPattern", *older)
     try:
         glob_regex(pattern or "")
@@ -157,14 +155,14 @@ def _glob_of(pair: FinderWithPolicy, *older: str) -> str | None:
     return pattern
 
 
-def dates_of(pair: FinderWithPolicy) -> DatePattern:
+def dates_of(pair: Pair) -> DatePattern:
     """The pattern and zone of names. Raises ConfigError."""
     pattern = pair.required("version.datetime.pattern", "gobblin.retention.datetime.pattern")
     zone = pair.text(*_ZONES)
     return checked_pattern(pair, "version.datetime.pattern", pattern, zone)
 
 
-def checked_pattern(pair: FinderWithPolicy, key: str, pattern: str, zone: str | None) -> DatePattern:
+def checked_pattern(pair: Pair, key: str, pattern: str, zone: str | None) -> DatePattern:
     try:
         return date_pattern(pattern, zone or DEFAULT_ZONE)
     except ValueError as error:
@@ -179,22 +177,22 @@ def doubts(dates: DatePattern, has_zone: bool) -> list[str]:
     return found
 
 
-def _modified(dataset: str, pattern: str) -> ListedVersions:
-    found = PassedOver()
+def _modified(dataset: str, pattern: str) -> Listed:
+    found = Found()
     listed = _entries(dataset, _hits(dataset, pattern, found))
     _tell(listed, found)
     return listed
 
 
-def _files(dataset: str) -> ListedVersions:
-    found = PassedOver()
+def _files(dataset: str) -> Listed:
+    found = Found()
     listed = _entries(dataset, files_below(dataset, found))
     _tell(listed, found)
     return listed
 
 
-def _dated(dataset: str, pattern: str, dates: DatePattern, said: list[str]) -> ListedVersions:
-    listed, found = ListedVersions(TIME, doubts=list(said)), PassedOver()
+def _dated(dataset: str, pattern: str, dates: DatePattern, said: list[str]) -> Listed:
+    listed, found = Listed(TIME, doubts=list(said)), Found()
     for each in _hits(dataset, pattern, found):
         name = _below(dataset, each.path)
         try:
@@ -205,9 +203,9 @@ def _dated(dataset: str, pattern: str, dates: DatePattern, said: list[str]) -> L
     return listed
 
 
-def _generated(dataset: str, prefix: str, dates: DatePattern, period: Period, now: datetime) -> ListedVersions:
+def _generated(dataset: str, prefix: str, dates: DatePattern, period: Period, now: datetime) -> Listed:
     """Only those that are there: each distinct name is looked at once."""
-    listed = ListedVersions(TIME)
+    listed = Listed(TIME)
     hours = (period.days * 86400 + period.seconds) // 3600
     names = {
         dates.write(moment): None
@@ -224,8 +222,8 @@ def _generated(dataset: str, prefix: str, dates: DatePattern, period: Period, no
     return listed
 
 
-def _entries(dataset: str, entries: Iterable[Child | None]) -> ListedVersions:
-    listed = ListedVersions(TIME)
+def _entries(dataset: str, entries: Iterable[Child | None]) -> Listed:
+    listed = Listed(TIME)
     for each in entries:
         if each is None:
             continue
@@ -239,8 +237,8 @@ def _entries(dataset: str, entries: Iterable[Child | None]) -> ListedVersions:
     return listed
 
 
-def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> ListedVersions:
-    listed, found = ListedVersions(TIME if kind == "unix" else MARK), PassedOver()
+def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> Listed:
+    listed, found = Listed(TIME if kind == "unix" else MARK), Found()
     for each in children(dataset, found):
         name = name_of(each.path)
         match = wanted.search(name)
@@ -260,7 +258,7 @@ def _marked(dataset: str, wanted: re.Pattern[str], kind: str) -> ListedVersions:
     return listed
 
 
-def _hits(dataset: str, pattern: str, found: PassedOver) -> Iterator[Child]:
+def _hits(dataset: str, pattern: str, found: Found) -> Iterator[Child]:
     """The dataset's own name may hold signs of a pattern."""
     if not pattern.strip("/"):
         raise ConfigError("version.globPattern is empty", hint="write * for everything in the dataset")
@@ -272,7 +270,7 @@ def _below(dataset: str, path: str) -> str:
     return path[len(dataset.rstrip("/")) + 1 :] or path
 
 
-def _tell(listed: ListedVersions, found: PassedOver) -> None:
+def _tell(listed: Listed, found: Found) -> None:
     listed.unnamed += found.unnamed
     for link in found.links:
         listed.ignore(f"{link} is a symbolic link")

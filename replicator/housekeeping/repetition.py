@@ -17,7 +17,7 @@ LONGEST_WAIT = timedelta(minutes=5)
 
 
 @dataclass
-class HousekeepingFollowed(Report):
+class Followed(Report):
     """Many runs. rounds: those that came to their end; removed: items, by all of them; failures: runs that failed and
     were tried again. last: what the last one did, whose fields are in the JSON, too."""
 
@@ -37,10 +37,10 @@ def follow(
     stop: Stop,
     tell: Callable[[Housekept], None],
     tell_failure: Callable[[Exception, float], None],
-) -> HousekeepingFollowed:
+) -> Followed:
     """Runs until `stop`. A run that fails is tried again after 1 to 300 seconds, which `tell_failure` is called with;
     every failure but those of the configuration. What is interrupted after `stop` has ended, too."""
-    done = HousekeepingFollowed()
+    done = Followed()
 
     def run() -> float:
         done.last = once()

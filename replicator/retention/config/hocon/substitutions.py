@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from replicator.errors import ConfigError
-from replicator.retention.config.hocon.values import (
+from replicator.retention.config.hocon.hocon_values import (
     Fields,
     Items,
     Joined,
     Layers,
     Origin,
     Raw,
+    Reference,
     Scalar,
-    Substitution,
     Value,
     join,
     merge,
@@ -70,7 +70,7 @@ class _Resolution:
                 return self._fields(node, path, lower)
             case Layers(layers=layers):
                 return self._layers(layers, path, lower)
-            case Substitution():
+            case Reference():
                 with self._inside(path, lower, node.origin):
                     return self._referred(node)
             case Joined(pieces=pieces):
@@ -117,7 +117,7 @@ class _Resolution:
         assert isinstance(found, Scalar | Items | Fields)
         return found
 
-    def _referred(self, reference: Substitution) -> Value | None:
+    def _referred(self, reference: Reference) -> Value | None:
         itself = False
         for path in reference.paths:
             if path in self._below:
@@ -174,7 +174,7 @@ class _Resolution:
             case Joined(pieces=pieces):
                 for piece in reversed(pieces):
                     yield from self._children(piece, key)
-            case Substitution():
+            case Reference():
                 self._nested += 1
                 try:
                     if self._nested > NESTED:

@@ -69,7 +69,7 @@ rootLogger.appenderRef.stderr.ref = stderr
 
 
 @dataclass(frozen=True)
-class ServerRuntime:
+class Runtime:
     """What a server is started with."""
 
     java: Java
@@ -92,15 +92,15 @@ class ServerRuntime:
         return cache_directory(self.env) / "classes" / name
 
 
-def find_runtime(env: Mapping[str, str]) -> ServerRuntime:
+def find_runtime(env: Mapping[str, str]) -> Runtime:
     """Java, pyspark's jars and the notification listener; fetches what is missing the first time on a machine."""
     java = find_java(env)
     binding = binding_jar(cache_directory(env) / "jars" / f"metastore-binding-{CLASSES}.jar")
-    return ServerRuntime(java, pyspark_jars(), listener_jar(java, env), binding, env)
+    return Runtime(java, pyspark_jars(), listener_jar(java, env), binding, env)
 
 
 def spawn(
-    runtime: ServerRuntime,
+    runtime: Runtime,
     directory: Path,
     port: int,
     settings: Mapping[str, str],
@@ -110,7 +110,7 @@ def spawn(
 ) -> int:
     """Start a server on `directory` in its own session and return its process id. It may still fail to start:
     what it says is in `directory/metastore.log`, the start before that in `metastore.log.1`. `host`: the address it
-    listens on, see `binding`. `classes_to`: where it leaves its classes when it ends, for `ServerRuntime.classes`."""
+    listens on, see `binding`. `classes_to`: where it leaves its classes when it ends, for `Runtime.classes`."""
     secured = settings.get("hive.metastore.use.SSL", "").lower() == "true"  # another socket: not bound to an address
     class_path = runtime.class_path.removeprefix(f"{runtime.binding}{os.pathsep}") if secured else runtime.class_path
     conf = directory / "conf"
@@ -159,7 +159,7 @@ def spawn(
     return int(started.stdout)
 
 
-def _shared_classes(runtime: ServerRuntime, classes_to: Path | None) -> list[str]:
+def _shared_classes(runtime: Runtime, classes_to: Path | None) -> list[str]:
     if classes_to is not None:
         return [f"-XX:ArchiveClassesAtExit={classes_to}", "-Xlog:disable"]
     return [f"-XX:SharedArchiveFile={runtime.classes}", "-Xlog:disable"] if runtime.classes.exists() else []

@@ -20,10 +20,10 @@ from functools import lru_cache
 from cmroot.store.local import is_directory as is_local_directory
 from cmroot.store.place import Place, is_local, join, local_path, normal, parent
 from replicator.errors import ConfigError
+from replicator.retention.config.hocon.hocon_values import Fields, Origin, Scalar, merge_fields
 from replicator.retention.config.hocon.parse import parse, parse_items
-from replicator.retention.config.hocon.resolve import resolve
-from replicator.retention.config.hocon.values import Fields, Origin, Scalar, merge_fields
-from replicator.retention.config.settings import Settings
+from replicator.retention.config.hocon.substitutions import resolve
+from replicator.retention.config.job_settings import Settings
 
 STORE = "_CONFIG_STORE"
 METADATA = "store-metadata.conf"

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from cmroot.store.place import split_authority
 from replicator.errors import ConfigError
-from replicator.retention.config.names import SELECTIONS, known
-from replicator.retention.versions import NONE, TIME, FinderWithPolicy, Version
+from replicator.retention.config.class_names import SELECTIONS, known
+from replicator.retention.dataset_versions import NONE, TIME, Pair, Version
 from replicator.text.period import Period
 
 MOST = 1_000_000  # what a newest-K may keep or take
@@ -24,7 +24,7 @@ Chosen = dict[int, str]
 
 
 @dataclass(frozen=True)
-class SelectionPolicy:
+class Policy:
     """`needs`: what versions must be ordered by: TIME, "order" (anything but nothing) or "" (no matter)."""
 
     needs: str
@@ -40,36 +40,36 @@ class SelectionPolicy:
         return self.choose(versions, now)
 
 
-def selection_policy(pair: FinderWithPolicy, name: str | None = None) -> SelectionPolicy:
+def selection_policy(pair: Pair, name: str | None = None) -> Policy:
     """The policy that `selection.policy.class` names; none: nothing is selected. `name`: another class, for the same
     settings. Raises ConfigError, with file and line, for settings that cannot be meant."""
     key = "selection.policy.class"
     text = name if name is not None else pair.own.text(key)
     if text is None:
-        return SelectionPolicy("", lambda versions, now: {})
+        return Policy("", lambda versions, now: {})
     match known(text, SELECTIONS, "selection policy", pair.own.origin(key)):
         case "before":
             back = pair.lookback("selection.timeBased.lookbackTime")
-            return SelectionPolicy(TIME, lambda versions, now: before(versions, back, now))
+            return Policy(TIME, lambda versions, now: before(versions, back, now))
         case "after":
             back = pair.lookback("selection.timeBased.lookbackTime")
-            return SelectionPolicy(TIME, lambda versions, now: _between(versions, None, back, now))
+            return Policy(TIME, lambda versions, now: _between(versions, None, back, now))
         case "between":
             least, most = (_optional(pair, f"selection.timeBased.{end}LookbackTime") for end in ("min", "max"))
-            return SelectionPolicy(TIME, lambda versions, now: _between(versions, least, most, now))
+            return Policy(TIME, lambda versions, now: _between(versions, least, most, now))
         case "newest":
             return _newest(pair)
         case "combine":
             return _combined(pair)
         case "hidden":
             prefixes = pair.own.texts("selection.hiddenFilter.hiddenFilePrefix") or [".", "_"]
-            return SelectionPolicy("", lambda versions, now: _unhidden(versions, prefixes))
+            return Policy("", lambda versions, now: _unhidden(versions, prefixes))
         case "all":
-            return SelectionPolicy(
+            return Policy(
                 "", lambda versions, now: dict.fromkeys(range(len(versions)), "SelectAllPolicy takes everything")
             )
         case _:
-            return SelectionPolicy("", lambda versions, now: {})
+            return Policy("", lambda versions, now: {})
 
 
 def before(versions: Sequence[Version], back: Period, now: datetime) -> Chosen:
@@ -99,7 +99,7 @@ def _between(versions: Sequence[Version], least: Period | None, most: Period | N
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _optional(pair: FinderWithPolicy, key: str) -> Period | None:
+def _optional(pair: Pair, key: str) -> Period | None:
     """A bound that may be missing; zero is no bound."""
     text = pair.own.text(key)
     if text is None or re.fullmatch(r"0[ymdhYMDH]|PT0S", text):
@@ -107,7 +107,7 @@ def _optional(pair: FinderWithPolicy, key: str) -> Period | None:
     return pair.lookback(key)
 
 
-def _newest(pair: FinderWithPolicy) -> SelectionPolicy:
+def _newest(pair: Pair) -> Policy:
     taken = _count(pair, "selection.newestK.versionsSelected")
     left = _count(pair, "selection.newestK.versionsNotSelected")
     if (taken is None) == (left is None):
@@ -117,11 +117,11 @@ def _newest(pair: FinderWithPolicy) -> SelectionPolicy:
             hint="write versionsNotSelected = K to keep the newest K",
         )
     if left is not None:
-        return SelectionPolicy("order", lambda versions, now: beyond(versions, left))
-    return SelectionPolicy("order", lambda versions, now: _first(versions, taken or 0))
+        return Policy("order", lambda versions, now: beyond(versions, left))
+    return Policy("order", lambda versions, now: _first(versions, taken or 0))
 
 
-def _count(pair: FinderWithPolicy, key: str) -> int | None:
+def _count(pair: Pair, key: str) -> int | None:
     found = pair.own.number(key)
     if found is not None and not 1 <= found <= MOST:
         raise pair.own.wrong(key, pair.own.find(key), f"is {found}, not between 1 and {MOST:,}")
@@ -142,7 +142,7 @@ def _first(versions: Sequence[Version], taken: int) -> Chosen:
     }
 
 
-def _combined(pair: FinderWithPolicy) -> SelectionPolicy:
+def _combined(pair: Pair) -> Policy:
     key = "selection.combine.policy.classes"
     names = pair.own.texts(key)
     if not names:
@@ -154,7 +154,7 @@ def _combined(pair: FinderWithPolicy) -> SelectionPolicy:
     )
 
 
-def combine(policies: Sequence[SelectionPolicy], operation: str, where: str) -> SelectionPolicy:
+def combine(policies: Sequence[Policy], operation: str, where: str) -> Policy:
     """UNION: what any selects; INTERSECT: what all do."""
     if operation.upper() not in ("UNION", "INTERSECT"):
         raise ConfigError(f"{where}: {operation!r} combines nothing", hint="write UNION or INTERSECT")
@@ -168,7 +168,7 @@ def combine(policies: Sequence[SelectionPolicy], operation: str, where: str) -> 
         joined = {number: [each[number] for each in found if number in each] for number in sorted(wanted)}
         return {number: "; and ".join(reasons) for number, reasons in joined.items()}
 
-    return SelectionPolicy(needs, choose)
+    return Policy(needs, choose)
 
 
 def _unhidden(versions: Sequence[Version], prefixes: Sequence[str]) -> Chosen:

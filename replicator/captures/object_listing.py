@@ -37,7 +37,7 @@ class ListTask:
 
 
 @dataclass
-class ListedObjects:
+class Listed:
     """The outcome: rows for the captured log (positions are the caller's to fill), the object each row is about, each
     object's directories, the objects whose directory could not be seen, each with the reason, and how much was read.
     `postponed`: objects that are not in it, because it grew too large; they are to be listed by another task.
@@ -56,7 +56,7 @@ class ListedObjects:
     same: list[tuple[int, str, str]] = field(default_factory=list)
 
 
-def list_objects(task: ListTask) -> ListedObjects:
+def list_objects(task: ListTask) -> Listed:
     """Lists each object and keeps what is new. May run twice: kept bytes are content-addressed."""
     rows = _Rows()
     missing: list[tuple[DataObject, str]] = []
@@ -90,7 +90,7 @@ def list_objects(task: ListTask) -> ListedObjects:
                 if listing.unnamed:
                     unnamed[index] = listing.unnamed
                 break
-    return ListedObjects(
+    return Listed(
         objects=task.objects[:done],
         rows=rows.table(task.objects),
         owners=rows.owner,
@@ -104,13 +104,13 @@ def list_objects(task: ListTask) -> ListedObjects:
     )
 
 
-def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> ListedObjects:
+def nothing_left(objects: Sequence[DataObject], known: Sequence[Mapping[str, KnownFile]]) -> Listed:
     """The listing of objects that were declared empty: every file that was known is removed."""
     rows = _Rows()
     for index, files in enumerate(known):
         for path in files:
             rows.add(index, "remove", path, *_NOTHING)
-    return ListedObjects(objects=objects, rows=rows.table(objects), owners=rows.owner)
+    return Listed(objects=objects, rows=rows.table(objects), owners=rows.owner)
 
 
 def uncaptured_files(db: str, table: str, partition: str, named: Mapping[str, int]) -> pa.Table:

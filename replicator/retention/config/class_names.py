@@ -10,7 +10,7 @@ import difflib
 import re
 
 from replicator.errors import ConfigError
-from replicator.retention.config.hocon.values import Origin
+from replicator.retention.config.hocon.hocon_values import Origin
 
 _CLASS = re.compile(r"(?:(?:org\.apache\.)?gobblin\.data\.management(?:\.[a-z]+)*\.)?([A-Za-z]\w*)")
 

@@ -37,8 +37,8 @@ from replicator.replay.copy.copying import (
     probe_file,
     remove_file,
 )
-from replicator.replay.copy.delta import is_foreign, is_log
-from replicator.replay.copy.emptied import remove_emptied
+from replicator.replay.copy.delta_files import is_foreign, is_log
+from replicator.replay.copy.pruned_directories import remove_emptied
 from replicator.replay.copy.staging import OPEN, Fence, noted
 from replicator.replay.plan.rules import FileRules
 

@@ -33,7 +33,7 @@ _MARKS = ("_SUCCESS", "_committed_", "_started_")
 
 
 @dataclass(frozen=True)
-class PurgePart:
+class Part:
     """thing: as the metastore returned it, to compare with later."""
 
     name: str
@@ -67,16 +67,16 @@ class Look(msgspec.Struct, frozen=True):
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def parts_of(metastore: MetastoreReader, table: Table, names: Sequence[str] | None = None) -> Iterator[PurgePart]:
+def parts_of(metastore: MetastoreReader, table: Table, names: Sequence[str] | None = None) -> Iterator[Part]:
     """names: only these partitions; those that are gone are left out."""
     if not table.is_partitioned:
-        yield PurgePart("", table)
+        yield Part("", table)
         return
     if names is None:
         names = metastore.partition_names(table.db, table.name)
     for batch in metastore.partitions(table.db, table.name, names):
         for partition in batch:
-            yield PurgePart(partition_name(table.partition_keys, partition.values), partition)
+            yield Part(partition_name(table.partition_keys, partition.values), partition)
 
 
 def new_location(location: str, stamp: str) -> str:
@@ -176,7 +176,7 @@ def _is_misread(place: str) -> bool:
         return b".BZip2Codec" in file.read(256)
 
 
-def looks_tasks(parts: Iterable[PurgePart], size: int = 200) -> Iterator[LooksTask]:
+def looks_tasks(parts: Iterable[Part], size: int = 200) -> Iterator[LooksTask]:
     for batch in batched(parts, size):
         of_columns = (
             part.location for part in batch if (part.storage.input_format or "").endswith("RCFileInputFormat")

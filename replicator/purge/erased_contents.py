@@ -20,7 +20,7 @@ UNREAD = "it lay in a purged partition, and nobody has searched it"
 OLDER = "an older state of the table, which was not searched"
 
 
-class ErasedContent(msgspec.Struct, frozen=True):
+class Content(msgspec.Struct, frozen=True):
     """Bytes that must go. path: where they were seen last; why: ERASED, UNREAD or OLDER."""
 
     checksum: str
@@ -35,7 +35,7 @@ class ErasedContent(msgspec.Struct, frozen=True):
         return self.checksum, self.size
 
 
-def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[ErasedContent]:
+def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[Content]:
     """Of the files that these runs have written again, as they were before, and of those that nobody reads; only of
     partitions that were swapped."""
     for directory in directories:
@@ -44,19 +44,19 @@ def erased_contents(directories: Sequence[RunDirectory]) -> Iterator[ErasedConte
             for row in table.filter(pc.is_valid(table["checksum"])).to_pylist():
                 if (row["table"], row["partition"]) in swapped:
                     place, why = join(row["location"], row["name"]), ERASED if row["matched"] else UNREAD
-                    yield ErasedContent(row["checksum"], row["size"], row["table"], row["partition"], place, why)
+                    yield Content(row["checksum"], row["size"], row["table"], row["partition"], place, why)
 
 
-def older_contents(root: str, tables: Collection[str]) -> dict[tuple[str, int], ErasedContent]:
+def older_contents(root: str, tables: Collection[str]) -> dict[tuple[str, int], Content]:
     """What tables ("db.table") had once and have no more, as the captured log knows it. Holds a row for each content
     that they ever had."""
     counts: dict[tuple[str, int], int] = {}
-    seen: dict[tuple[str, int], ErasedContent] = {}
+    seen: dict[tuple[str, int], Content] = {}
     for row in _rows(segments(root), {table.lower() for table in tables}):
         key = (row["checksum"], row["size"])
         counts[key] = counts.get(key, 0) + (1 if row["op"] == ADD else -1)
         place = join(row["location"] or "", row["path"] or "")
-        seen[key] = ErasedContent(*key, f"{row['db']}.{row['table']}", row["partition"] or "", place, OLDER)
+        seen[key] = Content(*key, f"{row['db']}.{row['table']}", row["partition"] or "", place, OLDER)
     return {key: content for key, content in seen.items() if counts[key] <= 0}
 
 

@@ -58,7 +58,7 @@ class Fields:
 
 
 @dataclass(frozen=True, slots=True)
-class Substitution:
+class Reference:
     """`${path}` or `${?path}`. `paths`: what to try in turn; an included file looks below its own place first."""
 
     paths: tuple[tuple[str, ...], ...]
@@ -82,7 +82,7 @@ class Layers:
     origin: Origin
 
 
-Raw = Scalar | Items | Fields | Substitution | Joined | Layers
+Raw = Scalar | Items | Fields | Reference | Joined | Layers
 Value = Scalar | Items | Fields
 
 
@@ -126,7 +126,7 @@ def join(pieces: tuple[Raw, ...], origin: Origin) -> Raw:
     solid = [piece for piece in pieces if not (isinstance(piece, Scalar) and piece.is_blank)]
     if len(pieces) == 1:
         return pieces[0]
-    if any(isinstance(piece, Substitution | Joined | Layers) for piece in solid):
+    if any(isinstance(piece, Reference | Joined | Layers) for piece in solid):
         return Joined(pieces, origin)
     if all(isinstance(piece, Fields) for piece in solid):
         merged: Raw = solid[0]

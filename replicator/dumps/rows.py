@@ -14,7 +14,7 @@ from cmroot.root import ChangeRoot
 from replicator.captures.fold import read_records
 from replicator.captures.left_out import gaps, left_out
 from replicator.captures.manifest import Manifest
-from replicator.captures.uncaptured import Uncaptured, sight_at
+from replicator.captures.unlistable import Uncaptured, sight_at
 from replicator.captures.unnamed import remembered
 from replicator.core.batches import batched
 from replicator.core.not_replicated import NotReplicated, merged
@@ -34,7 +34,7 @@ PARTITIONS_PER_RECORD = 1000
 ENTRY_BATCH = 20_000
 
 
-class DumpContent:
+class Content:
     """One dump at work."""
 
     def __init__(

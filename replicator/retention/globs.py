@@ -16,7 +16,7 @@ from cmroot.text import is_text, shown, unsafe
 
 
 @dataclass
-class PassedOver:
+class Found:
     """What a listing went past: symbolic links that matched a glob, and `unnamed`: what no plan can name: a name that
     is not UTF-8 (its bytes are shown as `\\xNN`), or leads elsewhere."""
 
@@ -24,7 +24,7 @@ class PassedOver:
     unnamed: list[str] = field(default_factory=list)
 
 
-def children(place: str, found: PassedOver | None = None) -> list[Child]:
+def children(place: str, found: Found | None = None) -> list[Child]:
     """Names directly below, sorted; FileNotFoundError when there is no such directory. Raises NotWritable for one that
     may not be read. Names that are not UTF-8 are noted in `found` and left out; without it, they are reported as
     others."""
@@ -35,7 +35,7 @@ def children(place: str, found: PassedOver | None = None) -> list[Child]:
     return [each for each in listed if _is_nameable(each.path)]
 
 
-def files_below(place: str, found: PassedOver | None = None) -> Iterator[Child]:
+def files_below(place: str, found: Found | None = None) -> Iterator[Child]:
     """Every file and every empty directory below a place, a directory's listing in memory at a time. `found`: as for
     `children`."""
     waiting = [place]
@@ -55,15 +55,15 @@ def files_below(place: str, found: PassedOver | None = None) -> Iterator[Child]:
                 yield each
 
 
-def glob(pattern: str, found: PassedOver | None = None) -> Iterator[Child]:
+def glob(pattern: str, found: Found | None = None) -> Iterator[Child]:
     """Everything that a pattern of Hadoop's matches (`*`, `?`, `[a-c]`, `[^a]`, `{a,b}`, `\\` before a sign), sorted by
     level. Links that match, and names that are not UTF-8, are noted in `found` and left out."""
     head, path = split_authority(folded(pattern))
     for alternative in _alternatives(path):
-        yield from _match(head, [name for name in alternative.split("/") if name], found or PassedOver())
+        yield from _match(head, [name for name in alternative.split("/") if name], found or Found())
 
 
-def _match(head: str, names: list[str], found: PassedOver) -> Iterator[Child]:
+def _match(head: str, names: list[str], found: Found) -> Iterator[Child]:
     literal = 0
     while literal < len(names) and not _is_wild(names[literal]):
         literal += 1
@@ -76,7 +76,7 @@ def _match(head: str, names: list[str], found: PassedOver) -> Iterator[Child]:
     yield from _descend(start, names[literal:], found)
 
 
-def _descend(place: str, names: list[str], found: PassedOver) -> Iterator[Child]:
+def _descend(place: str, names: list[str], found: Found) -> Iterator[Child]:
     name, *rest = names
     if not _is_wild(name):
         one = (Place(place) / _plain(name)).child()

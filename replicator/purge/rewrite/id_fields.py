@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from replicator.purge.rewrite.formats import FileFormat
-from replicator.purge.rewrite.values import NONE, Read, lazy, of_csv, of_json, unquoted
+from replicator.purge.rewrite.text_values import NONE, Read, lazy, of_csv, of_json, unquoted
 
 Identify = Callable[[bytes], Any]
 """The id of a line without its end, as `values.canonical` makes keys; NONE when it has none."""

@@ -13,16 +13,16 @@ from replicator.core.model import DEFAULT_PARTITION, Table, partition_name, part
 from replicator.core.shadow import is_shadow
 from replicator.errors import ConfigError, Error
 from replicator.metastore.client import MetastoreReader
+from replicator.retention.config.class_names import VERSIONS
 from replicator.retention.config.datetimes import Unreadable
-from replicator.retention.config.names import VERSIONS
-from replicator.retention.config.settings import Settings
-from replicator.retention.versions import TIME, FinderWithPolicy, ListedVersions, Version, checked_pattern, doubts
+from replicator.retention.config.job_settings import Settings
+from replicator.retention.dataset_versions import TIME, Listed, Pair, Version, checked_pattern, doubts
 
 _TABLES = 500  # fetched at once
 
 
 @dataclass(frozen=True)
-class TablePatterns:
+class Names:
     """`db.table1|table2,db2`: `*` is a wild card, everything else a regular expression for whole names. The black list
     goes first; an empty white list accepts everything."""
 
@@ -49,9 +49,9 @@ class TablePatterns:
         return regex.fullmatch(name) is not None
 
 
-def parse_names(white: str, black: str, *, ignore_case: bool = True, where: str = "") -> TablePatterns:
+def parse_names(white: str, black: str, *, ignore_case: bool = True, where: str = "") -> Names:
     """Raises ConfigError for an entry with two dots, or one that is no regular expression."""
-    return TablePatterns(_entries(white, where), _entries(black, where), ignore_case)
+    return Names(_entries(white, where), _entries(black, where), ignore_case)
 
 
 def _entries(text: str, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -70,7 +70,7 @@ def _entries(text: str, where: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(found)
 
 
-def names_of(job: Settings) -> TablePatterns:
+def names_of(job: Settings) -> Names:
     """The tables that a job's `hive.dataset.*` keys name. Raises ConfigError when they name none, or something that
     cannot be followed here."""
     for key in ("hive.dataset.tableFilter", "org.apache.gobblin.config.management.datasetUriBuilderClass"):
@@ -87,7 +87,7 @@ def names_of(job: Settings) -> TablePatterns:
     return parse_names(white, black, ignore_case=ignore, where="hive.dataset: ")
 
 
-def tables_of(metastore: MetastoreReader, names: TablePatterns, folder: str | None) -> Iterator[Table]:
+def tables_of(metastore: MetastoreReader, names: Names, folder: str | None) -> Iterator[Table]:
     """The accepted tables, in batches. folder: `tableFolderAllowlistFilter`, for whole locations."""
     for db in metastore.database_names():
         if not names.may_have(db) or is_shadow(metastore.database(db)):
@@ -99,10 +99,10 @@ def tables_of(metastore: MetastoreReader, names: TablePatterns, folder: str | No
                     yield table
 
 
-PartitionFinder = Callable[[MetastoreReader, Table], ListedVersions]
+PartitionFinder = Callable[[MetastoreReader, Table], Listed]
 
 
-def partition_finder(pair: FinderWithPolicy) -> PartitionFinder:
+def partition_finder(pair: Pair) -> PartitionFinder:
     """By a date in a partition's value, if nothing else is said, or by its directory's time. Raises ConfigError."""
     kind = pair.class_of("version.finder.class", VERSIONS, "version finder") or "hive_date"
     if kind == "hive_modification":
@@ -114,8 +114,8 @@ def partition_finder(pair: FinderWithPolicy) -> PartitionFinder:
     zone = pair.text("hive.partition.value.datetime.timezone")
     dates = checked_pattern(pair, "hive.partition.value.datetime.pattern", pattern, zone)
 
-    def find(metastore: MetastoreReader, table: Table) -> ListedVersions:
-        listed = ListedVersions(TIME, doubts=doubts(dates, zone is not None))
+    def find(metastore: MetastoreReader, table: Table) -> Listed:
+        listed = Listed(TIME, doubts=doubts(dates, zone is not None))
         if key not in [column.name.lower() for column in table.partition_keys]:
             raise Error(f"{table.db}.{table.name} has no partition key {key}", hint="set hive.partition.key.name")
         for name in metastore.partition_names(table.db, table.name):
@@ -132,8 +132,8 @@ def partition_finder(pair: FinderWithPolicy) -> PartitionFinder:
     return find
 
 
-def _by_modification(metastore: MetastoreReader, table: Table) -> ListedVersions:
-    listed = ListedVersions(TIME)
+def _by_modification(metastore: MetastoreReader, table: Table) -> Listed:
+    listed = Listed(TIME)
     names = metastore.partition_names(table.db, table.name)
     for batch in metastore.partitions(table.db, table.name, names):
         for partition in batch:

@@ -13,7 +13,7 @@ from cmroot.store.place import is_local, local_path, name_of, normal, parent
 from cmroot.store.resolve import located
 from replicator.metastore.client import MetastoreReader
 from replicator.purge.backups.backups import backups
-from replicator.purge.parts import SIBLING, look_at
+from replicator.purge.partitions import SIBLING, look_at
 from replicator.purge.state import runs
 from replicator.removal.live import LiveLocations
 

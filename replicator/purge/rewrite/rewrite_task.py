@@ -26,7 +26,7 @@ from cmroot.store.spelling import STAGING
 from replicator.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.purge.rewrite.formats import FileFormat, OnlyBySpark, Unsupported
-from replicator.purge.rewrite.lines import count_lines, rewrite_lines
+from replicator.purge.rewrite.line_files import count_lines, rewrite_lines
 from replicator.purge.rewrite.sequence import count_sequence, rewrite_sequence
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from replicator.errors import ConfigError
-from replicator.retention.config.hocon.values import Fields, Items, Origin, Scalar, Value
+from replicator.retention.config.hocon.hocon_values import Fields, Items, Origin, Scalar, Value
 
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 

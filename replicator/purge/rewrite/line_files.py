@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from replicator.purge.rewrite.columnar import Counts
 from replicator.purge.rewrite.compression import compressed, decompressed
-from replicator.purge.rewrite.fields import identify
 from replicator.purge.rewrite.formats import FileFormat
-from replicator.purge.rewrite.values import canonical
+from replicator.purge.rewrite.id_fields import identify
+from replicator.purge.rewrite.text_values import canonical
 
 CHUNK = 1 << 22
 

@@ -12,9 +12,9 @@ from cmroot.store.place import is_local, join
 from cmroot.store.resolve import located
 from replicator.core.engine import AutoEngine
 from replicator.errors import Error
-from replicator.purge.parts import Look, PurgePart, is_data, look_at
-from replicator.purge.rewrite.files import FileDone, FilesTask, FileWork, run_files_task, sweep_staging
+from replicator.purge.partitions import Look, Part, is_data, look_at
 from replicator.purge.rewrite.formats import FileFormat
+from replicator.purge.rewrite.rewrite_task import FileDone, FilesTask, FileWork, run_files_task, sweep_staging
 from replicator.purge.swapping import Figures
 
 BUNDLE_FILES = 64
@@ -27,7 +27,7 @@ class Staging:
     """A part that is to be written again at `new`. matched: rows to erase by the file's name below the location; uris:
     the same files as Spark calls them."""
 
-    part: PurgePart
+    part: Part
     look: Look
     new: str
     format: FileFormat
