@@ -45,7 +45,7 @@ def acquire(
     return _acquire_local(place, purpose, now) if place.local else _acquire_object(place, purpose, ttl, now, renew)
 
 
-def held_at(root: str, epoch: int, *, now: Callable[[], float] = time.time) -> bool:
+def held_at(root: str, epoch: int) -> bool:
     """Whether the lease of a root is still that of an epoch, and held. Takes nothing. Raises FormatError for a lease
     that cannot be read, OSError for a root that does not answer."""
     place = Place(root)
@@ -59,7 +59,7 @@ def held_at(root: str, epoch: int, *, now: Callable[[], float] = time.time) -> b
         return False
     if holder is None or holder.released:
         return False
-    return now() - _probe(place, now) < holder.expires + SKEW.total_seconds()
+    return time.time() - _probe(place, time.time) < holder.expires + SKEW.total_seconds()
 
 
 def _held_local(path: str, epoch: int) -> bool:

@@ -25,6 +25,7 @@ GUARDS = ("slots", "holds", "legal", "dumps")
 that is missing afterwards was lost, with whatever it said, and is never made again by itself."""
 
 MADE = ".made"
+KIND = "cmroot"  # of root: the word in FORMAT
 _HERE = ".here"  # where a store has no empty directories
 
 
@@ -81,18 +82,18 @@ class ChangeRoot:
         return join(self.place, "holds")
 
 
-def create_or_open(place: str, kind: str = "cmroot") -> ChangeRoot:
+def create_or_open(place: str) -> ChangeRoot:
     """Open a root, making it first when the place is empty or missing. Safe to run twice and by two at once.
 
     Raises NotWritable for a place in use by something else, FormatError for another kind or an unknown version.
     """
     at = as_written(place)
     if not (at / FORMAT).exists():
-        refuse_other(at, kind)
+        refuse_other(at)
         at.mkdirs(private=True)
-        made = Format(kind, VERSION, str(uuid.uuid4()), datetime.now(UTC).isoformat(timespec="seconds"))
+        made = Format(KIND, VERSION, str(uuid.uuid4()), datetime.now(UTC).isoformat(timespec="seconds"))
         (at / FORMAT).create_exclusive(_pretty(made))  # whoever was first has made it
-    root = open_existing(str(at), kind)
+    root = open_existing(str(at))
     given = _made(at)
     for name in DIRECTORIES:
         if name not in given:
@@ -106,11 +107,11 @@ def create_or_open(place: str, kind: str = "cmroot") -> ChangeRoot:
     return root
 
 
-def refuse_other(place: Place, kind: str = "cmroot") -> None:
+def refuse_other(place: Place) -> None:
     """Raises NotWritable for a place without FORMAT that has something else."""
     if place.list():
         raise NotWritable(
-            f"{place}: not empty, and not a {kind} (it has no {FORMAT})",
+            f"{place}: not empty, and not a {KIND} (it has no {FORMAT})",
             hint="choose an empty directory, or one that a run before made",
         )
 
@@ -144,18 +145,18 @@ def _made(place: Place) -> tuple[str, ...]:
         raise FormatError(f"{path}: {error}", hint="remove it; the next run writes it again") from error
 
 
-def open_existing(place: str, kind: str = "cmroot") -> ChangeRoot:
+def open_existing(place: str) -> ChangeRoot:
     """Open a root that must be there; writes nothing. Raises FormatError when it is not one this release knows."""
     path = as_written(place) / FORMAT
     place = str(path.parent)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise FormatError(f"{place}: not a {kind} (it has no {FORMAT})", hint="check the path of the root") from None
+        raise FormatError(f"{place}: not a {KIND} (it has no {FORMAT})", hint="check the path of the root") from None
     try:
         versioned = msgspec.json.decode(data, type=_Versioned)
-        if versioned.format != kind:
-            raise FormatError(f"{place}: a {versioned.format}, not a {kind}", hint="check the path of the root")
+        if versioned.format != KIND:
+            raise FormatError(f"{place}: a {versioned.format}, not a {KIND}", hint="check the path of the root")
         if versioned.version != VERSION:
             raise FormatError(
                 f"{place}: version {versioned.version} of the format, this release knows {VERSION}",

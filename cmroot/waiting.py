@@ -16,20 +16,14 @@ PAUSE = timedelta(milliseconds=200)
 """Between two tries, on average: short beside the pauses that captures make."""
 
 
-def patiently(
-    work: Callable[[], Result],
-    patience: timedelta,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Result:
+def patiently(work: Callable[[], Result], patience: timedelta) -> Result:
     """Do something that takes the lease, again and again while another run holds it. What it has done before it met
     the lease is done. Raises LeaseHeld when it is held for longer than `patience`."""
-    until = clock() + patience.total_seconds()
+    until = time.monotonic() + patience.total_seconds()
     while True:
         try:
             return work()
         except LeaseHeld:
-            if clock() >= until:
+            if time.monotonic() >= until:
                 raise
-        sleep(PAUSE.total_seconds() * random.uniform(0.5, 1.5))
+        time.sleep(PAUSE.total_seconds() * random.uniform(0.5, 1.5))

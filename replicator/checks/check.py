@@ -152,7 +152,7 @@ class _Check:
             return None
         direction = _direction(self.policy, source, target, pairs)
         if not direction.backwards:  # else what left is looked for at the other side
-            former = former_replicas(self.policy, target, remembered, pairs)
+            former = former_replicas(target, remembered, pairs)
             self._look("databases", lambda: policy_health.judge_databases(self.policy, pairs, former))
             self._look("partitions", lambda: policy_health.judge_filters(self.policy, source))
         self._look("roles", lambda: policy_health.judge_roles(pairs))

@@ -32,16 +32,14 @@ class ShadowsSwept(Report):
     warnings: list[str] = field(default_factory=list)
 
 
-def clean(
-    policy: Policy, source: Metastore, target: Metastore, *, jobs: int = 4, now: Callable[[], float] = clocks.time
-) -> ShadowsSwept:
+def clean(policy: Policy, source: Metastore, target: Metastore, *, jobs: int = 4) -> ShadowsSwept:
     """Takes down whatever drills of the policy left on either side, whatever it is called. Safe to run twice. Raises
     LeaseHeld while one is at work."""
     drills = Drills(Memory(create_or_open(policy.target_cmroot), policy.name))
     with drills.lease():
-        found = sweep(policy, target, drills, prefixes=[EVERY_NAME], jobs=jobs, now=now)
+        found = sweep(policy, target, drills, prefixes=[EVERY_NAME], jobs=jobs, now=clocks.time)
         try:
-            other = sweep(policy, source, drills, prefixes=[EVERY_NAME], jobs=jobs, now=now)
+            other = sweep(policy, source, drills, prefixes=[EVERY_NAME], jobs=jobs, now=clocks.time)
         except MetastoreError as error:
             found.warnings.append(f"only the target's side was looked at: {error}")
             return found

@@ -60,7 +60,7 @@ def decode(event: NotificationEvent) -> Decoded:
     if reader is None or (event.catalog or DEFAULT_CATALOG) != DEFAULT_CATALOG:
         return Decoded(change=_unknown(event))
     try:
-        return reader(event, _read_json(message_text(event)))
+        return reader(_read_json(message_text(event)))
     except (
         FormatError,
         msgspec.DecodeError,
@@ -132,29 +132,29 @@ def _files(encoded: list[str] | None, partition: str | None = None) -> tuple[Nam
     return tuple(named)
 
 
-def _create_database(event: NotificationEvent, message: Message) -> Decoded:
+def _create_database(message: Message) -> Decoded:
     if "dbJson" in message:
         return Decoded(change=kinds.CreateDatabase(database=database_from_text(message["dbJson"])))
     return Decoded(change=kinds.CreateDatabase(database=Database(name=message["db"])))
 
 
-def _alter_database(event: NotificationEvent, message: Message) -> Decoded:
+def _alter_database(message: Message) -> Decoded:
     return Decoded(change=kinds.AlterDatabase(database=database_from_text(message["dbObjAfterJson"])))
 
 
-def _drop_database(event: NotificationEvent, message: Message) -> Decoded:
+def _drop_database(message: Message) -> Decoded:
     return Decoded(change=kinds.DropDatabase(db=message["db"]))
 
 
-def _create_table(event: NotificationEvent, message: Message) -> Decoded:
+def _create_table(message: Message) -> Decoded:
     return Decoded(change=kinds.CreateTable(table=_table(message["tableObjJson"])), files=_files(message.get("files")))
 
 
-def _drop_table(event: NotificationEvent, message: Message) -> Decoded:
+def _drop_table(message: Message) -> Decoded:
     return Decoded(change=kinds.DropTable(db=message["db"], name=message["table"]))
 
 
-def _alter_table(event: NotificationEvent, message: Message) -> Decoded:
+def _alter_table(message: Message) -> Decoded:
     before, after = _table(message["tableObjBeforeJson"]), _table(message["tableObjAfterJson"])
     renamed = (before.db, before.name) != (after.db, after.name)
     moved = renamed and not before.is_external and before.location != after.location
@@ -162,7 +162,7 @@ def _alter_table(event: NotificationEvent, message: Message) -> Decoded:
     return Decoded(change=change)
 
 
-def _add_partition(event: NotificationEvent, message: Message) -> Decoded:
+def _add_partition(message: Message) -> Decoded:
     table = _table(message["tableObjJson"])
     partitions = tuple(partition_from_text(text) for text in message["partitionListJson"])
     if not partitions:  # MSCK REPAIR and ifNotExists announce empty lists
@@ -177,13 +177,13 @@ def _add_partition(event: NotificationEvent, message: Message) -> Decoded:
     )
 
 
-def _drop_partition(event: NotificationEvent, message: Message) -> Decoded:
+def _drop_partition(message: Message) -> Decoded:
     keys = _table(message["tableObjJson"]).partition_keys if message.get("tableObjJson") else ()
     names = tuple(_name(keys, values) for values in message["partitions"])
     return Decoded(change=kinds.DropPartitions(db=message["db"], table=message["table"], names=names))
 
 
-def _alter_partition(event: NotificationEvent, message: Message) -> Decoded:
+def _alter_partition(message: Message) -> Decoded:
     table = _table(message["tableObjJson"])
     before, location_before = place_from_text(message["partitionObjBeforeJson"])
     after = partition_from_text(message["partitionObjAfterJson"])
@@ -202,7 +202,7 @@ def _alter_partition(event: NotificationEvent, message: Message) -> Decoded:
     return Decoded(change=change)
 
 
-def _alter_partitions(event: NotificationEvent, message: Message) -> Decoded:
+def _alter_partitions(message: Message) -> Decoded:
     """4.1's batch: the state after, never a rename, so it reads like adding them in place."""
     keys = tuple(key.name for key in _table(message["tableObjJson"]).partition_keys)
     partitions = tuple(partition_from_text(text) for text in message["partitionListJson"])
@@ -213,7 +213,7 @@ def _alter_partitions(event: NotificationEvent, message: Message) -> Decoded:
     )
 
 
-def _insert(event: NotificationEvent, message: Message) -> Decoded:
+def _insert(message: Message) -> Decoded:
     """2.3 gives the partition as a map, later versions as an object; which files were replaced, none of them says."""
     keys = _table(message["tableObjJson"]).partition_keys if message.get("tableObjJson") else ()
     partition = None
@@ -227,15 +227,15 @@ def _insert(event: NotificationEvent, message: Message) -> Decoded:
     )
 
 
-def _create_function(event: NotificationEvent, message: Message) -> Decoded:
+def _create_function(message: Message) -> Decoded:
     return Decoded(change=kinds.CreateFunction(function=function_from_text(message["functionObjJson"])))
 
 
-def _drop_function(event: NotificationEvent, message: Message) -> Decoded:
+def _drop_function(message: Message) -> Decoded:
     return Decoded(change=kinds.DropFunction(db=message["db"], name=message["functionName"]))
 
 
-def _index(event: NotificationEvent, message: Message) -> Decoded:
+def _index(message: Message) -> Decoded:
     """Indexes exist up to 2.3 only. Thrift Index: 1 name, 4 table."""
     text = message.get("afterIndexObjJson") or message.get("indexObjJson")
     index = _read_json(text) if text else {}
@@ -244,7 +244,7 @@ def _index(event: NotificationEvent, message: Message) -> Decoded:
     return Decoded(change=kinds.AlterIndex(db=message["db"], table=table, name=name, index=index or None))
 
 
-_READERS: dict[str, Callable[[NotificationEvent, Message], Decoded]] = {
+_READERS: dict[str, Callable[[Message], Decoded]] = {
     "CREATE_DATABASE": _create_database,
     "ALTER_DATABASE": _alter_database,
     "DROP_DATABASE": _drop_database,

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import tenacity
+
 from cmroot.errors import Error
 from cmroot.keep.intercept import Intercept, intercepts, sweep_intercepts
 from cmroot.keep.journal import DONE, INTERCEPTING, DropCall
@@ -194,26 +196,24 @@ class Drops:
     def _announced(self, intercept: Intercept) -> DropOutcome:
         """The outcome of a call that succeeded: everything was dropped, and the events are there, or will be."""
         tables = intercept.tables
-        deadline = time.monotonic() + ANNOUNCED_WITHIN
-        while True:
-            outcome = find_outcome(self._upstream, intercept.journal, _kind(intercept))
-            if outcome.announced == tables or time.monotonic() > deadline:
-                newest = self._upstream.current_event_id()
-                return DropOutcome({table: outcome.events.get(table, newest) for table in tables}, outcome.announced)
-            time.sleep(PAUSE)
+        outcome = self._asked(intercept, ANNOUNCED_WITHIN, lambda outcome: outcome.announced == tables)
+        newest = self._upstream.current_event_id()
+        return DropOutcome({table: outcome.events.get(table, newest) for table in tables}, outcome.announced)
 
     def _found(self, intercept: Intercept, lost_since: float | None) -> dict[str, int]:
-        deadline = 0.0 if lost_since is None else lost_since + self._grace.total_seconds()
-        tables = intercept.tables
-        while True:
-            try:
-                events = find_outcome(self._upstream, intercept.journal, _kind(intercept)).events
-                if events.keys() == tables or time.monotonic() >= deadline:
-                    return events
-            except Error as error:
-                if not error.transient or time.monotonic() >= deadline:
-                    raise
-            time.sleep(PAUSE)
+        left = 0.0 if lost_since is None else lost_since + self._grace.total_seconds() - time.monotonic()
+        return self._asked(intercept, left, lambda outcome: outcome.events.keys() == intercept.tables).events
+
+    def _asked(self, intercept: Intercept, seconds: float, settled: Callable[[DropOutcome], bool]) -> DropOutcome:
+        """The outcome, asked for until it is settled and for so many seconds, also while the metastore is away."""
+        away = tenacity.retry_if_exception(lambda error: isinstance(error, Error) and error.transient)
+        tries = tenacity.Retrying(
+            retry=away | tenacity.retry_if_not_result(settled),
+            stop=tenacity.stop_after_delay(seconds),
+            wait=tenacity.wait_fixed(PAUSE),
+            retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+        )
+        return tries(find_outcome, self._upstream, intercept.journal, _kind(intercept))
 
     # ---- what is left ---------------------------------------------------------------------------------------------
 

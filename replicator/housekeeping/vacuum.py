@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,14 +46,7 @@ class VacuumPlan(Vacuumed):
 
 
 def vacuum(
-    metastore: MetastoreReader,
-    store: ItemStore,
-    db: str,
-    name: str,
-    period: Period,
-    *,
-    dry_run: bool = False,
-    clock: Callable[[], float] = clocks.time,
+    metastore: MetastoreReader, store: ItemStore, db: str, name: str, period: Period, *, dry_run: bool = False
 ) -> Vacuumed:
     """Schedules what lies in a table's directory as partitions do, and is none, to go after `period`; under the lease.
     May run again. Nobody may be about to add partitions for what is there; what was added by the time an item is due
@@ -61,7 +54,7 @@ def vacuum(
     table = metastore.table(db, name)
     done = (VacuumPlan if dry_run else Vacuumed)(f"{db}.{name}")
     depth = _depth(metastore, table)
-    now = int(clock())
+    now = int(clocks.time())
     with LiveLocations(metastore) as live:
         for places in batched(_directories(table.location or "", depth), writing.CHUNK):
             done.directories += len(places)

@@ -55,11 +55,6 @@ def column_statistics_from_thrift(columns: Iterable[Any]) -> tuple[ColumnStatist
     return tuple(map(from_thrift(ColumnStatistic), columns))
 
 
-def statistics_from_thrift(statistics: Any) -> Statistics:
-    columns = column_statistics_from_thrift(statistics.statsObj or ())
-    return msgspec.structs.replace(from_thrift(Statistics)(statistics.statsDesc), columns=columns)
-
-
 def statistics_to_thrift(statistics: Statistics) -> Any:
     description = to_thrift(Statistics)(statistics)
     description.isTblLevel = statistics.partition is None

@@ -6,7 +6,7 @@ The files themselves are `cmroot.pins`; what they keep from expiring is decided 
 from __future__ import annotations
 
 import time as clocks
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -112,25 +112,21 @@ def resolve_at(root: ChangeRoot, log: Sequence[Segment], text: str | None) -> Po
         ) from None
 
 
-def create_slot(
-    root: ChangeRoot, name: str, at: str | None = None, *, consumer: str = "", clock: Callable[[], float] = clocks.time
-) -> Pinned:
+def create_slot(root: ChangeRoot, name: str, at: str | None = None, *, consumer: str = "") -> Pinned:
     """A slot at the log's end, or at an earlier event or time. Raises PinError when there is one of this name."""
     with _still(root, at):
-        point, now = resolve_at(root, segments(root.place), at), pins.iso(clock())
+        point, now = resolve_at(root, segments(root.place), at), pins.iso(clocks.time())
         slot = pins.Slot(name, point.position, point.event, now, now, consumer)
         pins.create_slot(root.place, slot)
     return Pinned("created", root.place, name, msgspec.to_builtins(slot), point.time)
 
 
-def confirm_slot(
-    root: ChangeRoot, name: str, at: str, *, back: bool = False, clock: Callable[[], float] = clocks.time
-) -> Pinned:
+def confirm_slot(root: ChangeRoot, name: str, at: str, *, back: bool = False) -> Pinned:
     """The consumer has everything up to an event or time. Raises PinError for an unknown slot, and for one that would
     go back, unless `back`."""
     with _still(root, at if back else None):
         point = resolve_at(root, segments(root.place), at)
-        slot = pins.confirm_slot(root.place, name, point.position, point.event, now=clock, back=back)
+        slot = pins.confirm_slot(root.place, name, point.position, point.event, now=clocks.time, back=back)
     return Pinned("confirmed", root.place, name, msgspec.to_builtins(slot), point.time)
 
 
@@ -140,14 +136,12 @@ def drop_slot(root: ChangeRoot, name: str) -> Pinned:
     return Pinned("dropped", root.place, name)
 
 
-def hold(
-    root: ChangeRoot, name: str, at: str | None = None, *, reason: str = "", clock: Callable[[], float] = clocks.time
-) -> Pinned:
+def hold(root: ChangeRoot, name: str, at: str | None = None, *, reason: str = "") -> Pinned:
     """Nothing that the source had at an event or time (None: now) expires while the hold is there. What expired before
     stays gone. Raises PinError when there is one of this name."""
     with _still(root, at):
         point = resolve_at(root, segments(root.place), at)
-        pin = pins.Hold(name, point.position, point.event, pins.iso(clock()), reason)
+        pin = pins.Hold(name, point.position, point.event, pins.iso(clocks.time()), reason)
         pins.hold(root.place, pin)
     return Pinned("held", root.place, name, msgspec.to_builtins(pin), point.time)
 
@@ -161,16 +155,14 @@ def release(root: ChangeRoot, name: str, *, dump: bool = False) -> Pinned:
     return Pinned("released", root.place, name)
 
 
-def list_pins(
-    root: ChangeRoot, engine: AutoEngine | None = None, *, clock: Callable[[], float] = clocks.time
-) -> PinList:
+def list_pins(root: ChangeRoot, engine: AutoEngine | None = None) -> PinList:
     """Every slot, hold and dump. With an engine also what each holds back, unless one is damaged: that reads all file
     entries of the log, and lists `files/`."""
     log, found = segments(root.place), pins.read_pins(root.place)
     newest = resolve_until(log, None) if log else None
     held: dict[str, dict[str, Any]] = {}
     if engine is not None and not found.damaged:
-        for each in held_by(root.place, engine.for_work(work(root.place)), now=clock):
+        for each in held_by(root.place, engine.for_work(work(root.place)), now=clocks.time):
             said = each.as_json()
             held[each.pin] = {name: said[name] for name in _HELD}
     return PinList(
@@ -178,7 +170,7 @@ def list_pins(
         root.place,
         newest.position if newest else None,
         newest.event if newest else None,
-        slots=[_state(slot, log, newest, clock(), held.get(f"slot {slot.name}")) for slot in found.slots],
+        slots=[_state(slot, log, newest, clocks.time(), held.get(f"slot {slot.name}")) for slot in found.slots],
         holds=[msgspec.to_builtins(each) | {"held": held.get(f"hold {each.name}")} for each in found.holds],
         dumps=[msgspec.to_builtins(each) | {"held": held.get(f"dump {each.name}")} for each in found.dumps],
         damaged=found.damaged,

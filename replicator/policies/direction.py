@@ -165,7 +165,7 @@ def find_direction(
     found = _directed(policy, (source, root), (target, target_root), pairs, reverse)
     if found.reverse:
         return found
-    former = former_replicas(policy, target, remembered, pairs)
+    former = former_replicas(target, remembered, pairs)
     return replace(found, renamed=tuple(pair for pair in former if pair.made_from == root.id))
 
 
@@ -250,9 +250,7 @@ def survey(
     return pairs
 
 
-def former_replicas(
-    policy: Policy, target: MetastoreReader, remembered: RememberedScope | None, pairs: Sequence[Pair]
-) -> list[Pair]:
+def former_replicas(target: MetastoreReader, remembered: RememberedScope | None, pairs: Sequence[Pair]) -> list[Pair]:
     """What the target still has under names that `rename_db` gave once, unless another database has the name now."""
     if remembered is None:
         return []

@@ -6,9 +6,8 @@ for like everything else: the time limit decides.
 
 from __future__ import annotations
 
-import itertools
 import time as clocks
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -71,7 +70,8 @@ def wait(
     if goal.lag is not None and source is None:
         raise UsageError("a lag is told by comparing with the source", hint="give --source")
     began = clock()
-    for pause in _pauses():
+    pause = FIRST
+    while True:
         now, trouble = _ask(target, db, source if goal.lag is not None else None)
         spent = clock() - began
         if now is not None and goal.reached(now):
@@ -81,14 +81,7 @@ def wait(
         if left <= 0:
             raise _not_reached(target, db, goal, timeout, now, trouble)
         sleep(min(pause, left))
-    raise AssertionError("pauses do not end")
-
-
-def _pauses() -> Iterator[float]:
-    growing = itertools.takewhile(
-        lambda pause: pause < LONGEST, (FIRST * GROWTH**number for number in itertools.count())
-    )
-    return itertools.chain(growing, itertools.repeat(LONGEST))
+        pause = min(pause * GROWTH, LONGEST)
 
 
 def _ask(target: MetastoreReader, db: str, source: MetastoreReader | None) -> tuple[Status | None, str]:

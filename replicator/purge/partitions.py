@@ -176,8 +176,8 @@ def _is_misread(place: str) -> bool:
         return b".BZip2Codec" in file.read(256)
 
 
-def looks_tasks(parts: Iterable[Part], size: int = 200) -> Iterator[LooksTask]:
-    for batch in batched(parts, size):
+def looks_tasks(parts: Iterable[Part]) -> Iterator[LooksTask]:
+    for batch in batched(parts, 200):
         of_columns = (
             part.location for part in batch if (part.storage.input_format or "").endswith("RCFileInputFormat")
         )

@@ -149,7 +149,7 @@ def _datasets(
         root if root is not None else source.settings.text("writer.fs.uri") or job.settings.text("writer.fs.uri") or ""
     )
     found = Found()
-    for path in _paths(job, source, root, found):
+    for path in _paths(source, root, found):
         key = _key(path, root)
         try:
             yield FileDataset(path, key, _settings(job, source, key), source.kind)
@@ -161,7 +161,7 @@ def _datasets(
         yield Failed(path, "stays: its name is not UTF-8, so no configuration can name it (rename it)")
 
 
-def _paths(job: JobFile, source: DatasetFinder, root: str, found: Found) -> Iterator[str]:
+def _paths(source: DatasetFinder, root: str, found: Found) -> Iterator[str]:
     if source.kind == "paths":
         full = "gobblin.configBased.fullDatasetPath"
         yield join(root or "/", source.settings.required(full)) if root else source.settings.required(full)

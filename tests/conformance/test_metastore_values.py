@@ -204,7 +204,10 @@ def test_a_value_survives_the_wire(protocol: Any, data: st.DataObject) -> None:
     assert values.function_from_thrift(over_the_wire(values.function_to_thrift(function), protocol)) == function
     of_columns = data.draw(statistics)
     thrift = over_the_wire(values.statistics_to_thrift(of_columns), protocol)
-    assert values.statistics_from_thrift(thrift) == of_columns
+    assert values.column_statistics_from_thrift(thrift.statsObj) == of_columns.columns
+    told = thrift.statsDesc
+    assert (told.dbName, told.tableName, told.partName) == (of_columns.db, of_columns.table, of_columns.partition)
+    assert (told.lastAnalyzed, told.isTblLevel) == (of_columns.last_analyzed, of_columns.partition is None)
 
 
 @settings(deadline=None)

@@ -47,7 +47,6 @@ def empty_directories(listing: Listing | None) -> list[str]:
     return sorted(names, key=lambda name: (-name.count("/"), name))
 
 
-def sweep_empty(directory: str, keep: Collection[str] = ()) -> int:
-    """Takes away a directory's empty ones, but for those that are called so; how many."""
-    names = (name for name in empty_directories(list_tree(directory)) if name not in keep)
-    return sum(remove_if_empty(f"{directory}/{name}") for name in names)
+def sweep_empty(directory: str) -> int:
+    """Takes away a directory's empty ones; how many."""
+    return sum(remove_if_empty(f"{directory}/{name}") for name in empty_directories(list_tree(directory)))

@@ -212,13 +212,13 @@ class _Fold:
             case kinds.AlterPartition():
                 self._alter_partition(change, at)
             case kinds.DropPartitions(db=db, table=name, names=names):
-                lineage = self._lineage((db, name), at)
+                lineage = self._lineage((db, name))
                 for partition in names:
                     self._drop_partition(lineage, partition, at)
             case kinds.ChangeFiles(db=db, table=name):
-                self._lineage((db, name), at)
+                self._lineage((db, name))
             case kinds.SetStatistics(db=db, table=name, statistics=statistics):
-                lineage = self._lineage((db, name), at)
+                lineage = self._lineage((db, name))
                 lineage.statistics.update({each.partition: each for each in statistics})
             case kinds.UnknownEvent(type=type_):
                 self.out.unknown.append(f"event {record.event}: {type_}")
@@ -234,7 +234,7 @@ class _Fold:
     def _retired(self, yes: bool) -> None:
         self.out.squashed += yes
 
-    def _lineage(self, name: Name, at: int) -> Lineage:
+    def _lineage(self, name: Name) -> Lineage:
         """The table that has this name now; one that was there at the start when none was met before."""
         lineage = self._current.get(name)
         if lineage is None:
@@ -253,7 +253,7 @@ class _Fold:
 
     def _alter(self, change: kinds.AlterTable, at: int) -> None:
         old, table = (change.db, change.name), change.table
-        lineage = self._lineage(old, at)
+        lineage = self._lineage(old)
         self._retired(bool(lineage.altered))
         if change.renames:
             if (table.db, table.name) in self._current:
@@ -269,7 +269,7 @@ class _Fold:
         lineage.table, lineage.altered = table, at
 
     def _end(self, name: Name, at: int) -> None:
-        lineage = self._lineage(name, at)
+        lineage = self._lineage(name)
         self._retired(lineage.before is None)
         lineage.ended = at
         del self._current[name]
@@ -287,7 +287,7 @@ class _Fold:
         return fate
 
     def _add(self, change: kinds.AddPartitions, at: int) -> None:
-        lineage = self._lineage((change.db, change.table), at)
+        lineage = self._lineage((change.db, change.table))
         for name in change.partition_names:
             fate = lineage.partitions.get(name)
             if fate is None:
@@ -300,7 +300,7 @@ class _Fold:
                 lineage.statistics.pop(name, None)
 
     def _alter_partition(self, change: kinds.AlterPartition, at: int) -> None:
-        lineage = self._lineage((change.db, change.table), at)
+        lineage = self._lineage((change.db, change.table))
         if change.before != change.name:
             if change.name in lineage.partitions:
                 self._drop_partition(lineage, change.name, at)
