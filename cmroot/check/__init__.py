@@ -1,7 +1,8 @@
 """Checks of a root: kept files against their names, the log against its markers, required contents against kept
 ones."""
 
-from cmroot.check.check import Checked, Workers, check
+from cmroot.check.check import Checked, check
 from cmroot.check.finding import DAMAGE, RootFinding
+from cmroot.check.required_contents import Workers
 
 __all__ = ["DAMAGE", "Checked", "RootFinding", "Workers", "check"]

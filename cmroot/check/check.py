@@ -6,32 +6,21 @@ The work runs on an engine; the driver holds numbers and the first findings.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
 from cmroot.check.entries import PrefixTask, check_prefix, foreign
 from cmroot.check.finding import DAMAGE, FINDINGS, RootFinding, RootFindings
 from cmroot.check.leftovers import leftovers
-from cmroot.check.required_contents import check_needed
+from cmroot.check.required_contents import Workers, check_needed
 from cmroot.check.segments import check_segment
 from cmroot.errors import FormatError
 from cmroot.log.captured import Segment, finished, segments
-from cmroot.log.references import Grouping
 from cmroot.pins import Pins, read_pins
 from cmroot.store.entries import PREFIXES
 from cmroot.store.place import Place, join
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-
-
-class Workers(Grouping, Protocol):
-    """What is asked of an engine: rows brought together, and tasks run side by side."""
-
-    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]: ...
 
 
 @dataclass

@@ -32,12 +32,14 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class _Workers(Grouping, Protocol):
+class Workers(Grouping, Protocol):
+    """What is asked of an engine: rows brought together, and tasks run side by side."""
+
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]: ...
 
 
 def check_needed(
-    root: str, log: Sequence[Segment], pins: Pins, engine: _Workers, found: RootFindings, *, ask_buckets: bool
+    root: str, log: Sequence[Segment], pins: Pins, engine: Workers, found: RootFindings, *, ask_buckets: bool
 ) -> int:
     """Adds to `found` what is needed and not there, and to its damaged entries who needs them and what can be done.
     Returns how many contents their buckets keep by version; `ask_buckets`: whether they still do.
@@ -85,7 +87,7 @@ class _Absent:
         self.rows += batch.slice(0, max(0, FINDINGS - len(self.rows))).to_pylist()
 
 
-def _tell(root: str, absent: _Absent, engine: _Workers, found: RootFindings) -> None:
+def _tell(root: str, absent: _Absent, engine: Workers, found: RootFindings) -> None:
     reported = 0
     for row, elsewhere in engine.run(look, map(AlternateSourceTask, absent.rows)):
         content = row["checksum"], row["size"]

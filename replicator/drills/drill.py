@@ -8,9 +8,6 @@ database is made with its stamp. So what a killed drill left is found and swept 
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 import time as clocks
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +31,7 @@ from replicator.errors import MetastoreError, ObjectExists, ObjectNotFound, Refu
 from replicator.metastore.client import Metastore, MetastoreReader
 from replicator.policies.memory import Memory, iso
 from replicator.policies.run import behind
+from replicator.removal.audit import who
 from replicator.replay.places.replica import LAST_ID, LOADING, POSITION
 from replicator.replay.places.view_text import not_understood
 
@@ -152,7 +150,7 @@ def _begin(policy: Policy, replicas: Replicas, options: DrillSettings, clock: Ca
         id=id,
         policy=policy.name,
         started=iso(clock()),
-        by=_who(),
+        by=who(),
         metastore=replicas.metastore.uri,
         reverse=replicas.reverse,
         databases=names,
@@ -296,11 +294,3 @@ class _Run:
 
 def _standing(replica: Database) -> Standing:
     return Standing(int(replica.parameters.get(LAST_ID, "0")), int(replica.parameters.get(POSITION, "0")))
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"

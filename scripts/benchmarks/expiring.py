@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -140,7 +139,7 @@ def measured(root: str) -> dict[str, float]:
     """Plans and removes with Spark; peaks in MB, times in seconds."""
     spark = ground.spark()
     ground.warm(spark)
-    idle = _peak()
+    idle = ground.peak()
     began = time.monotonic()
     plan = plan_expiry(root, older_than=timedelta(days=7), engine=spark)
     middle = time.monotonic()
@@ -150,18 +149,12 @@ def measured(root: str) -> dict[str, float]:
         "plan": middle - began,
         "removal": ended - middle,
         "idle": idle,
-        "peak": _peak(),
+        "peak": ground.peak(),
         "freed": done.removed.freed,
         "removed": done.removed.entries,
     }
     spark.stop()
     return answer
-
-
-def _peak() -> float:
-    """Peak resident memory of this process in MB."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
 
 
 if __name__ == "__main__":

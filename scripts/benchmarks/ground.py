@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -137,3 +138,9 @@ def dumped(
 def settle(directory: Path) -> None:
     """Nothing dirty is left of what came before: what was removed, too, weighs on the next one's syncs."""
     subprocess.run(["sync", "-f", str(directory)], check=True)
+
+
+def peak() -> float:
+    """Peak resident memory of this process in MB."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sqlite3
 import subprocess
@@ -139,18 +138,12 @@ def measured(uri: str, place: str, url: str) -> dict[str, float]:
     root = create_or_open(place)
     engine = AutoEngine(LocalEngine(), SparkEngine(), "local")
     with connect(uri) as client, ItemStore(url) as store:
-        idle = _peak()
+        idle = ground.peak()
         began = time.monotonic()
         with LiveLocations(client) as live:
             remover = Remover(root.place, begin_audit(root.place, "housekeeping"), live, Limits(), engine)
             going = sum(len(page.going) for page in plan(store, client, remover, LifecycleDefaults(), int(time.time())))
-        return {"going": going, "plan": time.monotonic() - began, "idle": idle, "peak": _peak()}
-
-
-def _peak() -> float:
-    """Peak resident memory of this process in MB."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+        return {"going": going, "plan": time.monotonic() - began, "idle": idle, "peak": ground.peak()}
 
 
 if __name__ == "__main__":

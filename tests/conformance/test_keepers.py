@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from engines import local_engine
 from metastores import MetastoreFactory
+from plain_tables import text_storage
 from stores import s3_server
 
 import replicator
@@ -29,7 +30,7 @@ from cmroot.store.place import Place, is_local, join
 from cmroot.store.remote import FsspecStore
 from replicator.captures.recording import Captured
 from replicator.core.engine import AutoEngine
-from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
+from replicator.core.model import Column, Database, Partition, Table
 from replicator.errors import FilesMissing
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import ThriftMetastore, connect
@@ -103,7 +104,9 @@ class ReplicationFixture:
         """A table, partitioned by p, on some store."""
         self.homes[name] = f"{store}/{self.db}/{name}"
         keys = (Column("p", "string"),)
-        self.source.create_table(Table(db=self.db, name=name, storage=_storage(self.homes[name]), partition_keys=keys))
+        self.source.create_table(
+            Table(db=self.db, name=name, storage=text_storage(self.homes[name]), partition_keys=keys)
+        )
 
     def place(self, table: str, value: str) -> str:
         return f"{self.homes[table]}/p={value}/part-0"
@@ -116,7 +119,7 @@ class ReplicationFixture:
 
     def add(self, table: str, value: str, text: str) -> None:
         self.write(table, value, text)
-        partition = Partition(values=(value,), storage=_storage(f"{self.homes[table]}/p={value}"))
+        partition = Partition(values=(value,), storage=text_storage(f"{self.homes[table]}/p={value}"))
         self.source.add_partitions(self.db, table, [partition])
 
     def drop(self, table: str, value: str, remove: Callable[[str], None] | None = None) -> None:
@@ -177,16 +180,6 @@ class ReplicationFixture:
         return (Place(self.root.place) / "files").find()
 
 
-def _storage(location: str) -> Storage:
-    return Storage(
-        columns=(Column("a", "string"),),
-        location=location if "://" in location else f"file:{location}",
-        input_format="org.apache.hadoop.mapred.TextInputFormat",
-        output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
-        serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
-    )
-
-
 @pytest.fixture
 def fixture(sides: Sides, tmp_path: Path) -> Iterator[Callable[..., ReplicationFixture]]:
     """`fixture(store, root_on)`: a new database on a store ("" is a local directory), its root on another."""
@@ -197,7 +190,7 @@ def fixture(sides: Sides, tmp_path: Path) -> Iterator[Callable[..., ReplicationF
         metastore = connect(sides.source.uri)
         opened.append(metastore)
         home = store or str(sides.outside)
-        metastore.create_database(Database(name=db, location=_storage(f"{home}/{db}.db").location))
+        metastore.create_database(Database(name=db, location=text_storage(f"{home}/{db}.db").location))
         root = create_or_open(f"{root_on or sides.outside}/{db}-cmroot")
         return ReplicationFixture(sides, db, root, metastore, tmp_path)
 
@@ -320,7 +313,7 @@ def test_a_renamed_table_is_kept_under_the_names_its_objects_have_now(
     it = fixture(VERSIONED)
     it.homes["t"] = f"{VERSIONED}/{it.db}.db/t"
     keys = (Column("p", "string"),)
-    managed = Table(db=it.db, name="t", storage=_storage(it.homes["t"]), partition_keys=keys)
+    managed = Table(db=it.db, name="t", storage=text_storage(it.homes["t"]), partition_keys=keys)
     it.source.create_table(managed)
     it.add("t", "1", "A")
     it.capture()

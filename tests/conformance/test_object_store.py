@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from engines import local_engine
-from plain_tables import PlainDatabase
+from plain_tables import PlainDatabase, text_storage
 
 import replicator
 from cmroot.errors import LeaseHeld
@@ -21,17 +21,13 @@ from cmroot.log.captured import segments
 from cmroot.root import create_or_open
 from cmroot.store.place import Place
 from replicator.core.engine import AutoEngine
-from replicator.core.model import Column, Database, Partition, Serde, Storage, Table
+from replicator.core.model import Column, Database, Partition, Table
 from replicator.core.progress import Progress
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 from replicator.replay.apply.cloning import CloneTask, run_clone_task
 from replicator.replay.copy.copying import Roots, remove_file
 from replicator.replay.places.retired import Retired, close_retired, note_retired, sweep_retired
-
-TEXT = "org.apache.hadoop.mapred.TextInputFormat"
-OUTPUT = "org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat"
-LAZY = "org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +43,7 @@ def write_partition(source: Running, day: str, text: str) -> None:
     location.mkdir(parents=True)
     (location / "part-0").write_text(text)
     with connect(source.uri) as metastore:
-        metastore.add_partitions("store", "log", [Partition(values=(day,), storage=storage(f"file:{location}"))])
-
-
-def storage(location: str) -> Storage:
-    return Storage(
-        columns=(Column(name="line", type="string"),),
-        location=location,
-        input_format=TEXT,
-        output_format=OUTPUT,
-        serde=Serde(library=LAZY),
-    )
+        metastore.add_partitions("store", "log", [Partition(values=(day,), storage=text_storage(f"file:{location}"))])
 
 
 def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
@@ -69,7 +55,9 @@ def test_a_dump_and_its_cmroot_on_s3_load_what_the_source_no_longer_has(
     with connect(source_metastore.uri) as source:
         source.create_database(Database(name="store", location=f"file:{home}"))
         keys = (Column(name="day", type="string"),)
-        source.create_table(Table(db="store", name="log", storage=storage(f"file:{home}/log"), partition_keys=keys))
+        source.create_table(
+            Table(db="store", name="log", storage=text_storage(f"file:{home}/log"), partition_keys=keys)
+        )
     write_partition(source_metastore, "1", "first")
     first = replicator.dump(out=f"{bucket}/dumps/1", **sides)
     assert (first.status, first.files) == ("dumped", 1)

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from plain_tables import COLUMNS, KEYS, PlainDatabase
+from plain_tables import KEYS, PlainDatabase, text_storage
 from replication_fixture import Answer, ReplicationFixture, command
 
-from replicator.core.model import EXTERNAL, MANAGED, Database, Partition, Serde, Storage, Table, partition_name
+from replicator.core.model import EXTERNAL, MANAGED, Database, Partition, Table, partition_name
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.replay.places.neighbours import Neighbours
 from replicator.replay.places.replica import SOURCE
@@ -27,16 +27,6 @@ Files = Mapping[str, str]
 def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
     table(fixture.source, "bulk", fixture.source.home / "bulk", {"much": "x" * 4096})  # so that little goes at once
     return fixture
-
-
-def storage(place: Path) -> Storage:
-    return Storage(
-        columns=COLUMNS,
-        location=f"file:{place}",
-        input_format="org.apache.hadoop.mapred.TextInputFormat",
-        output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
-        serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
-    )
 
 
 def write(place: Path, files: Files) -> None:
@@ -60,7 +50,7 @@ def table(
         db=db.name,
         name=name,
         kind=EXTERNAL if external else MANAGED,
-        storage=storage(place),
+        storage=text_storage(place),
         partition_keys=KEYS if partitioned else (),
         parameters={**({"EXTERNAL": "TRUE"} if external else {}), **parameters},
     )
@@ -70,7 +60,7 @@ def table(
 
 def partition(db: PlainDatabase, name: str, value: str, place: Path, files: Files | None = None) -> None:
     write(place, files or {})
-    db.metastore.add_partitions(db.name, name, [Partition(values=(value,), storage=storage(place))])
+    db.metastore.add_partitions(db.name, name, [Partition(values=(value,), storage=text_storage(place))])
 
 
 def toggle(db: PlainDatabase, name: str, *, external: bool) -> None:

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 from config_store import write_store
 from faults import Fault, run_with
-from plain_tables import COLUMNS, PlainDatabase
+from plain_tables import PlainDatabase, text_storage
 
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
-from replicator.core.model import EXTERNAL, Column, Partition, Serde, Storage, Table
+from replicator.core.model import EXTERNAL, Column, Partition, Storage, Table
 from replicator.metastore.thrift import ThriftMetastore
 
 DELETES = "gobblin.retention.hive.shouldDeleteData=true"
@@ -51,13 +51,7 @@ class Dated(PlainDatabase):
         self.metastore.add_partitions(self.name, name, [Partition(values=(value,), storage=self.storage(place))])
 
     def storage(self, place: str) -> Storage:
-        return Storage(
-            columns=COLUMNS,
-            location=f"file:{self.home / place}",
-            input_format="org.apache.hadoop.mapred.TextInputFormat",
-            output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
-            serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
-        )
+        return text_storage(self.home / place)
 
     def values(self, name: str) -> set[str]:
         return {each.partition("=")[2] for each in self.metastore.partition_names(self.name, name)}

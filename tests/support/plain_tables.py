@@ -41,7 +41,7 @@ class PlainDatabase:
         """Makes a table; `files` are name -> text."""
         kind = more.get("kind")
         parameters = {"EXTERNAL": "TRUE"} if kind == EXTERNAL else {}
-        table = Table(db=self.name, name=name, storage=_storage(self.home / name), parameters=parameters, **more)
+        table = Table(db=self.name, name=name, storage=text_storage(self.home / name), parameters=parameters, **more)
         self.metastore.create_table(table)
         self.write(name, files or {})
         return self.metastore.table(self.name, name)
@@ -55,11 +55,11 @@ class PlainDatabase:
         made = []
         for value, files in partitions.items():
             self.write(f"{name}/p={value}", files)
-            made.append(Partition(values=(value,), storage=_storage(self.home / name / f"p={value}")))
+            made.append(Partition(values=(value,), storage=text_storage(self.home / name / f"p={value}")))
         self.metastore.add_partitions(self.name, name, made)
 
     def partition(self, value: str, place: Path) -> Partition:
-        return Partition(values=(value,), storage=_storage(place))
+        return Partition(values=(value,), storage=text_storage(place))
 
     def write(self, place: str, files: Mapping[str, str]) -> None:
         """Files below a place, as a writer makes them: a new file under a name of its own, then renamed."""
@@ -161,10 +161,11 @@ class PlainDatabase:
         }
 
 
-def _storage(place: Path) -> Storage:
+def text_storage(place: Path | str, columns: tuple[Column, ...] = COLUMNS) -> Storage:
+    """Of a text table at a local path, or at a URI."""
     return Storage(
-        columns=COLUMNS,
-        location=f"file:{place}",
+        columns=columns,
+        location=str(place) if ":/" in str(place) else f"file:{place}",
         input_format="org.apache.hadoop.mapred.TextInputFormat",
         output_format="org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat",
         serde=Serde(library="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe"),
