@@ -154,15 +154,7 @@ def _planned(steps: Steps, place: str, why: str) -> PlannedLoad:
         records=plan.squashed.records,
         squashed=plan.squashed.squashed,
         objects=sum(lists) + int(described["partitions_touched"]),
-        files=bill.files,
-        bytes=bill.bytes,
-        files_from_source=bill.files_from_source,
-        files_from_cmroot=bill.files_from_cmroot,
-        files_from_target=bill.files_from_target,
-        files_removed=bill.files_removed,
-        bytes_removed=bill.bytes_removed,
-        partitions_removed=bill.partitions_removed,
-        missing=bill.missing,
+        **{name: getattr(bill, name) for name in Cost.__struct_fields__ if hasattr(bill, name)},
     )
     return PlannedLoad(
         dump=place,

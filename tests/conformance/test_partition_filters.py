@@ -93,6 +93,24 @@ def test_what_waits_outside_of_a_filter_is_no_lag(pair: Replication) -> None:
     assert (found.table, found.bytes) == (f"{a.name}.t", 1)
 
 
+def test_what_is_announced_outside_of_a_filter_is_no_lag(pair: Replication) -> None:
+    pair.sync()
+    pair.db("a").add("t", {"2020": {"big": "x"}})
+    assert lag(pair.policy, pair.source, pair.target).tables == []
+
+
+def test_a_table_that_a_rename_brings_into_a_policy_is_lag(pair: Replication) -> None:
+    pair.keys["include"] = ["t", "in_.*"]
+    a = pair.db("a")
+    a.table("out", {"f": "f"})
+    pair.sync()
+    a.rename("out", "in_now")
+    announced = lag(pair.policy, pair.source, pair.target).tables
+    capture(pair.source, open_existing(pair.keys["cmroot"]), CaptureSettings([a.name]), local_runtime())
+    captured = lag(pair.policy, pair.source, pair.target).tables
+    assert [(each.table, each.events) for each in announced + captured] == [(f"{a.name}.in_now", 1)] * 2
+
+
 def test_partitions_that_a_rename_takes_over_the_border_come_and_go(pair: Replication) -> None:
     pair.sync()
     a = pair.db("a")
