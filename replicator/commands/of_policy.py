@@ -113,11 +113,11 @@ class Selecting(OfPolicy):
         return Patterns.parse(self.include, self.exclude, filters)
 
 
-def only_one(names: Sequence[str], policy: str) -> str:
+def only_one(names: Sequence[str], policy: str | None) -> str:
     """The database, where a command is about one. Raises UsageError for several."""
     if len(names) == 1:
         return names[0]
     raise UsageError(
-        f"policy {policy} has {len(names)} databases, and this is about one of them",
+        f"{len(names)} databases{f' of policy {policy}' if policy else ''}, and this is about one of them",
         hint=f"give --db, one of: {', '.join(sorted(names)[:20])}",
     )

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from cmroot.root import open_existing
 from replicator.commands.base import Braked, names, pairs, renames, verb
-from replicator.commands.of_policy import Selecting
+from replicator.commands.of_policy import Selecting, only_one
 from replicator.commands.ranges import Jobs
 from replicator.compare import repair as repairs
 from replicator.compare.comparison import Comparison, Level
@@ -81,6 +81,8 @@ def repair(options: RepairOptions) -> Repaired | RepairPlan | RepairedDatabases:
     take away more than it may; LeaseHeld while a load is at work; FilesMissing when bytes are nowhere to be had."""
     if options.table and options.report:
         raise UsageError("--table and --from both say what to repair", hint="give one of them")
+    if not isinstance(options.db, str) and options.table:
+        options = replace(options, db=only_one(options.db, options.policy))
     if not isinstance(options.db, str):
         return RepairedDatabases.of([_repaired(replace(options, db=db)) for db in options.db])
     return _repaired(options)

@@ -48,6 +48,8 @@ def test_verify_and_repair_know_both_sides_names_and_filters(pair: Replication) 
     assert [each["files_to_copy"] for each in planned["databases"]] == [1, 1] and planned["status"] == "planned"
     repaired = by_policy(pair, "repair", pair.name)
     assert (repaired.code, repaired.output["status"]) == (0, "repaired")
+    one = by_policy(pair, "repair", pair.name, "--table", "t")
+    assert one.code == 2 and f"{pair.name}_a, {pair.name}_b" in one.output["hint"]
     assert by_policy(pair, "verify", pair.name).code == 0
     assert list(pair.target.partition_names(f"{pair.name}_a", "days")) == ["p=b"]
 
