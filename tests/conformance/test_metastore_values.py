@@ -31,6 +31,7 @@ from replicator.core.model import (
     ColumnStatistic,
     Database,
     Function,
+    NotificationEvent,
     Partition,
     Serde,
     Skew,
@@ -258,6 +259,34 @@ def with_unknown(value: Any) -> Any:
     if isinstance(value, Storage):
         below["serde"] = with_unknown(value.serde)
     return msgspec.structs.replace(value, extra=value.extra | {"99": {"lst": ["i64", 1, 5]}}, **below)
+
+
+CALLED = {
+    Database: "locationUri=location ownerName=owner ownerType=owner_type",
+    Table: "tableName=name dbName=db createTime=create_time lastAccessTime=last_access_time sd=storage tableType=kind"
+    " partitionKeys=partition_keys viewOriginalText=view_original viewExpandedText=view_expanded"
+    " rewriteEnabled=rewrite_enabled ownerType=owner_type",
+    Partition: "dbName=_db tableName=_table createTime=create_time lastAccessTime=last_access_time sd=storage",
+    Storage: "cols=columns inputFormat=input_format outputFormat=output_format numBuckets=buckets serdeInfo=serde"
+    " bucketCols=bucket_columns sortCols=sort_columns skewedInfo=skew storedAsSubDirectories=subdirectories",
+    Serde: "serializationLib=library",
+    Skew: "skewedColNames=columns skewedColValues=values skewedColValueLocationMaps=locations",
+    Function: "functionName=name dbName=db className=class_name ownerName=owner ownerType=owner_type"
+    " createTime=create_time functionType=kind resourceUris=resources",
+    Statistics: "dbName=db tableName=table partName=partition lastAnalyzed=last_analyzed",
+    ColumnStatistic: "colName=column colType=type statsData=data",
+    NotificationEvent: "eventId=id eventTime=time eventType=type dbName=db tableName=table messageFormat=format"
+    " catName=catalog",
+}
+"""The names that differ; both conversions are made of one table, so a wrong row would be wrong both ways."""
+
+
+@pytest.mark.parametrize("model", objects.OBJECTS)
+def test_each_attribute_is_the_field_that_it_is_called_after(model: Any) -> None:
+    struct, rows = objects.OBJECTS[model]
+    other = dict(reversed(each.split("=")) for each in CALLED[model].split() if "=" in each)
+    found = {name: struct.thrift_spec[field][2] for name, (field, _) in rows.items()}
+    assert found == {name: other.get(name, name) for name in rows}
 
 
 @pytest.mark.parametrize("model", objects.OBJECTS)
