@@ -97,16 +97,10 @@ def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
         root, words = stack.enter_context(opened_root(options.cmroot, dry_run=options.dry_run))
         client = stack.enter_context(options.connected(options.metastore))
         items = stack.enter_context(opened(place, options.store or options.settings.housekeeping.store))
-        engine = stack.enter_context(options.engines())
+        runtime = stack.enter_context(options.runtime())
         work = stack.enter_context(
             Housekeeping(
-                root=root,
-                metastore=client,
-                engine=engine,
-                limits=options.limits,
-                progress=options.teller,
-                store=items,
-                options=wanted,
+                root=root, metastore=client, runtime=runtime, limits=options.limits, store=items, options=wanted
             )
         )
         if options.follow:

@@ -72,16 +72,9 @@ def purge_run(options: PurgeRunOptions) -> Purged:
     with (
         opened_root(options.cmroot, dry_run=options.dry_run) as (root, words),
         options.connected(options.metastore) as metastore,
-        options.engines() as engines,
+        options.runtime() as runtime,
     ):
-        purge = Purge(
-            root=root,
-            metastore=metastore,
-            engine=engines,
-            limits=options.limits,
-            progress=options.teller,
-            options=asked,
-        )
+        purge = Purge(root=root, metastore=metastore, runtime=runtime, limits=options.limits, options=asked)
         with purge:
             done = purge.run(dry_run=options.dry_run)
     done.warnings += words
@@ -130,7 +123,7 @@ def purge_certify(options: PurgeCertifyOptions) -> Certificate:
         ]
         roots = [str(as_written(each)) for each in options.replica_cmroot]
         how = CertifyOptions(roots, options.run, options.expedite, options.allow_gaps, options.grace, options.limits)
-        done = certify(metastore, root, asked, how, replicas, engines=stack.enter_context(options.engines()))
+        done = certify(metastore, root, asked, how, replicas, stack.enter_context(options.runtime()))
     if options.out is not None:
         done.write(options.out)
     return done

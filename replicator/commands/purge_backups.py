@@ -121,9 +121,9 @@ def purge_retain(options: PurgeRetainOptions) -> Retained:
     with (
         opened_root(options.cmroot, dry_run=options.dry_run, makes=False) as (root, words),
         options.connected(options.metastore) as metastore,
-        options.engines() as engines,
+        options.runtime() as runtime,
     ):
-        retain = Retain(root=root, metastore=metastore, engine=engines, limits=options.limits, options=asked)
+        retain = Retain(root=root, metastore=metastore, runtime=runtime, limits=options.limits, options=asked)
         with retain:
             done = retain.run(dry_run=options.dry_run)
     done.warnings += words

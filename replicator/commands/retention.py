@@ -80,13 +80,16 @@ def retention_run(options: RetentionRunOptions) -> RetentionRun:
     job = options.read(options.job)
     dry_run = options.dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
     metastore = options.connected(options.metastore) if options.metastore else nullcontext()
-    with opened_root(options.cmroot, dry_run=dry_run) as (root, words), metastore as known, options.engines() as engine:
+    with (
+        opened_root(options.cmroot, dry_run=dry_run) as (root, words),
+        metastore as known,
+        options.runtime() as runtime,
+    ):
         work = Retention(
             root=root,
             metastore=known,
-            engine=engine,
+            runtime=runtime,
             limits=options.limits,
-            progress=options.teller,
             job=job,
             prefix=options.root,
             tell=options.tell,

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from cmroot.log.captured import segments
 from cmroot.store.scratch import scratch
 from replicator.captures.capture import CaptureSettings, capture
-from replicator.core.runtime import Runtime
 from replicator.events.scope import captured_databases
 from replicator.housekeeping import writing
 from replicator.housekeeping.clean import Cleaning, Page, plan
@@ -84,11 +83,11 @@ class Housekeeping(Job[Page, Housekept]):
             elif self.options.captures:
                 self._capture()
             self._schedule(fold)
-            self._now = int(self.clock() if self.options.at is None else self.options.at)
+            self._now = int(self.runtime.clock() if self.options.at is None else self.options.at)
             due = (ACTIVE_ONLY, item.c.cleanup_timestamp <= self._now, item.c.next_try <= self._now)
             self.done.due = self._items.count(*due)
             if self.done.due:
-                with self.progress.task("read what the metastore refers to"):
+                with self.runtime.progress.task("read what the metastore refers to"):
                     self.live.refresh()
                 self._refuse_excess()
             else:
@@ -97,7 +96,7 @@ class Housekeeping(Job[Page, Housekept]):
 
     def pages(self) -> Iterator[Page]:
         if self.done.due:
-            with self.progress.task("clean", total=self.done.due) as advance:
+            with self.runtime.progress.task("clean", total=self.done.due) as advance:
                 for page in self._plan(sized=self.rehearses):
                     yield page
                     advance(len(page.going) + len(page.staying))
@@ -115,19 +114,21 @@ class Housekeeping(Job[Page, Housekept]):
 
     def _capture(self) -> None:
         chosen = CaptureSettings(self.options.databases, self.options.everything, self.options.scan)
-        capture(self.metastore, self.root, chosen, Runtime(self.engine, self.progress, self.clock))
+        capture(self.metastore, self.root, chosen, self.runtime)
 
     def _schedule(self, fold: Path | None) -> None:
         self._items.prepare(self.root)
         vars(self.done).update(
-            vars(schedule(self.root, self._items, self.options.defaults, clock=self.clock, fold=fold))
+            vars(schedule(self.root, self._items, self.options.defaults, clock=self.runtime.clock, fold=fold))
         )
         captured = captured_databases(segments(self.root.place))
         if captured is None:
             return
         self.done.databases = captured
-        if self._outside is None or self.clock() - self._looked > LOOK_OUTSIDE:  # all of their tables are read for it
-            self._outside, self._looked = outside_with_settings(self.metastore, captured), self.clock()
+        if (
+            self._outside is None or self.runtime.clock() - self._looked > LOOK_OUTSIDE
+        ):  # all of their tables are read for it
+            self._outside, self._looked = outside_with_settings(self.metastore, captured), self.runtime.clock()
         if self._outside:
             self.done.warnings.append(
                 f"{', '.join(self._outside)}: tables have properties for housekeeping, but {self.root.place} does not "

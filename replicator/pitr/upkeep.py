@@ -5,8 +5,6 @@ The engine is chosen by the amount of work; a lease that another run holds is wa
 
 from __future__ import annotations
 
-import time as clocks
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -24,6 +22,7 @@ from cmroot.store.entries import estimate
 from cmroot.waiting import patiently
 from replicator.core.engine import AutoEngine
 from replicator.core.report import Report
+from replicator.core.runtime import Runtime
 from replicator.pitr.clock import IDLE, refuse_clock_ahead
 from replicator.pitr.expiries import ExpiryPlanned, RootExpired
 
@@ -91,37 +90,39 @@ def compact_log(root: ChangeRoot, *, patience: timedelta = PATIENCE) -> LogCompa
 
 def plan_expired(
     root: ChangeRoot,
-    engine: AutoEngine,
+    runtime: Runtime,
     older_than: timedelta,
     *,
     max_slot_lag: timedelta | None = None,
-    clock: Callable[[], float] = clocks.time,
     idle: timedelta = IDLE,
 ) -> ExpiryPlanned:
     """What an expiry would do, and nothing of it done. Raises Refused as `expire_root`."""
-    refuse_clock_ahead(root, clock, idle)
-    chosen = engine.for_work(work(root.place))
-    with plan_expiry(root.place, older_than=older_than, now=clock, engine=chosen, max_slot_lag=max_slot_lag) as plan:
+    refuse_clock_ahead(root, runtime.clock, idle)
+    chosen = runtime.engines.for_work(work(root.place))
+    with plan_expiry(
+        root.place, older_than=older_than, now=runtime.clock, engine=chosen, max_slot_lag=max_slot_lag
+    ) as plan:
         return ExpiryPlanned("planned", root.place, **plan.as_json())
 
 
 def expire_root(
     root: ChangeRoot,
-    engine: AutoEngine,
+    runtime: Runtime,
     older_than: timedelta,
     *,
     max_slot_lag: timedelta | None = None,
     patience: timedelta = PATIENCE,
-    clock: Callable[[], float] = clocks.time,
     idle: timedelta = IDLE,
 ) -> RootExpired:
     """Plans an expiry and carries it out; plans again when another run held the lease meanwhile. See cmroot.expire.
     Raises Refused when the clock is ahead of the store's, or the newest capture was longer ago than `idle`."""
-    refuse_clock_ahead(root, clock, idle)
+    refuse_clock_ahead(root, runtime.clock, idle)
 
     def once() -> RootExpired:
-        chosen = engine.for_work(work(root.place))
-        plan = plan_expiry(root.place, older_than=older_than, now=clock, engine=chosen, max_slot_lag=max_slot_lag)
-        return RootExpired("expired", root.place, **expire(root.place, plan, now=clock).as_json())
+        chosen = runtime.engines.for_work(work(root.place))
+        plan = plan_expiry(
+            root.place, older_than=older_than, now=runtime.clock, engine=chosen, max_slot_lag=max_slot_lag
+        )
+        return RootExpired("expired", root.place, **expire(root.place, plan, now=runtime.clock).as_json())
 
     return patiently(once, patience)

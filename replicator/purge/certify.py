@@ -28,6 +28,7 @@ from cmroot.store.resolve import as_written, resolved
 from replicator.core.engine import AutoEngine
 from replicator.core.policy import Policy, matching_databases
 from replicator.core.report import Report
+from replicator.core.runtime import Runtime
 from replicator.core.spark import hive_settings
 from replicator.errors import Error, ObjectNotFound, UsageError
 from replicator.events.scope import Patterns
@@ -121,28 +122,26 @@ def certify(
     root: ChangeRoot,
     asked: PurgeOptions,
     options: CertifyOptions,
-    replicas: Sequence[Replica] = (),
-    *,
-    engines: AutoEngine,
-    clock: Callable[[], float] = clocks.time,
+    replicas: Sequence[Replica],
+    runtime: Runtime,
 ) -> Certificate:
     """For the ids of a run, or of `asked.ids` and all its runs. Changes nothing but the audit, unless it expedites.
     Safe to run twice.
 
     Raises Refused when there are no ids, UsageError for an unknown run."""
-    began = clocks.monotonic()
+    began, engines = clocks.monotonic(), runtime.engines
     directories = _runs(metastore, root, asked, options.run)
     if options.run is not None:
         request = directories[0].read_run().request
         asked = PurgeOptions(request["ids"], request["whitelist"], request["field_path"])
-    audit = begin_audit(root.place, PURGE, clock=clock)
+    audit = begin_audit(root.place, PURGE, clock=runtime.clock)
     certificate = Certificate(
-        "certified", asked.ids, 0, [each.id for each in directories], iso(clock()), metastore.current_event_id()
+        "certified", asked.ids, 0, [each.id for each in directories], iso(runtime.clock()), metastore.current_event_id()
     )
     if options.expedited:
         everything = RetainOptions(0, timedelta(0), options.readers, timedelta(0))
         with Retain(
-            root=root, metastore=metastore, engine=engines, limits=options.limits, clock=clock, options=everything
+            root=root, metastore=metastore, runtime=runtime, limits=options.limits, options=everything
         ) as backups_of_all:
             certificate.expedited_files += backups_of_all.run().files
     found: list[Holding] = []
@@ -173,7 +172,7 @@ def certify(
     places += [("replica's $cmroot", each, "") for each in options.roots]
     for what, place, name in places:
         if options.expedited:
-            _expedite(place, contents, root.place, engines, certificate, clock)
+            _expedite(place, contents, root.place, certificate, runtime)
         found += _kept(what, place, name, contents, engines)
     swapped = _swapped(directories)
     found += _left_at(metastore, "table", "", swapped, contents, engines, str)
@@ -249,21 +248,16 @@ def _backups(root: str, directories: Sequence[RunDirectory], tables: Collection[
 
 
 def _expedite(
-    place: str,
-    contents: dict[tuple[str, int], Content],
-    root: str,
-    engines: AutoEngine,
-    certificate: Certificate,
-    clock: Callable[[], float],
+    place: str, contents: dict[tuple[str, int], Content], root: str, certificate: Certificate, runtime: Runtime
 ) -> None:
-    held = [ResolvedHold(hold) for hold in read_holds(root, clock())]
+    held = [ResolvedHold(hold) for hold in read_holds(root, runtime.clock())]
 
     def is_held(each: Content) -> bool:
         path = resolved(each.path) if held else ""
         return any(hold.covers(_name(each), path) for hold in held)
 
     free = [key for key, each in contents.items() if not is_held(each)]
-    gone = expedite(look_at_contents(place, free, engines.for_work(len(free))), now=clock)
+    gone = expedite(look_at_contents(place, free, runtime.engines.for_work(len(free))), now=runtime.clock)
     certificate.expedited_files += gone.entries
     certificate.expedited_bytes += gone.bytes
 

@@ -94,7 +94,7 @@ class Purge(Job[Onboarded, Purged]):
         directory, run = self._begin()
         try:
             self._tables, gaps = described(self.metastore, self._whitelist, self.options)
-            session = self.engine.session(hive_settings(self.metastore.uri, warehouse_of(self.metastore)))
+            session = self.runtime.engines.session(hive_settings(self.metastore.uri, warehouse_of(self.metastore)))
             ids, run = self._ids(session, directory, run)
             with closing(ids):
                 if not self._tables:
@@ -124,7 +124,7 @@ class Purge(Job[Onboarded, Purged]):
 
     def finish(self) -> None:
         self.done.event = self.metastore.current_event_id()
-        run = msgspec.structs.replace(self._work.run, status="done", ended=iso(self.clock()))
+        run = msgspec.structs.replace(self._work.run, status="done", ended=iso(self.runtime.clock()))
         self._work.directory.write_run(run)
         self.check()
         remove_leftovers(self.root.place, self.metastore, self.live, self.check)
@@ -136,13 +136,13 @@ class Purge(Job[Onboarded, Purged]):
             run = directory.read_run()
             if run.status != "running":
                 continue
-            run = settle(self.metastore, directory, run, self.clock)
+            run = settle(self.metastore, directory, run, self.runtime.clock)
             if run.request == request:
                 self.done.resumed = True
                 self._name(run)
                 return directory, run
-            directory.write_run(msgspec.structs.replace(run, status="abandoned", ended=iso(self.clock())))
-        directory, run = new_run(self.root.place, request, self.clock)
+            directory.write_run(msgspec.structs.replace(run, status="abandoned", ended=iso(self.runtime.clock())))
+        directory, run = new_run(self.root.place, request, self.runtime.clock)
         if not self.rehearses:
             self._name(run)
             directory.write_run(run)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time as clocks
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -24,8 +24,7 @@ from typing import ClassVar, Generic, Self, TypeVar
 from cmroot.lease import Lease, acquire
 from cmroot.root import ChangeRoot
 from cmroot.store.place import join
-from replicator.core.engine import AutoEngine
-from replicator.core.progress import Progress, Silent
+from replicator.core.runtime import Runtime
 from replicator.metastore.checked import checked
 from replicator.metastore.client import Metastore
 from replicator.removal.audit import begin_audit
@@ -50,10 +49,8 @@ class Job(ABC, Generic[Page, Done]):
 
     root: ChangeRoot
     metastore: Metastore | None
-    engine: AutoEngine
+    runtime: Runtime
     limits: Limits = field(default_factory=Limits)
-    progress: Progress = field(default_factory=Silent)
-    clock: Callable[[], float] = clocks.time
 
     def __post_init__(self) -> None:
         self.live = LiveLocations(self.metastore) if self.metastore else Unregistered()
@@ -77,9 +74,15 @@ class Job(ABC, Generic[Page, Done]):
             with ExitStack() as stack:
                 if not dry_run:
                     stack.enter_context(self._held())
-                audit = begin_audit(self.root.place, self.name, clock=self.clock)
+                audit = begin_audit(self.root.place, self.name, clock=self.runtime.clock)
                 self.remover = Remover(
-                    self.root.place, audit, self.live, self.guard, self.engine, self.clock, check=self.check
+                    self.root.place,
+                    audit,
+                    self.live,
+                    self.guard,
+                    self.runtime.engines,
+                    self.runtime.clock,
+                    check=self.check,
                 )
                 self.done = done = self.report()
                 done.run = "" if dry_run else audit.run
@@ -138,7 +141,7 @@ class Job(ABC, Generic[Page, Done]):
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        with acquire(join(self.root.place, self.name), self.purpose, now=self.clock) as self._lease:
+        with acquire(join(self.root.place, self.name), self.purpose, now=self.runtime.clock) as self._lease:
             try:
                 yield
             finally:

@@ -88,7 +88,7 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
     # ---- planning -------------------------------------------------------------------------------------------------
 
     def _plan(self, plan: Spool) -> None:
-        now = datetime.fromtimestamp(self.clock(), UTC)
+        now = datetime.fromtimestamp(self.runtime.clock(), UTC)
         planner = Planner(self.job.settings, now, self.metastore)
         most = self.job.settings.number("gobblin.retention.max.concurrent.datasets.cleaned") or 100
         self.done.warnings += [
@@ -142,13 +142,13 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
         """With the files and bytes of what goes, where they count."""
         if not self.rehearses and self.limits.max_bytes is None:
             return batch
-        sizes = iter(measured([item.removal for item in batch if item.moves_data], self.engine))
+        sizes = iter(measured([item.removal for item in batch if item.moves_data], self.runtime.engines))
         return [msgspec.structs.replace(item, removal=next(sizes)) if item.moves_data else item for item in batch]
 
     def _judged(self, batch: list[PlannedItem]) -> tuple[list[PlannedItem], list[Refusal]]:
         """What may be done, in the order of the batch, and what may not."""
         look = self.remover.look([item.removal for item in batch if item.moves_data])
-        holds = read_holds(self.root.place, self.clock())
+        holds = read_holds(self.root.place, self.runtime.clock())
         refused = {id(each.removal): each for each in look.refused}
         for item in batch:
             if item.keeps_data:

@@ -87,7 +87,7 @@ def _measure(
         ground.settle(directory)
         options = PurgeOptions(f"{ids}:id", table)
         found = []
-        with Purge(root=root, metastore=client, engine=runtime.engines, options=options) as purge:
+        with Purge(root=root, metastore=client, runtime=runtime, options=options) as purge:
             seconds = timed(lambda: found.append(purge.run()))
         assert found[0].status == "done" and found[0].rows_erased, found[0]
         for done in found[0].tables:

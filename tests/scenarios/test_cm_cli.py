@@ -21,6 +21,7 @@ from cmroot.log.captured import segments
 from cmroot.root import open_existing
 from replicator.cli.main import run
 from replicator.commands.base import engines
+from replicator.core.runtime import Runtime
 from replicator.errors import Refused
 from replicator.metastore.embedded.running import Running
 from replicator.pitr.upkeep import expire_root, plan_expired
@@ -268,7 +269,7 @@ def test_a_clock_that_is_ahead_lets_nothing_expire(fixture: Kept) -> None:
     root, week = open_existing(str(fixture.cmroot)), timedelta(days=7)
     for act in (expire_root, plan_expired):
         with pytest.raises(Refused, match=r"clock is 8\.0 d ahead"):
-            act(root, work, week, clock=lambda: time.time() + 8 * 86_400)
+            act(root, Runtime(work, clock=lambda: time.time() + 8 * 86_400), week)
     for more in ([], ["--dry-run"]):
         refused = fixture.cm("expire", "--older-than", "0s", "--engine", "local", "--idle", "0s", *more)
         assert refused.code == 6 and "newest capture" in refused.message and "--idle" in refused.output["hint"]

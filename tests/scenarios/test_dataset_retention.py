@@ -19,6 +19,7 @@ from engines import local_engine
 from cmroot.lease import acquire
 from cmroot.root import create_or_open
 from replicator.cli.main import run as command
+from replicator.core.runtime import Runtime
 from replicator.retention.job_file import read_job
 from replicator.retention.run import Retention
 
@@ -553,7 +554,9 @@ def test_a_version_that_changes_after_it_was_listed_stays(lake: Lake) -> None:
     job = read_job(lake.job(examples.TIME_BASED))
     engine = local_engine()
     root = create_or_open(str(lake.cmroot))
-    with Retention(root=root, metastore=None, engine=engine, clock=clock, job=job, prefix=str(lake.root)) as retention:
+    with Retention(
+        root=root, metastore=None, runtime=Runtime(engine, clock=clock), job=job, prefix=str(lake.root)
+    ) as retention:
         done = retention.run()
     assert [each["why"] for each in done.refused] == ["it was changed since it was listed"]
     assert (done.status, lake.dirs()) == ("incomplete", {"user/gobblin/a/old"})

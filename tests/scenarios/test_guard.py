@@ -25,6 +25,7 @@ from cmroot.errors import Exists, FormatError
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL, Table
+from replicator.core.runtime import Runtime
 from replicator.errors import ObjectNotFound, Refused, UsageError
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.policies.roles import Role, RoleMark, set_role
@@ -393,7 +394,7 @@ class Careless(Job[Table, Dropped]):
 def test_a_rehearsal_cannot_change_the_metastore(db: PlainDatabase, root: ChangeRoot) -> None:
     db.table("t", {"a": "x"})
     engine = local_engine()
-    with Careless(root=root, metastore=db.metastore, engine=engine) as job:
+    with Careless(root=root, metastore=db.metastore, runtime=Runtime(engine)) as job:
         job.tables = [db.metastore.table(db.name, "t")]
         with pytest.raises(AssertionError):
             job.run(dry_run=True)

@@ -21,6 +21,7 @@ from housekeeping import ALL_EVENTS, ENGINE, EXPIRED, UNREFERENCED, LifecycleFix
 import replicator
 from replicator.cli.main import run as command
 from replicator.core.model import EXTERNAL
+from replicator.core.runtime import Runtime
 from replicator.housekeeping.repetition import Followed
 from replicator.metastore.thrift import ThriftMetastore
 from replicator.pitr.upkeep import expire_root
@@ -192,7 +193,8 @@ def test_what_was_recycled_long_after_its_drop_is_kept_for_the_whole_retention(
         pass  # the clock of the disk moves on
     assert fixture.run(4).removed == 1 and not fixture.place("t").exists()
     period = timedelta(minutes=4)  # a clock that is further ahead than five is refused
-    expire_root(fixture.root, ENGINE, period, clock=lambda: cutoff + 0.05 + period.total_seconds())
+    runtime = Runtime(ENGINE, clock=lambda: cutoff + 0.05 + period.total_seconds())
+    expire_root(fixture.root, runtime, period)
     code, answer = called(capsys, "audit", "restore", "--cmroot", fixture.root.place, "--run", fixture.audit()[0].run)
     assert (code, answer["files"]) == (0, 2), answer
     assert {path.name: path.read_text() for path in fixture.place("t").iterdir()} == {"a": "rows", ".env": "hidden"}

@@ -24,6 +24,7 @@ from cmroot.keep.content import locate
 from cmroot.store.checksum import checksum_file
 from replicator.core.engine import AutoEngine, LocalEngine
 from replicator.core.model import EXTERNAL, partition_name
+from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore
@@ -214,7 +215,10 @@ class RandomHistory:
         config = self.fixture.here / "retention.conf"
         config.write_text(NEWEST_ONE % (self.fixture.here / "warehouse"))
         with Retention(
-            root=self.fixture.root, metastore=self.fixture.metastore, engine=self.engines, job=read_job(str(config))
+            root=self.fixture.root,
+            metastore=self.fixture.metastore,
+            runtime=Runtime(self.engines),
+            job=read_job(str(config)),
         ) as retention:
             done = retention.run()
         self.say("retention", done.removed, "removed of", done.versions)
@@ -227,7 +231,7 @@ class RandomHistory:
             return self.say("nothing to purge")
         asked = PurgeOptions("ids.gone:a", self.fixture.db.name, "column")
         with Purge(
-            root=self.fixture.root, metastore=self.fixture.metastore, engine=self.engines, options=asked
+            root=self.fixture.root, metastore=self.fixture.metastore, runtime=Runtime(self.engines), options=asked
         ) as purge:
             done = purge.run()
         self.say("purge", done.status, done.rows_erased, "rows in", done.partitions_swapped)
@@ -238,9 +242,8 @@ class RandomHistory:
         with Retain(
             root=self.fixture.root,
             metastore=self.fixture.metastore,
-            engine=self.engines,
+            runtime=Runtime(self.engines, clock=lambda: time.time() + OLDEST * 86_400),
             options=RetainOptions(versions=0),
-            clock=lambda: time.time() + OLDEST * 86_400,
         ) as retain:
             retain.run()
         self.say("purge retain")

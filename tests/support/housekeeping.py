@@ -13,6 +13,7 @@ from plain_tables import PlainDatabase
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.model import Table
+from replicator.core.runtime import Runtime
 from replicator.housekeeping.housekept import Housekept
 from replicator.housekeeping.item_queries import Filter, list_items
 from replicator.housekeeping.items import Item
@@ -106,11 +107,10 @@ class LifecycleFixture:
             Housekeeping(
                 root=self.root,
                 metastore=metastore or self.metastore,
-                engine=ENGINE,
+                runtime=Runtime(ENGINE, clock=lambda: time.time() + days * 86_400),
                 limits=limits or Limits(),
                 store=store,
                 options=options,
-                clock=lambda: time.time() + days * 86_400,
             ) as housekeeping,
         ):
             return housekeeping.run(dry_run=rehearse)

@@ -9,6 +9,7 @@ from typing import Any
 
 from cmroot.root import ChangeRoot, create_or_open
 from replicator.core.engine import AutoEngine, LocalEngine
+from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine, hive_settings
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.java import find_java, spark_environment
@@ -63,20 +64,21 @@ class Warehouse:
     def purge(self, root: ChangeRoot, ids: str, whitelist: str, **options: Any) -> Purged:
         asked = PurgeOptions(ids, whitelist, options.pop("field_path", "privacy.column"))
         limits = options.pop("limits", Limits())
-        with Purge(root=root, metastore=self.metastore, engine=self.engines, limits=limits, options=asked) as purge:
+        with Purge(
+            root=root, metastore=self.metastore, runtime=Runtime(self.engines), limits=limits, options=asked
+        ) as purge:
             return purge.run(**options)
 
     def retain(self, root: ChangeRoot, options: RetainOptions, *, dry_run: bool = False) -> Retained:
-        with Retain(root=root, metastore=self.metastore, engine=self.engines, options=options) as retain:
+        with Retain(root=root, metastore=self.metastore, runtime=Runtime(self.engines), options=options) as retain:
             return retain.run(dry_run=dry_run)
 
     def certify(
         self, root: ChangeRoot, asked: PurgeOptions, *replicas: Replica, readers: timedelta = timedelta(0), **how: Any
     ) -> Certificate:
         """No query is at work, unless a test says so."""
-        return certify(
-            self.metastore, root, asked, CertifyOptions(readers=readers, **how), replicas, engines=self.engines
-        )
+        options = CertifyOptions(readers=readers, **how)
+        return certify(self.metastore, root, asked, options, replicas, Runtime(self.engines))
 
     def close(self) -> None:
         self.engines.stop()

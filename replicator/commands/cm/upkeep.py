@@ -119,10 +119,10 @@ def cm_expire(options: CmExpireOptions) -> RootExpired | ExpiryPlanned:
     if options.dry_run:
         return _planned(options)
     root = open_existing(options.cmroot)
-    with options.engines() as engine:
+    with options.runtime() as runtime:
         return expire_root(
             root,
-            engine,
+            runtime,
             options.older_than,
             max_slot_lag=options.max_slot_lag,
             patience=options.wait,
@@ -131,6 +131,6 @@ def cm_expire(options: CmExpireOptions) -> RootExpired | ExpiryPlanned:
 
 
 def _planned(options: CmExpireOptions) -> ExpiryPlanned:
-    with options.engines() as engine, looked_at(options.cmroot) as (root, words):
-        plan = plan_expired(root, engine, options.older_than, max_slot_lag=options.max_slot_lag, idle=options.idle)
+    with options.runtime() as runtime, looked_at(options.cmroot) as (root, words):
+        plan = plan_expired(root, runtime, options.older_than, max_slot_lag=options.max_slot_lag, idle=options.idle)
         return replace(plan, root=str(as_written(options.cmroot)), warnings=[words] if words else [])

@@ -73,11 +73,11 @@ class Retain(Job[Judged, Retained]):
     def planned(self) -> Iterator[None]:
         for directory in runs(self.root.place) if not self.rehearses else ():
             if (run := directory.read_run()).status == "running":
-                settle(self.metastore, directory, run, self.clock)
+                settle(self.metastore, directory, run, self.runtime.clock)
         self._wanted = dict[str, tuple[Removal, Due | OldVersion]]()
         for removal, each in self._due():
             self._wanted[removal.path] = removal, each
-        for version in old_versions(self.metastore, self.options, self.clock()):
+        for version in old_versions(self.metastore, self.options, self.runtime.clock()):
             self._wanted.setdefault(version.removal.path, (version.removal, version))
         self._judged = self.remover.look(removal for removal, _ in self._wanted.values())
         refuse_excess(self._judged, self.limits, max(self.done.backups, len(self._wanted)), "backups")
@@ -121,7 +121,7 @@ class Retain(Job[Judged, Retained]):
             if each.directory.read_run().request["metastore"] == self.metastore.uri
         ]
         self.done.backups = sum(each.unit.backup == "kept" for each in known)
-        for each in due(known, self.options, self.clock()):
+        for each in due(known, self.options, self.runtime.clock()):
             if not self.rehearses:
                 self.check()
             look = look_at(each.backup.place)
