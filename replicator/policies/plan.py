@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from replicator.core.not_replicated import INCOMPLETE, merged
+from replicator.core.not_replicated import merged
 from replicator.core.policy import Policy
 from replicator.dumps.reader import DumpReader
 from replicator.errors import BootstrapNeeded, FormatError, Refused
@@ -26,15 +26,14 @@ from replicator.policies.out_of_scope import OutOfScope
 from replicator.policies.run import (
     Remembering,
     SyncRun,
-    behind,
+    clean_up,
     find_out_of_scope,
     leave,
     look,
     recorded,
     refuse_role_change,
-    remember_scope,
+    sum_up,
     sweep,
-    tidy,
 )
 from replicator.policies.steps import SYNC, Steps, SyncSettings
 from replicator.policies.sync_plan import Cost, PlannedLoad, SyncPlan
@@ -125,13 +124,8 @@ def apply(plan: SyncPlan, sides: Sides, brake: Brake | None = None) -> SyncRun:
         report.not_replicated = merged(plan.not_replicated, report.not_replicated)
         steps.confirm(plan.position)
         leave(steps, out_of_scope, report)
-        remember_scope(kept.memory, direction, work, remembered, report, clock)
-        tidy(steps, kept, report, clock)
-        report.lag_seconds = behind(direction.source, report.to_event, clock)
-        report.warnings = list(dict.fromkeys(steps.warnings))
-        report.databases = [pair.name for pair in direction.matching]
-        report.status = INCOMPLETE if report.not_replicated else "synced" if report.moved else "nothing"
-        report.seconds = round(clocks.monotonic() - began, 3)
+        clean_up(steps, kept, work, remembered, report)
+        sum_up(steps, report, began)
     return report
 
 

@@ -134,7 +134,7 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
             steps = Steps(direction, options, sides.runtime)
             epochs = steps.roles()
             steps.forget_checkpoints()
-        direction = _finish(steps, report, lambda: look(sides, remembered))
+        _finish(steps, sides, remembered, report)
         with report.timed("capture"):
             captured = steps.capture()
             report.scan_seconds, report.compare_seconds = captured.scan_seconds, captured.compare_seconds
@@ -148,17 +148,9 @@ def run_once(sides: Sides, lease: Lease, kept: Remembering, options: SyncSetting
         steps.advance(work, Point(captured.position, captured.through_event, 0))
         steps.confirm(report.position)
         leave(steps, find_out_of_scope(steps, work), report)
-        remember_scope(kept.memory, direction, work, remembered, report, clock)
-        tidy(steps, kept, report, clock)
-        report.lag_seconds = behind(direction.source, report.to_event, clock)
+        clean_up(steps, kept, work, remembered, report)
         verify(steps, kept, report)
-        report.warnings = list(dict.fromkeys(steps.warnings))
-        report.databases = [pair.name for pair in direction.matching]
-        if report.moved:
-            report.status = "synced"
-        if report.not_replicated:
-            report.status = INCOMPLETE
-        report.seconds = round(clocks.monotonic() - began, 3)
+        sum_up(steps, report, began)
     return report
 
 
@@ -189,7 +181,7 @@ def refuse_role_change(memory: Memory, options: SyncSettings) -> None:
         )
 
 
-def _finish(steps: Steps, report: SyncRun, again: Callable[[], Direction]) -> Direction:
+def _finish(steps: Steps, sides: Sides, remembered: RememberedScope | None, report: SyncRun) -> None:
     """Ends what a killed run had begun to load; what the target has is read again then."""
     with report.timed("finish"):
         finished = steps.finish_interrupted()
@@ -197,8 +189,7 @@ def _finish(steps: Steps, report: SyncRun, again: Callable[[], Direction]) -> Di
         report.add(loaded)
         report.kind = "bootstrap" if loaded.kind == "bootstrap" else "incremental"
     if finished:
-        steps.direction = again()
-    return steps.direction
+        steps.direction = look(sides, remembered)
 
 
 def _replicate(steps: Steps, work: RunWork, epochs: dict[str, int], report: SyncRun) -> list[int]:
@@ -282,7 +273,24 @@ def verify(steps: Steps, kept: Remembering, report: SyncRun) -> None:
         steps.warnings += reported(report.compared)
 
 
-def tidy(steps: Steps, kept: Remembering, report: SyncRun, clock: Callable[[], float]) -> None:
+def clean_up(
+    steps: Steps, kept: Remembering, work: RunWork, remembered: RememberedScope | None, report: SyncRun
+) -> None:
+    """After the loads: remembers the scope of this run, removes retired directories, old dumps and runs."""
+    _remember_scope(steps, kept.memory, work, remembered, report)
+    _tidy(steps, kept, report)
+    report.lag_seconds = behind(steps.direction.source, report.to_event, steps.runtime.clock)
+
+
+def sum_up(steps: Steps, report: SyncRun, began: float) -> None:
+    report.warnings = list(dict.fromkeys(steps.warnings))
+    report.databases = [pair.name for pair in steps.direction.matching]
+    report.status = INCOMPLETE if report.not_replicated else "synced" if report.moved else "nothing"
+    report.seconds = round(clocks.monotonic() - began, 3)
+
+
+def _tidy(steps: Steps, kept: Remembering, report: SyncRun) -> None:
+    clock = steps.runtime.clock
     report.not_replicated = merged(steps.sweep_retired(), report.not_replicated)
     if kept.tidied is None or clocks.monotonic() - kept.tidied > TIDY_AFTER:
         steps.dumps.tidy(steps.direction.root, steps.policy.retention, clock=clock)
@@ -307,17 +315,13 @@ def sweep(kept: Remembering, clock: Callable[[], float]) -> None:
         kept.swept = True
 
 
-def remember_scope(
-    memory: Memory,
-    direction: Direction,
-    work: RunWork,
-    before: RememberedScope | None,
-    report: SyncRun,
-    clock: Callable[[], float],
+def _remember_scope(
+    steps: Steps, memory: Memory, work: RunWork, before: RememberedScope | None, report: SyncRun
 ) -> None:
     """What left stays remembered until it is dropped, as nothing else tells that it was the policy's. A name that was
     given up is remembered once what has the new one is there, so a run that fails before that changes nothing."""
-    now = direction.scope(iso(clock()))
+    direction = steps.direction
+    now = direction.scope(iso(steps.runtime.clock()))
     staying = {pair.known_as: pair for pair in [*work.left, *work.lost] if pair.replica in report.left}
     databases = now.databases | {
         name: direction.policy.target_name(name)
