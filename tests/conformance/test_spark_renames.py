@@ -10,7 +10,7 @@ import pytest
 from faults import Fault, run_with
 from plain_tables import KEYS, PlainDatabase
 from replication_fixture import ReplicationFixture
-from test_geometry import bootstrap, catch_up, held, partition, storage, write
+from test_geometry import bootstrap, catch_up, held, partition, text_storage, write
 
 from replicator.core.model import Storage, Table
 
@@ -28,7 +28,7 @@ def make(db: PlainDatabase, name: str, *, partitioned: bool) -> None:
         Table(
             db=db.name,
             name=name,
-            storage=at(storage(place), place),
+            storage=at(text_storage(place), place),
             partition_keys=KEYS if partitioned else (),
             parameters={"spark.sql.sources.provider": "parquet"},
         )

@@ -83,7 +83,7 @@ def test_a_dropped_partition_is_kept_and_emptied_directories_go(guard: Guarded, 
 
 
 def _add(guard: Guarded, table: str, files: dict[tuple[str, ...], str]) -> None:
-    from plain_tables import _storage
+    from plain_tables import text_storage
 
     from replicator.core.model import Partition, partition_name
 
@@ -92,7 +92,7 @@ def _add(guard: Guarded, table: str, files: dict[tuple[str, ...], str]) -> None:
         place = guard.place(table) / partition_name(TWO_KEYS, values)
         place.mkdir(parents=True)
         (place / "f").write_text(text)
-        made.append(Partition(values=values, storage=_storage(place)))
+        made.append(Partition(values=values, storage=text_storage(place)))
     guard.direct.add_partitions(guard.db, table, made)
 
 

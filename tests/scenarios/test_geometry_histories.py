@@ -15,7 +15,7 @@ import pytest
 from hostile import world
 from plain_tables import KEYS
 from replication_fixture import ReplicationFixture
-from test_geometry import held, path_of, storage, table, toggle, write
+from test_geometry import held, path_of, table, text_storage, toggle, write
 
 from replicator.core.model import EXTERNAL, MANAGED, Partition, Storage, Table, partition_name
 
@@ -31,7 +31,7 @@ def fixture(fixture: ReplicationFixture) -> ReplicationFixture:
 
 
 def at(place: str) -> Storage:
-    return msgspec.structs.replace(storage(Path(place)), location=f"file:{place}")
+    return msgspec.structs.replace(text_storage(Path(place)), location=f"file:{place}")
 
 
 class History:

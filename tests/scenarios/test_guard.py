@@ -18,7 +18,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from engines import local_engine
-from plain_tables import PlainDatabase, _storage
+from plain_tables import PlainDatabase, text_storage
 
 import replicator
 from cmroot.errors import Exists, FormatError
@@ -259,7 +259,7 @@ def test_a_place_of_which_nobody_can_tell_where_it_leads_stays(tmp_path: Path) -
 def test_a_partition_in_use_by_another_name_is_in_use(db: PlainDatabase) -> None:
     db.table("t", {"a": "x"})
     (db.home / "link").symlink_to(db.home / "t")
-    db.metastore.create_table(linked := Table(db=db.name, name="u", storage=_storage(db.home / "x/../link")))
+    db.metastore.create_table(linked := Table(db=db.name, name="u", storage=text_storage(db.home / "x/../link")))
     assert linked.location
     with LiveLocations(db.metastore) as live:
         for place in (f"{db.home}/x/../t", f"{db.home}/link", f"file:{db.home}/./t"):

@@ -15,7 +15,7 @@ import msgspec
 from housekeeping import ALL_EVENTS, DROPS, EXPIRED, UNREFERENCED, LifecycleFixture
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plain_tables import _storage
+from plain_tables import text_storage
 
 from cmroot.keep.content import locate
 from cmroot.store.checksum import checksum_file
@@ -183,7 +183,7 @@ class RandomHistory:
     def _add(self, name: str, value: str, place: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         (place / f"f{next(_numbers)}").write_text(self._text())
-        made: Any = Partition(values=(value,), storage=_storage(place))
+        made: Any = Partition(values=(value,), storage=text_storage(place))
         self.fixture.metastore.add_partitions(self.fixture.db.name, name, [made])
         self.places.append(place)
 

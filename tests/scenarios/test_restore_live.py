@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faults import Fault, run_with
-from plain_tables import _storage
+from plain_tables import text_storage
 from replication_fixture import ReplicationFixture, command
 from restore_fixture import RestoreFixture, differences, fails, restore, restore_arguments
 
@@ -85,7 +85,11 @@ def test_a_place_that_another_table_has_by_now_is_not_cleared(then: RestoreFixtu
     metastore = then.source.metastore
     metastore.drop_table(then.fixture.db, "ext")
     made = Table(
-        db=then.fixture.db, name="heir", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"}, storage=_storage(then.outside)
+        db=then.fixture.db,
+        name="heir",
+        kind=EXTERNAL,
+        parameters={"EXTERNAL": "TRUE"},
+        storage=text_storage(then.outside),
     )
     metastore.create_table(made)
     then.capture()

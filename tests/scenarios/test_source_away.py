@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from plain_tables import PlainDatabase, _storage
+from plain_tables import PlainDatabase, text_storage
 from policies import Replication
 from replication_fixture import Answer, ReplicationFixture, command
 
@@ -199,7 +199,7 @@ def test_tables_without_a_directory_from_the_beginning_are_named(replication: Re
     assert made.storage
     altered = msgspec.structs.replace(made.storage, location=f"file:{nowhere}")
     db.metastore.alter_table(db.name, "lake", msgspec.structs.replace(made, storage=altered))
-    db.metastore.add_partitions(db.name, "p", [Partition(values=("late",), storage=_storage(db.home / "p/p=late"))])
+    db.metastore.add_partitions(db.name, "p", [Partition(values=("late",), storage=text_storage(db.home / "p/p=late"))])
     (db.home / "p/p=late").rmdir()
     run = run_policy(replication, "sync")
     assert (run.code, lacking(run)) == (3, [f"{db.name}.lake", f"{db.name}.p/p=late"])

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from hmsclient import HMSClient
 from hmsclient.genthrift.hive_metastore import ttypes
-from plain_tables import COLUMNS, PlainDatabase, _storage
+from plain_tables import COLUMNS, PlainDatabase, text_storage
 
 from replicator.core.model import EXTERNAL, VIEW, ColumnStatistic, Partition, Statistics, Storage, Table
 from replicator.metastore.convert.tjson import struct_to_tjson
@@ -208,7 +208,11 @@ class HistoryGenerator:
         place.mkdir(parents=True)
         (place / "data").write_text(self._text())
         made = Table(
-            db=self.database.name, name=name, kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"}, storage=_storage(place)
+            db=self.database.name,
+            name=name,
+            kind=EXTERNAL,
+            parameters={"EXTERNAL": "TRUE"},
+            storage=text_storage(place),
         )
         self.database.metastore.create_table(made)
         self._external.append(name)
@@ -289,7 +293,7 @@ class HistoryGenerator:
         place = self._outside / self._next("place")
         place.mkdir(parents=True)
         (place / "f").write_text(self._text())
-        made = Partition(values=(self._next("far"),), storage=_storage(place))
+        made = Partition(values=(self._next("far"),), storage=text_storage(place))
         self.database.metastore.add_partitions(self.database.name, name, [made])
 
     def _outside_changes(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 from history_generator import state_of
-from plain_tables import _storage
+from plain_tables import text_storage
 from replication_fixture import Answer, ReplicationFixture, command
 
 from cmroot.keep.content import locate
@@ -27,7 +27,11 @@ class RestoreFixture:
         self.outside.mkdir()
         (self.outside / "data").write_text(self.text("outside"))
         made = Table(
-            db=fixture.db, name="ext", kind=EXTERNAL, parameters={"EXTERNAL": "TRUE"}, storage=_storage(self.outside)
+            db=fixture.db,
+            name="ext",
+            kind=EXTERNAL,
+            parameters={"EXTERNAL": "TRUE"},
+            storage=text_storage(self.outside),
         )
         self.source.metastore.create_table(made)
         self.source.function("f")
