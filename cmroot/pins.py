@@ -83,8 +83,9 @@ class Pins:
         """The same, for who must not overlook any. Raises FormatError when one is damaged."""
         if self.damaged:
             raise FormatError(
-                f"{', '.join(self.damaged)}: damaged or missing, so what it protects is not known, and nothing may go",
-                hint="restore it from a copy of the root; if nobody needs it, drop the pin by its name, or make the"
+                f"{', '.join(self.damaged)}: damaged or missing, so the files that it "
+                "protects are unknown, and nothing may be removed",
+                hint="restore it from a copy of the root; if it is not needed, drop the pin by its name, or make the"
                 " directory again",
                 details={"damaged": self.damaged},
             )
@@ -124,12 +125,12 @@ def confirm_slot(
     slot = _read(root, Slot, name)
     if slot.given_up:
         raise PinError(
-            f"slot {name}: was given up at {slot.given_up} as it lagged too far; what it needed may be gone",
-            hint="bootstrap its consumer anew: drop the slot, then create it again",
+            f"slot {name}: was invalidated at {slot.given_up} because of its lag; files that it needs may have expired",
+            hint="bootstrap its consumer again: drop the slot, then create it again",
         )
     if position < slot.position and not back:
         raise PinError(
-            f"slot {name}: is at position {slot.position} and cannot go back to {position}: what lies between is not"
+            f"slot {name}: is at position {slot.position} and cannot move back to {position}: what lies between is not"
             " protected any more",
             hint="confirm a later position, or say that it may go back",
         )
@@ -229,7 +230,7 @@ def _check_name(kind: type[Pin], name: str) -> None:
 
 
 def _read_file(path: Place, kind: type[P]) -> P:
-    hint = f"restore the file from a copy of the root, or drop the {_WORD[kind]} if nobody needs it"
+    hint = f"restore the file from a copy of the root, or drop the {_WORD[kind]} if it is not needed"
     pin = unseal(path.read_bytes(), kind, _FORMAT[kind], str(path), hint)
     if pin.name != path.name:
         raise FormatError(f"{path}: is the file of {pin.name}", hint=hint)
@@ -244,9 +245,7 @@ def _create(root: str, pin: Pin) -> None:
     place = _place(root, type(pin), pin.name)
     guard_names(root, _DIRECTORY[type(pin)])  # one that was lost must not be there again as if it had been empty
     if not place.create_exclusive(seal(_FORMAT[type(pin)], pin)):
-        raise PinError(
-            f"{_WORD[type(pin)]} {pin.name}: there is one of this name", hint="choose another, or drop it first"
-        )
+        raise PinError(f"{_WORD[type(pin)]} {pin.name}: it exists already", hint="choose another, or drop it first")
 
 
 def _write(root: str, pin: Pin) -> None:
@@ -276,7 +275,7 @@ def _drop(root: str, kind: type[Pin], name: str) -> None:
 
 def _unknown(root: str, kind: type[Pin], name: str) -> PinError:
     known = ", ".join((Place(root) / _DIRECTORY[kind]).list()) or "none"
-    return PinError(f"{_WORD[kind]} {name}: there is none of this name", hint=f"there are: {known}")
+    return PinError(f"{_WORD[kind]} {name}: it does not exist", hint=f"there are: {known}")
 
 
 def _whole(root: str, kind: type[P]) -> list[P]:

@@ -124,7 +124,7 @@ def guard_names(place: str, guard: str) -> list[str]:
     there = bool(names) or is_directory(directory.local) if directory.local else _HERE in names
     if not there and guard in _made(directory.parent):
         raise FormatError(
-            f"{directory}: missing, so what it forbids to remove is not known, and nothing may go",
+            f"{directory}: missing, so the files that it protects are unknown, and nothing may be removed",
             hint=f"restore it from a copy of the root; if nobody needs what it had, make {_empty(directory)}",
             details={"damaged": [str(directory)]},
         )

@@ -106,7 +106,7 @@ def _check_entries(root: str, engine: Workers, report: Checked, found: RootFindi
 def _check_pins(root: str, report: Checked, found: RootFindings) -> Pins:
     pins = read_pins(root)
     report.pins = len(pins.slots) + len(pins.holds) + len(pins.dumps)
-    repair = "restore it from a copy of the root, or drop the pin by its name if nobody needs it"
+    repair = "restore it from a copy of the root, or drop the pin by its name if it is not needed"
     for path in pins.damaged:
         found.add(RootFinding("pin", path, "cannot be understood, so nothing can expire", repair))
     return pins

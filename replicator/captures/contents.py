@@ -140,7 +140,9 @@ class Contents:
             known = self._log.manifest.table(db, table)
             if known is None or (partition and self._log.manifest.object(db, table, partition) is None):
                 raise UsageError(f"--empty {name}: is not captured", hint="name a table or partition of the source")
-            self._log.report.warnings.append(f"{name} was not declared empty: its directory is there, and tells")
+            self._log.report.warnings.append(
+                f"{name} was not declared empty: its directory exists, and determines its files"
+            )
 
     def _list_tasks(self, missing: list[tuple[DataObject, str]]) -> Iterator[ListTask]:
         """What cannot be listed at all goes to `missing`."""

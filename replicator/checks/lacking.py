@@ -26,7 +26,7 @@ def judge_lacking(said: Sequence[NotReplicated]) -> Finding:
     """`said`: but for tables in formats that runs leave out, which are a finding of their own."""
     figures = (Figure("lacking", len(said)),)
     if not said:
-        return Finding("not replicated", "ok", "no replica says that it lacks anything", figures=figures)
+        return Finding("not replicated", "ok", "all replicas are complete", figures=figures)
     shown = "; ".join(map(str, said[:NAMED])) + (f" and {len(said) - NAMED} more" if len(said) > NAMED else "")
     hint = "bring back what is away (or capture with --empty what is meant to be), mend names, then run again"
     return Finding("not replicated", "warning", f"as of the last load: {shown}", hint, figures)

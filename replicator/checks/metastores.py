@@ -151,7 +151,7 @@ def judge_reach(reach: Reach, *, now: float, schedule: timedelta) -> Finding:
     age = max(0.0, now - reach.needed.time)
     waiting = f"event {reach.needed.id} waits for {duration_text(age)}"
     if reach.life is None:
-        return Finding(name, "ok", f"{waiting}; the server does not tell how long it keeps events")
+        return Finding(name, "ok", f"{waiting}; the server does not report how long it keeps events")
     life = reach.life.total_seconds()
     left = life - age
     figure = Figure("event_headroom", left, "s", life * HEADROOM_WARNING, life * HEADROOM_CRITICAL)
@@ -179,7 +179,7 @@ def judge_clock(side: str, newest: NotificationEvent | None, *, now: float) -> F
     behind is only bounded."""
     name = f"clock {side}"
     if newest is None:
-        return Finding(name, "ok", "cannot be told: there is no event")
+        return Finding(name, "ok", "unknown: there is no event")
     ahead = newest.time - now
     if ahead > SKEW.total_seconds():
         return Finding(

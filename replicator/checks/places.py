@@ -98,7 +98,7 @@ def probe(place: str, *, exclusive: bool, clock: Callable[[], float] = clocks.ti
             file.write_bytes(PROBE)
         after = clock()
         if file.read_bytes() != PROBE:
-            raise OSError(f"{where}: what was written is not what is read")
+            raise OSError(f"{where}: the bytes read differ from those written")
         there = file_state(str(file)).mtime_ns / 1e9
     finally:
         with contextlib.suppress(Error, OSError):

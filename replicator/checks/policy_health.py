@@ -94,7 +94,7 @@ def judge_target(pairs: Sequence[Pair], target: MetastoreReader, root_id: str | 
             Finding(
                 "replicas",
                 "warning",
-                f"not made by replication, and not empty: {_listed(strange)}",
+                f"not created by replication, and not empty: {_listed(strange)}",
                 "`sync --adopt` takes them over: what is equal stays, the rest goes to target_cmroot; without it the "
                 "run is refused. If that is not meant, give other names with `rename_db`",
             )
@@ -146,7 +146,7 @@ def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
         case Role.PRIMARY, Role.PRIMARY:
             return "critical", f"two primaries: {text}", "stop writing to one; failback makes it a replica"
         case Role.REPLICA, Role.PRIMARY:
-            return "ok", f"turned round: {text}", ""
+            return "ok", f"reverse direction: {text}", ""
         case Role.FENCED, Role.PRIMARY:
             return "warning", f"failed over: {text}", "failback takes the old source back as a replica"
         case Role.NONE, Role.PRIMARY:
@@ -154,7 +154,7 @@ def judge_marks(here: RoleMark, there: RoleMark) -> tuple[Health, str, str]:
         case _, Role.FENCED:
             return "critical", f"the target is fenced: {text}", "finish the switchover or failback by running it again"
         case Role.FENCED, _:
-            return "critical", f"nobody takes writes: {text}", "finish the switchover by running it again"
+            return "critical", f"no side is the primary: {text}", "finish the switchover by running it again"
         case Role.REPLICA, _:
             hint = "replicate from the primary, or set the roles with `replicator role set`"
             return "critical", f"the source is a replica: {text}", hint
@@ -214,7 +214,7 @@ def judge_slot(policy: Policy, root: ChangeRoot | None, pairs: Sequence[Pair]) -
             Finding(
                 "slot",
                 "critical",
-                f"{slot.name} was given up at {slot.given_up}: what it needed may be gone",
+                f"{slot.name} was invalidated at {slot.given_up}: what it needed may be gone",
                 f"`replicator cm slots drop {slot.name}`, then run the policy: it bootstraps, copying what differs",
             )
         )

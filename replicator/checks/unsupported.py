@@ -53,7 +53,7 @@ def judge_formats(
             made += [f"{table.db}.{table.name}" for table in target.tables(pair.replica, names)]
     if made:
         hint = "drop them on the target without their data (no PURGE, which would delete what they name: the source's)"
-        text = f"replicas that are none, made by an earlier release or by others: {_listed(made)}"
+        text = f"tables that are no replicas, created by an earlier release or by others: {_listed(made)}"
         findings.append(Finding("formats", "critical", text, hint))
     return findings
 

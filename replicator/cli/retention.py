@@ -89,7 +89,7 @@ def run(session: Session, /, metastore: str | None, no_metastore: bool, as_json:
     """
     if (metastore is None and given["policy"] is None) == (not no_metastore):
         raise UsageError(
-            "what tables refer to must not be removed, so a metastore is needed",
+            "data of tables must not be removed, so a metastore is needed",
             hint="name it with --metastore or --policy; or say --no-metastore if none knows of these files",
         )
     words = tell_if_first(given["cmroot"], given["dry_run"])

@@ -43,7 +43,7 @@ class ErasureOptions(Limited, OfPolicy):
     properties: str | os.PathLike[str] | None = None
 
     def asked(self, attempts: int = 3) -> PurgeOptions:
-        """Raises UsageError when nobody says which ids to erase."""
+        """Raises UsageError when no table of ids is given."""
         given = read_properties(self.properties)
         return PurgeOptions.given(self.ids, self.whitelist, self.field_path, given, attempts)
 

@@ -221,8 +221,8 @@ def _checkpoint(root: ChangeRoot, comparison: Comparison, db: str) -> tuple[Poin
     position, event = (parameters.get(key, "") for key in (POSITION, LAST_ID))
     if not position.isdigit() or not event.isdigit():
         raise BootstrapNeeded(
-            f"database {name} of the target has no checkpoint: nobody knows what it should hold",
-            hint="dump without --since and load that; what the target holds already is not copied again",
+            f"database {name} of the target has no checkpoint: its expected contents are unknown",
+            hint="dump without --since and load that; files that the target already has are not copied again",
         )
     if parameters.get(SOURCE) != root.id:
         raise Refused(
@@ -278,7 +278,7 @@ def _require_tables(reader: DumpReader, options: RepairSettings) -> None:
         raise ObjectNotFound(
             f"{', '.join(f'{options.db}.{name}' for name in gone)} did not exist at event {reader.metadata.end.event}, "
             "where the target is",
-            hint="a table that the source has made since comes with the next load; --drop-extra takes away one that "
+            hint="the next load creates tables that are new at the source; --drop-extra drops one that "
             "only the target has",
         )
 
@@ -287,7 +287,7 @@ def _reasons(point: Point, source: MetastoreReader, remaining: Verified) -> Iter
     """Why something may remain."""
     extra = [each.object for each in remaining.differences if each.kind == "table extra"]
     if extra:
-        yield f"not made by replication, and left: {', '.join(extra[:10])}; --drop-extra takes them away"
+        yield f"kept, because replication did not create them: {', '.join(extra[:10])}; --drop-extra drops them"
     if remaining.difference_count > len(extra):
         ahead = source.current_event_id() - point.event
         yield (

@@ -58,7 +58,7 @@ def mark_of(parameters: Mapping[str, str], name: str, *, repair: bool = False) -
             return RoleMark(Role.NONE, int(epoch) if counts else 0)
         raise FormatError(
             f"{name}: {ROLE}={role}, {EPOCH}={epoch} is no role that this release knows",
-            hint="set it anew with `replicator role set --force`, or use the release that wrote it",
+            hint="set it again with `replicator role set --force`, or use the release that wrote it",
         )
     return RoleMark(Role(role), int(epoch), parameters.get(BY, ""))
 
@@ -85,7 +85,7 @@ def may_dump_from(
     replicated on. draining: a fenced source's last changes are being fetched, by who fenced it."""
     if source.role is Role.REPLICA and not allow_replica:
         raise Refused(
-            f"{name} is a replica (epoch {source.epoch}): what it holds is another's, and may be behind it",
+            f"{name} is a replica (epoch {source.epoch}): its data is a copy, and may be behind",
             hint="dump from the primary; to replicate a replica on, say so with --allow-replica",
             details={"role": source.role.value, "epoch": source.epoch},
         )
@@ -120,7 +120,7 @@ def may_load_into(name: str, target: RoleMark, *, source_epoch: int | None = Non
     details: dict[str, object] = {"role": target.role.value, "epoch": target.epoch}
     if target.role is Role.PRIMARY:
         raise Refused(
-            f"{name} is the primary (epoch {target.epoch}): a load would overwrite what is written there",
+            f"{name} is the primary (epoch {target.epoch}): a load would overwrite changes there",
             hint="load into the replica; if this side is to be the replica again, use switchover or failback",
             details=details,
         )
@@ -154,7 +154,7 @@ def after_restore(target: RoleMark, name: str) -> RoleMark:
     and an epoch is never forgotten. Raises Refused for a fenced one."""
     if target.role is Role.FENCED:
         raise Refused(
-            f"{name} is fenced (epoch {target.epoch}): nothing is to be written there",
+            f"{name} is fenced (epoch {target.epoch}): writes there are not allowed",
             hint="restore into another database with --into",
         )
     return target if target.role is Role.PRIMARY else RoleMark(Role.NONE, target.epoch)

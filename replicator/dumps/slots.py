@@ -29,7 +29,7 @@ def confirmed(root: str, name: str) -> Slot | None:
     slot = find_slot(root, name)
     if slot is not None and slot.given_up:
         raise PinError(
-            f"slot {name}: was given up at {slot.given_up} as it lagged too far; what it needed may be gone",
+            f"slot {name}: was invalidated at {slot.given_up} because of its lag; files that it needs may have expired",
             hint=f"drop it (`replicator cm slots drop {name}`), then dump with it again: a bootstrap",
         )
     return None if slot is None or slot.awaits else slot

@@ -69,7 +69,7 @@ def plan(
                 if isinstance(each, Staying):
                     found.staying.append(each)
                 elif each.item.id in below:
-                    found.staying.append(Staying(each.item, f"{below[each.item.id]} lies in it, and is not due yet"))
+                    found.staying.append(Staying(each.item, f"{below[each.item.id]} is in it, and is not due yet"))
                 else:
                     wanted[each.removal].append(each)
             judged = remover.look(wanted)

@@ -18,7 +18,7 @@ from replicator.housekeeping.writing import NOT_ASKED, TABLES_STAY
 from replicator.metastore.client import MetastoreReader
 from replicator.removal.removal import Removal, depth
 
-UNCAPTURED = "the metastore says otherwise than the captured log: capture first"
+UNCAPTURED = "metastore and captured log disagree: capture first"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _filled(
 def decide(one: Item, facts: ObjectFacts, now: int, min_depth: int) -> Going | Staying:
     """Of an item that is due by the store."""
     if depth(one.place) < min_depth:
-        why = f"{one.path} lies {depth(one.place)} deep, and nothing above depth {min_depth} is removed"
+        why = f"{one.path} lies {depth(one.place)} deep, and no path above depth {min_depth} is removed"
         return Staying(one, why, SKIPPED, _removal(one, "path"))
     if one.detached:
         return Going(one, _removal(one, "path"))
@@ -149,7 +149,7 @@ def _removal(one: Item, what: str, *, drops: bool = False) -> Removal:
     if one.lifecycle == EXPIRED:
         reason = f"expired: made {iso(one.created)}, lives {one.delay}, ended {iso(one.cleanup)}"
         if one.detached:
-            reason += "; its object is gone"
+            reason += "; its object does not exist"
     else:
         reason = f"unreferenced since {iso(one.created)} (event {one.event}), kept {one.delay} until {iso(one.cleanup)}"
     return Removal(path=one.path, what=what, object=one.object, partition=one.partition, reason=reason, drops=drops)

@@ -99,7 +99,7 @@ def _depth(metastore: MetastoreReader, table: Table) -> int:
     if len(depths) > 1:
         raise Refused(
             f"{table.db}.{table.name}: its partitions lie {' and '.join(map(str, sorted(depths)))} names deep",
-            hint="move them to one depth: else nobody can tell a partition from what lies in one",
+            hint="move them to one depth: otherwise partitions cannot be distinguished from directories in them",
         )
     return depths.pop() if depths else len(table.partition_keys)
 

@@ -105,13 +105,13 @@ def _why(pair: Pair, *, ours: bool, known: bool, rescoped: bool, renamed: bool, 
     if rescoped:
         return "the policy's patterns changed"
     if narrower:
-        return "it came to its checkpoint with some of its tables only"
+        return "its checkpoint covers only some of its tables"
     if pair.target is None:
-        return "the target had it, and lost it" if known else "the target does not have it"
+        return "the target has lost it" if known else "the target lacks it"
     if pair.turned and not ours:
-        return "roles were turned, and it became a replica"
+        return "a role change made it a replica"
     if ours and (pair.position is None or pair.loading):
-        return "no load has come to its end"
+        return "none of its loads was completed"
     if ours:
-        return "the captured log does not reach back to its checkpoint"
-    return "the target has one that this policy did not make"
+        return "the captured log begins after its checkpoint"
+    return "the target's database was not created by this policy"

@@ -310,7 +310,7 @@ def _find_blocks(
     try:
         slot = find_slot(root.place, policy.slot) if root else None
         if slot is not None and slot.given_up:
-            report.warnings.append(f"slot {slot.name} was given up at {slot.given_up}: bytes may be gone")
+            report.warnings.append(f"slot {slot.name} was invalidated at {slot.given_up}: bytes may be gone")
         unfinished = memory.unfinished_role_change() if memory else None
     except Error as error:
         report.warnings.append(str(error))

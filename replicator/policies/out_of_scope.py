@@ -98,7 +98,7 @@ def _made_from(tables: Iterable[Table], root_id: str) -> list[Table]:
 def drop(out_of_scope: Sequence[OutOfScope], target: Metastore, root: ChangeRoot, runtime: Runtime) -> int:
     """Carries it out; returns how many files were recycled. `root`: the target's. May run twice."""
     recycled = 0
-    with acquire(root.place, "drop what left the policy") as lease:
+    with acquire(root.place, "drop out-of-scope replicas") as lease:
         for each in out_of_scope:
             work = Work(_plan(each), target, root.place, runtime, lease.check)
             Preparation(work).prepare()

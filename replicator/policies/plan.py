@@ -178,7 +178,7 @@ def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -
     if plan.policy_digest != _digest(_keys(steps.policy)):
         moved.append("the policy was edited")
     if plan.reverse != steps.direction.reverse:
-        moved.append("source and target have turned round")
+        moved.append("source and target have exchanged their roles")
     roles = _roles(steps)
     moved += [
         f"{name}: was {plan.roles.get(name, 'not there')}, is {roles.get(name, 'not there')}"
@@ -195,10 +195,10 @@ def _compare(plan: SyncPlan, steps: Steps, out_of_scope: Sequence[OutOfScope]) -
             continue  # one that was killed in the middle of this load had compared
         moved += _moved(each, steps)
     if plan.drop_left and not set(_drops(out_of_scope)) <= set(plan.drops):
-        moved.append(f"what left the policy is now {', '.join(_drops(out_of_scope)) or 'nothing'}")
+        moved.append(f"out-of-scope replicas are now {', '.join(_drops(out_of_scope)) or 'nothing'}")
     if moved:
         raise Refused(
-            f"the world has moved since the plan was made at {plan.made}: {'; '.join(moved[:5])}",
+            f"source or target have changed since the plan was made at {plan.made}: {'; '.join(moved[:5])}",
             hint=f"make a new plan: replicator plan {plan.policy} --out FILE",
             details={"moved": moved},
         )
@@ -229,7 +229,7 @@ def _moved(load: PlannedLoad, steps: Steps) -> list[str]:
         for key in sorted(load.steps.keys() | again.steps.keys())
         if load.steps.get(key) != again.steps.get(key)
     ]
-    return differing or [f"the target's files in {', '.join(load.databases)} are not what they were"]
+    return differing or [f"the target's files in {', '.join(load.databases)} have changed"]
 
 
 def _made_by(plan: SyncPlan, steps: Steps, name: str) -> bool:

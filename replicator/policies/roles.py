@@ -88,7 +88,7 @@ def set_role(
     if found != expect:
         raise Refused(
             f"{name} is {found}, not {expect}: somebody changed it meanwhile",
-            hint="look at both sides with `replicator role show`, and decide anew",
+            hint="run `replicator role show` on both sides, and decide again",
             details={"role": found.role.value, "epoch": found.epoch, "by": found.by},
         )
     if wanted == found and not force:

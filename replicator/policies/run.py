@@ -205,7 +205,7 @@ def _replicate(steps: Steps, work: RunWork, epochs: dict[str, int], report: Sync
         except BootstrapNeeded as error:
             if batch.bootstrap:
                 raise
-            steps.warnings.append(f"an increment was not enough: {error}")
+            steps.warnings.append(f"made a bootstrap instead of an increment: {error}")
             dumped = _dump_and_load(steps, DumpBatch(batch.databases, why=str(error)), epochs, report, "")
         ends.append(dumped.to_position)
     return ends

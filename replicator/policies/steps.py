@@ -271,7 +271,7 @@ class Steps:
         for root, side in sides:
 
             def once(root: str = root, side: Metastore = side) -> RetiredSwept:
-                with acquire(root, "sweep what snapshots replaced") as lease:
+                with acquire(root, "sweep retired directories") as lease:
                     delay = self.policy.publish_delay
                     return sweep_retired(root, side, delay, now=self.runtime.clock, check=lease.check)
 
@@ -337,7 +337,7 @@ class Steps:
         needs = _point(log, min(begins)) if begins else resolve_until(log, None)
         slot = find_slot(root, name)
         if slot is not None and slot.given_up:
-            self.warnings.append(f"slot {name} was given up at {slot.given_up}: it lagged too far behind")
+            self.warnings.append(f"slot {name} was invalidated at {slot.given_up}: it lagged too far behind")
             drop_slot(root, name)
             slot = None
         if slot is None:
@@ -346,7 +346,7 @@ class Steps:
             create_slot(root, Slot(name, needs.position, needs.event, created=now, confirmed=now, awaits=awaits))
         elif slot.position > needs.position and begins:
             self.warnings.append(
-                f"the target is at position {needs.position}, its slot was at {slot.position}: it was taken back"
+                f"the target is at position {needs.position}, its slot was at {slot.position}: it was moved back"
             )
             confirm_slot(root, name, needs.position, needs.event, now=self.runtime.clock, back=True)
 

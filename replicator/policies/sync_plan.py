@@ -99,7 +99,7 @@ def encode_plan(plan: SyncPlan) -> bytes:
 
 def read_plan(place: str) -> SyncPlan:
     """Raises FormatError for what is no plan of a version that this release knows."""
-    hint = "make it anew with `replicator plan POLICY --out FILE`"
+    hint = "make a new plan with `replicator plan POLICY --out FILE`"
     try:
         data = as_written(place).read_bytes()
         about = msgspec.json.decode(data, type=_Versioned)

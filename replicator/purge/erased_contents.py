@@ -16,7 +16,7 @@ from cmroot.store.place import join
 from replicator.purge.state import RunDirectory
 
 ERASED = "rows were erased from it"
-UNREAD = "it lay in a purged partition, and nobody has searched it"
+UNREAD = "it lay in a purged partition, and has not been searched"
 OLDER = "an older state of the table, which was not searched"
 
 

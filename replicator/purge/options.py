@@ -38,11 +38,11 @@ class PurgeOptions:
         properties: Mapping[str, str],
         attempts: int = 3,
     ) -> PurgeOptions:
-        """Raises UsageError when nobody says which ids to erase."""
+        """Raises UsageError when no table of ids is given."""
         if ids is None and "purger.complianceIdTable" in properties:
             ids = f"{properties['purger.complianceIdTable']}:{properties.get('purger.complianceId', '')}"
         if not ids:
-            raise UsageError("nobody says which ids to erase", hint="give --ids db.table:column")
+            raise UsageError("no table of ids is given", hint="give --ids db.table:column")
         return cls(
             ids,
             whitelist or properties.get("dataset.whitelist") or "",

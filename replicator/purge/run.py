@@ -164,14 +164,14 @@ class Purge(Job[Onboarded, Purged]):
         hint = "look at the plan with --dry-run; if it is right, raise the limit for this run"
         if limits.max_share is not None and total and touched / total > limits.max_share:
             raise Refused(
-                f"{touched:,} of {total:,} partitions would be written anew, {touched / total:.0%}; one run may"
+                f"{touched:,} of {total:,} partitions would be rewritten, {touched / total:.0%}; one run may"
                 f" {limits.max_share:.0%}",
                 hint=hint,
                 details={"partitions": touched, "total": total},
             )
         if limits.max_bytes is not None and size > limits.max_bytes:
             raise Refused(
-                f"{size:,} bytes would be written anew; one run may {limits.max_bytes:,}",
+                f"{size:,} bytes would be rewritten; one run may {limits.max_bytes:,}",
                 hint=hint,
                 details={"bytes": size},
             )

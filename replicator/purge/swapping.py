@@ -120,7 +120,7 @@ def flip(metastore: Metastore, table: Table, wanted: dict[str, tuple[Part, Table
         except CommitOutcomeUnknown:
             there = locations_now(metastore, table, list(going))
             lost = [name for name, (_, obj) in going.items() if there.get(name) != obj.location]
-            changed |= dict.fromkeys(lost, "the metastore went away during the swap, and it did not happen")
+            changed |= dict.fromkeys(lost, "the metastore went away during the swap, which it did not execute")
             going = {name: pair for name, pair in going.items() if name not in changed}
         except MetastoreError as error:
             if error.transient:

@@ -281,7 +281,7 @@ class TableWork:
         changed: dict[str, str] = {}
         for name, each in list(going.items()):
             if look_at(each.staging.part.location).digest != digests[each.staging.part.location]:
-                changed[name] = "its files changed while they were written anew"
+                changed[name] = "its files changed during the rewrite"
                 del going[name]
         for name, proved in prove(self.ids.session, onboarded, [each.staging for each in going.values()]).items():
             done.files_proved += proved.files

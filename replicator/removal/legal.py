@@ -126,7 +126,7 @@ def add_hold(root: str, hold: LegalHold) -> None:
     guard_names(root, "legal")  # a lost directory must not be there again as if it had been empty
     body = msgspec.json.format(msgspec.json.encode(hold), indent=2) + b"\n"
     if not _place(root, hold.name).create_exclusive(body):
-        raise Exists(f"legal hold {hold.name}: there is one of this name", hint="choose another, or release it first")
+        raise Exists(f"legal hold {hold.name}: it exists already", hint="choose another, or release it first")
 
 
 def release_hold(root: str, name: str) -> None:
@@ -141,7 +141,7 @@ def _place(root: str, name: str) -> Place:
 
 
 def _decode(data: bytes, path: str) -> LegalHold:
-    hint = "restore the file from a copy of the root, or release the hold by its name if nobody needs it"
+    hint = "restore the file from a copy of the root, or release the hold by its name if it is not needed"
     try:
         hold = msgspec.json.decode(data, type=LegalHold)
         if hold.until:

@@ -115,9 +115,9 @@ class _Rules:
         try:
             path = resolved(removal.path) if removal.path else ""
         except (Error, OSError) as error:
-            return f"nobody can tell where {removal.path} leads: {error}"
+            return f"cannot resolve {removal.path}: {error}"
         if path and depth(path) < self._min_depth:
-            return f"{removal.path} lies {depth(path)} deep, and nothing above depth {self._min_depth} is removed"
+            return f"{removal.path} lies {depth(path)} deep, and no path above depth {self._min_depth} is removed"
         for place, real in self._protected:
             if path and touches(path, real):
                 return f"{place} is protected"
@@ -137,13 +137,14 @@ def refuse_counts(count: int, size: int, limits: Limits, total: int, noun: str) 
     """The same for a plan that is too large for memory: `count` removals of `size` bytes together."""
     if limits.max_share is not None and total and count / total > limits.max_share:
         raise Refused(
-            f"{count:,} of {total:,} {noun} would go, {count / total:.0%}; one run may remove {limits.max_share:.0%}",
+            f"{count:,} of {total:,} {noun} would be removed, {count / total:.0%}; one run may remove "
+            f"{limits.max_share:.0%}",
             hint="look at the plan with --dry-run; if it is right, raise --max-share for this run",
             details={"removals": count, "total": total, "max_share": limits.max_share},
         )
     if limits.max_bytes is not None and size > limits.max_bytes:
         raise Refused(
-            f"{size:,} bytes would go; one run may remove {limits.max_bytes:,}",
+            f"{size:,} bytes would be removed; one run may remove {limits.max_bytes:,}",
             hint="look at the plan with --dry-run; if it is right, raise --max-bytes for this run",
             details={"bytes": size, "max_bytes": limits.max_bytes},
         )

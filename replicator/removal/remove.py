@@ -117,7 +117,7 @@ class Remover:
         if is_local(removal.path):
             status = status_of(local_path(removal.path), follow=False)
             if status is not None and stat.S_ISLNK(status.st_mode):
-                return f"{removal.path} is a symbolic link; what it leads to is somebody else's"
+                return f"{removal.path} is a symbolic link; its target is not part of this path"
         try:
             refuse_root(self.root, removal.path)
         except Protected as error:

@@ -3,7 +3,7 @@
     fence        the old side is `fenced`, at an epoch below the new primary's
     own          its own changes, which were never replicated, are captured, listed, and held in its `$cmroot`
     demote       it is `replica`, of the other direction
-    difference   what differs is copied back, and what it held instead goes to its `$cmroot`
+    difference   differences are copied back, and what it held instead goes to its `$cmroot`
     slots        the policy's slot is at the new primary, and no more at the old one
 
 Which changes are its own: those after the checkpoints that the failover recorded. The hold keeps its whole state as it
@@ -122,7 +122,7 @@ def _direction(sides: Sides, memory: Memory, change: RoleChange | None) -> Direc
     there = [pair.target_mark for pair in forwards.matching if pair.target_mark.role is Role.PRIMARY]
     if not here and not there:
         raise Refused(
-            f"policy {sides.policy.name}: neither side is the primary, so there is nothing to come back to",
+            f"policy {sides.policy.name}: neither side is the primary, so there is no primary to replicate from",
             hint=f"if the other side is lost: `replicator failover {sides.policy.name}`",
         )
     newest = max((mark.epoch for mark in here), default=-1), max((mark.epoch for mark in there), default=-1)
@@ -157,7 +157,8 @@ def _refuse(direction: Direction, last: LastFailover | None) -> None:
     ]
     if wrong:
         raise Refused(
-            f"not the primary: {'; '.join(wrong[:5])}", hint="complete the turn that was begun, then run this again"
+            f"not the primary: {'; '.join(wrong[:5])}",
+            hint="complete the role change that was begun, then run this command again",
         )
     if (
         last is not None
@@ -167,7 +168,7 @@ def _refuse(direction: Direction, last: LastFailover | None) -> None:
         raise Refused(
             f"the last failover made {direction.target.uri} the primary, but {direction.source.uri} has the higher "
             "epoch",
-            hint="`replicator role show` on both sides tells who changed it; `role set` with a higher epoch says who "
+            hint="`replicator role show` on both sides shows who changed it; `role set` with a higher epoch says who "
             "is right",
         )
 
@@ -196,7 +197,7 @@ class _Failback:
             Action("fence", "the old primary may not be replicated", self.fence),
             Action("own", "its own changes are captured, listed and held", self.own),
             Action("demote", "it is the replica", self.demote),
-            Action("difference", "what differs is copied back", self.difference),
+            Action("difference", "differences are copied back", self.difference),
             Action("slots", "the policy's slot is at the new primary", self.slots),
         ]
 
@@ -331,7 +332,7 @@ class _Failback:
         report.bytes_copied = by_name["difference"]["bytes_copied"]
         report.warnings += by_name["difference"]["warnings"]
         for name in by_name["demote"]["alone"]:
-            report.warnings.append(f"{name} is only at {direction.target.uri}: it stays there, and is nobody's")
+            report.warnings.append(f"{name} exists only at {direction.target.uri}: it stays there, without a role")
         for name in by_name["own"]["unknown"]:
             report.warnings.append(
                 f"{name}: it is not known up to where it was replicated; its whole state is held, and what differed "

@@ -2,7 +2,7 @@
 
     fence     the lost primary is `fenced`, if its metastore answers; nobody waits for it
     finish    loads that were interrupted are completed from their dumps, or reported as what is between two states
-    loss      the report of what the replica was never given
+    loss      the report of changes that the replica lacks
     promote   the replica is `primary`, at an epoch above every one that is known
     slots     the policy's slot is at the new primary
 
@@ -196,7 +196,7 @@ class _Failover:
         return [
             Action("fence", "the lost primary, if it answers", self.fence),
             Action("finish", "loads that were interrupted", self.finish),
-            Action("loss", "what the replica was never given", self.loss),
+            Action("loss", "changes that the replica lacks", self.loss),
             Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
             Action("slots", "the policy's slot is at the new primary", self.slots),
         ]
@@ -234,7 +234,7 @@ class _Failover:
         if found.between and not self.options.accept_partial:
             tables = [each["table"] for each in found.between]
             raise Refused(
-                f"policy {self.sides.policy.name}: an interrupted load has left "
+                f"policy {self.sides.policy.name}: an interrupted load left "
                 f"{count_text(len(tables), 'table')} between two states, and cannot be "
                 f"completed ({'; '.join(found.reasons)}): {', '.join(tables[:10])}",
                 hint="--allow-partial goes on with them as they are; `details` lists what each holds",
@@ -286,6 +286,6 @@ class _Failover:
         report.warnings = list(report.loss["warnings"])
         if why := by_name["fence"].get("why"):
             report.warnings.append(
-                f"the lost primary was not fenced ({why}): when it comes back, nobody may write there before failback"
+                f"the lost primary was not fenced ({why}): when it answers again, its writers must stop until failback"
             )
         return report

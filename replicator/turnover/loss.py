@@ -195,7 +195,7 @@ def _checkpoints(
                 found.completes = True
                 found.event, found.position, found.time = dump.end.event, dump.end.position, dump.end.time
         if found.position is None:
-            report.warnings.append(f"{pair.replica}: no load has come to its end, nothing tells what it lacks")
+            report.warnings.append(f"{pair.replica}: none of its loads was completed, so its losses are unknown")
             continue
         after[pair.name] = found.position
         if found.time is None and log:
@@ -272,8 +272,8 @@ def _unknown(report: Loss, memory: Memory, now: float) -> None:
     if report.source_event is not None:
         report.unknown_after_event = report.source_event
         report.warnings.append(
-            "its metastore answers: a switchover would lose nothing; what left no event since the last capture is "
-            "unknown"
+            "its metastore answers: a switchover would lose nothing; changes without an event since the last capture "
+            "are unknown"
         )
     else:
         report.unknown_after_event = report.captured_event or min(events, default=None)

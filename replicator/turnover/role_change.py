@@ -221,7 +221,7 @@ def give(metastore: Metastore, db: str, role: Role, epoch: int, *, instead_of: S
     if found.role not in instead_of or found.epoch > epoch:
         raise Refused(
             f"{label(metastore, db)} is {found}, it cannot become {wanted}: somebody else changed its role",
-            hint="look at both sides with `replicator role show`; if nobody else turns roles, `role set` repairs it",
+            hint="run `replicator role show` on both sides; if nobody else changes roles, `role set` repairs it",
             details={"role": found.role.value, "epoch": found.epoch, "by": found.by},
         )
     set_role(metastore, db, wanted, expect=found, settle=NO_WAIT)

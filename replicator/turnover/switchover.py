@@ -58,7 +58,7 @@ def switchover(sides: Sides, options: SwitchoverSettings | None = None, *, dry_r
         change = unfinished(kept.memory, VERB)
         if change is not None and change.detail.get("aborting"):
             raise Refused(
-                f"policy {sides.policy.name}: this switchover is being taken back",
+                f"policy {sides.policy.name}: this switchover is being aborted",
                 hint=f"run `replicator switchover {sides.policy.name} --abort` again, it completes",
             )
         report = RoleChanged(sides.policy.name, VERB)
@@ -78,7 +78,7 @@ def switchover(sides: Sides, options: SwitchoverSettings | None = None, *, dry_r
             raise Refused(
                 f"policy {sides.policy.name}: a switchover to the other side was begun at {change.started} by "
                 f"{change.by}",
-                hint="complete it first (without --to), or take it back with --abort",
+                hint="complete it first (without --to), or abort it with --abort",
             )
         elif dry_run:
             return _planned(report, change, sides)

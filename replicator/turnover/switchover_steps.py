@@ -70,7 +70,7 @@ class SwitchoverSteps:
             Action("verify", "the replica is at the newest position", self.verify),
             Action("promote", f"the replica is the primary at epoch {self.promoted}", self.promote),
             Action("demote", "the old primary is the replica", self.demote),
-            Action("late", "what came after the drain", self.late),
+            Action("late", "changes after the drain", self.late),
             Action("slots", "the policy's slot is at the new primary", self.slots),
         ]
 
@@ -131,7 +131,7 @@ class SwitchoverSteps:
         if wrong:
             raise Refused(
                 f"policy {self.sides.policy.name}: the replica is not the primary's equal: {'; '.join(wrong[:5])}",
-                hint="nothing was flipped: take it back with --abort, then look with `replicator verify`",
+                hint="no role was changed: abort with --abort, then run `replicator verify`",
                 details={"differences": wrong},
             )
         return {"position": newest.position, "event": newest.event}
@@ -206,5 +206,5 @@ class SwitchoverSteps:
             tables = ", ".join(each["table"] for each in late["tables"][:10])
             report.warnings.append(
                 f"{late['changes']} changes were made to the old primary after the drain, in {tables}: they are kept "
-                f"in {direction.root.place}, and the next run takes them away there"
+                f"in {direction.root.place}, and the next run removes them there"
             )

@@ -475,7 +475,7 @@ def event(number: int, age: float = 0) -> NotificationEvent:
         (Reach(9, event(1), 12, None, timedelta(days=1)), "critical", "another metastore"),
         (Reach(9, event(7), 3, event(7), timedelta(days=1)), "critical", "events 4 to 6 were cleaned"),
         (Reach(9, None, 3, None, timedelta(days=1)), "critical", "events 4 to 9 were cleaned"),
-        (Reach(9, event(1), 3, event(4, 60), None), "ok", "does not tell"),
+        (Reach(9, event(1), 3, event(4, 60), None), "ok", "does not report"),
         (Reach(9, event(1), 3, event(4, 60), timedelta(minutes=8)), "warning", "a run begins only every 5 min"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -314,7 +314,7 @@ def test_a_slot_is_given_up_only_when_told_to(fixture: Kept, capsys: pytest.Capt
     assert "INVALIDATED" in text and "slot dr" in text
     given = fixture.expire("--max-slot-lag", "0s")
     assert [each["slot"] for each in given["given_up"]] == ["dr"] and given["removed_entries"] == 1
-    assert "given up" in people(capsys, fixture, "slots")
+    assert "invalidated" in people(capsys, fixture, "slots")
     assert fixture.cm("slots", "confirm", "dr", "--at", fixture.captured()).error == "PinError"
 
 

@@ -59,9 +59,9 @@ def test_the_configuration_guards_a_load_from_python_too(fixture: ReplicationFix
     (fixture.source.home / "t" / "one").unlink()
     assert fixture.dump(since=fixture.last).code == 0
     guarded = of_load(fixture) | {"config": names(fixture, guard={"max_share": 0.01})}
-    with pytest.raises(Refused, match="would go"):
+    with pytest.raises(Refused, match="would be removed"):
         replicator.load(**guarded)
-    with pytest.raises(Refused, match="would go"):
+    with pytest.raises(Refused, match="would be removed"):
         replicator.load(**of_load(fixture), max_bytes=1)
     keys = tmp_path / "keys"
     keys.touch(0o600)

@@ -104,7 +104,7 @@ def test_a_share_is_one_of_the_runs_own_places(
         fixture.table(f"t{number}", kind=EXTERNAL, properties={**EXPIRED, **DROPS})
     fixture.table("young")
     fixture.run()
-    with pytest.raises(Refused, match=r"3 of 4 places of the databases that are captured would go, 75%"):
+    with pytest.raises(Refused, match=r"3 of 4 places of the databases that are captured would be removed, 75%"):
         fixture.run(31, limits=Limits(max_share=0.5))
     assert fixture.run(31, limits=Limits(max_share=0.75)).removed == 3
 

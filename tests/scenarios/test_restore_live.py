@@ -63,7 +63,7 @@ def test_forced_into_a_replica_it_is_one_no_more(then: RestoreFixture) -> None:
     answer = restore(fixture, then.event, *replica, target=fixture.target_uri)
     assert answer.code == 0 and "replica" in answer.output["warnings"][0]
     assert not differences(then.state(uri=fixture.target_uri), then.before)
-    fails(fixture.load(), 6, "Refused", "not made by replication")
+    fails(fixture.load(), 6, "Refused", "not created by replication")
 
 
 def test_a_dropped_database_comes_back_under_its_own_name(then: RestoreFixture) -> None:

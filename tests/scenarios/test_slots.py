@@ -154,7 +154,7 @@ def test_a_slot_that_was_given_up_is_refused_before_anything_is_captured(fixture
     give_up_slot(str(fixture.cmroot), SLOT, now=lambda: 1_800_000_000)
     refused = fixture.dump("--slot", SLOT)
     assert (refused.code, refused.error) == (2, "PinError")
-    assert "given up" in refused.message and "slots drop" in refused.output["hint"]
+    assert "invalidated" in refused.message and "slots drop" in refused.output["hint"]
 
 
 def test_a_name_that_cannot_be_one_is_refused(fixture: ReplicationFixture) -> None:

@@ -220,7 +220,7 @@ def test_taking_back_that_was_killed_is_completed_and_nothing_else_goes_on(pair:
     assert run_with(Fault("after", "thrift", "alter database"), [*arguments, "--abort"]).killed
     assert {roles(pair)[db] for db in ("a", "b")} == {"primary at epoch 3", "fenced at epoch 2"}
     answer = command(*arguments)
-    assert answer.code == 6 and "taken back" in answer.message
+    assert answer.code == 6 and "aborted" in answer.message
     assert command(*arguments, "--abort").code == 0
     assert {roles(pair)[db] for db in ("a", "b")} == {"primary at epoch 3"}
 

@@ -32,7 +32,7 @@ def pair(pair: Replication) -> Replication:
 def test_a_policy_is_whole_first_then_increments_then_nothing_new(pair: Replication) -> None:
     first = pair.sync()
     assert (first.status, first.kind, first.files_copied) == ("synced", "bootstrap", 1)
-    assert first.bootstrapped == {f"{pair.name}_a": "the target does not have it"}
+    assert first.bootstrapped == {f"{pair.name}_a": "the target lacks it"}
     pair.is_same()
     pair.db("a").write("t", {"second": "2"})
     second = pair.sync()
@@ -53,7 +53,7 @@ def test_a_new_database_is_bootstrapped_beside_the_others_increment(pair: Replic
     pair.db("a").write("t", {"second": "2"})
     pair.db("b").table("u", {"first": "1"})
     run = pair.sync()
-    assert run.bootstrapped == {f"{pair.name}_b": "the target does not have it"}
+    assert run.bootstrapped == {f"{pair.name}_b": "the target lacks it"}
     assert (len(run.dumps), run.files_copied) == (2, 2)
     pair.is_same("a", "b")
     slot = find_slot(str(pair.here / "cmroot"), pair.name)
@@ -84,7 +84,7 @@ def test_a_replica_that_was_dropped_by_hand_is_made_again_and_said_to_be(pair: R
     pair.replica("a").drop("t")
     pair.target.drop_database(f"{pair.name}_a")
     run = pair.sync()
-    assert run.bootstrapped == {f"{pair.name}_a": "the target had it, and lost it"}
+    assert run.bootstrapped == {f"{pair.name}_a": "the target has lost it"}
     pair.is_same("a", "b")
 
 
@@ -93,7 +93,7 @@ def test_a_table_dropped_on_the_target_comes_back_when_the_source_changes_it(pai
     pair.replica("a").drop("t")
     pair.db("a").write("t", {"second": "2"})
     run = pair.sync()
-    assert run.kind == "bootstrap" and any("not enough" in text for text in run.warnings)
+    assert run.kind == "bootstrap" and any("instead of an increment" in text for text in run.warnings)
     pair.is_same()
 
 
@@ -101,7 +101,7 @@ def test_a_table_made_by_hand_under_a_replicated_name_is_refused_and_taken_over_
     pair.sync()
     pair.replica("a").table("mine", {"own": "own"})
     pair.db("a").table("mine", {"first": "1"})
-    with pytest.raises(Refused, match=r"mine of the target was not made by replication"):
+    with pytest.raises(Refused, match=r"mine of the target was not created by replication"):
         pair.sync()
     last = pair.memory.runs().last
     assert last and last.status == "failed" and "mine" in last.error
@@ -115,7 +115,7 @@ def test_data_that_the_target_has_is_adopted_without_a_copy(pair: Replication) -
     replica = pair.replica("a")
     replica.create()
     replica.table("t", {"first": "1"})
-    with pytest.raises(Refused, match="not made by replication"):
+    with pytest.raises(Refused, match="not created by replication"):
         pair.sync()
     run = pair.sync(adopt=True)
     assert (run.files_copied, run.bytes_copied, run.files_skipped) == (0, 0, 1)
@@ -317,7 +317,7 @@ def test_a_slot_that_was_given_up_or_dropped_is_made_again(pair: Replication) ->
     root = str(pair.here / "cmroot")
     give_up_slot(root, pair.name, now=time.time)
     pair.db("a").write("t", {"second": "2"})
-    assert any("given up" in text for text in pair.sync().warnings)
+    assert any("invalidated" in text for text in pair.sync().warnings)
     drop_slot(root, pair.name)
     pair.db("a").write("t", {"third": "3"})
     run = pair.sync()

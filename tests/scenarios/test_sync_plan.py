@@ -191,6 +191,6 @@ def test_lag_beyond_the_goal_is_late_and_a_failed_run_is_what_blocks(pair: Repli
     pair.replica("a").table("u", {"file": "mine"})
     assert run(pair, "sync", pair.name).code == 6
     output = run(pair, "lag", pair.name).output
-    assert output["status"] == "blocked" and "not made by replication" in output["blocks"][0]
+    assert output["status"] == "blocked" and "not created by replication" in output["blocks"][0]
     runs = run(pair, "history", pair.name).output["runs"]
     assert [each["status"] for each in runs] == ["failed", "done"]

@@ -100,7 +100,7 @@ def _held(held: dict[str, Any] | None) -> tuple[str, str]:
 
 def _remark(slot: Any) -> str:
     if slot.given_up:
-        return f"given up at {slot.given_up}"
+        return f"invalidated at {slot.given_up}"
     return f"awaits {slot.awaits}" if slot.awaits else slot.consumer
 
 

@@ -174,7 +174,7 @@ def _brought_back(root: str, backup: Backup) -> int:
     if backup.unit.backup == "kept":
         return 0
     if not backup.unit.recycled_by:
-        raise FilesMissing(f"{backup.place}: nobody knows who removed it", hint="look into `replicator cm find`")
+        raise FilesMissing(f"{backup.place}: no removal of it is recorded", hint="look into `replicator cm find`")
     back = bring_back(root, backup.unit.recycled_by, path=normal(backup.place))
     if back.lost:
         path, why = next(iter(back.lost.items()))

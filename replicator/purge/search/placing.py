@@ -30,7 +30,7 @@ def by_part(parts: Sequence[Part], counts: Mapping[str, int], *, escaped: bool) 
         place = place_of(file, escaped=escaped)
         location = next((above for above in _above(place) if above in locations), None)
         if location is None:
-            raise Unplaced(f"{place} has rows with an id, and lies in no partition")
+            raise Unplaced(f"{place} has rows with an id, but is in no partition")
         found.setdefault(locations[location], {})[place[len(location) :].lstrip("/")] = (file, rows)
     return found
 

@@ -78,14 +78,14 @@ def excess(plan: Plan, weight: Weight, brake: Brake) -> Refused | None:
     )
     if brake.max_share is not None and had and lost / had > brake.max_share:
         return Refused(
-            f"{lost:,} of {had:,} bytes of the replica would go, {lost / had:.0%}; one load may take away "
+            f"{lost:,} of {had:,} bytes of the replica would be removed, {lost / had:.0%}; one load may remove "
             f"{brake.max_share:.0%} ({some})",
             hint=hint.format("--max-share"),
             details={**details, "max_share": brake.max_share},
         )
     if brake.max_bytes is not None and lost > brake.max_bytes:
         return Refused(
-            f"{lost:,} bytes of the replica would go; one load may take away {brake.max_bytes:,} ({some})",
+            f"{lost:,} bytes of the replica would be removed; one load may remove {brake.max_bytes:,} ({some})",
             hint=hint.format("--max-bytes"),
             details={**details, "max_bytes": brake.max_bytes},
         )

@@ -102,7 +102,7 @@ def _refuse_foreign(metadata: DumpMetadata, name: str, there: TargetDatabase) ->
         return
     if there.source is None and not there.empty:
         raise Refused(
-            f"database {name} of the target was not made by replication and holds "
+            f"database {name} of the target was not created by replication and holds "
             f"{count_text(len(there.tables), 'table')}",
             hint="load into another name with --rename-db, or --overwrite to replace what the dump also has",
         )

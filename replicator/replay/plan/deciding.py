@@ -177,7 +177,7 @@ def _plan_continued(plan: Plan, step: TablePlan, before: Table | None, there: Ta
         step.exists = True
     elif not whole:
         raise BootstrapNeeded(
-            f"the target lacks table {'.'.join(old)}, which the dump's changes build on",
+            f"the target lacks table {'.'.join(old)}, which the dump's changes require",
             hint="it was dropped on the target, or never loaded: load a bootstrap dump",
         )
     known = before or there
@@ -204,7 +204,7 @@ def _plan_dropped_databases(plan: Plan, target: Mapping[str, TargetDatabase]) ->
             position = table_position(table)
             if position is None:
                 raise Refused(
-                    f"database {db} was dropped at the source, and {table.db}.{table.name} was not made by replication",
+                    f"database {db} was dropped at the source, and replication did not create {table.db}.{table.name}",
                     hint="move that table elsewhere, then load again",
                 )
             if (table.db, table.name) not in kept | dropped and position < at:

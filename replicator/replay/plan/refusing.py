@@ -15,14 +15,14 @@ def refuse_table(plan: Plan, there: Table) -> None:
     position = table_position(there)
     if position is None:
         raise Refused(
-            f"table {there.db}.{there.name} of the target was not made by replication",
+            f"table {there.db}.{there.name} of the target was not created by replication",
             hint="rename or drop it, or --overwrite to let the load replace it (its data goes to the target's $cmroot)",
         )
     if position > plan.metadata.end.position:
         raise Refused(
             f"table {there.db}.{there.name} of the target is at position {position}, newer than the dump's end "
             f"{plan.metadata.end.position}",
-            hint="load a newer dump, or --overwrite to take it back to this one",
+            hint="load a newer dump, or --overwrite to return to this one",
         )
 
 
