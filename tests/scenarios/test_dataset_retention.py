@@ -277,7 +277,7 @@ def test_holds_protected_places_depth_and_links_are_refused_and_told(lake: Lake)
     assert lake.dirs() >= {"d/held", "d/shielded"} and "d/free" not in lake.dirs()
     assert (done["ignored"], done["failed"][0]["why"].startswith("a symbolic link")) == (1, True)
     done = lake.run(config, "--min-depth", "50", code=3)
-    assert all("nothing above depth 50" in each["why"] or "legal" in each["why"] for each in done["refused"])
+    assert all("no path above depth 50" in each["why"] or "legal" in each["why"] for each in done["refused"])
 
 
 def test_neither_cmroot_nor_the_config_store_is_ever_removed(lake: Lake) -> None:
