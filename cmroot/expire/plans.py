@@ -79,13 +79,8 @@ def new_plan(root: str, moment: float) -> PlanDirectory:
 def write_part(place: Place, kind: str, prefix: str, rows: pa.Table) -> str:
     """Write a part under a fresh name, as a task may run twice; the name counts once its writer returned it."""
     name = f"{kind}-{prefix}-{uuid.uuid4().hex[:12]}.parquet"
-    path = place / name
-    if path.local:
-        with naming(path.local):  # nothing is synced: a plan does not outlive its process
-            pq.write_table(rows, path.local, compression="zstd")
-    else:
-        with path.open_write() as file:
-            pq.write_table(rows, file, compression="zstd")
+    with (place / name).open_write(durable=False) as file:  # a plan does not outlive its process
+        pq.write_table(rows, file, compression="zstd")
     return name
 
 

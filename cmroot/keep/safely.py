@@ -77,12 +77,8 @@ def files_at(place: str) -> Iterator[tuple[str, FileState]]:
 
 
 def _objects_at(place: str) -> Iterator[tuple[str, FileState]]:
-    store = FsspecStore(place)
-    prefix = store.key(place).rstrip("/") + "/"
-    for key, info in store.tree(place).items():
-        name = key[len(prefix) :]
-        is_file = key.startswith(prefix) and name and not name.endswith("/") and info.get("type") != "directory"
-        if is_file:
+    for name, info in FsspecStore(place).below(place):
+        if not name.endswith("/") and info.get("type") != "directory":
             yield name, object_state(name, info)
 
 

@@ -107,18 +107,9 @@ def _local(directory: str) -> _Found:
 
 
 def _objects(place: str) -> _Found:
-    store = FsspecStore(place)
-    key = store.key(place).rstrip("/")
-    with naming(place):
-        try:
-            listed: list[dict[str, Any]] = store.filesystem.ls(key, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-    found: _Found = []
-    for info in listed:
-        name = str(info["name"]).rstrip("/").rpartition("/")[2]
-        if str(info["name"]).rstrip("/") == key:  # the directory's own marker
-            continue
-        size = int(info["size"]) if info.get("type") == "file" else None
-        found.append((name, size, object_time_ns(info) or None, 1))
-    return found
+    try:
+        listed = FsspecStore(place).directly_below(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    sizes = ((name, int(info["size"]) if info.get("type") == "file" else None, info) for name, info in listed)
+    return [(name, size, object_time_ns(info) or None, 1) for name, size, info in sizes]

@@ -64,7 +64,7 @@ class LocalStore:
             return open(local_path(path), "rb")
 
     @contextlib.contextmanager
-    def open_write(self, path: str) -> Iterator[BinaryIO]:
+    def open_write(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         target = local_path(path)
         with naming(path):
             self.mkdirs(os.path.dirname(target))
@@ -72,14 +72,16 @@ class LocalStore:
             try:
                 with open(staged, "xb", buffering=1 << 18) as file:
                     yield file
-                    file.flush()
-                    os.fsync(file.fileno())
+                    if durable:
+                        file.flush()
+                        os.fsync(file.fileno())
                 os.replace(staged, target)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(staged)
                 raise
-            sync_directory(os.path.dirname(target))
+            if durable:
+                sync_directory(os.path.dirname(target))
 
     def exists(self, path: str) -> bool:
         return status_of(local_path(path)) is not None

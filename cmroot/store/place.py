@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from cmroot.errors import UnknownPlace
 from cmroot.store.local import Child, Children, LocalStore, Names
@@ -17,69 +17,7 @@ from cmroot.store.remote import FsspecStore
 from cmroot.store.spelling import is_local, join, local_path, name_of, normal, parent, scheme, split_authority
 from cmroot.text import unsafe
 
-__all__ = [
-    "Place",
-    "Store",
-    "is_local",
-    "join",
-    "local_path",
-    "name_of",
-    "normal",
-    "parent",
-    "scheme",
-    "split_authority",
-]
-
-
-class Store(Protocol):
-    """What this package asks of a store. Paths are whole places. A missing file is FileNotFoundError."""
-
-    def read_bytes(self, path: str) -> bytes: ...
-
-    def write_bytes(self, path: str, data: bytes) -> None:
-        """Publish a file: readers see the old content or the new, never a part. Parents are created."""
-
-    def create_exclusive(self, path: str, data: bytes) -> bool:
-        """Publish a file only if the name is free; True for exactly one of several callers."""
-
-    def open_read(self, path: str) -> BinaryIO: ...
-
-    def open_write(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Write a file piece by piece: published when the block ends, nothing left when it raises."""
-
-    def exists(self, path: str) -> bool:
-        """False only when the store says that there is nothing; an answer that cannot be had is raised."""
-
-    def size(self, path: str) -> int: ...
-
-    def list(self, path: str) -> Names:
-        """Names directly below, sorted, without those being written; [] when there is no such directory."""
-
-    def find(self, path: str) -> Names:
-        """Relative names of all files below, sorted, without those being written; [] when there is none."""
-
-    def children(self, path: str) -> Children:
-        """What is directly below, sorted, without files being written. Raises FileNotFoundError when there is no such
-        directory, NotWritable for one that may not be read."""
-
-    def child(self, path: str) -> Child | None:
-        """One name by itself; None when nothing is there."""
-
-    def move(self, path: str, target: str) -> None:
-        """Give a file another name in the same store, replacing what is there. Object stores copy, then remove."""
-
-    def remove(self, path: str) -> None:
-        """Remove a file; a missing one is no error, so it may run twice."""
-
-    def remove_tree(self, path: str) -> None:
-        """Remove a directory and all below; a missing one is no error, so it may run twice."""
-
-    def mkdirs(self, path: str, *, private: bool = False) -> None:
-        """Make a directory and its parents; nothing to do on an object store. `private`: that only its owner may enter,
-        unless it is there: its mode may have been chosen."""
-
-    def sync(self, path: str) -> None:
-        """Make everything written so far on this place's filesystem durable; nothing to do on an object store."""
+__all__ = ["Place", "is_local", "join", "local_path", "name_of", "normal", "parent", "scheme", "split_authority"]
 
 
 _LOCAL = LocalStore()
@@ -131,7 +69,7 @@ class Place:
         return Place(parent(self.text))
 
     @property
-    def store(self) -> Store:
+    def store(self) -> LocalStore | FsspecStore:
         return _LOCAL if self.local else FsspecStore(self.text)
 
     def same_store(self, other: Place) -> bool:
@@ -142,54 +80,70 @@ class Place:
         """Whether this is the other, or lies below it, by their names: links are not followed (see `resolve`)."""
         return f"{self.normal}/".startswith(f"{other.normal.rstrip('/')}/")
 
-    # What `Store` says of each
+    # Both stores have these, by whole paths. A missing file is FileNotFoundError.
 
     def read_bytes(self) -> bytes:
         return self.store.read_bytes(self._path)
 
     def write_bytes(self, data: bytes) -> None:
+        """Publish a file: readers see the old content or the new, never a part. Parents are created."""
         self.store.write_bytes(self._path, data)
 
     def create_exclusive(self, data: bytes) -> bool:
+        """Publish a file only if the name is free; True for exactly one of several callers."""
         return self.store.create_exclusive(self._path, data)
 
     def open_read(self) -> BinaryIO:
         return self.store.open_read(self._path)
 
-    def open_write(self) -> AbstractContextManager[BinaryIO]:
-        return self.store.open_write(self._path)
+    def open_write(self, *, durable: bool = True) -> AbstractContextManager[BinaryIO]:
+        """Write a file piece by piece: published when the block ends, nothing left when it raises. Not `durable`: it
+        survives no crash before a `sync`."""
+        return self.store.open_write(self._path, durable=durable)
 
     def exists(self) -> bool:
+        """False only when the store says that there is nothing; an answer that cannot be had is raised."""
         return self.store.exists(self._path)
 
     def size(self) -> int:
         return self.store.size(self._path)
 
     def list(self) -> Names:
+        """Names directly below, sorted, without those being written; [] when there is no such directory."""
         return self.store.list(self._path)
 
     def find(self) -> Names:
+        """Relative names of all files below, sorted, without those being written; [] when there is none."""
         return self.store.find(self._path)
 
     def children(self) -> Children:
+        """What is directly below, sorted, without files being written. Raises FileNotFoundError when there is no such
+        directory, NotWritable for one that may not be read."""
         return self.store.children(self._path)
 
     def child(self) -> Child | None:
+        """One name by itself; None when nothing is there."""
         return self.store.child(self._path)
 
     def move(self, target: Place) -> None:
+        """Give a file another name in the same store, replacing what is there. Object stores copy, then remove."""
         self.store.move(self._path, target._path)
 
     def remove(self) -> None:
+        """Remove a file; a missing one is no error, so it may run twice."""
         self.store.remove(self._path)
 
     def remove_tree(self) -> None:
+        """Remove a directory and all below; a missing one is no error, so it may run twice."""
         self.store.remove_tree(self._path)
 
     def mkdirs(self, *, private: bool = False) -> None:
+        """Make a directory and its parents; nothing to do on an object store. `private`: that only its owner may enter,
+        unless it is there: its mode may have been chosen."""
         self.store.mkdirs(self._path, private=private)
 
     def sync(self) -> None:
+        """Make everything written so far on this place's filesystem durable; nothing to do on an object store."""
         self.store.sync(self._path)
 
     @property

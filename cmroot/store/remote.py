@@ -26,6 +26,7 @@ _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
 _ASKED_AT_ONCE = 32
 """Requests about single objects at one time: a thousand of them take about as long as removing a thousand."""
 
+Below = list[tuple[str, dict[str, Any]]]
 Infos = list[dict[str, Any] | None]  # the store below has a method called list
 
 _MEMORY_CREATE = threading.Lock()  # fsspec's memory store looks, then writes; it lives in one process
@@ -127,7 +128,7 @@ class FsspecStore:
             return cast(BinaryIO, self.filesystem.open(self.key(path), "rb"))
 
     @contextlib.contextmanager
-    def open_write(self, path: str) -> Iterator[BinaryIO]:
+    def open_write(self, path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
         # Spooled to a local file first: fsspec's own files upload what they have when they are closed by an error.
         with naming(path), tempfile.NamedTemporaryFile() as spool:
             yield cast(BinaryIO, spool)
@@ -174,21 +175,29 @@ class FsspecStore:
         return sorted(name for name in names if not name.startswith(STAGING))
 
     def find(self, path: str) -> Names:
-        prefix = self.key(path).rstrip("/") + "/"
-        keys = [key for key in self.tree(path) if key.startswith(prefix) and key != prefix]
-        parts = (key[len(prefix) :].rpartition("/") for key in keys)
+        parts = (name.rpartition("/") for name, _ in self.below(path))
         return sorted({above + slash + meant(name) for above, slash, name in parts if not _is_aside(name)})
 
     def children(self, path: str) -> Children:
-        key = self.key(path).rstrip("/")
-        with naming(path):
-            infos = [(str(info["name"]).rstrip("/"), info) for info in self.filesystem.ls(key, detail=True)]
-        found = [_child(join(path, name.rpartition("/")[2]), info) for name, info in infos if name != key]
+        found = [_child(join(path, name), info) for name, info in self.directly_below(path)]
         return sorted(found, key=lambda each: each.path)
 
     def child(self, path: str) -> Child | None:
         info = self._info(path)
         return _child(path, info) if info else None
+
+    def directly_below(self, path: str) -> Below:
+        """Names with what the store says of them. Raises FileNotFoundError when there is no such directory."""
+        own = self.key(path).rstrip("/")
+        with naming(path):
+            found = [(str(info["name"]).rstrip("/"), info) for info in self.filesystem.ls(own, detail=True)]
+        return [(key.rpartition("/")[2], info) for key, info in found if key != own]  # its own is a mark
+
+    def below(self, path: str) -> Below:
+        """Relative names of all files below, with what the store says of them; as `tree`."""
+        prefix = self.key(path).rstrip("/") + "/"
+        found = self.tree(path).items()
+        return [(key[len(prefix) :], info) for key, info in found if key.startswith(prefix) and key != prefix]
 
     def tree(self, path: str, *, directories: bool = False) -> dict[str, dict[str, Any]]:
         """Every file at and below a place by its key, with what the store says about it; with `directories` these, too.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
 import msgspec
@@ -20,7 +21,7 @@ from cmroot.errors import Error
 from cmroot.store.checksum import checksum_at
 from cmroot.store.local import raise_unless_gone, staging_name
 from cmroot.store.naming import naming
-from cmroot.store.place import Place, is_local, local_path, parent
+from cmroot.store.place import Place, is_local, local_path
 from cmroot.store.resolve import located
 from cmroot.store.spelling import STAGING
 from replicator.purge.rewrite.avro import count_avro, rewrite_avro
@@ -161,27 +162,10 @@ def _as_accessible(work: FileWork) -> None:
         os.chown(local_path(work.target), status.st_uid, status.st_gid)
 
 
-@contextlib.contextmanager
-def _writing(place: str) -> Iterator[BinaryIO]:
-    """A file in a directory that nothing refers to yet: it has its name when it is whole, and is durable when the
-    caller syncs. Written to a staging file under a name of its own, as another attempt of the task may be writing it,
-    too."""
-    if not is_local(place):
-        with located(place).open_write() as file:
-            yield file
-        return
-    path = local_path(place)
-    with naming(path):
-        os.makedirs(local_path(parent(path)), exist_ok=True)
-        staged = staging_name(path)
-        try:
-            with open(staged, "xb", buffering=1 << 20) as file:
-                yield file
-            os.rename(staged, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(staged)
-            raise
+def _writing(place: str) -> AbstractContextManager[BinaryIO]:
+    """A file in a directory that nothing refers to yet: durable when the caller syncs. Written to a staging file under
+    a name of its own, as another attempt of the task may be writing it, too."""
+    return located(place).open_write(durable=False)
 
 
 def sweep_staging(place: str) -> None:

@@ -369,7 +369,5 @@ def is_one_file(location: str) -> bool:
 
 def exists(location: str) -> bool:
     """Whether a directory is there, or the file that is all of a table."""
-    if is_local(location):
-        return status_of(local_path(location)) is not None
     place = located(location)
-    return bool(place.list()) or place.exists()
+    return place.exists() or bool(place.list())
