@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cmroot.store.emptied import remove_if_empty
-from cmroot.store.place import is_local, local_path, name_of, normal, parent
+from cmroot.store.place import name_of, normal, parent
 from cmroot.store.resolve import located
 from replicator.metastore.client import MetastoreReader
 from replicator.purge.backups.backups import backups
@@ -51,5 +51,5 @@ def remove_leftovers(
 def remove_empty_sibling(place: str) -> None:
     """The directory above, when it was the last in it. Raises as `remove_if_empty`."""
     above = parent(place)
-    if is_local(above) and name_of(above).startswith(SIBLING):
-        remove_if_empty(local_path(above))
+    if name_of(above).startswith(SIBLING):
+        remove_if_empty(above)

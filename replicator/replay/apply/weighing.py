@@ -6,12 +6,11 @@ when the delay is over.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from cmroot.store.place import is_local, local_path, normal
+from cmroot.store.place import normal
 from cmroot.store.resolve import located
 from replicator.core.batches import batched
 from replicator.core.model import Partition, partition_name
@@ -275,10 +274,8 @@ def _owner(place: str, owners: dict[str, tuple[tuple[str, str], str]]) -> tuple[
 
 def _size(place: str) -> int | None:
     """None for a file that is not there."""
-    try:
-        return os.lstat(local_path(place)).st_size if is_local(place) else located(place).size()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    found = located(place).child()
+    return found.size if found else None
 
 
 def shown(weight: Weight) -> Iterator[str]:

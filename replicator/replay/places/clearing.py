@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from cmroot.keep.recycle import recycle_tree, refuse_link
 from cmroot.store.listing import list_tree
-from cmroot.store.local import status_of
 from cmroot.store.place import Place, is_local, join, local_path, normal
 from cmroot.store.resolve import is_within, located, resolved
 from replicator.replay.places.placement import PUBLISHED, is_published
@@ -73,10 +72,8 @@ def _holds_published(directory: str) -> bool:
     """Whether what loads have published lies in it: of whichever tables, so it never goes with one of them."""
     if is_published(f"{normal(directory)}/"):
         return False
-    place = join(directory, PUBLISHED)
-    if is_local(place):
-        return status_of(local_path(place), follow=False) is not None
-    return bool(located(place).find())
+    place = located(join(directory, PUBLISHED))
+    return place.child() is not None if place.local else bool(place.find())
 
 
 def _clear_around(root: str, directory: str, spellings: set[str], kept: Sequence[SparedPlace]) -> int:
