@@ -115,7 +115,8 @@ class Decider:
             problem = new.problems.get(lifecycle)
             if problem:
                 if problem != old.problems.get(lifecycle):
-                    yield Trouble(self._trouble(lifecycle, db, name, table, problem))
+                    one = self._item(lifecycle, db, name, "", table.location or "", self.record.time)
+                    yield Trouble(replace(one, status=INVALID_CONFIG, reason=problem))
                 continue
             if lifecycle in old.problems:
                 yield Settle(db, name, lifecycle)
@@ -270,7 +271,7 @@ class Decider:
     # ---- items ----------------------------------------------------------------------------------------------------
 
     def _item(
-        self, lifecycle: str, db: str, table: str, partition: str, path: str, created: int, period: Period
+        self, lifecycle: str, db: str, table: str, partition: str, path: str, created: int, period: Period | None = None
     ) -> Item:
         return Item(
             lifecycle=lifecycle,
@@ -282,25 +283,8 @@ class Decider:
             status=SCHEDULED,
             created=created,
             modified=self.now,
-            cleanup=period.end(created),
-            delay=period.text,
-            event=self.record.event,
-        )
-
-    def _trouble(self, lifecycle: str, db: str, name: str, table: Table, problem: str) -> Item:
-        path = table.location or ""
-        return Item(
-            lifecycle=lifecycle,
-            db=db,
-            table=name,
-            path=path,
-            place=normal(path) if path else "",
-            status=INVALID_CONFIG,
-            reason=problem,
-            created=self.record.time,
-            modified=self.now,
-            cleanup=self.record.time,
-            delay="",
+            cleanup=period.end(created) if period else created,
+            delay=period.text if period else "",
             event=self.record.event,
         )
 

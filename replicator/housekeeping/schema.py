@@ -1,8 +1,15 @@
-"""The tables of the housekeeping store, for SQLite and PostgreSQL. Changed only together with a migration."""
+"""The tables of the housekeeping store, for SQLite and PostgreSQL, changed only together with a migration; items as
+rows."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, String, Table, Text, text
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, Row, String, Table, Text, text
+
+from replicator.housekeeping.items import Item, slot_of
 
 HEAD = 400
 """Characters of a place that are indexed, to find what lies below another; PostgreSQL indexes no longer texts whole."""
@@ -53,3 +60,34 @@ state = Table(
 )
 """`root`: the id of the one `$cmroot` whose log is read; `position`: up to where; `defaults`: with which.
 `forgotten`: the day, since 1970, when old items were last removed."""
+
+_BEEKEEPERS = {
+    "lifecycle": "lifecycle_type",
+    "db": "database_name",
+    "table": "table_name",
+    "partition": "partition_name",
+    "status": "housekeeping_status",
+    "created": "creation_timestamp",
+    "modified": "modified_timestamp",
+    "cleanup": "cleanup_timestamp",
+    "delay": "cleanup_delay",
+    "attempts": "cleanup_attempts",
+    "client": "client_id",
+}
+_COLUMNS = {name: _BEEKEEPERS.get(name, name) for name in Item.__struct_fields__}
+"""By the names of an item's fields."""
+
+VALUES: dict[str, Callable[[Item], Any]] = {column: attrgetter(name) for name, column in _COLUMNS.items()}
+"""By columns, of an item."""
+
+VALUES |= {"place_head": lambda one: one.place[:HEAD], "slot": slot_of}
+_values = attrgetter(*_COLUMNS.values())
+
+
+def to_item(row: Row[Any]) -> Item:
+    return Item(**dict(zip(_COLUMNS, _values(row), strict=True)))
+
+
+def to_row(one: Item) -> dict[str, Any]:
+    """Without its id, which the store gives."""
+    return {column: value(one) for column, value in VALUES.items() if column != "id"}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Engine, Row, Select, Text, create_engine, event, func, inspect, select, text, tuple_
+from sqlalchemy import Connection, Engine, Select, Text, create_engine, event, func, inspect, select, text, tuple_
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 from cmroot.store.place import is_local, join, local_path
 from replicator.errors import ConfigError, Error, FormatError, NoSpace, StoreUnreachable, UsageError
 from replicator.housekeeping.items import Item
-from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
+from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state, to_item
 from replicator.housekeeping.settings import EXPIRED
 
 if TYPE_CHECKING:
@@ -247,31 +247,6 @@ class ItemStore:
 
 
 _DUE_KEY = (item.c.cleanup_timestamp, item.c.id)
-
-
-def to_item(row: Row[Any]) -> Item:
-    return Item(
-        id=row.id,
-        lifecycle=row.lifecycle_type,
-        db=row.database_name,
-        table=row.table_name,
-        partition=row.partition_name,
-        path=row.path,
-        place=row.place,
-        status=row.housekeeping_status,
-        reason=row.reason,
-        created=row.creation_timestamp,
-        modified=row.modified_timestamp,
-        cleanup=row.cleanup_timestamp,
-        delay=row.cleanup_delay,
-        attempts=row.cleanup_attempts,
-        next_try=row.next_try,
-        detached=row.detached,
-        begun=row.begun,
-        ended=row.ended,
-        client=row.client_id,
-        event=row.event,
-    )
 
 
 def _state(connection: Connection, key: str) -> str | None:

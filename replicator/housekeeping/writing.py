@@ -27,9 +27,8 @@ from replicator.housekeeping.items import (
     problem_slot,
     slot_of,
 )
-from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, item, state
+from replicator.housekeeping.schema import ACTIVE_ONLY, HEAD, VALUES, item, state, to_item, to_row
 from replicator.housekeeping.settings import EXPIRED, UNREFERENCED
-from replicator.housekeeping.store import to_item
 from replicator.text.period import Period
 
 CHUNK = 500  # values in one statement
@@ -83,32 +82,6 @@ def put(work: Connection, items: Sequence[Item], period: Period, *, restarted: b
             work.execute(item.insert(), fresh)
         new += len(fresh)
     return new
-
-
-def to_row(one: Item) -> dict[str, Any]:
-    return {
-        "lifecycle_type": one.lifecycle,
-        "database_name": one.db,
-        "table_name": one.table,
-        "partition_name": one.partition,
-        "path": one.path,
-        "place": one.place,
-        "place_head": one.place[:HEAD],
-        "slot": slot_of(one),
-        "housekeeping_status": one.status,
-        "reason": one.reason,
-        "creation_timestamp": one.created,
-        "modified_timestamp": one.modified,
-        "cleanup_timestamp": one.cleanup,
-        "cleanup_delay": one.delay,
-        "cleanup_attempts": one.attempts,
-        "next_try": one.next_try,
-        "detached": one.detached,
-        "begun": one.begun,
-        "ended": one.ended,
-        "client_id": one.client,
-        "event": one.event,
-    }
 
 
 def detach(work: Connection, db: str, table: str, partitions: Sequence[str] | None, now: int) -> int:
@@ -245,18 +218,7 @@ def follow(
             partition = row.partition_name if after[2] is None else after[2]
             path, place = _moved(row.path, row.place, moved)
             one = replace(to_item(row), db=after[0], table=after[1], partition=partition, path=path, place=place)
-            changed.append(
-                {
-                    "b_id": row.id,
-                    "database_name": one.db,
-                    "table_name": one.table,
-                    "partition_name": one.partition,
-                    "path": one.path,
-                    "place": one.place,
-                    "place_head": place[:HEAD],
-                    "slot": slot_of(one),
-                }
-            )
+            changed.append(_columns(one, "database_name table_name partition_name path place place_head slot"))
         _change(work, changed, modified_timestamp=now)
         found += len(changed)
     return found
@@ -304,21 +266,8 @@ def removed_by_us(work: Connection, db: str, table: str, partitions: Sequence[st
 
 def settle_each(work: Connection, items: Sequence[Item]) -> None:
     """Writes outcomes: what of items changes by a run, or by a person."""
-    changes = [
-        {
-            "b_id": one.id,
-            "housekeeping_status": one.status,
-            "reason": one.reason,
-            "cleanup_attempts": one.attempts,
-            "next_try": one.next_try,
-            "begun": one.begun,
-            "ended": one.ended,
-            "modified_timestamp": one.modified,
-            "slot": slot_of(one),
-        }
-        for one in items
-    ]
-    _change(work, changes)
+    columns = "housekeeping_status reason cleanup_attempts next_try begun ended modified_timestamp slot"
+    _change(work, [_columns(one, columns) for one in items])
 
 
 def occupied(work: Connection, wanted: Sequence[tuple[int, str]]) -> list[int]:
@@ -336,6 +285,11 @@ def forget(work: Connection, before: int) -> int:
     """Removes items that came to their end before a moment; SKIPPED and EXHAUSTED ones stay, for somebody to look."""
     ended = and_(item.c.housekeeping_status.in_((DELETED, DISABLED)), item.c.modified_timestamp < before)
     return int(work.execute(item.delete().where(ended)).rowcount)
+
+
+def _columns(one: Item, names: str) -> dict[str, Any]:
+    """A change that `_change` takes."""
+    return {"b_id": one.id} | {name: VALUES[name](one) for name in names.split()}
 
 
 def _change(work: Connection, changes: Sequence[dict[str, Any]], **common: Any) -> None:

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import FormatError
 from cmroot.keep.recycle import Recycled
+from cmroot.pins import seconds
 from cmroot.store.local import LocalStore
 from cmroot.store.naming import naming
 from cmroot.store.place import Place, is_local, join, local_path
@@ -276,8 +277,6 @@ def _filter(object: str | None, path: str | None, outcome: str | None, since: st
     if outcome is not None:
         conditions.append(pc.field("outcome") == outcome)
     if since is not None:
-        from cmroot.pins import seconds
-
         moment = pa.scalar(int(seconds(since) * 1000), pa.timestamp("ms", tz="UTC"))
         conditions.append(pc.field("time") >= moment)
     found: Any = None

@@ -10,6 +10,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
 from typing import Self
@@ -279,8 +280,16 @@ class LiveLocations:
                 "delete from place where db = ? and tbl = ? and part = ?", (db.lower(), table.lower(), part)
             )
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._database)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of a walk in one transaction: a commit per row would be what takes the time."""
+        self._database.execute("begin")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("rollback")
+            raise
+        self._database.execute("commit")
 
 
 class Unregistered(LiveLocations):
@@ -303,19 +312,6 @@ class Unregistered(LiveLocations):
 
     def follows(self, db: str) -> str:
         return ""
-
-
-class _Transaction:
-    """All of a walk in one transaction: a commit per row would be what takes the time."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def __enter__(self) -> None:
-        self._database.execute("begin")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._database.execute("commit" if kind is None else "rollback")
 
 
 def spelled(place: str) -> str:
