@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import ClassVar
 
 from cmroot.store.resolve import as_written
@@ -93,22 +94,20 @@ def housekeeping_run(options: HousekeepingRunOptions) -> Housekept | Followed:
     if options.at is not None and not options.dry_run:
         raise UsageError("--at is for --dry-run only", hint="a run removes what is due now")
     wanted, place = options.wanted, str(as_written(options.cmroot))
-    with ExitStack() as stack:
-        root, words = stack.enter_context(opened_root(options.cmroot, dry_run=options.dry_run))
-        client = stack.enter_context(options.connected(options.metastore))
-        items = stack.enter_context(opened(place, options.store or options.settings.housekeeping.store))
-        runtime = stack.enter_context(options.runtime())
-        work = stack.enter_context(
-            Housekeeping(
-                root=root, metastore=client, runtime=runtime, limits=options.limits, store=items, options=wanted
-            )
-        )
+    with (
+        opened(place, options.store or options.settings.housekeeping.store) as items,
+        options.working(
+            partial(Housekeeping, store=items, options=wanted),
+            options.cmroot,
+            options.metastore,
+            dry_run=options.dry_run,
+        ) as work,
+    ):
         if options.follow:
             stop = options.stop or threading.Event()
             return follow(work.run, options.interval, stop, options.tell, options.tell_failure)
         done = work.run(dry_run=options.dry_run)
     done.root = place
-    done.warnings += words
     return done
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, ClassVar
 
 from cmroot.root import open_existing
 from cmroot.store.resolve import as_written
-from replicator.commands.base import opened_root, verb
+from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Between
 from replicator.commands.removing import Limited, Removing
@@ -69,16 +70,9 @@ def purge_run(options: PurgeRunOptions) -> Purged:
     Raises UsageError when nobody says which ids; Refused when there are no ids or no tables, or more would be written
     again than may; LeaseHeld while another purge is at work. Tables that are not reached are the report's `gaps`."""
     asked = options.asked(options.attempts)
-    with (
-        opened_root(options.cmroot, dry_run=options.dry_run) as (root, words),
-        options.connected(options.metastore) as metastore,
-        options.runtime() as runtime,
-    ):
-        purge = Purge(root=root, metastore=metastore, runtime=runtime, limits=options.limits, options=asked)
-        with purge:
-            done = purge.run(dry_run=options.dry_run)
-    done.warnings += words
-    return done
+    make = partial(Purge, options=asked)
+    with options.working(make, options.cmroot, options.metastore, dry_run=options.dry_run) as job:
+        return job.run(dry_run=options.dry_run)
 
 
 @dataclass(frozen=True, kw_only=True)

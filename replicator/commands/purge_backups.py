@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import ClassVar
 
 from cmroot.root import open_existing
-from replicator.commands.base import opened_root, verb
+from replicator.commands.base import verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.ranges import Natural
 from replicator.commands.removing import Removing
@@ -118,13 +119,6 @@ def purge_retain(options: PurgeRetainOptions) -> Retained:
     What had to stay is in the report."""
     given = read_properties(options.properties)
     asked = RetainOptions.given(options.versions, options.days, options.grace, options.trash, given)
-    with (
-        opened_root(options.cmroot, dry_run=options.dry_run, makes=False) as (root, words),
-        options.connected(options.metastore) as metastore,
-        options.runtime() as runtime,
-    ):
-        retain = Retain(root=root, metastore=metastore, runtime=runtime, limits=options.limits, options=asked)
-        with retain:
-            done = retain.run(dry_run=options.dry_run)
-    done.warnings += words
-    return done
+    make = partial(Retain, options=asked)
+    with options.working(make, options.cmroot, options.metastore, dry_run=options.dry_run, makes=False) as job:
+        return job.run(dry_run=options.dry_run)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
-from replicator.commands.base import Options
+from replicator.commands.base import Options, opened_root
 from replicator.commands.ranges import Natural, Positive, Share
 from replicator.errors import ConfigError
+from replicator.removal.job import Job
 from replicator.removal.removal import MIN_DEPTH, Limits
 from replicator.text.quantity import parse_size
+
+J = TypeVar("J", bound=Job[Any, Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +56,17 @@ class Removing(Limited):
     """dry_run: only tell what would go; nothing is written, and no root is made."""
 
     dry_run: bool = False
+
+    @contextmanager
+    def working(
+        self, make: Callable[..., J], cmroot: str, metastore: str | None, *, dry_run: bool, makes: bool = True
+    ) -> Iterator[J]:
+        """A job on its root and metastore, for the length of a block. make: takes what all jobs take. dry_run, makes:
+        as for `opened_root`."""
+        with ExitStack() as stack:
+            root, words = stack.enter_context(opened_root(cmroot, dry_run=dry_run, makes=makes))
+            known = stack.enter_context(self.connected(metastore)) if metastore else None
+            runtime = stack.enter_context(self.runtime())
+            job = make(root=root, metastore=known, runtime=runtime, limits=self.limits, warnings=words)
+            stack.enter_context(job)
+            yield job

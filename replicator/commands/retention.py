@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
-from replicator.commands.base import Options, opened_root, verb
+from replicator.commands.base import Options, verb
 from replicator.commands.of_policy import OfPolicy
 from replicator.commands.removing import Removing
 from replicator.core.config import parse_settings
@@ -79,25 +79,9 @@ def retention_run(options: RetentionRunOptions) -> RetentionRun:
     run is at it. What was refused or failed by itself is in the report."""
     job = options.read(options.job)
     dry_run = options.dry_run or job.settings.truth("gobblin.retention.simulate", default=False)
-    metastore = options.connected(options.metastore) if options.metastore else nullcontext()
-    with (
-        opened_root(options.cmroot, dry_run=dry_run) as (root, words),
-        metastore as known,
-        options.runtime() as runtime,
-    ):
-        work = Retention(
-            root=root,
-            metastore=known,
-            runtime=runtime,
-            limits=options.limits,
-            job=job,
-            prefix=options.root,
-            tell=options.tell,
-        )
-        with work:
-            done = work.run(dry_run=dry_run)
-    done.warnings += words
-    return done
+    make = partial(Retention, job_file=job, prefix=options.root, tell=options.tell)
+    with options.working(make, options.cmroot, options.metastore, dry_run=dry_run) as work:
+        return work.run(dry_run=dry_run)
 
 
 @dataclass(frozen=True, kw_only=True)

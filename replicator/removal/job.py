@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time as clocks
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -42,7 +42,8 @@ class Job(ABC, Generic[Page, Done]):
     """Runs of one job on one root. As a `with` block: they share what the metastore refers to.
 
     name: in the audit, and of the directory of the lease. purpose: of a run, as others are reported. metastore: None
-    for files that none knows of; it is changed only while the lease is held. done: the report of the run at work."""
+    for files that none knows of; it is changed only while the lease is held. warnings: of who opened the root, for the
+    report. done: the report of the run at work."""
 
     name: ClassVar[str]
     purpose: ClassVar[str]
@@ -51,6 +52,7 @@ class Job(ABC, Generic[Page, Done]):
     metastore: Metastore | None
     runtime: Runtime
     limits: Limits = field(default_factory=Limits)
+    warnings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.live = LiveLocations(self.metastore) if self.metastore else Unregistered()
@@ -99,6 +101,7 @@ class Job(ABC, Generic[Page, Done]):
         except BaseException:
             self.live.forget()  # the metastore may have gone away while it was read
             raise
+        done.warnings += self.warnings
         done.status = "planned" if dry_run else done.ended
         done.seconds = round(clocks.monotonic() - began, 3)
         return done

@@ -40,19 +40,19 @@ NO_EFFECT = {
 
 @dataclass(kw_only=True)
 class Retention(Job[list[PlannedItem], RetentionRun]):
-    """job: which datasets, and what goes of them. prefix: what absolute paths of the configuration lie below. tell: of
-    a rehearsal, called with each item, which is not in the report then."""
+    """job_file: which datasets, and what goes of them. prefix: what absolute paths of the configuration lie below.
+    tell: of a rehearsal, called with each item, which is not in the report then."""
 
     name: ClassVar[str] = DIRECTORY
     purpose: ClassVar[str] = DIRECTORY
 
-    job: JobFile
+    job_file: JobFile
     prefix: str | None = None
     tell: Callable[[PlannedItem], None] | None = None
 
     @property
     def guard(self) -> Limits:
-        stores = (self.job.store.place,) if self.job.store else ()
+        stores = (self.job_file.store.place,) if self.job_file.store else ()
         return replace(self.limits, protected=(*self.limits.protected, self.root.place, *stores))
 
     def report(self) -> RetentionRun:
@@ -63,7 +63,7 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
     def planned(self) -> Iterator[None]:
         """Everything is planned and judged before anything goes, so that a limit refuses a run as a whole."""
         dropper = Dropper(self.metastore, self.root.place, self.remover.audit) if self.metastore else None
-        self._executor = Executor(self.job.settings, self.remover, dropper, self.done)
+        self._executor = Executor(self.job_file.settings, self.remover, dropper, self.done)
         if dropper and not self.rehearses:
             self._executor.count(dropper.finish())
         with closing(Spool()) as plan, closing(Spool()) as self._allowed:
@@ -89,14 +89,14 @@ class Retention(Job[list[PlannedItem], RetentionRun]):
 
     def _plan(self, plan: Spool) -> None:
         now = datetime.fromtimestamp(self.runtime.clock(), UTC)
-        planner = Planner(self.job.settings, now, self.metastore)
-        most = self.job.settings.number("gobblin.retention.max.concurrent.datasets.cleaned") or 100
+        planner = Planner(self.job_file.settings, now, self.metastore)
+        most = self.job_file.settings.number("gobblin.retention.max.concurrent.datasets.cleaned") or 100
         self.done.warnings += [
-            f"{self.job.settings.origin(key)}: {key} has no effect: {why}"
+            f"{self.job_file.settings.origin(key)}: {key} has no effect: {why}"
             for key, why in NO_EFFECT.items()
-            if self.job.settings.find(key) is not None
+            if self.job_file.settings.find(key) is not None
         ]
-        found = find_datasets(self.job, self.metastore, self.prefix)
+        found = find_datasets(self.job_file, self.metastore, self.prefix)
         doubts: Counter[str] = Counter()
         for outcome in LocalEngine(max(1, min(most, 8))).run(lambda each: _planned(planner, each), found):
             if isinstance(outcome, Failed):

@@ -555,7 +555,7 @@ def test_a_version_that_changes_after_it_was_listed_stays(lake: Lake) -> None:
     engine = local_engine()
     root = create_or_open(str(lake.cmroot))
     with Retention(
-        root=root, metastore=None, runtime=Runtime(engine, clock=clock), job=job, prefix=str(lake.root)
+        root=root, metastore=None, runtime=Runtime(engine, clock=clock), job_file=job, prefix=str(lake.root)
     ) as retention:
         done = retention.run()
     assert [each["why"] for each in done.refused] == ["it was changed since it was listed"]

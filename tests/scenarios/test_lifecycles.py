@@ -218,7 +218,7 @@ class RandomHistory:
             root=self.fixture.root,
             metastore=self.fixture.metastore,
             runtime=Runtime(self.engines),
-            job=read_job(str(config)),
+            job_file=read_job(str(config)),
         ) as retention:
             done = retention.run()
         self.say("retention", done.removed, "removed of", done.versions)
