@@ -24,8 +24,8 @@ from cmroot.holder import Holder as Holder
 from cmroot.holder import Lease as Lease
 from cmroot.store.listing import file_state
 from cmroot.store.local import LocalStore, staging_name, sync_directory
-from cmroot.store.naming import naming
 from cmroot.store.place import Place
+from cmroot.store.spelling import naming
 
 TTL = timedelta(seconds=60)
 """How long an object-store lease holds without renewal; it is renewed at a third of this."""

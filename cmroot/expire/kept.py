@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import Superseded
 from cmroot.expire.retention import GOING, NEVER, Rules, decide, needing
 from cmroot.log.captured import ADD, FILES, Segment
-from cmroot.log.part_reading import reading
-from cmroot.log.parts import conform
+from cmroot.log.parts import conform, reading
 from cmroot.log.references import KEY, REFERENCES, FileRows, Grouping, count_references, read_references, sources
 from cmroot.names import check_entries
 from cmroot.pins import Pins

@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 
 from cmroot.errors import Superseded
 from cmroot.store.local import staging_name
-from cmroot.store.naming import naming
 from cmroot.store.place import Place, join
-from cmroot.store.spelling import STAGING
+from cmroot.store.spelling import STAGING, naming
 
 ABANDONED = timedelta(days=1)
 """How old something must be to be nobody's, where no lock tells: a plan on an object store, a file half written."""

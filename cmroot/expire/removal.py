@@ -20,9 +20,9 @@ from cmroot.keep.store_lock import removing
 from cmroot.lease import Lease
 from cmroot.log.captured import ADD, segments
 from cmroot.log.intercepted import read_intercepted
-from cmroot.store.naming import raise_named
 from cmroot.store.place import Place, join
 from cmroot.store.remote import FsspecStore, object_time_ns
+from cmroot.store.spelling import raise_named
 
 BATCH = 1000
 """Entries removed between two looks at who else is at work; also what S3 deletes with one request."""

@@ -12,8 +12,8 @@ import os
 from cmroot.errors import NotWritable, UnknownPlace
 from cmroot.keep.content import fresh_incoming
 from cmroot.store.local import raise_unless_gone, same_device, status_of
-from cmroot.store.naming import naming
 from cmroot.store.place import Place, is_local, join, local_path
+from cmroot.store.spelling import naming
 
 PROBE = "probe"  # begins the names of what is tried; a sweep removes those that a crash left
 

@@ -49,10 +49,9 @@ from cmroot.keep.store_lock import store_lock
 from cmroot.log.intercepted import JOURNAL, write_intercepted
 from cmroot.store.emptied import remove_if_empty
 from cmroot.store.local import same_device, status_of
-from cmroot.store.naming import naming
 from cmroot.store.place import Place, is_local, join, local_path, normal, split_authority
 from cmroot.store.resolve import refuse_root
-from cmroot.store.spelling import STAGING
+from cmroot.store.spelling import STAGING, naming
 
 THREADS = 8
 LEFT = "it is left as it is, and captures wait for it: look at it, then move it away"

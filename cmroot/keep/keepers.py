@@ -17,8 +17,8 @@ from cmroot.keep.content import Kept, content_name, file_by_copy, file_by_link, 
 from cmroot.keep.objects import keep_object, read_object
 from cmroot.keep.recycle import Record, Recycled, Swept, recycle, recycle_tree, sweep_incoming
 from cmroot.keep.versions import VersionKeeper, noncurrent_days, why_unversioned
-from cmroot.store.naming import naming
 from cmroot.store.place import is_local, local_path, scheme
+from cmroot.store.spelling import naming
 
 __all__ = [
     "CopyKeeper",

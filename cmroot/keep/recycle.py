@@ -32,10 +32,9 @@ from cmroot.keep.content import (
 from cmroot.keep.objects import keep_and_check, remove_source
 from cmroot.store.checksum import checksum_file
 from cmroot.store.local import is_directory, status_of
-from cmroot.store.naming import naming
 from cmroot.store.place import Place, is_local, join, local_path
 from cmroot.store.resolve import refuse_root
-from cmroot.store.spelling import STAGING
+from cmroot.store.spelling import STAGING, naming
 from cmroot.text import shown
 
 _ORIGIN = ".origin"

@@ -19,9 +19,9 @@ from cmroot.keep.recycle import files_below, recycle, recycle_tree, remove_empti
 from cmroot.store.checksum import checksum_file
 from cmroot.store.listing import FileState, file_state, object_state
 from cmroot.store.local import is_directory, status_of
-from cmroot.store.naming import naming
 from cmroot.store.place import is_local, join, local_path, normal
 from cmroot.store.remote import FsspecStore
+from cmroot.store.spelling import naming
 
 
 def keep_safely(keeper: Keeper, root: str, path: str) -> Kept:

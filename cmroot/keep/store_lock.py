@@ -18,8 +18,8 @@ import msgspec
 
 from cmroot.errors import Filing
 from cmroot.lease import SKEW
-from cmroot.store.naming import naming
 from cmroot.store.place import Place
+from cmroot.store.spelling import naming
 
 PATIENCE = timedelta(seconds=60)
 """How long an expiry waits for who files, before it gives up for now; the lease is held meanwhile."""

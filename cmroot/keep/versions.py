@@ -17,9 +17,9 @@ from cmroot.keep.content import Kept
 from cmroot.keep.objects import keep_object
 from cmroot.store.checksum import ALGORITHM, checksum_stream
 from cmroot.store.listing import object_state
-from cmroot.store.naming import naming
 from cmroot.store.place import scheme
 from cmroot.store.remote import FsspecStore
+from cmroot.store.spelling import naming
 
 NULL = "null"
 """S3's version id of an object that was written while its bucket had no versioning. It is kept like any other while

@@ -18,9 +18,8 @@ import msgspec
 
 from cmroot.errors import FormatError
 from cmroot.lease import Lease
-from cmroot.log.part_reading import PartsReader
 from cmroot.log.part_writing import LinesWriter, ParquetWriter, PartsWriter
-from cmroot.log.parts import LINES, PARQUET
+from cmroot.log.parts import LINES, PARQUET, PartsReader
 from cmroot.log.segment import (
     ADD,
     DICTIONARY,
@@ -35,8 +34,8 @@ from cmroot.log.segment import (
     Segment,
 )
 from cmroot.store.local import sync_directory
-from cmroot.store.naming import naming
 from cmroot.store.place import Place, join
+from cmroot.store.spelling import naming
 
 __all__ = [
     "ADD",

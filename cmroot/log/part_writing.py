@@ -14,8 +14,18 @@ import pyarrow.parquet as pq
 import xxhash
 
 from cmroot.errors import FormatError
-from cmroot.log.part_reading import LINE_BYTES, too_long
-from cmroot.log.parts import CHUNK, LINES, PARQUET, ROW_GROUP, Marker, Part, conform, encode_marker
+from cmroot.log.parts import (
+    CHUNK,
+    LINE_BYTES,
+    LINES,
+    PARQUET,
+    ROW_GROUP,
+    Marker,
+    Part,
+    conform,
+    encode_marker,
+    too_long,
+)
 from cmroot.store.place import Place
 
 

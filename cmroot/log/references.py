@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from cmroot.errors import FormatError, Superseded
 from cmroot.log.captured import ADD, RELEASE, segments
 from cmroot.log.intercepted import read_intercepted
-from cmroot.log.part_reading import reading
-from cmroot.log.parts import conform
+from cmroot.log.parts import conform, reading
 from cmroot.log.segment import Segment
 from cmroot.names import check_entries
 from cmroot.store.entries import estimate, prefixes

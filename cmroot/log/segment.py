@@ -18,8 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from cmroot.errors import FormatError, Superseded
-from cmroot.log.part_reading import PartsReader
-from cmroot.log.parts import LINES, PARQUET, Marker, Part, conform, damaged
+from cmroot.log.parts import LINES, PARQUET, Marker, Part, PartsReader, conform, damaged
 from cmroot.names import check_entries
 from cmroot.store.place import Place, join, name_of
 

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from cmroot.store.checksum import ALGORITHM
-from cmroot.store.naming import naming
 from cmroot.store.place import Place
 from cmroot.store.remote import FsspecStore, object_time_ns
+from cmroot.store.spelling import naming
 
 PREFIXES = tuple(f"{number:02x}" for number in range(256))
 

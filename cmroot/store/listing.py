@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from cmroot.store.delta import LOG, beyond
-from cmroot.store.naming import naming
 from cmroot.store.place import is_local, local_path, name_of
 from cmroot.store.remote import FsspecStore, object_identity, object_time_ns
+from cmroot.store.spelling import naming
 from cmroot.text import is_text, shown, unsafe
 
 RACY_MARGIN = timedelta(seconds=2)

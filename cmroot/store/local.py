@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from cmroot.store.naming import naming, raise_named
-from cmroot.store.spelling import STAGING, is_local, join, local_path, parent
+from cmroot.store.spelling import STAGING, is_local, join, local_path, naming, parent, raise_named
 
 Names = list[str]  # the store below has a method called list
 

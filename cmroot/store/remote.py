@@ -16,9 +16,8 @@ from typing import Any, BinaryIO, cast
 
 from cmroot.errors import NotWritable, UnknownPlace
 from cmroot.store.local import Child, Children, Names, staging_name
-from cmroot.store.naming import naming
 from cmroot.store.renaming import RENAMING, in_two_steps, is_there, meant, next_of, rename_onto_free, replace
-from cmroot.store.spelling import STAGING, join, normal, parent, scheme, split_authority
+from cmroot.store.spelling import STAGING, join, naming, normal, parent, scheme, split_authority
 
 _CONDITIONAL = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "az"})
 """fsspec protocols whose `pipe_file(mode="create")` is one conditional request and not exists-then-write."""

@@ -12,8 +12,8 @@ import stat
 
 from cmroot.errors import Protected
 from cmroot.store.local import status_of
-from cmroot.store.naming import raise_named
 from cmroot.store.place import Place, is_local, local_path, normal, split_authority
+from cmroot.store.spelling import raise_named
 
 
 def resolved(place: str) -> str:

@@ -6,20 +6,21 @@ What a task does with its objects is in `listing`; how bytes are kept, in `keepe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import pyarrow as pa
 
+from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.log.intercepted import under_way
-from cmroot.store.place import normal
+from cmroot.store.local import device
+from cmroot.store.place import is_local, normal, parent, split_authority
 from replicator.captures.intercepts import not_known
 from replicator.captures.inventory import DataObject, KnownFile
-from replicator.captures.keeping import Keepers
 from replicator.captures.object_listing import Listed, ListTask, list_objects, nothing_left, uncaptured_files
 from replicator.captures.recording import Recording
 from replicator.captures.renames import followed
-from replicator.captures.unlistable import Empty, Key, Sight, Uncaptured, gathered
-from replicator.captures.unnamed import not_text, remember, remembered
+from replicator.captures.unlistable import Empty, Key, Sight, Uncaptured, gathered, not_text, remember, remembered
 from replicator.core.not_replicated import NotReplicated
 from replicator.core.runtime import Runtime
 from replicator.errors import UsageError
@@ -202,3 +203,47 @@ class Contents:
         if table not in self._written:
             self._written[table] = self._log.observe(ChangeFiles(db=obj.db, table=obj.table))
         return self._written[table]
+
+
+class Keepers:
+    """The keepers of one capture, each chosen when the first object on its store is listed."""
+
+    def __init__(self, root: str, requested: str, tell: Callable[[str], None]) -> None:
+        """`requested`, `tell`: as for `choose_keeper`, which raises KeepError where nothing can be kept."""
+        self._root, self._requested, self._tell = root, requested, tell
+        self._chosen: dict[object, Keeper] = {}
+        self._device = lru_cache(maxsize=10_000)(device)
+
+    @property
+    def names(self) -> str:
+        """Those chosen so far: `link`, or `copy, version`."""
+        return ", ".join(sorted({keeper.name for keeper in self._chosen.values()}))
+
+    def of(self, location: str) -> Keeper:
+        store = self._store(location)
+        if store not in self._chosen:
+            self._chosen[store] = choose_keeper(self._root, location, self._requested, tell=self._tell)
+        return self._chosen[store]
+
+    def grouped(
+        self, objects: Iterable[DataObject], failed: Callable[[DataObject, OSError], None]
+    ) -> Iterable[tuple[Keeper, Sequence[DataObject]]]:
+        """Objects by the keeper of their store; those whose directory cannot even be looked at have `failed`."""
+        groups: dict[Keeper, list[DataObject]] = {}
+        for obj in objects:
+            try:
+                keeper = self.of(obj.location)
+            except (ConnectionError, TimeoutError):
+                raise
+            except OSError as error:
+                failed(obj, error)
+                continue
+            groups.setdefault(keeper, []).append(obj)
+        return groups.items()
+
+    def _store(self, location: str) -> object:
+        """A device, or a bucket. A partition that is a mount point of its own counts to the device around it: its files
+        cannot be linked, and the link keeper copies those."""
+        if is_local(location):
+            return self._device(parent(location))
+        return split_authority(normal(location))[0]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from cmroot.errors import UNREADABLE
-from cmroot.log.part_reading import PartsReader
+from cmroot.log.parts import PartsReader
 from cmroot.names import HINT, LARGEST, check_id, check_name
 from cmroot.store.place import Place, join
 from replicator.core.not_replicated import NotReplicated

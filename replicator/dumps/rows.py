@@ -14,8 +14,7 @@ from cmroot.root import ChangeRoot
 from replicator.captures.fold import read_records
 from replicator.captures.left_out import gaps, left_out
 from replicator.captures.manifest import Manifest
-from replicator.captures.unlistable import Uncaptured, sight_at
-from replicator.captures.unnamed import remembered
+from replicator.captures.unlistable import Uncaptured, remembered, sight_at
 from replicator.core.batches import batched
 from replicator.core.not_replicated import NotReplicated, merged
 from replicator.core.progress import Progress

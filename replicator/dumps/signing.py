@@ -21,8 +21,8 @@ import msgspec
 
 from cmroot.errors import UNREADABLE
 from cmroot.log.parts import damaged
-from cmroot.store.naming import naming
 from cmroot.store.place import Place, join
+from cmroot.store.spelling import naming
 from replicator.errors import ConfigError, Refused
 
 SIGNATURE = "_signature"

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from cmroot.errors import FormatError
-from cmroot.log.part_reading import LINE_BYTES
+from cmroot.log.parts import LINE_BYTES
 from replicator.core.model import Column, Database, NotificationEvent, Table, Value, partition_name
 from replicator.events import record as kinds
 from replicator.events.record import Change

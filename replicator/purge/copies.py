@@ -14,9 +14,9 @@ import msgspec
 from cmroot.keep.safely import files_at
 from cmroot.store.checksum import checksum_at
 from cmroot.store.local import is_directory
-from cmroot.store.naming import naming
 from cmroot.store.place import is_local, join, local_path, name_of, normal, parent
 from cmroot.store.resolve import located
+from cmroot.store.spelling import naming
 from cmroot.text import shown
 from replicator.core.engine import AutoEngine
 from replicator.core.model import Table

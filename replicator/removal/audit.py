@@ -27,8 +27,8 @@ from cmroot.errors import FormatError
 from cmroot.keep.recycle import Recycled
 from cmroot.pins import seconds
 from cmroot.store.local import LocalStore
-from cmroot.store.naming import naming
 from cmroot.store.place import Place, is_local, join, local_path
+from cmroot.store.spelling import naming
 from replicator.core.report import Rows
 from replicator.removal.removal import Refusal, Removal
 

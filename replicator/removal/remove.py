@@ -21,9 +21,9 @@ from cmroot.keep.recycle import files_below, recycle_tree, sweep_incoming
 from cmroot.keep.safely import files_at
 from cmroot.lease import acquire
 from cmroot.store.local import status_of
-from cmroot.store.naming import naming
 from cmroot.store.place import is_local, local_path, normal
 from cmroot.store.resolve import located, refuse_root
+from cmroot.store.spelling import naming
 from cmroot.waiting import patiently
 from replicator.core.batches import batched, shared
 from replicator.core.engine import AutoEngine

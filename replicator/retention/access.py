@@ -15,8 +15,8 @@ from datetime import datetime
 
 import msgspec
 
-from cmroot.store.naming import naming
 from cmroot.store.place import is_local, local_path
+from cmroot.store.spelling import naming
 from replicator.errors import ConfigError, Error
 from replicator.retention.dataset_versions import Listed, Pair, Version
 from replicator.retention.selection_policies import Policy, selection_policy

@@ -23,8 +23,7 @@ from cmroot.lease import acquire
 from cmroot.log import compact as compacting
 from cmroot.log.captured import COVERED_MARGIN, FILES_PART, MARKER, Segment, SegmentWriter, segments, sweep_log
 from cmroot.log.compact import MergeGroup, compact, plan_compaction
-from cmroot.log.part_reading import PartsReader
-from cmroot.log.parts import LINES, PARQUET, Marker, Part
+from cmroot.log.parts import LINES, PARQUET, Marker, Part, PartsReader
 from cmroot.root import create_or_open
 from cmroot.store.place import Place, join, name_of
 from cmroot.store.remote import FsspecStore

@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 from cmroot.errors import Error
 from cmroot.store.checksum import checksum_at
 from cmroot.store.local import raise_unless_gone, staging_name
-from cmroot.store.naming import naming
 from cmroot.store.place import Place, is_local, local_path
 from cmroot.store.resolve import located
-from cmroot.store.spelling import STAGING
+from cmroot.store.spelling import STAGING, naming
 from replicator.purge.rewrite.avro import count_avro, rewrite_avro
 from replicator.purge.rewrite.columnar import count_orc, count_parquet, rewrite_orc, rewrite_parquet
 from replicator.purge.rewrite.formats import FileFormat, OnlyBySpark, Unsupported

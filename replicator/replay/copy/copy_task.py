@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cmroot.log.part_reading import reading
+from cmroot.log.parts import reading
 from cmroot.names import check_entries
 from cmroot.store.place import Place, is_local, local_path
 from replicator.core.report import CopyCounts

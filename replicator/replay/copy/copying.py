@@ -23,9 +23,9 @@ from cmroot.keep.keepers import Keeper, choose_keeper
 from cmroot.keep.recycle import recycle
 from cmroot.keep.versions import open_version, version_size
 from cmroot.store.checksum import checksum_at, checksum_descriptor, checksum_file, copy_between, copy_stream
-from cmroot.store.naming import raise_named
 from cmroot.store.place import Place, is_local, local_path
 from cmroot.store.resolve import located
+from cmroot.store.spelling import raise_named
 from replicator.replay.copy.staging import Attempt, given_up
 from replicator.replay.copy.stamps import is_published, is_stamped, stamp
 
