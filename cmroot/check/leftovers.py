@@ -1,4 +1,4 @@
-"""What runs have left on their way. None of it is damage; each has somebody who clears it up."""
+"""Leftovers of interrupted runs. None is damage; each has a later run that clears it up."""
 
 from __future__ import annotations
 

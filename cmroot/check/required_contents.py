@@ -1,5 +1,5 @@
-"""Checking that what somebody needs is there: by the source now, by a slot or a hold. Bytes that are missing or damaged
-are looked for at the place they were kept from.
+"""Checking that every required content is kept: those of the source now, of a slot, of a hold. Bytes that are missing
+or damaged are looked for at the place they were kept from.
 
 Dumps are left out: they need theirs for as long as the retention of an expiry, which is not known here.
 """

@@ -1,4 +1,4 @@
-"""Expiring chosen contents now: what must be erased does not wait for the retention, but for whoever needs it.
+"""Expiring chosen contents now: erased data does not wait for the retention window, only for its remaining consumers.
 
 Slots, holds and dumps are honoured as an expiry honours them; only age does not count.
 """

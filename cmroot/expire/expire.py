@@ -1,4 +1,5 @@
-"""Expiry: what nobody needs any more leaves the root. A plan is made without the lease, then carried out under it.
+"""Expiry: deletes kept files that neither the source, a pin nor the retention window needs. A plan is made without
+the lease, then carried out under it.
 
 Planning reads pins and log, decides over every kept entry on an engine, and changes nothing but its own directory;
 a dry run ends there. Carrying out (`removal`) looks again at what came since. What decides is in `retention`.

@@ -1,4 +1,5 @@
-"""Taking: what somebody else is about to drop goes into the root first, and comes back if it is not dropped after all.
+"""Intercepts: files that another process is about to drop move into the root first, and back if the drop does not
+happen.
 
 An intercept is `taking/<id>/`: `journal.json` says what is under way, `0`, `1`, ... are directories moved out of reach
 by one rename each, `entries.parquet` is what was kept of them. On stores without a rename, and across devices, the

@@ -1,4 +1,4 @@
-"""Between who files bytes without the lease (the metastore gateway) and an expiry that removes: never both at once.
+"""Mutual exclusion between the gateway, which stores bytes without the lease, and an expiry, which deletes them.
 
 Filing finds a content name in `files/` and relies on it; expiry could remove that name a moment later. So whoever files
 without the lease does it inside `store_lock`, from the first look at `files/` until the entries are in `taken/`, and

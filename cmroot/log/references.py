@@ -1,4 +1,4 @@
-"""Who refers to which bytes: the file entries of the captured log, read as references with a beginning and an end.
+"""References to contents: the file entries of the captured log, read as references with a beginning and an end.
 
 Every entry of op `add` with a checksum begins one, every `release` ends one (docs/decisions/0005). They are read on an
 engine and brought together by the first two digits of their checksum; what follows from them is decided in

@@ -1,4 +1,4 @@
-"""Capture: the source's notification log, and what left no event, become records of the captured log.
+"""Capture: turns the source's notification events, and changes that left no event, into records of the captured log.
 
 `capture` reads top to bottom: take the lease, sweep what a crash left, catch up the manifest, fold the events, walk new
 databases, scan for silent changes, list and keep files (`contents`), publish the segment (`recording`).

@@ -1,4 +1,4 @@
-"""Takings: files that were moved into `$cmroot` before the event of their drop, met by the capture that reads it.
+"""Intercepted files: moved into `$cmroot` before the event of their drop, recorded by the capture that reads it.
 
 A table that is made, filled and dropped between two captures is recorded with its bytes, if who dropped it went
 through the gateway. What was taken is known by the id of the event (cmroot.log.intercepted).

@@ -1,4 +1,4 @@
-"""Lacking: what replicas say that they do not have as the source has it, as of the load that reported them."""
+"""What replicas lack: objects that their last load reported as not replicated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a policy stands: its databases, the roles of both sides, its slot, how far it is behind, and its last runs."""
+"""The health of a policy: its databases, the roles of both sides, its slot, how far it is behind, and its last runs."""
 
 from __future__ import annotations
 

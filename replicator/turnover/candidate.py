@@ -1,4 +1,4 @@
-"""Who survives a failover: which side is lost, which one is the replica to promote, and whether it may be. Reads only,
+"""The failover candidate: which side is lost, which replica is to be promoted, and whether it may be. Reads only,
 through clients that wait for no answer longer than a few seconds.
 """
 

@@ -1,4 +1,4 @@
-"""Ready: whether a policy can be switched over now. The check of a switchover and of its dry run. Reads only."""
+"""Preflight: whether a policy can be switched over now. The check of a switchover and of its dry run. Reads only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns: how a switchover, failover or failback is carried out and remembered. Acts.
+"""Role changes: how a switchover, failover or failback is carried out and remembered. Acts.
 
 A turn is a list of steps. It is written to the policy's memory before its first step, and before and after each one;
 every step first looks whether it has been done. So a turn that was killed anywhere is completed by running its verb

@@ -1,4 +1,4 @@
-"""`replicator cm ls`, `find` and `restore`: what is kept, where it was, and one file of it put back."""
+"""`replicator cm ls`, `find` and `get`: what is kept, where it was, and one file of it put back."""
 
 from __future__ import annotations
 

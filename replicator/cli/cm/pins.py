@@ -1,4 +1,4 @@
-"""`replicator cm slots`, `hold` and `release`: who needs what, and for how long."""
+"""`replicator cm slots`, `hold` and `release`: what each consumer retains, and for how long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carrying: what stays of a table or partition goes into its new directory before a load changes that: by hard link, on
+"""Cloning: what stays of a table or partition goes into its new directory before a load changes that: by hard link, on
 object stores by a copy that the store makes. No byte passes through here.
 
 Runs on executors. A file that is in the new directory already stays as it is, so it may run twice, and after the load

@@ -1,5 +1,5 @@
-"""Unlike: which objects of the target hold other files than a bootstrap dump says, where each is to stay where it lies
-unless it differs. Reads only.
+"""Differences: the objects of the target whose files are not those of a bootstrap dump, where each is to stay where
+it lies unless it differs. Reads only.
 
 A whole object is recognized by its listing, names and sizes, and by the bytes; those of a file that a load has stamped
 with the checksum, and whose time is as it was, are not read.

@@ -1,4 +1,4 @@
-"""Occupied: a table that is new to the target must not get a place that is another's. Reads only.
+"""Occupied places: a table that is new to the target must not get a place that another object has. Reads only.
 
 What a load makes may lie in each other as it does at the source. Everything else on the target, another replica of the
 same database too, would lose files to it, or show files of it.

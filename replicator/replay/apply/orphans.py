@@ -1,4 +1,4 @@
-"""Strays: files that lie where a partition begins again, and are none of it.
+"""Orphan files: files in the directory of a recreated partition that are not its own.
 
 An external table's data stays where it is when a partition is dropped, on both sides. If its owner then removes the
 files and adds the partition again, the source has the new ones only, and the target would show both. All files of a

@@ -1,4 +1,5 @@
-"""Proof before the checkpoint: the target's metastore has the tables that the load made, and not those it dropped.
+"""The check after the commit and before the checkpoint: the target's metastore has the tables that the load made, and
+not those it dropped.
 
 A 2.3 server may answer a change as done and have rolled it back: its handler ignores what the commit of its transaction
 returns (HiveMetaStore.drop_table_core, create_table_core). One call a database tells.

@@ -1,4 +1,4 @@
-"""Lanes: ordered work side by side, in bounded memory."""
+"""A keyed executor: parallel work that keeps the order of each key's tasks, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neighbours: who else on the target has something at, in or above a place. Reads only.
+"""Neighbours: the other objects of the target with a location at, in or above a place. Reads only.
 
 Asked before anything of the target is taken away: what goes with one object must be no other's. Places are compared as
 `cmroot.store.resolve` spells them, and as they were written, too, as a link on the way to a place is part of it.

@@ -1,4 +1,4 @@
-"""Superseded directories: data that a load with `publish = "snapshot"` has replaced, and that running queries may read.
+"""Retired directories: data that a load with `publish = "snapshot"` has replaced, and that running queries may read.
 
     superseded/<dump id>/<unique>.json   directories, noted in the target's `$cmroot` before anything names others
     superseded/<dump id>/closed          when the load had ended: from then on nobody begins to read them

@@ -1,4 +1,4 @@
-"""Gathering: partitions that many records name, a few each, come together into batches for the metastore. Pure.
+"""Batching: partitions that many records name, a few each, are combined into batches for the metastore. Pure.
 
 Most events name one partition. One call for a thousand costs the server far less than a thousand calls for one,
 so a table's partitions wait for each other, within a bound over all tables.
