@@ -1,4 +1,4 @@
-"""Pins: slots of consumers, named holds, and dumps, each of which retains contents of a root; one small file each.
+"""Pins: slots of consumers, named holds, and dumps, each of which retains contents of a root.
 
 `slots/<name>`, `holds/<name>` and `dumps/<id>` are JSON with a checksum of their own. A file that cannot be understood
 is reported as damaged and never read as absent, as expiry would then remove what it protected. What the pins keep is
