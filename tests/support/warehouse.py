@@ -167,11 +167,11 @@ class Pair:
         chosen = DumpSettings(self.source.uri, [self.db], Patterns.parse(self.include), since, until)
         return write_dump(self.root, str(self.work / f"dump{self.dumps}"), chosen, Runtime(self.engine))
 
-    def load(self, dump: Dumped | str, **options: Any) -> Loaded:
+    def load(self, dump: Dumped | str, *, jobs: int = 2, **options: Any) -> Loaded:
         place = dump if isinstance(dump, str) else dump.dump
         rename = [(self.db, self.rename)] if self.rename else []
         chosen = LoadSettings(**{"rename": rename, "map_locations": self.mappings, **options})
-        return load(place, self.target, chosen, Runtime(self.engine))
+        return load(place, self.target, chosen, Runtime(self.engine, jobs=jobs))
 
     def bootstrap(self, **options: Any) -> Loaded:
         self.last = self.dump(**options)

@@ -340,12 +340,12 @@ def test_many_files_are_kept_by_several_threads(tmp_path: Path) -> None:
 # ---- killed at every step -----------------------------------------------------------------------------------------
 
 WORK = """
-from cmroot.keep.journal import DropCall, Owner, Source
+from cmroot.keep.journal import DropCall, InterceptSource, Owner
 from cmroot.keep.intercept import Intercept
 root, table = {root!r}, {table!r}
 drop = DropCall(before_event=7, call="drop_table", db="db", table="t")
 owners = [Owner("t", f"p={{n}}", f"{{table}}/p={{n}}") for n in (1, 2)]
-intercept = Intercept.begin(root, drop, [Source(table, "t")], owners)
+intercept = Intercept.begin(root, drop, [InterceptSource(table, "t")], owners)
 intercept.protect()
 intercept.sent()
 os.mkdir({dropped!r})  # what the metastore does
