@@ -21,13 +21,15 @@ TABLES = {
     "purge": config.PurgeConfig,
     "dumps": config.DumpsConfig,
 }
+FORMER = {"purge": ["readers"]}  # names that still work and that nobody should learn
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_keys_of_a_table_are_those_of_the_code(name: str) -> None:
     section = PAGE.partition(f"## `[{name}]`")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    assert [key for row in rows for key in re.findall(r"`(\w+)`", row)] == list(TABLES[name].__struct_fields__)
+    keys = [key for key in TABLES[name].__struct_fields__ if key not in FORMER.get(name, ())]
+    assert [key for row in rows for key in re.findall(r"`(\w+)`", row)] == keys
 
 
 def test_the_tables_are_those_of_the_code() -> None:
