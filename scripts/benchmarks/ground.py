@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from cmroot.root import ChangeRoot, create_or_open
@@ -50,7 +51,13 @@ def engine(choice: str = "local") -> AutoEngine:
 
 
 def spark() -> SparkEngine:
-    return SparkEngine("local[2]", environment=spark_environment(find_java(os.environ)))
+    return SparkEngine("local[2]", environment=_environment())
+
+
+@cache
+def _environment() -> Mapping[str, str]:
+    """Looked for once: a Java that is asked for its version takes 30 ms, which would count as a dump's."""
+    return spark_environment(find_java(os.environ))
 
 
 def warm(spark_engine: SparkEngine) -> float:
