@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from cmroot.errors import UNREADABLE, FormatError
@@ -46,9 +48,10 @@ def _check_change(change: Change, place: str) -> None:
     """Names of databases, tables and partitions become parts of paths, here and on the target."""
     if change.unread is not None:  # kept as it came, nothing is called by it
         return
-    for table in change.tables:
+    tables = change.tables
+    for table in tables:
         _check_table(place, *table)
-    if not change.tables and change.touched_db is not None:
+    if not tables and change.touched_db is not None:
         check_name(place, "database", change.touched_db)
     check_below(place, "partition", change.written_partitions)
     for obj in change.objects:
@@ -63,6 +66,7 @@ def _check_fields(obj: Database | Table | Partition | Function, place: str) -> N
             raise foreign(place, "the fields", sorted(value.extra), "have a home of their own")
 
 
+@lru_cache(maxsize=1024)  # most records of a file are about few tables; a refusal is not remembered
 def _check_table(place: str, db: str, name: str) -> None:
     """A table's name may hold a slash (hive.support.special.characters.tablename); a database's may not."""
     check_name(place, "database", db)
