@@ -1,4 +1,4 @@
-"""Steps of an intercept: keep a file that will be removed, move a tree out of reach and back, remove what is kept.
+"""Steps of an intercept: keeps a file before its removal, moves a tree out of reach and back, removes kept files.
 
 Each removes or moves only what it was given as kept; what it finds besides, it leaves and says so.
 """

@@ -1,4 +1,4 @@
-"""`replicator cm ls`, `find` and `get`: what is kept, where it was, and one file of it put back."""
+"""`replicator cm ls`, `find` and `get`: list kept files, find recorded ones, and restore one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cm ls`, `cm find` and `cm get`: what is kept, where it was, and one file of it put back."""
+"""`cm ls`, `cm find` and `cm get`: list kept files, find recorded ones, and restore one file."""
 
 from __future__ import annotations
 
