@@ -13,6 +13,7 @@ from typing import Any
 import hive_metastore.ThriftHiveMetastore as NewerService
 import hive_metastore.ttypes as newer
 import msgspec
+import pymetastore.hive_metastore.ThriftHiveMetastore as NewishService
 import pymetastore.hive_metastore.ttypes as newish
 import pytest
 from hmsclient.genthrift.hive_metastore import ttypes
@@ -39,9 +40,10 @@ from replicator.core.model import (
     Storage,
     Table,
 )
-from replicator.errors import FormatError
+from replicator.errors import FormatError, ObjectNotFound
 from replicator.metastore import values
-from replicator.metastore.convert import fields, objects
+from replicator.metastore.connection import Connections
+from replicator.metastore.convert import fields, methods, objects
 from replicator.metastore.thrift import ThriftMetastore
 
 CONTROL = re.compile(r"[\x00-\x1f]")  # the server escapes them, thrift for Python does not
@@ -412,6 +414,22 @@ def test_each_row_is_what_other_bindings_say(struct: str, field: int) -> None:
     assert theirs == (set() if (struct, field) in IN_NONE_OF_THEM else {ours})
 
 
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_each_method_is_what_other_bindings_say(name: str) -> None:
+    ours = [rows_of(struct) for struct in methods.structs(name)]
+    theirs = [
+        [rows_of(getattr(service, f"{name}_{part}")) for part in ("args", "result")]
+        for service in (NewerService, NewishService)
+        if hasattr(service, f"{name}_args")
+    ]
+    assert theirs
+    assert all(rows == ours for rows in theirs)
+
+
+def rows_of(struct: Any) -> list[Any]:
+    return [(row[0], row[2], shape(row[1], row[3])) for row in struct.thrift_spec if row]
+
+
 @pytest.mark.parametrize("struct", ["Database", "Table", "Partition", "StorageDescriptor", "SerDeInfo", "Function"])
 def test_no_field_of_a_carried_object_is_left_out(struct: str) -> None:
     known = {row[0] for row in getattr(ttypes, struct).thrift_spec if row}
@@ -453,6 +471,15 @@ class Server4:
 
     def alter_table_with_environment_context(self, dbname: str, name: str, table: Any, context: Any) -> None:
         self.written.append(table)
+
+    def get_check_constraints(self, request: Any) -> Any:
+        if request.tbl_name == "gone":
+            raise newer.NoSuchObjectException("gone")
+        found = newer.SQLCheckConstraint(table_name=request.tbl_name, column_name="ä", rely_cstr=True)
+        return newer.CheckConstraintsResponse(checkConstraints=[found])
+
+    def add_check_constraint(self, req: Any) -> None:
+        self.written.append(req)
 
     def get_database(self, name: str) -> Any:
         return self.database
@@ -555,3 +582,19 @@ def test_a_field_that_would_be_lost_is_reported(server4: tuple[Server4, str]) ->
         server.tables["t"] = table_of_4()
         metastore.table("d", "t")
         assert metastore.unknown_fields() == {"Table": [29]}
+
+
+def test_a_method_that_hmsclient_lacks_is_called(server4: tuple[Server4, str]) -> None:
+    server, uri = server4
+    connections = Connections(uri, timeout=5, retries=0)
+    ask = ttypes.CheckConstraintsRequest(catName="hive", db_name="d", tbl_name="t")
+    answer = connections.read("constraints", methods.method("get_check_constraints", ask))
+    found = answer.checkConstraints[0]
+    assert (found.table_name, found.column_name, found.rely_cstr, found.dc_name) == ("t", "ä", True, None)
+    request = ttypes.AddCheckConstraintRequest(checkConstraintCols=[found])
+    assert connections.change("add", methods.method("add_check_constraint", request)) is None
+    assert server.written[0].checkConstraintCols[0].column_name == "ä"
+    with pytest.raises(ObjectNotFound):
+        gone = ttypes.CheckConstraintsRequest(catName="hive", db_name="d", tbl_name="gone")
+        connections.read("constraints", methods.method("get_check_constraints", gone))
+    connections.close()

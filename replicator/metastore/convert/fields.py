@@ -17,6 +17,16 @@ from hmsclient.genthrift.hive_metastore import ThriftHiveMetastore, ttypes
 from thrift.protocol.TBase import TBase
 from thrift.Thrift import TType
 
+_TABLE = {1: "string catName", 2: "string db_name", 3: "string tbl_name"}
+
+
+def _of_column(own: dict[int, str], flags: int) -> dict[int, str]:
+    """A constraint's fields: its column, its `own` ones, and its flags from that id on."""
+    column = {1: "string catName", 2: "string table_db", 3: "string table_name", 4: "string column_name"}
+    names = ("enable_cstr", "validate_cstr", "rely_cstr")
+    return column | own | {flags + at: f"bool {name}" for at, name in enumerate(names)}
+
+
 # Structs that hmsclient lacks and that the rows below carry: name -> {field id: "type name"}.
 NEW_STRUCTS: dict[str, dict[int, str]] = {
     "CreationMetadata": {
@@ -40,6 +50,32 @@ NEW_STRUCTS: dict[str, dict[int, str]] = {
         5: "binary bitVectors",
         6: "binary histogram",
     },
+    "SQLUniqueConstraint": _of_column({5: "i32 key_seq", 6: "string uk_name"}, 7),
+    "SQLNotNullConstraint": _of_column({5: "string nn_name"}, 6),
+    "SQLDefaultConstraint": _of_column({5: "string default_value", 6: "string dc_name"}, 7),
+    "SQLCheckConstraint": _of_column({5: "string check_expression", 6: "string dc_name"}, 7),
+    "SQLAllTableConstraints": {
+        1: "list<SQLPrimaryKey> primaryKeys",
+        2: "list<SQLForeignKey> foreignKeys",
+        3: "list<SQLUniqueConstraint> uniqueConstraints",
+        4: "list<SQLNotNullConstraint> notNullConstraints",
+        5: "list<SQLDefaultConstraint> defaultConstraints",
+        6: "list<SQLCheckConstraint> checkConstraints",
+    },
+    "UniqueConstraintsRequest": _TABLE,
+    "NotNullConstraintsRequest": _TABLE,
+    "DefaultConstraintsRequest": _TABLE,
+    "CheckConstraintsRequest": _TABLE,
+    "AllTableConstraintsRequest": {1: "string dbName", 2: "string tblName", 3: "string catName"},
+    "UniqueConstraintsResponse": {1: "list<SQLUniqueConstraint> uniqueConstraints"},
+    "NotNullConstraintsResponse": {1: "list<SQLNotNullConstraint> notNullConstraints"},
+    "DefaultConstraintsResponse": {1: "list<SQLDefaultConstraint> defaultConstraints"},
+    "CheckConstraintsResponse": {1: "list<SQLCheckConstraint> checkConstraints"},
+    "AllTableConstraintsResponse": {1: "SQLAllTableConstraints allTableConstraints"},
+    "AddUniqueConstraintRequest": {1: "list<SQLUniqueConstraint> uniqueConstraintCols"},
+    "AddNotNullConstraintRequest": {1: "list<SQLNotNullConstraint> notNullConstraintCols"},
+    "AddDefaultConstraintRequest": {1: "list<SQLDefaultConstraint> defaultConstraintCols"},
+    "AddCheckConstraintRequest": {1: "list<SQLCheckConstraint> checkConstraintCols"},
 }
 
 # Fields that structs of hmsclient gained since 2.3.
@@ -102,6 +138,11 @@ NEW_FIELDS: dict[str, dict[int, str]] = {
     "PartitionsStatsRequest": {7: "string engine"},
     "PartitionsStatsResult": {2: "bool isStatsCompliant"},
     "SetPartitionsStatsRequest": {5: "string engine"},
+    "SQLPrimaryKey": {9: "string catName"},
+    "SQLForeignKey": {15: "string catName"},
+    "PrimaryKeysRequest": {3: "string catName"},
+    "ForeignKeysRequest": {5: "string catName"},
+    "DropConstraintRequest": {4: "string catName"},
 }
 
 # Rows of 2.3 read another way, the bytes on the wire being the same. Bit vectors are text in 2.3 and bytes since 3.0.
@@ -199,10 +240,17 @@ def _generated() -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def struct(name: str, rows: dict[int, str]) -> type[Any]:
+    """A new class with these fields. It is no part of `ttypes`."""
+    cls = type(name, (_Struct,), {"__module__": ttypes.__name__, "read": TBase.read, "write": TBase.write})
+    _extend(cls, rows, replace=False)
+    return cls
+
+
 def _apply() -> None:
     for name in NEW_STRUCTS:
         if not hasattr(ttypes, name):
-            setattr(ttypes, name, type(name, (_Struct,), {"__module__": ttypes.__name__}))
+            setattr(ttypes, name, struct(name, {}))
     for table, replace in ((NEW_STRUCTS, False), (NEW_FIELDS, False), (RETYPED, True)):
         for name, rows in table.items():
             _extend(getattr(ttypes, name), rows, replace)
