@@ -30,9 +30,7 @@ from replicator.commands.gateway import gateway as run
     show_default=True,
     help="Maximum number of concurrent clients; others wait.",
 )
-@click.option(
-    "--pass-unknown-drops", is_flag=True, help="Forward calls with the name of a drop that this release does not know."
-)
+@click.option("--pass-unknown-drops", is_flag=True, help="Forward calls that this release does not know, unprotected.")
 @click.option(
     "--grace",
     type=Duration(),

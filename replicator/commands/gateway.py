@@ -13,8 +13,8 @@ from replicator.commands.base import Options, verb
 from replicator.commands.ranges import Positive
 from replicator.core.following import Stop
 from replicator.gateways.drops import GRACE
-from replicator.gateways.relay import Timeouts
 from replicator.gateways.server import DEFAULT_TIMEOUTS, THREADS, Served, opened
+from replicator.gateways.service import Timeouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class GatewayOptions(Options):
     cmroot: the source's change-management root; made where there is none.
     listen: "host:port" where clients connect; port 0 takes a free one, 0.0.0.0 all interfaces.
     threads: clients served at once; more of them wait.
-    pass_unknown_drops: let calls through that are named like a drop and that this release does not know.
+    pass_unknown_drops: let calls through that this release does not know, whatever they delete.
     grace: how long a drop whose connection died may still be at work in the metastore.
     client_timeout: for a client to send a call that it has begun, or to read a piece of an answer.
     answer_timeout: for the metastore to answer a call.

@@ -1,7 +1,7 @@
 """Which calls make a metastore delete data, what they ask for, and the same call with the deleting turned off. Pure.
 
 Field numbers are those of Hive's public interface definition, 2.3 to 4.x; a `..._req` call has one struct as its
-argument. A call that is named like a drop and is not listed here is not let through.
+argument. What becomes of other calls is in `interface`.
 """
 
 from __future__ import annotations
@@ -70,31 +70,6 @@ SHAPES: Mapping[str, _Shape] = {
     "truncate_table_req": _Shape("truncate", 1, request=True, names=3, context=6),
 }
 
-HARMLESS = frozenset(
-    {
-        "drop_check_constraint",
-        "drop_constraint",
-        "drop_dataconnector",
-        "drop_dataconnector_req",
-        "drop_function",
-        "drop_index_by_name",
-        "drop_ischema",
-        "drop_package",
-        "drop_role",
-        "drop_schema_version",
-        "drop_stored_procedure",
-        "drop_type",
-        "drop_wm_mapping",
-        "drop_wm_pool",
-        "drop_wm_resource_plan",
-        "drop_wm_trigger",
-        "drop_wm_trigger_to_pool_mapping",
-    }
-)
-"""Drops of what has no data. An index (2.3) has some, which its table gives again."""
-
-_SUSPECT = ("drop_", "truncate_")
-
 
 class NotUnderstood(Exception):
     """A call that would delete data, and that cannot be protected: the message says why."""
@@ -119,31 +94,21 @@ class Drop:
     expressions: tuple[bytes, ...] | None = None
 
 
-def intercepted(name: str) -> bool:
-    """Whether a call is one that may delete data."""
-    return name in SHAPES
-
-
-def suspicious(name: str) -> bool:
-    """Whether a call may delete data for all we know: it is named like one that does."""
-    return name.startswith(_SUSPECT) and name not in SHAPES and name not in HARMLESS
-
-
 def meta_exception_field(name: str) -> int | None:
     """The field of a call's result in which it declares a MetaException; None for a call that is not known here."""
     shape = SHAPES.get(name)
     return shape.meta if shape else None
 
 
-def understand(name: str, arguments: Fields) -> Drop:
-    """What a call asks for. Names in lower case, as the server has them. Raises NotUnderstood, also for a call that a
-    server may read otherwise than it is read here."""
+def understand(name: str, arguments: Fields, default: str = DEFAULT_CATALOG) -> Drop:
+    """What a call asks for. Names in lower case, as the server has them. default: the server's catalog for calls that
+    name none. Raises NotUnderstood, also for a call that a server may read otherwise than it is read here."""
     shape = SHAPES[name]
     _refuse_ambiguous(name, arguments)
     fields = _inside(shape, arguments)
-    catalog, db = _database(text(fields, shape.db) or "", text(fields, shape.catalog) if shape.catalog else None)
-    if catalog != DEFAULT_CATALOG:
-        raise NotUnderstood(f"{name} in the catalog {catalog}: only that of the name {DEFAULT_CATALOG} is protected")
+    catalogs, db = _database(text(fields, shape.db) or "", text(fields, shape.catalog) if shape.catalog else None)
+    if other := ", ".join(sorted(catalogs - {default})):
+        raise NotUnderstood(f"{name} in the catalog {other}: only that of the name {default} is protected")
     table = (text(fields, shape.table) or "").strip().lower() if shape.table else ""
     if not db or (shape.table and not table):
         raise NotUnderstood(f"{name} names no {'table' if db else 'database'}")
@@ -194,11 +159,12 @@ def _inside(shape: _Shape, arguments: Fields) -> Fields:
     return inside if inside is not None else ()
 
 
-def _database(name: str, catalog: str | None) -> tuple[str, str]:
-    """(catalog, database). Clients of 3.x and newer write `@catalog#database`."""
+def _database(name: str, catalog: str | None) -> tuple[set[str], str]:
+    """(catalogs that are named, database). Clients of 3.x and newer write `@catalog#database`."""
+    before = ""
     if name.startswith("@"):
-        catalog, _, name = name[1:].partition("#")
-    return (catalog or DEFAULT_CATALOG).strip().lower(), name.strip().lower()
+        before, _, name = name[1:].partition("#")
+    return {each.strip().lower() for each in (before, catalog) if each}, name.strip().lower()
 
 
 def _deletes(shape: _Shape, fields: Fields) -> bool:

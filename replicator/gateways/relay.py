@@ -10,22 +10,19 @@ from __future__ import annotations
 import logging
 import select
 import socket
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import NoReturn
 
-from replicator.gateways.calls import SHAPES, intercepted, suspicious
-from replicator.gateways.drops import Counts, Drops, UpstreamLost, refusal
+from replicator.gateways.drops import UpstreamLost, refusal
 from replicator.gateways.extent import Bytes, Extent, MethodNames
+from replicator.gateways.interface import HIDDEN, handling
 from replicator.gateways.log_lines import one_line
 from replicator.gateways.messages import (
     CALL,
     INTERNAL_ERROR,
     ONEWAY,
     PROTOCOL_ERROR,
+    UNKNOWN_METHOD,
     Fields,
     Garbage,
     MessageHeader,
@@ -34,6 +31,7 @@ from replicator.gateways.messages import (
     read_from,
     read_struct,
 )
+from replicator.gateways.service import Service
 from replicator.gateways.upstream import CHUNK, ServerEnd, prepare, shut
 
 QUIET = 1.0  # seconds without a byte after which an answer counts as complete when the gateway is to stop
@@ -41,35 +39,11 @@ CALL_LIMIT = 16 << 20  # bytes of a call that is read whole: 100,000 partition n
 VALUES_LIMIT = 250_000  # of such a call: each costs some hundred bytes of memory
 LARGE, MANY = 256 * 1024, 5000  # bytes or values beyond which it waits for one of LARGE_AT_ONCE places
 LARGE_AT_ONCE = 8
-NAMES = MethodNames(SHAPES)
+NAMES = MethodNames(HIDDEN)
+UNKNOWN = "may delete data, and the gateway does not know how; if it is harmless, start it with --pass-unknown-drops"
 
 log = logging.getLogger(__name__)
 log.addFilter(one_line)
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """How long each side may take. `client`: to send a call that it has begun (a connection begins with one), and to
-    read a piece of an answer; `answer`: the metastore, until an answer begins, and between its pieces; `stop`: calls
-    under way when the gateway is stopped."""
-
-    client: timedelta = timedelta(minutes=1)
-    answer: timedelta = timedelta(minutes=10)  # Hive's own, hive.metastore.client.socket.timeout
-    stop: timedelta = timedelta(seconds=20)
-
-
-@dataclass(frozen=True)
-class Service:
-    """What all connections of a gateway share. `stopping`: a descriptor that becomes readable when it is to stop;
-    `large`: places for large calls that are read whole."""
-
-    addresses: Sequence[tuple[str, int]]
-    drops: Drops
-    counts: Counts
-    stopping: int
-    pass_unknown: bool
-    timeouts: Timeouts
-    large: threading.Semaphore
 
 
 class _Closed(Exception):
@@ -229,29 +203,26 @@ class Connection:
 
     def _handle(self, header: MessageHeader) -> None:
         self._call = header
-        if suspicious(header.name) and not self._service.pass_unknown:
-            self._read_call(header)
-            self._leave_place()
-            self._since = None
-            self._service.counts.add(refused=1)
-            log.warning("%s: refused %s", self._name, header.name)
-            message = f"{header.name} may delete data, and the gateway does not know how; if it is harmless, start "
-            self._answer(refusal(header, f"{message}the gateway with --pass-unknown-drops"))
-            return
+        handled = handling(header.name)
+        if handled == "refuse":
+            self._refuse_call(header, INTERNAL_ERROR, "deletes what the gateway cannot protect")
+        elif handled == "unknown" and not self._service.pass_unknown:
+            self._refuse_call(header, UNKNOWN_METHOD, UNKNOWN)
+        elif handled == "intercept":
+            self._intercept(header, self._connected(header))
+        else:
+            self._connected(header)
+            self._pass(header)
+
+    def _connected(self, header: MessageHeader) -> ServerEnd:
+        if self._upstream is not None:
+            return self._upstream
         try:
-            upstream = self._connected()
+            self._upstream = ServerEnd(self._service.addresses, self._service.timeouts.answer.total_seconds())
         except OSError as error:
             self._answer(application_error(header, INTERNAL_ERROR, f"the metastore does not answer: {error}"))
             raise _Closed(f"the metastore does not answer: {error}") from error
-        if intercepted(header.name):
-            self._intercept(header, upstream)
-        else:
-            self._pass(header)
-
-    def _connected(self) -> ServerEnd:
-        if self._upstream is None:
-            self._upstream = ServerEnd(self._service.addresses, self._service.timeouts.answer.total_seconds())
-            self._poll.register(self._upstream.socket, select.POLLIN)
+        self._poll.register(self._upstream.socket, select.POLLIN)
         return self._upstream
 
     def _intercept(self, header: MessageHeader, upstream: ServerEnd) -> None:
@@ -333,6 +304,15 @@ class Connection:
         return size
 
     # ---- what is not let through ----------------------------------------------------------------------------------
+
+    def _refuse_call(self, header: MessageHeader, kind: int, why: str) -> None:
+        """By its name; the connection goes on."""
+        self._read_call(header)
+        self._leave_place()
+        self._since = None
+        self._service.counts.add(refused=1)
+        log.warning("%s: refused %s", self._name, header.name)
+        self._answer(application_error(header, kind, f"{header.name} {why}"))
 
     def _refuse_more(self) -> NoReturn:
         assert self._call is not None

@@ -20,7 +20,8 @@ from replicator.core.following import INTERRUPTED, TERMINATED, Stop, Terminated
 from replicator.core.report import Report
 from replicator.errors import UsageError
 from replicator.gateways.drops import GRACE, Counts, Drops
-from replicator.gateways.relay import LARGE_AT_ONCE, Connection, Service, Timeouts
+from replicator.gateways.relay import LARGE_AT_ONCE, Connection
+from replicator.gateways.service import Service, Timeouts
 from replicator.gateways.targets import Upstream
 from replicator.metastore.connection import DEFAULT_PORT, addresses
 

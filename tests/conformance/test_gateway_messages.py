@@ -15,9 +15,10 @@ from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TTransport import TMemoryBuffer
 
 from replicator.core.model import NotificationEvent
-from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, intercepted, suspicious, understand, without_deletion
+from replicator.gateways.calls import SHAPES, Drop, NotUnderstood, understand, without_deletion
 from replicator.gateways.drops import refusal
 from replicator.gateways.extent import Extent, MethodNames
+from replicator.gateways.interface import handling
 from replicator.gateways.messages import (
     BOOL,
     BYTE,
@@ -258,7 +259,7 @@ def request(**parts: Any) -> Any:
 )
 def test_what_a_client_asks_for_is_understood(call: tuple[Any, ...], understood: Drop) -> None:
     header, arguments = sent(*call)
-    assert intercepted(header.name) and not suspicious(header.name)
+    assert handling(header.name) == "intercept"
     assert understand(header.name, arguments) == understood
     changed, rest = parsed(without_deletion(header, arguments))
     assert (changed.name, changed.sequence, changed.kind) == (header.name, header.sequence, header.kind)
@@ -352,13 +353,6 @@ def test_what_a_server_may_read_otherwise_is_not_understood(name: str, arguments
     """Each would have been a drop without deletion here, and one with it there."""
     with pytest.raises(NotUnderstood, match=why):
         understand(name, arguments)
-
-
-def test_a_drop_that_nobody_knows_is_suspicious() -> None:
-    for name in ("drop_everything", "drop_catalog", "truncate_database", "drop_partitions_req2"):
-        assert suspicious(name) and not intercepted(name)
-    for name in ("drop_function", "drop_role", "drop_constraint", "drop_wm_pool", "get_table", "create_table"):
-        assert not suspicious(name) and not intercepted(name)
 
 
 DECLARED = [name for name in SHAPES if hasattr(getattr(ThriftHiveMetastore, f"{name}_result", None), "thrift_spec")]

@@ -231,14 +231,20 @@ def test_what_does_not_exist_is_told_by_the_metastore(guard: Guarded) -> None:
     assert contents(guard.place("t")) == {"p=a/f": "a"} and guard.is_settled()
 
 
-def test_an_unknown_drop_is_refused_unless_it_is_allowed(source_metastore: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["drop_everything", "purge_table"])
+def test_an_unknown_call_is_refused_unless_it_is_allowed(source_metastore: Running, tmp_path: Path, name: str) -> None:
     with guarded(source_metastore, tmp_path) as guard:
-        output = guard.client.call("drop_everything", "x")
+        output = guard.client.call(name, "x")
         assert output.failed and "--pass-unknown-drops" in output.message
         guard.call("get_all_databases")  # the connection goes on
         assert guard.gateway.stop().refused == 1
     with guarded(source_metastore, tmp_path, pass_unknown=True) as guard:
-        assert "Invalid method name" in guard.client.call("drop_everything", "x").message
+        assert "Invalid method name" in guard.client.call(name, "x").message
+
+
+def test_the_drop_of_a_catalog_is_always_refused(source_metastore: Running, tmp_path: Path) -> None:
+    with guarded(source_metastore, tmp_path, pass_unknown=True) as guard:
+        assert "cannot protect" in guard.client.call("drop_catalog", struct({1: "sales"})).message
 
 
 def test_a_drop_in_another_catalog_is_refused(guard: Guarded) -> None:

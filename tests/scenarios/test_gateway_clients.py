@@ -28,8 +28,8 @@ from cmroot.root import create_or_open
 from replicator.errors import LeaseHeld, NotificationLogOff, UsageError
 from replicator.gateways.messages import BOOL, I64, LIST, STRING, Field, Fields, ListValue
 from replicator.gateways.relay import MANY as MANY_VALUES
-from replicator.gateways.relay import Timeouts
 from replicator.gateways.server import opened, parse_listen
+from replicator.gateways.service import Timeouts
 from replicator.metastore.embedded.running import Running
 from replicator.metastore.thrift import connect
 
@@ -46,7 +46,7 @@ def test_answers_are_those_of_the_metastore(guard: Guarded) -> None:
             ("get_table", guard.db, "no"),
             ("get_partition_names", guard.db, "t"),
             ("get_partitions_by_names", guard.db, "t", ["p=1", "p=2"]),
-            ("no_such_method", "x"),
+            ("get_no_such_method", "x"),
             ("drop_function", guard.db, "no"),
             ("getName",),
         ):
