@@ -33,8 +33,10 @@ from replicator.core.runtime import Runtime
 from replicator.core.spark import SparkEngine
 from replicator.dumps.signing import Keys, read_keys
 from replicator.errors import UsageError
+from replicator.metastore.connection import limit_metastores
 from replicator.metastore.java import find_java, spark_environment
 from replicator.metastore.thrift import ThriftMetastore, connect
+from replicator.metastore.traffic import Limit
 from replicator.replay.apply.brake import BRAKE, Brake, brake_of
 from replicator.replay.places.placement import parse_pairs, parse_renames
 
@@ -78,10 +80,14 @@ class Options:
 
     @functools.cached_property
     def settings(self) -> Config:
-        """The configuration, read."""
-        if isinstance(self.config, Config):
-            return self.config
-        return read_config(None if self.config is None else Path(self.config))
+        """The configuration, read; from now on its limits of traffic hold."""
+        config = self.config
+        if not isinstance(config, Config):
+            config = read_config(None if config is None else Path(config))
+        limit_metastores(
+            (each.uri, Limit(each.max_connections, each.max_calls_per_second)) for each in config.metastores.values()
+        )
+        return config
 
     def complete(self) -> Self:
         """The options with all that the caller has left to the configuration; a verb begins with them."""

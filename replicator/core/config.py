@@ -22,7 +22,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,9 +33,12 @@ NAME = "replicator.toml"
 
 
 class MetastoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One metastore: its thrift URI, or several separated by commas for failover."""
+    """One metastore: its thrift URI, or several separated by commas for failover; how many connections a process may
+    have to it at a time, and how many calls it may send in a second."""
 
     uri: str
+    max_connections: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_calls_per_second: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class OptionDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,7 +187,8 @@ def parse_config(values: Mapping[str, Any], name: str) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{name}: {_as_key(str(error))}",
-            hint=f"tables: metastores.NAME (uri), defaults ({', '.join(OptionDefaults.__struct_fields__)}), spark, "
+            hint=f"tables: metastores.NAME ({', '.join(MetastoreConfig.__struct_fields__)}), "
+            f"defaults ({', '.join(OptionDefaults.__struct_fields__)}), spark, "
             f"policies.NAME, guard ({', '.join(GuardConfig.__struct_fields__)}), "
             f"housekeeping ({', '.join(HousekeepingConfig.__struct_fields__)}), "
             f"purge ({', '.join(PurgeConfig.__struct_fields__)}), "

@@ -8,9 +8,10 @@ away: it may be out of step. What the calls are is no business of this module.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from replicator.errors import (
     UsageError,
 )
 from replicator.metastore.greeting import WENT_AWAY, SilentPeer, Strange, greet
+from replicator.metastore.traffic import Address, Limit, limit_traffic, traffic_with
 
 DEFAULT_PORT = 9083
 CONNECT_TIMEOUT = 20.0  # seconds
@@ -42,7 +44,6 @@ NO_LIMIT = 2**31 - 1  # thrift refuses strings over 16 MB by default; one INSERT
 BUFFER = 1 << 16
 
 T = TypeVar("T")
-Address = tuple[str, int]
 
 # thrift logs each refused connection with a traceback; the errors raised here say it once, with a hint.
 logging.getLogger("thrift.transport.TSocket").addHandler(logging.NullHandler())
@@ -98,6 +99,15 @@ def _address(part: str, uri: str) -> Address:
     return host, number
 
 
+def limit_metastores(limits: Iterable[tuple[str, Limit]]) -> None:
+    """`limit_traffic` by URIs; what is none has no traffic."""
+    known = []
+    for uri, limit in limits:
+        with suppress(UsageError):
+            known.append((addresses(uri), limit))
+    limit_traffic(known)
+
+
 class Connections:
     """The pool. `read` repeats a call that changes nothing; `change` sends a call once."""
 
@@ -110,6 +120,7 @@ class Connections:
         self._open: set[_Connection] = set()
         self._lock = threading.Lock()
         self._known: set[Address] = set()  # a metastore has answered there
+        self.traffic = traffic_with(self._addresses)
 
     def read(self, what: str, call: Callable[[Any], T]) -> T:
         """`call(client)`, repeated while the server is away, at most `retries` times more."""
@@ -134,6 +145,9 @@ class Connections:
 
     def plain(self, make: Callable[[Any], TBinaryProtocol], what: str, call: Callable[[Any], T]) -> T:
         """One read over a connection of its own that decodes with the protocol `make(transport)` gives."""
+        self.traffic.wait_turn()
+        while not self.traffic.may_open(self):
+            self.close_idle()
         connection = self._connect(make)
         try:
             return call(connection.client)
@@ -143,12 +157,25 @@ class Connections:
             self._drop(connection)
 
     def close(self) -> None:
-        """Close every connection. A call that comes later opens a new one."""
+        """Close every connection. A call that is under way fails, one that comes later opens a new one."""
         with self._lock:
-            open_, self._open = self._open, set()
+            open_ = list(self._open)
             self._idle.clear()
         for connection in open_:
-            connection.transport.close()
+            connection.end()
+            self._drop(connection)
+
+    def has_idle(self) -> bool:
+        return bool(self._idle)
+
+    def close_idle(self) -> bool:
+        """Closes a connection that no call uses; whether there was one."""
+        try:
+            connection = self._idle.popleft()
+        except IndexError:
+            return False
+        self._drop(connection)
+        return True
 
     def _attempts(self, when: Callable[[BaseException], bool]) -> tenacity.Retrying:
         return tenacity.Retrying(
@@ -159,6 +186,7 @@ class Connections:
         )
 
     def _once(self, what: str, call: Callable[[Any], T]) -> T:
+        self.traffic.wait_turn()
         connection = self._borrow()
         keep = False
         try:
@@ -173,13 +201,14 @@ class Connections:
         except (TTransportException, TProtocolException, OSError, EOFError, UnicodeDecodeError) as error:
             if isinstance(error, TTransportException) and error.type == TTransportException.TIMED_OUT:
                 raise _WentAway(f"no answer within {self._timeout:g} s", again=False) from error
-            raise _WentAway(_shortened(error)) from error
+            raise _WentAway(_shortened(error), again=not connection.ended) from error
         except TException as error:
             keep = True  # declared by the call: the connection is in step
             raise _translated(what, error) from error
         finally:
-            if keep:
+            if keep and not connection.ended:
                 self._idle.append(connection)
+                self.traffic.returned()
             else:
                 self._drop(connection)
 
@@ -188,18 +217,32 @@ class Connections:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                return self._connect(_accelerated)
+                if self.traffic.may_open(self):
+                    return self._connect(_accelerated)
+                continue
             if connection.socket.isOpen():  # a server that restarted meanwhile closed it
                 return connection
             self._drop(connection)
 
     def _connect(self, make: Callable[[Any], TBinaryProtocol]) -> _Connection:
+        """A new connection, which the traffic allows."""
+        try:
+            connection = self._connect_to_any(make)
+        except BaseException:
+            self.traffic.closed(self)
+            raise
+        with self._lock:
+            self._open.add(connection)
+        return connection
+
+    def _connect_to_any(self, make: Callable[[Any], TBinaryProtocol]) -> _Connection:
         reasons, strange, silent = [], False, False
         for host, port in self._addresses:
             connection = None
             try:
                 connection = _Connection(host, port, self._timeout, make)
                 if (host, port) not in self._known:
+                    self.traffic.wait_turn()
                     connection.greet(min(self._timeout, FIRST_ANSWER))
                     self._known.add((host, port))
             except (TTransportException, TProtocolException, OSError, EOFError, SilentPeer, Strange) as error:
@@ -208,8 +251,6 @@ class Connections:
                 if connection is not None:
                     connection.transport.close()
                 continue
-            with self._lock:
-                self._open.add(connection)
             return connection
         said = f"cannot connect to {'; '.join(reasons)}"
         if strange:
@@ -221,8 +262,11 @@ class Connections:
 
     def _drop(self, connection: _Connection) -> None:
         with self._lock:
+            known = connection in self._open
             self._open.discard(connection)
         connection.transport.close()
+        if known:
+            self.traffic.closed(self)
 
 
 class _Connection:
@@ -233,6 +277,16 @@ class _Connection:
         self.transport.open()
         self.socket.setTimeout(timeout * 1000)
         self.client = ThriftHiveMetastore.Client(make(self.transport))
+
+        self.ended = False  # by ourselves, also inside a call
+
+    def end(self) -> None:
+        """Whoever waits for an answer gets an error."""
+        self.ended = True
+        handle = self.socket.handle
+        if handle is not None:
+            with suppress(OSError):
+                handle.shutdown(socket.SHUT_RDWR)
 
     def greet(self, within: float) -> None:
         """See `greeting`. An answer that is an error is one."""
